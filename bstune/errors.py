@@ -1,0 +1,17 @@
+"""The few named exceptions; the command line turns each into a plain message and exit status 2."""
+
+
+class BstuneError(Exception):
+    """Something the user can mend: the message says what was received and what to do."""
+
+
+class ConfigError(BstuneError):
+    """An option, workload, sampler or rule is unknown, or its value cannot be used."""
+
+
+class DataError(BstuneError):
+    """A data set is missing, cannot be downloaded, or its bytes are not the published ones."""
+
+
+class StudyError(BstuneError):
+    """A study cannot be opened or continued: storage, lock, output directory or changed settings."""

@@ -1,0 +1,166 @@
+"""Target, TrialSpec and TrialResult: frozen records that go to JSON and come back unchanged.
+
+The JSON is strict: a value that does not exist is ``null``, never NaN or Infinity. This module needs neither torch
+nor numpy, so that everything that works on recorded trials starts fast.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from bstune.errors import ConfigError
+
+Status = Literal["reached", "budget", "diverged", "oom", "failed"]
+STATUSES: tuple[str, ...] = get_args(Status)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A validation metric, its goal and its direction, such as ``val/error <= 0.10``.
+
+    Args:
+        metric: the name under which the Lightning module logs it.
+        value: the goal.
+        mode: ``min`` if the metric has to fall to ``value``, ``max`` if it has to rise to it.
+
+    Raises:
+        ConfigError: for an unknown mode or a goal that is not a finite number.
+    """
+
+    metric: str
+    value: float
+    mode: Literal["min", "max"]
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise ConfigError(f"target.mode must be min or max, but got {self.mode!r}")
+        if not math.isfinite(self.value):
+            raise ConfigError(f"target.value must be a finite number, but got {self.value}")
+
+    def gap(self, value: float) -> float:
+        """Return how far ``value`` still is from the goal: positive before it, zero or negative once reached."""
+        return value - self.value if self.mode == "min" else self.value - value
+
+    def reached(self, value: float) -> bool:
+        """Return whether ``value`` meets the goal; NaN never does."""
+        return self.gap(value) <= 0.0
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'<=' if self.mode == 'min' else '>='} {self.value:g}"
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """What one trial is asked to do.
+
+    Args:
+        number: Optuna's number of the trial.
+        slot: its place in the study's plan, from 0; a trial that is asked again keeps its slot.
+        batch_size: examples per applied optimizer step.
+        lr: learning rate.
+        delta: log2(lr / rule(batch_size)); None where no rule was used.
+        seed: seed of the initial weights, the order of the data and the augmentation.
+    """
+
+    number: int
+    slot: int
+    batch_size: int
+    lr: float
+    delta: float | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What one trial came to.
+
+    Args:
+        number, slot, batch_size, lr, delta, seed: as in :class:`TrialSpec`.
+        status: ``reached``; ``budget`` (out of steps or stopped early: right-censored); ``diverged``; ``oom``; ``failed``.
+        steps: optimizer steps applied until the first evaluation that met the target, or steps run if censored.
+        steps_low: step of the last evaluation that missed the target (0 if none): steps to target lies in
+            (steps_low, steps] where the target was reached, above steps_low where it was not.
+        examples: examples trained on, steps x batch_size.
+        train_seconds: what the trial spent on the training clock, warm-up included.
+        eval_seconds: evaluation, in seconds.
+        startup_seconds: from the trial's start to its first training step, evaluation at step 0 left out.
+        wall_seconds: the trial as a whole.
+        seconds_per_step: tau(B), the median over segments after warm-up; None if no step was finished.
+        device: name of the device.
+        versions: versions of the packages that the result depends on.
+        history: (step, value) pairs of the target's metric; a value that was not finite is None.
+        message: what went wrong, for ``diverged``, ``oom`` and ``failed``.
+    """
+
+    number: int
+    slot: int
+    batch_size: int
+    lr: float
+    delta: float | None
+    seed: int
+    status: Status
+    steps: int
+    steps_low: int
+    examples: int
+    train_seconds: float
+    eval_seconds: float
+    startup_seconds: float
+    wall_seconds: float
+    seconds_per_step: float | None
+    device: str
+    versions: Mapping[str, str]
+    history: tuple[tuple[int, float | None], ...] = field(default=())
+    message: str | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the trial met its target."""
+        return self.status == "reached"
+
+    @property
+    def time_to_target(self) -> float | None:
+        """T = S x tau(B) in seconds; None if the target was not reached."""
+        if not self.reached or self.seconds_per_step is None:
+            return None
+        return self.steps * self.seconds_per_step
+
+    def to_json(self) -> str:
+        """Return the record as one line of strict JSON."""
+        return dump_json(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "TrialResult":
+        """Return the record that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: if the text is not such a record; the message names the missing or unknown fields.
+        """
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError(f"a trial record is a JSON object, but got {text[:80]!r}")
+        names = {f.name for f in fields(cls)}
+        missing = names - set(values) - {"history", "message"}
+        unknown = set(values) - names
+        if missing or unknown:
+            raise ValueError(f"a trial record lacks {sorted(missing)} and has unknown fields {sorted(unknown)}")
+        if values["status"] not in STATUSES:
+            raise ValueError(f"status must be one of {STATUSES}, but got {values['status']!r}")
+        values["history"] = tuple((int(step), value) for step, value in values.get("history", ()))
+        return cls(**values)
+
+
+def dump_json(value: Any, indent: int | None = None) -> str:
+    """Return strict JSON: floats that are not finite become ``null``, mappings and sequences are walked."""
+    return json.dumps(_finite(value), allow_nan=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
