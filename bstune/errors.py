@@ -1,8 +1,10 @@
-"""The few named exceptions; the command line turns each into a plain message and exit status 2."""
+"""The few named exceptions; the command line turns each into a plain message and an exit status."""
 
 
 class BstuneError(Exception):
     """Something the user can mend: the message says what was received and what to do."""
+
+    exit_status = 2
 
 
 class ConfigError(BstuneError):
@@ -15,3 +17,9 @@ class DataError(BstuneError):
 
 class StudyError(BstuneError):
     """A study cannot be opened or continued: storage, lock, output directory or changed settings."""
+
+
+class Interrupted(BstuneError):
+    """Ctrl-C or a termination signal ended a study that the same command continues."""
+
+    exit_status = 130

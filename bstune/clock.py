@@ -1,0 +1,95 @@
+"""The training-only timer: a trial's seconds by phase, and the seconds per training step.
+
+Training runs in segments between evaluations. The clock synchronises the device at the edges of segments alone, so
+that asynchronous kernels are counted where they belong and nothing waits inside a segment.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Phase(Enum):
+    """What a trial's time goes to."""
+
+    STARTUP = "startup"
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    CLOSING = "closing"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Training between two edges: ``steps`` optimizer steps in ``seconds``."""
+
+    steps: int
+    seconds: float
+
+
+def _no_synchronization() -> None:
+    """Do nothing: a CPU finishes each operation before it returns."""
+
+
+class TrialClock:
+    """Counts a trial's seconds by phase; it starts in ``STARTUP``.
+
+    Args:
+        now: a monotonic clock in seconds; tests give their own.
+        synchronize: waits until the device has finished what it was given; called at phase changes alone.
+    """
+
+    def __init__(
+        self, now: Callable[[], float] = time.perf_counter, synchronize: Callable[[], None] = _no_synchronization
+    ) -> None:
+        self._now = now
+        self._synchronize = synchronize
+        self._seconds = dict.fromkeys(Phase, 0.0)
+        self._segments: list[Segment] = []
+        self._phase = Phase.STARTUP
+        self._since = now()
+
+    def enter(self, phase: Phase) -> float:
+        """Leave the present phase for ``phase`` and return the seconds that the one that was left has just taken."""
+        self._synchronize()
+        now = self._now()
+        elapsed = now - self._since
+        self._seconds[self._phase] += elapsed
+        self._phase, self._since = phase, now
+        return elapsed
+
+    def end_segment(self, steps: int, phase: Phase) -> None:
+        """Close a training segment of ``steps`` optimizer steps and enter ``phase``.
+
+        A segment without a step (each one skipped by the gradient scaler) counts as training time but has no
+        seconds per step.
+        """
+        elapsed = self.enter(phase)
+        if steps > 0:
+            self._segments.append(Segment(steps, elapsed))
+
+    def seconds(self, phase: Phase) -> float:
+        """Return the seconds spent in ``phase`` so far, the running one left out."""
+        return self._seconds[phase]
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds in all phases, the running one left out."""
+        return sum(self._seconds.values())
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The training segments in order."""
+        return tuple(self._segments)
+
+
+def seconds_per_step(segments: Sequence[Segment]) -> float | None:
+    """Return tau(B): the median over segments of seconds per step, the first one left out as warm-up.
+
+    A single segment speaks for itself; without any the answer is None.
+    """
+    kept = segments[1:] or segments
+    if not kept:
+        return None
+    return statistics.median(segment.seconds / segment.steps for segment in kept)

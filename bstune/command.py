@@ -1,0 +1,131 @@
+"""The command line: options are composed and checked before Hydra takes over, and errors end in plain lines."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+
+import hydra
+from hydra import compose, initialize_config_module
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from bstune.errors import BstuneError, ConfigError
+from bstune.settings import check_settings
+
+CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status: 0, 2 for what the user can mend, 130 after an interruption."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "debug=true" in arguments
+    try:
+        if _runs_one_job(arguments):
+            compose_checked(arguments)
+        _hydra_main()
+    except BstuneError as error:
+        if debug:
+            raise
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_status
+    return 0
+
+
+@hydra.main(version_base=HYDRA_VERSION, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)
+def _hydra_main(config: DictConfig) -> None:
+    """Run one job; Hydra would print a traceback for an error of ours, so that ends here."""
+    try:
+        run(config, list(HydraConfig.get().overrides.task))
+    except BstuneError as error:
+        if config.get("debug"):
+            raise
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_status)
+
+
+def run(config: DictConfig, overrides: Sequence[str]) -> None:
+    """Check and run one composed config.
+
+    Raises:
+        BstuneError: one of its kinds.
+    """
+    checked = check_settings(config)
+    quieten()
+    from rich.console import Console
+
+    from bstune.job import run_single, run_study
+    from bstune.preflight import prepare
+
+    job, console = prepare(checked), Console()
+    if job.trial is None:
+        run_study(job, overrides, console)
+    else:
+        run_single(job, job.trial, console)
+
+
+def quieten() -> None:
+    """Keep the libraries' notes out of the output; their warnings and errors stay."""
+    import lightning.pytorch  # noqa: F401  # it sets its loggers' levels when it is imported
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # Lightning's own use of a deprecated pytree class, once a step.
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+
+
+def _runs_one_job(arguments: Sequence[str]) -> bool:
+    """Return whether this is a plain run: help, completion and multirun are Hydra's own affair."""
+    hydras_own = {"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--multirun", "-m"}
+    names = {argument.split("=", 1)[0] for argument in arguments}
+    return not names & (hydras_own | {"--resolve", "--package", "-p", "--shell-completion", "-sc"})
+
+
+def compose_checked(arguments: Sequence[str]) -> DictConfig:
+    """Compose the command line's config and check it, writing nothing.
+
+    Raises:
+        ConfigError: for an unknown workload (with the ones that there are), option, group or value.
+    """
+    parsed = get_args_parser().parse_args(list(arguments))
+    overrides = list(parsed.overrides)
+    if parsed.config_dir:
+        overrides.append(f"hydra.searchpath=[file://{parsed.config_dir}]")
+    with initialize_config_module(CONFIG_MODULE, version_base=HYDRA_VERSION):
+        _check_workload(overrides)
+        try:
+            return check_settings(compose(parsed.config_name or CONFIG_NAME, overrides))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(_plain(error)) from error
+
+
+def _check_workload(overrides: Sequence[str]) -> None:
+    known = _config_loader(overrides)
+    names = [override.split("=", 1)[1] for override in overrides if override.startswith(("+workload=", "workload="))]
+    listing = "workloads: " + ", ".join(known) + "\nrun one with: python -m bstune +workload=NAME"
+    if not names:
+        raise ConfigError(f"no workload was given\n{listing}")
+    if names[-1] not in known:
+        raise ConfigError(f"there is no workload {names[-1]!r}\n{listing}")
+    if not any(override.startswith("+workload=") for override in overrides):
+        raise ConfigError(f"write +workload={names[-1]}, with a plus\n{listing}")
+
+
+def _config_loader(overrides: Sequence[str]) -> list[str]:
+    loader: ConfigLoader = GlobalHydra.instance().config_loader()
+    own = [override for override in overrides if override.startswith("hydra.searchpath=")]
+    return loader.get_group_options("workload", config_name=CONFIG_NAME, overrides=own)
+
+
+def _plain(error: Exception) -> str:
+    """Return Hydra's message without its search path and its advice on Hydra's internals."""
+    message = str(error) or str(error.__cause__)
+    lines = [line.strip() for line in message.split("Config search path")[0].splitlines() if line.strip()]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Data sets with pinned checksums, and batches that live on the device."""

@@ -1,0 +1,309 @@
+"""Runs a checked job: a study from its plan to its report, or one trial by itself."""
+
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+import torch
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from sqlalchemy.engine import make_url
+
+from bstune.curve import CurveError, CurveFit, fit_curve, frontier_points, predict_steps
+from bstune.errors import Interrupted
+from bstune.estimate import most_seconds, probe_step_time, remaining_seconds
+from bstune.output import Output, locked, write_text
+from bstune.preflight import Job
+from bstune.progress import Progress, plan_text
+from bstune.records import TrialResult, TrialSpec, dump_json
+from bstune.report import draw_curve, print_final, summarize
+from bstune.search.study import STUDY_ID, finish_abandoned, next_slot, open_study, results, run_slot
+from bstune.trial import Protocol, device_name, make_trainer, run_trial, versions
+
+if TYPE_CHECKING:
+    from bstune.tracking import Tracking
+
+TESTS = "bstune:tests"  # attribute in the storage: test metrics by trial number
+CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
+
+
+def run_study(job: Job, overrides: Sequence[str], console: Console) -> None:
+    """Run the study, or go on with it, and write its report.
+
+    Args:
+        job: from :func:`bstune.preflight.prepare`.
+        overrides: of the command line, for the command that trains the winner again.
+        console: where the plan, the progress and the final table go.
+
+    Raises:
+        StudyError: if the study cannot be opened, or another process runs it.
+        Interrupted: after Ctrl-C; what is finished is stored.
+    """
+    with locked(job.output):
+        study = open_study(job.config.study, job.config.storage, job.plan.objective, job.fingerprint)
+        finish_abandoned(study, job.plan.objective)
+        done = results(study, job.plan, job.space)
+        console.print(plan_text(job, done, _estimate(job, done)), soft_wrap=True)
+        job.output.checkpoints.mkdir(exist_ok=True)
+        write_text(job.output.config, shareable_yaml(job.config))
+        tracking = _open_tracking(job, study, console)
+        try:
+            stopped = _run_slots(job, study, tracking, console)
+        except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
+            write_trials(job.output, results(study, job.plan, job.space))
+            raise Interrupted("interrupted: every finished trial is stored; the same command continues the study") from error
+        console.print(stopped)
+        _report(job, study, tracking, overrides, console)
+
+
+def run_single(job: Job, spec: TrialSpec, console: Console) -> TrialResult:
+    """Train one trial by itself, and write its record and its checkpoint."""
+    output = job.output.single_trial(spec.batch_size, spec.lr, spec.seed)
+    with locked(output):
+        output.checkpoints.mkdir(exist_ok=True)
+        result = _train(job, spec, job.protocol, output.checkpoint(spec.number))
+        write_text(output.record, result.to_json() + "\n")
+        write_text(output.config, shareable_yaml(job.config))
+    console.print(Progress.line(result, None), soft_wrap=True)
+    if result.reached:
+        tests = _test(job, spec, output.checkpoint(spec.number))
+        for name, value in tests.items():
+            console.print(f"{name} {value:.4g}")
+    console.print(f"record {output.record}", soft_wrap=True)
+    return result
+
+
+def _train(job: Job, spec: TrialSpec, protocol: Protocol, checkpoint: Path | None) -> TrialResult:
+    workload = job.workload
+    return run_trial(
+        spec,
+        workload.build_module,
+        workload.train_batches,
+        workload.validation_batches,
+        workload.validation_examples,
+        protocol,
+        checkpoint,
+    )
+
+
+def _estimate(job: Job, done: Sequence[TrialResult]) -> tuple[float, bool]:
+    """Return seconds, and whether they are a bound from timed steps (or what the study's own trials suggest)."""
+    remaining = remaining_seconds(job.plan, done)
+    if remaining is not None:
+        return remaining, False
+    step_time = probe_step_time(job.space, job.protocol, lambda spec, protocol: _train(job, spec, protocol, None))
+    return most_seconds(job.plan, job.space, job.protocol, step_time), True
+
+
+def _run_slots(job: Job, study: optuna.Study, tracking: "Tracking | None", console: Console) -> str:
+    """Run one slot after another and return, in words, what ended the study."""
+    with Progress(job.plan.trials, job.protocol.target, console) as progress:
+        while True:
+            done = results(study, job.plan, job.space)
+            progress.show(done)
+            slot = next_slot(study, job.plan)
+            if slot is None:
+                return f"the plan is done: search.trials={job.plan.trials}"
+            spent = job.plan.spent(done)
+            if spent is not None:
+                return f"stopped: {spent}"
+
+            def train(spec: TrialSpec) -> TrialResult:
+                return _train(job, spec, job.protocol, job.output.checkpoint(spec.number))
+
+            result = run_slot(study, slot, job.plan, job.space, job.config.sampler, job.protocol.target, train)
+            done = results(study, job.plan, job.space)
+            write_trials(job.output, done)
+            job.output.keep_checkpoints({winner.number for winner in winners(done).values()})
+            if tracking is not None:
+                tracking.send_trial(result)
+
+
+def winners(done: Sequence[TrialResult]) -> dict[str, TrialResult]:
+    """Return the reached trials with the least time and the fewest steps; empty if none reached the target."""
+    timed = [(result.time_to_target, result) for result in done if result.time_to_target is not None]
+    if not timed:
+        return {}
+    by_time = min(timed, key=lambda pair: (pair[0], pair[1].steps, pair[1].number))[1]
+    by_steps = min(timed, key=lambda pair: (pair[1].steps, pair[0], pair[1].number))[1]
+    return {"best_by_time": by_time, "best_by_steps": by_steps}
+
+
+def write_trials(output: Output, done: Sequence[TrialResult]) -> None:
+    """Write ``trials.jsonl``: one record a trial, in order of their numbers."""
+    write_text(output.trials, "".join(result.to_json() + "\n" for result in done))
+
+
+def _report(
+    job: Job, study: optuna.Study, tracking: "Tracking | None", overrides: Sequence[str], console: Console
+) -> None:
+    done = results(study, job.plan, job.space)
+    fit = _fit(done)
+    summary = summarize(done, job.protocol.target, fit)
+    tests = _test_winners(job, study, winners(done))
+    output, workload = job.output, job.config.workload.name
+    summary = {"study": job.config.study, "workload": workload, **summary, "test": tests}
+    write_trials(output, done)
+    write_text(output.curve, dump_json(summary, indent=2) + "\n")
+    write_text(output.best, best_yaml(winners(done), overrides, output))
+    curve = fit if isinstance(fit, CurveFit) else None
+    draw_curve(done, summary, curve, workload, output.figure)
+    ui = "not logged (mlflow.enabled=false)"
+    if tracking is not None:
+        from bstune.tracking import ui_command
+
+        tracking.finish_study(curves(summary, curve), scalars(summary), _artifacts(output))
+        ui = ui_command(_mlflow_uri(job.config))
+    files = {"figure": output.figure, "curve": output.curve, "trials": output.trials, "winners": output.best}
+    print_final(console, summary, _test_errors(job, tests) if tests else None, files, ui)
+    if job.workload.validates_on_test:
+        console.print("The target is measured on the test images, as the workload's source does: there is no other test.")
+
+
+def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
+    try:
+        return fit_curve(frontier_points(done))
+    except CurveError as error:
+        return str(error)
+
+
+def _test_winners(job: Job, study: optuna.Study, best: Mapping[str, TrialResult]) -> dict[str, dict[str, float]]:
+    """Return the winners' metrics on the test set; each trial is tested once, however often the study goes on."""
+    known: dict[str, dict[str, float]] = dict(study.user_attrs.get(TESTS, {}))
+    if job.workload.test_batches is None:
+        return {}
+    for result in best.values():
+        key, checkpoint = str(result.number), job.output.checkpoint(result.number)
+        if key not in known and checkpoint.exists():
+            known[key] = _test(job, _spec(result), checkpoint)
+    study.set_user_attr(TESTS, known)
+    return {name: known[str(result.number)] for name, result in best.items() if str(result.number) in known}
+
+
+def _test(job: Job, spec: TrialSpec, checkpoint: Path) -> dict[str, float]:
+    if job.workload.test_batches is None:
+        return {}
+    module = job.workload.build_module(spec)
+    module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
+    trainer = make_trainer(job.protocol.trainer)
+    metrics = trainer.test(module, job.workload.test_batches, verbose=False)
+    return {name: float(value) for name, value in metrics[0].items()}
+
+
+def _test_errors(job: Job, tests: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return, of each winner's test metrics, the one that matches the target's metric."""
+    name = job.protocol.target.metric.replace("val", "test", 1)
+    return {winner: metrics[name] for winner, metrics in tests.items() if name in metrics}
+
+
+def _spec(result: TrialResult) -> TrialSpec:
+    return TrialSpec(result.number, result.slot, result.batch_size, result.lr, result.delta, result.seed)
+
+
+def best_yaml(best: Mapping[str, TrialResult], overrides: Sequence[str], output: Output) -> str:
+    """Return the winners as YAML, each with its checkpoint and the command that trains it again."""
+    values: dict[str, Any] = {}
+    for name, result in best.items():
+        own = [f"trial.batch_size={result.batch_size}", f"trial.lr={result.lr!r}", f"trial.seed={result.seed}"]
+        kept = [override for override in overrides if not override.startswith("trial.")]
+        fields = ("number", "batch_size", "lr", "seed", "steps", "steps_low", "seconds_per_step")
+        values[name] = {
+            **{field: value for field, value in asdict(result).items() if field in fields},
+            "time_to_target": result.time_to_target,
+            "checkpoint": str(output.checkpoint(result.number).absolute()),
+            "command": shlex.join(["python", "-m", "bstune", *kept, *own]),
+        }
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def curves(summary: Mapping[str, Any], fit: CurveFit | None) -> dict[str, list[tuple[int, float | None]]]:
+    """Return the curves to log over batch size: the frontier points', and the fit's at a ladder of batch sizes."""
+    points = [point for point in summary["points"] if not point["censored"]]
+    named: dict[str, list[tuple[int, float | None]]] = {
+        name: [(round(point["batch_size"]), point[field]) for point in points]
+        for name, field in (
+            ("steps_to_target", "steps"),
+            ("time_to_target", "time_to_target"),
+            ("examples_to_target", "examples"),
+        )
+    }
+    if fit is None or not points:
+        return named
+    low, high = (edge(point["batch_size"] for point in summary["points"]) for edge in (min, max))
+    ladder = sorted({round(low * (high / low) ** (i / CURVE_LADDER)) for i in range(CURVE_LADDER + 1)})
+    band = predict_steps(fit, ladder)
+    named["steps_to_target_fit"] = [(size, float(steps)) for size, steps in zip(ladder, band.steps, strict=True)]
+    named["examples_to_target_fit"] = [(size, size * float(s)) for size, s in zip(ladder, band.steps, strict=True)]
+    return named
+
+
+def scalars(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the numbers of a study to log: the fit's, and the winners'."""
+    fit = summary["fit"] or {}
+    named = {name: fit.get(name) for name in ("s_min", "b_crit", "b_crit_low", "b_crit_high", "e_min")}
+    for winner in ("best_by_time", "best_by_steps"):
+        row = summary[winner] or {}
+        for field in ("batch_size", "lr", "steps", "time_to_target"):
+            named[f"{winner}/{field}"] = row.get(field)
+    return named
+
+
+def _artifacts(output: Output) -> list[Path]:
+    return [output.figure, output.trials, output.curve, output.best, output.config]
+
+
+def _mlflow_uri(config: DictConfig) -> str:
+    from bstune.tracking import tracking_uri
+
+    return config.mlflow.uri or tracking_uri()
+
+
+def _open_tracking(job: Job, study: optuna.Study, console: Console) -> "Tracking | None":
+    """Open MLflow and send the trials that it lacks."""
+    config = job.config
+    if not config.mlflow.enabled:
+        return None
+    from bstune.tracking import Limits, StudyTags, open_tracking
+
+    tags = StudyTags(
+        study_id=study.user_attrs[STUDY_ID],
+        name=config.study,
+        workload=config.workload.name,
+        metric=job.protocol.target.metric,
+        params=job.fingerprint,
+        versions=versions(),
+        device=device_name(job.protocol.trainer),
+        commit=_git_commit(),
+    )
+    limits = Limits(
+        request_seconds=config.mlflow.request_seconds,
+        retries=config.mlflow.retries,
+        trial_seconds=config.mlflow.seconds,
+        study_seconds=config.mlflow.study_seconds,
+    )
+    tracking = open_tracking(_mlflow_uri(config), config.mlflow.experiment, tags, limits)
+    for result in results(study, job.plan, job.space):
+        tracking.send_trial(result)
+    return tracking
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the working directory's repository; None where there is none, or no git."""
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
+
+
+def shareable_yaml(config: DictConfig) -> str:
+    """Return the composed config as YAML, without the storage's password; the environment's values stay out too."""
+    own = config.copy()
+    own.storage = make_url(own.storage).render_as_string(hide_password=True)
+    return OmegaConf.to_yaml(own)

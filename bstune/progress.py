@@ -1,0 +1,97 @@
+"""What a study shows while it runs: the plan, then a live table on a terminal or plain lines elsewhere."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from bstune.preflight import Job
+from bstune.records import Target, TrialResult
+from bstune.report import format_count, format_number, format_seconds, trials_table
+
+
+def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool]) -> str:
+    """Return the plan in a few lines.
+
+    Args:
+        job: the checked job.
+        done: trials that an earlier run of the study finished.
+        estimate: seconds, and whether they bound a study in which every trial runs to its budget.
+    """
+    plan, space, budget = job.plan, job.space, job.protocol.budget
+    seconds, bound = estimate
+    limits = [f"{plan.trials} trials"]
+    if plan.seconds is not None:
+        limits.append(f"{format_seconds(plan.seconds)} of training")
+    if plan.wall_seconds is not None:
+        limits.append(f"{format_seconds(plan.wall_seconds)} of wall time")
+    lines = [
+        f"study {job.config.study}: {job.protocol.target}, objective {plan.objective}, "
+        f"on {job.fingerprint['device']} in {job.config.precision}",
+        f"  batch sizes {format_count(space.low)} to {format_count(space.high)}, "
+        f"learning rates within a factor of {format_number(2**space.delta_bound)} of rule {job.config.scaling.rule._target_.rpartition('.')[2]} "
+        f"through B = {format_count(job.config.scaling.batch_size)}, lr = {format_number(job.config.scaling.lr)}",
+        f"  {', '.join(limits)}, {plan.stratified:.0%} of them spread evenly over log B; each ends at the target or "
+        f"after {format_count(budget.steps)} steps and {format_count(budget.examples)} examples",
+    ]
+    if done:
+        lines.append(f"  continues after {len(done)} trials; about {format_seconds(seconds)} to go")
+    else:
+        kind = "at most about" if bound else "about"
+        lines.append(f"  {kind} {format_seconds(seconds)} if every trial ran to its budget")
+    if job.workload.validates_on_test:
+        lines.append("  the target is measured on the test images, as the workload's source does")
+    return "\n".join(lines)
+
+
+class Progress:
+    """A live table with a progress bar on a terminal; one plain line a trial elsewhere."""
+
+    def __init__(self, total: int, target: Target, console: Console) -> None:
+        self._total, self._target, self._console = total, target, console
+        self._shown: int | None = None
+        self._live: Live | None = None
+        if console.is_terminal:
+            columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+            self._bar = Bar(*columns, console=console)
+            self._task = self._bar.add_task("trials", total=total)
+            self._live = Live(console=console, refresh_per_second=2, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, done: Sequence[TrialResult]) -> None:
+        """Show the trials that are done; those of an earlier run are not repeated as lines."""
+        if self._live is not None:
+            finished = sum(result.status != "failed" for result in done)
+            self._bar.update(self._task, completed=finished)
+            self._live.update(Group(trials_table(done, self._target), self._bar))
+            return
+        if self._shown is not None:
+            for result in done[self._shown :]:
+                self._console.print(self.line(result, self._total), soft_wrap=True, highlight=False)
+        self._shown = len(done)
+
+    @staticmethod
+    def line(result: TrialResult, total: int | None) -> str:
+        """Return one trial as a plain line."""
+        place = f"trial {result.slot + 1}/{total}" if total is not None else "trial"
+        last = result.history[-1][1] if result.history else None
+        time = f", {format_seconds(result.time_to_target)} to target" if result.reached else ""
+        reason = f": {result.message}" if result.message else ""
+        return (
+            f"{place}  B {result.batch_size}  lr {format_number(result.lr)}  {result.status} at step {result.steps}"
+            f" ({format_number(last)}){time}, {format_seconds(result.wall_seconds)} in all{reason}"
+        )

@@ -1,0 +1,74 @@
+"""The space that a study searches: integer batch sizes on a log scale, and delta = log2(lr / rule(B))."""
+
+import math
+from dataclasses import dataclass
+
+from bstune.errors import ConfigError
+from bstune.scaling import ScalingRule, learning_rate
+
+
+@dataclass(frozen=True)
+class Space:
+    """Batch sizes and learning rates.
+
+    Args:
+        low, high: smallest and largest batch size; ``high`` is always a candidate.
+        multiple: batch sizes are snapped to multiples of this.
+        sigma: standard deviation of delta, in octaves; samplers get delta uniform within +-3 sigma.
+        rule: the scaling rule.
+    """
+
+    low: int
+    high: int
+    multiple: int
+    sigma: float
+    rule: ScalingRule
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.high:
+            raise ConfigError(
+                "search.batch_size needs 1 <= low <= high, but got "
+                f"low={self.low} and high={self.high}"
+            )
+        if self.multiple < 1:
+            raise ConfigError(f"search.batch_size.multiple must be at least 1, but got {self.multiple}")
+        if not (math.isfinite(self.sigma) and self.sigma > 0):
+            raise ConfigError(f"scaling.sigma must be a positive number of octaves, but got {self.sigma}")
+
+    @property
+    def delta_bound(self) -> float:
+        """Delta lies within plus and minus this, in octaves."""
+        return 3.0 * self.sigma
+
+    def snap(self, batch_size: float) -> int:
+        """Return the nearest candidate: a multiple within the range, or the largest batch size itself."""
+        first = math.ceil(self.low / self.multiple) * self.multiple
+        last = math.floor(self.high / self.multiple) * self.multiple
+        candidates = {self.high}
+        if first <= last:
+            candidates.add(min(max(round(batch_size / self.multiple) * self.multiple, first), last))
+        return min(candidates, key=lambda candidate: (abs(candidate - batch_size), candidate))
+
+    def stratum(self, index: int, offset: float) -> int:
+        """Return the batch size of the stratified trial ``index``: evenly spread over log B at every length.
+
+        Args:
+            index: from 0.
+            offset: in [0, 1): shifts the sequence, so that studies with other seeds use other batch sizes.
+        """
+        share = (van_der_corput(index) + offset) % 1.0
+        return self.snap(self.low * (self.high / self.low) ** share)
+
+    def lr(self, batch_size: int, delta: float) -> float:
+        """Return rule(B) 2^delta."""
+        return learning_rate(self.rule, batch_size, delta)
+
+
+def van_der_corput(index: int) -> float:
+    """Return term ``index`` of the base-2 low-discrepancy sequence 0, 1/2, 1/4, 3/4, ... in [0, 1)."""
+    value, weight = 0.0, 0.5
+    while index:
+        index, bit = divmod(index, 2)
+        value += bit * weight
+        weight /= 2
+    return value

@@ -1,0 +1,288 @@
+"""The Optuna study: ask and tell, one slot of the plan after another, resumable at any point.
+
+Optuna's storage holds everything: each finished trial carries its record. A slot is done when one of its trials has
+finished; a trial that was cut short keeps its slot and its parameters when it is asked again.
+"""
+
+import inspect
+import json
+import uuid
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, RandomSampler
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from bstune.errors import ConfigError, StudyError
+from bstune.output import check_writable
+from bstune.records import Target, TrialResult, TrialSpec, dump_json
+from bstune.search.plan import Plan
+from bstune.search.space import Space
+from bstune.workload import build
+
+CONNECT_SECONDS = 5
+
+# Attributes in the storage.
+SLOT, RECORD, SETTINGS, STUDY_ID = "bstune:slot", "bstune:record", "bstune:settings", "bstune:study_id"
+PARAMETERS = frozenset({"batch_size", "delta"})
+
+
+def engine_arguments(url: str) -> dict[str, Any]:
+    """Return connection arguments that make a storage which does not answer fail within seconds.
+
+    Raises:
+        StudyError: if the URL is none.
+    """
+    try:
+        backend = make_url(url).get_backend_name()
+    except ArgumentError as error:
+        raise StudyError(
+            f"storage={url} is no database URL: use one such as sqlite:///bstune.db or postgresql://user@host/name"
+        ) from error
+    option = "timeout" if backend == "sqlite" else "connect_timeout"
+    return {"connect_args": {option: CONNECT_SECONDS}}
+
+
+def check_storage(url: str) -> None:
+    """Connect to the storage and go again, writing nothing.
+
+    Raises:
+        StudyError: if it does not answer, or is not a database.
+    """
+    arguments = engine_arguments(url)
+    database = make_url(url)
+    if database.get_backend_name() == "sqlite" and database.database not in (None, "", ":memory:"):
+        path = Path(database.database)
+        check_writable(path, f"storage={url}")
+        if not path.exists():  # connecting would create it
+            return
+    try:
+        engine = create_engine(url, **arguments)
+        with engine.connect() as connection:
+            connection.execute(text("SELECT 1"))
+            if database.get_backend_name() == "sqlite":
+                connection.execute(text("SELECT count(*) FROM sqlite_master"))
+        engine.dispose()
+    except (SQLAlchemyError, NoSuchModuleError, ImportError) as error:
+        raise StudyError(
+            f"the storage does not answer: storage={url}: {str(error).splitlines()[0]}; "
+            "start it, install its driver, or use another one, such as storage=sqlite:///bstune.db"
+        ) from error
+
+
+def open_study(name: str, url: str, objective: str, settings: Mapping[str, Any]) -> optuna.Study:
+    """Create the study, or load it if its settings are the same.
+
+    Args:
+        name: of the study.
+        url: of the storage.
+        objective: ``time``, ``steps`` or ``both``.
+        settings: what must not change while a study goes on, flat, as strict JSON values.
+
+    Raises:
+        StudyError: if the storage does not answer, or the settings differ from those under which the study began.
+    """
+    directions = ["minimize"] * (2 if objective == "both" else 1)
+    try:
+        storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
+        known = name in optuna.get_all_study_names(storage)
+        if known:
+            study = optuna.load_study(study_name=name, storage=storage)
+            _refuse_changes(study, settings)
+            return study
+        study = optuna.create_study(study_name=name, storage=storage, directions=directions)
+        study.set_user_attr(STUDY_ID, uuid.uuid4().hex)
+        study.set_user_attr(SETTINGS, dump_json(settings))
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        raise StudyError(f"the storage does not answer: storage={url}: {str(error).splitlines()[0]}") from error
+    return study
+
+
+def _refuse_changes(study: optuna.Study, settings: Mapping[str, Any]) -> None:
+    stored = study.user_attrs.get(SETTINGS)
+    if stored is None:
+        raise StudyError(
+            f"the storage has a study {study.study_name!r} that bstune did not make: choose another name with study=NAME"
+        )
+    before, now = json.loads(stored), json.loads(dump_json(settings))
+    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    if changed:
+        lines = [f"  {key}: was {before.get(key)!r}, now {now.get(key)!r}" for key in changed]
+        raise StudyError(
+            f"the study {study.study_name!r} began with other settings:\n"
+            + "\n".join(lines)
+            + "\ncontinue it with the settings it began with, or begin another one with study=NAME"
+        )
+
+
+def finish_abandoned(study: optuna.Study, objective: str) -> None:
+    """End the trials that a killed process left running: told if their record was stored, failed otherwise."""
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        record = trial.user_attrs.get(RECORD)
+        if record is None:
+            study.tell(trial.number, state=TrialState.FAIL)
+        else:
+            _tell(study, trial.number, TrialResult.from_json(record), objective)
+
+
+def results(study: optuna.Study, plan: Plan, space: Space) -> list[TrialResult]:
+    """Return the records of the finished trials in order of their numbers; one that was cut short is ``failed``."""
+    found = []
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state.is_finished() and RECORD in trial.user_attrs:
+            found.append(TrialResult.from_json(trial.user_attrs[RECORD]))
+        elif trial.state == TrialState.FAIL and SLOT in trial.user_attrs and PARAMETERS <= trial.params.keys():
+            found.append(_failed(trial, plan, space))
+    return found
+
+
+def _failed(trial: FrozenTrial, plan: Plan, space: Space) -> TrialResult:
+    slot, delta = trial.user_attrs[SLOT], trial.params["delta"]
+    batch_size = space.snap(trial.params["batch_size"])
+    return TrialResult(
+        number=trial.number,
+        slot=slot,
+        batch_size=batch_size,
+        lr=space.lr(batch_size, delta),
+        delta=delta,
+        seed=plan.trial_seed(slot),
+        status="failed",
+        steps=0,
+        steps_low=0,
+        examples=0,
+        train_seconds=0.0,
+        eval_seconds=0.0,
+        startup_seconds=0.0,
+        wall_seconds=0.0,
+        seconds_per_step=None,
+        device="",
+        versions={},
+        message="the process ended before the trial did; its slot is asked again",
+    )
+
+
+def next_slot(study: optuna.Study, plan: Plan) -> int | None:
+    """Return the first slot of the plan that no finished trial has filled; None when there is none."""
+    done = {
+        trial.user_attrs[SLOT]
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        if SLOT in trial.user_attrs
+    }
+    return next((slot for slot in range(plan.trials) if slot not in done), None)
+
+
+def run_slot(
+    study: optuna.Study,
+    slot: int,
+    plan: Plan,
+    space: Space,
+    sampler: DictConfig,
+    target: Target,
+    train: Callable[[TrialSpec], TrialResult],
+) -> TrialResult:
+    """Ask for the slot's trial, train it, and store what it came to.
+
+    An error in training fails the trial and goes on up; its slot is asked again with the same parameters.
+    """
+    trial, spec = ask(study, slot, plan, space, sampler)
+    finished = False
+    try:
+        result = train(spec)
+        if not result.reached and plan.objective != "both":  # Optuna reports no values to two objectives
+            _report_gap(trial, result, target)
+        trial.set_user_attr(RECORD, result.to_json())  # from here on a killed process loses nothing of the trial
+        _tell(study, trial.number, result, plan.objective)
+        finished = True
+    finally:
+        if not finished:
+            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+    return result
+
+
+def ask(
+    study: optuna.Study, slot: int, plan: Plan, space: Space, sampler: DictConfig
+) -> tuple[optuna.Trial, TrialSpec]:
+    """Ask Optuna for the slot's trial: batch size and delta, from the sampler or as they were asked before."""
+    fixed: dict[str, Any] = {}
+    stratum = plan.stratum(slot, space)
+    if stratum is not None:
+        fixed = {"batch_size": stratum}
+    for earlier in study.get_trials(deepcopy=False, states=(TrialState.FAIL,)):
+        if earlier.user_attrs.get(SLOT) == slot and PARAMETERS <= earlier.params.keys():
+            fixed = dict(earlier.params)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        base = build_sampler(sampler, plan, slot)
+        study.sampler = PartialFixedSampler(fixed, base) if fixed else base
+        trial = study.ask()
+        trial.set_user_attr(SLOT, slot)
+        suggested = trial.suggest_int("batch_size", space.low, space.high, log=True)
+        delta = trial.suggest_float("delta", -space.delta_bound, space.delta_bound)
+    batch_size = space.snap(suggested)
+    lr = space.lr(batch_size, delta)
+    return trial, TrialSpec(trial.number, slot, batch_size, lr, delta, plan.trial_seed(slot))
+
+
+def build_sampler(config: DictConfig, plan: Plan, slot: int) -> BaseSampler:
+    """Build the sampler of one slot, seeded by the study's seed and the slot.
+
+    A quasi-random sequence is the exception: it keeps one seed, and its place in it is kept in the storage.
+
+    Raises:
+        ConfigError: if the config builds no sampler.
+    """
+    seed = plan.sampler_seed(slot)
+    try:
+        target = get_class(config["_target_"])
+    except (KeyError, ImportError, ValueError) as error:
+        raise ConfigError(f"sampler must name a class in _target_, but got {OmegaConf.to_container(config)}") from error
+    if not issubclass(target, BaseSampler):
+        raise ConfigError(f"sampler must build an optuna.samplers.BaseSampler, but got {target.__name__}")
+    arguments: dict[str, Any] = {}
+    if "seed" in inspect.signature(target).parameters:
+        arguments["seed"] = seed
+    if issubclass(target, QMCSampler):
+        arguments = {"seed": plan.seed, "independent_sampler": RandomSampler(seed=seed)}
+    node = OmegaConf.merge({"_partial_": True}, config)
+    sampler = build(OmegaConf.create(node), "sampler")
+    try:
+        built = sampler(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"sampler cannot be built: {error}") from error
+    if not isinstance(built, BaseSampler):
+        raise ConfigError(f"sampler must build an optuna.samplers.BaseSampler, but got {type(built).__name__}")
+    return built
+
+
+def _tell(study: optuna.Study, number: int, result: TrialResult, objective: str) -> None:
+    """Tell Optuna: reached is COMPLETE, failed is FAIL, the others are PRUNED."""
+    if result.status == "failed":
+        study.tell(number, state=TrialState.FAIL)
+        return
+    time_to_target = result.time_to_target
+    if time_to_target is None:
+        study.tell(number, state=TrialState.PRUNED)
+        return
+    steps = float(result.steps)
+    values = {"time": [time_to_target], "steps": [steps], "both": [steps, time_to_target]}
+    study.tell(number, values[objective])
+
+
+def _report_gap(trial: optuna.Trial, result: TrialResult, target: Target) -> None:
+    """Store how far from the target a censored trial was left, so that a general sampler can rank it.
+
+    TPE ranks pruned trials by their last reported step, then by the value there. All get the same step, so that it is
+    the value that ranks them: steps mean different things at different batch sizes.
+    """
+    values = [value for _, value in result.history if value is not None]
+    if values:
+        trial.report(target.gap(values[-1]), step=1)

@@ -1,0 +1,187 @@
+"""The types of the options in ``conf/``: no defaults here, the YAML owns them.
+
+Merging a composed config into this schema finds values of the wrong type and keys that nobody reads. Nodes that Hydra
+instantiates (``Any``) take whatever their target takes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+
+from bstune.errors import ConfigError
+
+
+@dataclass
+class TargetSettings:
+    """A goal for a validation metric; ``bounds`` are the values that the metric can take, where they are known."""
+
+    metric: str
+    value: float
+    mode: str
+    bounds: list[float] | None = None
+
+
+@dataclass
+class BudgetSettings:
+    """A trial ends once both are spent."""
+
+    steps: int
+    examples: int
+
+
+@dataclass
+class ReferenceSettings:
+    """A batch size and a learning rate that go together; the scaling rule passes through them."""
+
+    batch_size: float
+    lr: float
+
+
+@dataclass
+class RangeSettings:
+    """Smallest and largest batch size."""
+
+    low: int
+    high: int
+
+
+@dataclass
+class WorkloadSettings:
+    """One file of ``conf/workload/``."""
+
+    name: str
+    precision: str
+    trials: int
+    reference: ReferenceSettings
+    batch_size: RangeSettings
+    budget: BudgetSettings
+    target: TargetSettings
+    data: Any
+    module: Any
+
+
+@dataclass
+class BatchSizeSettings:
+    """The batch sizes of a search."""
+
+    low: int
+    high: int
+    multiple: int | None
+
+
+@dataclass
+class SearchSettings:
+    """What a study searches, and for how long."""
+
+    objective: str
+    trials: int
+    seconds: float | None
+    wall_seconds: float | None
+    stratified: float
+    batch_size: BatchSizeSettings
+
+
+@dataclass
+class ScalingSettings:
+    """The scaling rule and the spread around it."""
+
+    batch_size: float
+    lr: float
+    noise_scale: float | None
+    sigma: float
+    rule: Any
+
+
+@dataclass
+class ProtocolSettings:
+    """What stays fixed in every trial."""
+
+    evaluation_ratio: float
+    evaluation_share: float
+    evaluation_cost: float
+    near: float
+    micro_batch_size: int | None
+    warmup_steps: int
+    divergence: float
+
+
+@dataclass
+class TrialSettings:
+    """One trial's own values; what a workload's ``${trial.lr}`` refers to."""
+
+    batch_size: int | None
+    lr: float | None
+    seed: int
+    total_steps: int | None
+
+
+@dataclass
+class DataSettings:
+    """Where data sets are kept."""
+
+    root: str
+
+
+@dataclass
+class MlflowSettings:
+    """Tracking."""
+
+    enabled: bool
+    experiment: str
+    uri: str | None
+    seconds: float
+    study_seconds: float
+    request_seconds: int
+    retries: int
+
+
+@dataclass
+class Settings:
+    """All options."""
+
+    study: str
+    seed: int
+    output: str
+    storage: str
+    device: str
+    precision: str
+    debug: bool
+    search: SearchSettings
+    budget: BudgetSettings
+    scaling: ScalingSettings
+    protocol: ProtocolSettings
+    trial: TrialSettings
+    data: DataSettings
+    trainer: dict[str, Any]
+    mlflow: MlflowSettings
+    sampler: Any
+    workload: WorkloadSettings
+
+
+def check_settings(config: DictConfig) -> DictConfig:
+    """Return ``config`` with every value checked against the schema and every reference resolvable.
+
+    Raises:
+        ConfigError: for an unknown key, a value of the wrong type, or a value that is missing.
+    """
+    try:
+        checked = OmegaConf.merge(OmegaConf.structured(Settings), config)
+        missing = OmegaConf.missing_keys(checked)
+        if missing:
+            raise ConfigError(f"the configuration gives no value for {', '.join(sorted(missing))}")
+        for name in ("search", "budget", "scaling", "protocol", "data", "mlflow"):
+            OmegaConf.to_container(checked[name], resolve=True)
+    except ConfigKeyError as error:
+        raise ConfigError(f"unknown option {error.full_key}: {_first_line(error)}; --help lists the options") from error
+    except ValidationError as error:
+        raise ConfigError(f"{error.full_key}: {_first_line(error)}") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(_first_line(error)) from error
+    assert isinstance(checked, DictConfig)  # noqa: S101  # a mapping merged into a mapping
+    return checked
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

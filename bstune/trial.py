@@ -1,0 +1,344 @@
+"""One trial: train a workload at one batch size, learning rate and seed with a Lightning Trainer, to the target.
+
+Lightning runs the steps and the evaluations; a call-back of ours says when to evaluate, counts the applied steps, runs
+the clock and ends the trial. The result is a record with a status; whatever the trial came to, nothing is returned in
+place of one.
+"""
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.utilities.warnings import PossibleUserWarning
+
+from bstune.cadence import Cadence, is_near, next_evaluation
+from bstune.clock import Phase, TrialClock, seconds_per_step
+from bstune.data.batches import micro_batch_sizes
+from bstune.errors import ConfigError
+from bstune.records import Status, Target, TrialResult, TrialSpec
+
+# A gradient scaler halves its scale at each step that it skips: after this many in a row no loss can be finite.
+SKIPPED_STEPS_MEAN_DIVERGED = 50
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A trial ends without its target once ``steps`` steps are applied and ``examples`` examples are trained on."""
+
+    steps: int
+    examples: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.examples < 1:
+            raise ConfigError(
+                f"budget.steps and budget.examples must be at least 1, but got {self.steps} and {self.examples}"
+            )
+
+    def last_step(self, batch_size: int) -> int:
+        """Return the steps after which both are spent: the frontier's own shape, flat in steps, then in examples."""
+        return max(self.steps, math.ceil(self.examples / batch_size))
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What stays fixed in every trial of a study.
+
+    Args:
+        target: what to reach.
+        budget: when to give up.
+        cadence: when to evaluate.
+        micro_batch_size: a larger batch is accumulated from micro-batches of this many examples; None: never.
+        warmup_steps: steps in a segment of their own at the start, left out of tau(B).
+        divergence: the trial has diverged when the metric's distance to its goal is this many times the one at the start.
+        trainer: further arguments of the Lightning Trainer, such as ``accelerator`` and ``precision``.
+    """
+
+    target: Target
+    budget: Budget
+    cadence: Cadence
+    micro_batch_size: int | None
+    warmup_steps: int
+    divergence: float
+    trainer: Mapping[str, Any]
+
+
+def run_trial(
+    spec: TrialSpec,
+    build_module: Callable[[TrialSpec], LightningModule],
+    train_batches: Callable[[TrialSpec], Iterable[Any]],
+    validation_batches: Iterable[Any],
+    validation_examples: int,
+    protocol: Protocol,
+    checkpoint: Path | None = None,
+    clock: TrialClock | None = None,
+) -> TrialResult:
+    """Train one workload until the target, or until the budget is spent, and return the record.
+
+    Args:
+        spec: batch size, learning rate and seed.
+        build_module: builds the module; the random number generators are seeded before.
+        train_batches: returns an endless stream: each step's batch of exactly B examples, or its micro-batches in order.
+        validation_batches: what an evaluation reads, the same at every batch size.
+        validation_examples: examples in it.
+        protocol: what stays fixed in a study.
+        checkpoint: where the weights that reached the target are written; None writes none.
+        clock: a test's own; by default one that synchronises the device.
+
+    Raises:
+        ConfigError: if the module does not log the target's metric.
+    """
+    clock = clock or TrialClock(synchronize=_synchronize)
+    sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
+    loop = _TargetLoop(spec, protocol, len(sizes), validation_examples, clock)
+    message: str | None = None
+    status: Status | None = None
+    trainer: Trainer | None = None
+    try:
+        seed_everything(spec.seed, workers=False, verbose=False)
+        module = build_module(spec)
+        if len(sizes) > 1:
+            _weight_micro_batches(module, sizes)
+        trainer = make_trainer(protocol.trainer, accumulate_grad_batches=len(sizes), callbacks=[loop])
+        with warnings.catch_warnings():
+            # The data live on the device, so advice on loader workers is beside the point.
+            warnings.simplefilter("ignore", PossibleUserWarning)
+            trainer.fit(module, train_batches(spec), validation_batches)
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        status, message = "oom", str(error).splitlines()[0]
+    if status is None:
+        status, message = loop.status, loop.message
+    if status == "reached" and checkpoint is not None and trainer is not None:
+        partial = checkpoint.with_suffix(".partial")
+        trainer.save_checkpoint(partial, weights_only=True)
+        partial.replace(checkpoint)
+    clock.enter(Phase.CLOSING)
+    return TrialResult(
+        number=spec.number,
+        slot=spec.slot,
+        batch_size=spec.batch_size,
+        lr=spec.lr,
+        delta=spec.delta,
+        seed=spec.seed,
+        status=status,
+        steps=loop.steps,
+        steps_low=loop.steps_low,
+        examples=loop.steps * spec.batch_size,
+        train_seconds=clock.seconds(Phase.TRAINING),
+        eval_seconds=clock.seconds(Phase.EVALUATION),
+        startup_seconds=clock.seconds(Phase.STARTUP),
+        wall_seconds=clock.total_seconds,
+        seconds_per_step=seconds_per_step(clock.segments),
+        device=device_name(protocol.trainer),
+        versions=versions(),
+        history=tuple(loop.history),
+        message=message,
+    )
+
+
+class _TargetLoop(Callback):
+    """Asks the Trainer for evaluations, counts applied steps, runs the clock and ends the trial."""
+
+    def __init__(
+        self, spec: TrialSpec, protocol: Protocol, micro_batches: int, validation_examples: int, clock: TrialClock
+    ) -> None:
+        self.history: list[tuple[int, float | None]] = []
+        self.status: Status = "budget"
+        self.message: str | None = None
+        self.steps = 0
+        self.steps_low = 0
+        self._spec = spec
+        self._protocol = protocol
+        self._micro_batches = micro_batches
+        self._validation_examples = validation_examples
+        self._clock = clock
+        self._last_step = protocol.budget.last_step(spec.batch_size)
+        self._start_gap: float | None = None
+        self._evaluations = 0
+        self._next_step = self._after(0)
+        self._segment_start = 0
+        self._skipped_in_a_row = 0
+        self._scale = 0.0
+        self._loss: Any = None
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._clock.enter(Phase.EVALUATION)
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._clock.enter(Phase.STARTUP)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self._scale = scaler.get_scale() if scaler is not None else 0.0
+        self._clock.enter(Phase.TRAINING)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # Lightning validates after a batch whose number is a multiple of val_check_batch: this one, or none.
+        trainer.val_check_batch = batch_idx + 2
+        if (batch_idx + 1) % self._micro_batches:
+            return
+        self._count_step(trainer)
+        if self._skipped_in_a_row >= SKIPPED_STEPS_MEAN_DIVERGED:
+            self._end(trainer, "diverged", f"the gradients overflowed in {self._skipped_in_a_row} steps in a row")
+        if self.steps >= self._next_step or trainer.should_stop:
+            self._loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs
+            trainer.val_check_batch = batch_idx + 1
+            self._clock.end_segment(self.steps - self._segment_start, Phase.EVALUATION)
+        elif self.steps == self._protocol.warmup_steps and self._segment_start == 0:
+            self._clock.end_segment(self.steps, Phase.TRAINING)
+            self._segment_start = self.steps
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        value = _metric(trainer, self._protocol.target.metric)
+        if trainer.sanity_checking:
+            self._start_gap = None if value is None else abs(self._protocol.target.gap(value))
+            return
+        self._evaluations += 1
+        self.history.append((self.steps, value))
+        self._judge(trainer, value)
+        self._segment_start = self.steps
+        self._clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)
+
+    def _count_step(self, trainer: Trainer) -> None:
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is None:
+            self.steps += 1
+            return
+        # A scaler lowers its scale at the steps that it skips, and only then.
+        scale = scaler.get_scale()
+        skipped = scale < self._scale
+        self._scale = scale
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        self.steps += not skipped
+
+    def _judge(self, trainer: Trainer, value: float | None) -> None:
+        target = self._protocol.target
+        loss = self._loss.detach().float().item() if isinstance(self._loss, torch.Tensor) else 0.0
+        if not math.isfinite(loss):
+            self._end(trainer, "diverged", f"the training loss is {loss} at step {self.steps}")
+        elif value is None:
+            self._end(trainer, "diverged", f"{target.metric} is not finite at step {self.steps}")
+        elif self._start_gap is not None and target.gap(value) > self._protocol.divergence * self._start_gap:
+            self._end(trainer, "diverged", f"{target.metric} is {value:g} at step {self.steps}, far past its start")
+        elif trainer.should_stop:
+            return
+        elif target.reached(value):
+            self._end(trainer, "reached", None)
+            return
+        elif self.steps >= self._last_step:
+            self._end(trainer, "budget", None)
+        else:
+            self._next_step = self._after(self.steps)
+        self.steps_low = self.steps
+
+    def _after(self, step: int) -> int:
+        cadence, target = self._protocol.cadence, self._protocol.target
+        near = is_near(self.history, target, cadence.near)
+        due = next_evaluation(
+            step, self._spec.batch_size, self._validation_examples, self._evaluations, near, cadence
+        )
+        return min(due, self._last_step)
+
+    def _end(self, trainer: Trainer, status: Status, message: str | None) -> None:
+        self.status, self.message = status, message
+        trainer.should_stop = True
+
+
+def make_trainer(options: Mapping[str, Any], **arguments: Any) -> Trainer:
+    """Return a Trainer that writes nothing: no logger, no checkpoints, no progress bar; one endless epoch.
+
+    It evaluates one batch before training, for the metric's value at the start, and then when it is asked to.
+    """
+    return Trainer(
+        **{
+            "max_epochs": 1,
+            "num_sanity_val_steps": 1,
+            "val_check_interval": 1,
+            "check_val_every_n_epoch": None,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            **options,
+            **arguments,
+        }
+    )
+
+
+def _weight_micro_batches(module: LightningModule, sizes: Sequence[int]) -> None:
+    """Make the accumulated gradient the large batch's: weight micro-batch i by n_i/B.
+
+    Lightning divides each of the k losses by k, so the loss is multiplied by k n_i/B. The module's own loss has to be a
+    mean over examples.
+    """
+    step = module.training_step
+    batch_size, count = sum(sizes), len(sizes)
+
+    @functools.wraps(step)
+    def weighted(*args: Any, **kwargs: Any) -> Any:
+        output = step(*args, **kwargs)
+        batch_idx = kwargs["batch_idx"] if "batch_idx" in kwargs else args[1]
+        weight = count * sizes[batch_idx % count] / batch_size
+        if isinstance(output, Mapping):
+            return {**output, "loss": output["loss"] * weight}
+        return output * weight
+
+    module.training_step = weighted  # type: ignore[method-assign]
+
+
+def _metric(trainer: Trainer, name: str) -> float | None:
+    """Return the metric's value, None if it is not finite.
+
+    A float32 is read as the shortest decimal that rounds to it: 0.1 in float32 is 0.10000000149, and would miss <= 0.1.
+    """
+    value = trainer.callback_metrics.get(name)
+    if value is None:
+        logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+        raise ConfigError(
+            f"the target's metric is {name!r}, but the module logs {logged} in validation: "
+            "set workload.target.metric to one of them, or log it"
+        )
+    number = float(str(np.float32(value.item()))) if value.dtype == torch.float32 else float(value.item())
+    return number if math.isfinite(number) else None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return "DefaultCPUAllocator" in text and "memory" in text
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def device_name(trainer_options: Mapping[str, Any]) -> str:
+    """Return the name of the device that trials run on, such as ``NVIDIA H200`` or ``cpu (2 threads)``."""
+    if trainer_options.get("accelerator") == "cuda":
+        return torch.cuda.get_device_name()
+    return f"cpu ({torch.get_num_threads()} threads)"
+
+
+@functools.cache
+def versions() -> Mapping[str, str]:
+    """Return the versions of the packages that a trial's result depends on."""
+    found = {}
+    for name in ("bstune", "torch", "lightning"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found

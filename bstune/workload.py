@@ -1,0 +1,143 @@
+"""A workload built from its config: its data once a study, its module once a trial."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from lightning.pytorch import LightningDataModule, LightningModule
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from torch.utils.data import DataLoader
+
+from bstune.data.batches import rebatch
+from bstune.data.module import ImageData
+from bstune.errors import BstuneError, ConfigError
+from bstune.records import TrialSpec
+from bstune.trial import Budget
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What trials need of a workload.
+
+    Args:
+        build_module: builds the Lightning module of one trial.
+        train_batches: an endless stream of batches for one trial.
+        validation_batches: the same at every batch size.
+        test_batches: None where there is no test set apart from the validation data.
+        train_examples, validation_examples: sizes.
+        validates_on_test: whether the target is measured on the published test set.
+    """
+
+    build_module: Callable[[TrialSpec], LightningModule]
+    train_batches: Callable[[TrialSpec], Iterable[Any]]
+    validation_batches: Iterable[Any]
+    test_batches: Iterable[Any] | None
+    train_examples: int
+    validation_examples: int
+    validates_on_test: bool
+
+
+def build(target: DictConfig, what: str) -> Any:
+    """Instantiate a config node, with Hydra's wrapping of the first error taken off.
+
+    Raises:
+        ConfigError: if the target cannot be found or does not take its arguments.
+    """
+    try:
+        return instantiate(target, _convert_="all")
+    except InstantiationException as error:
+        if isinstance(error.__cause__, BstuneError):
+            raise error.__cause__ from error
+        raise ConfigError(f"{what} cannot be built: {' '.join(str(error).split())}") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{what} cannot be built: {str(error).splitlines()[0]}") from error
+
+
+def build_workload(config: DictConfig) -> Workload:
+    """Build the data of ``config.workload`` and return what trials need.
+
+    A data module of bstune's own hands each trial a stream that lives on the device. Any other LightningDataModule is
+    prepared and set up once; the DataLoader that it trains on is read in batches of exactly B examples instead.
+
+    Raises:
+        DataError: if the data cannot be had.
+        ConfigError: if data or module cannot be built from the config, or batches not taken from the data.
+    """
+    data = build(config.workload.data, "workload.data")
+    if not isinstance(data, LightningDataModule):
+        raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
+    micro_batch_size = config.protocol.micro_batch_size
+    if isinstance(data, ImageData):
+        data.check()
+    data.prepare_data()
+    data.setup("fit")
+    data.setup("test")
+    validation = data.val_dataloader()
+    test = data.test_dataloader() if _has_test_data(data) else None
+
+    if isinstance(data, ImageData):
+        own = data
+
+        def train_batches(spec: TrialSpec) -> Iterable[Any]:
+            return own.train_batches(spec.batch_size, micro_batch_size, spec.seed)
+
+        train_examples, validation_examples = data.train_size, data.validation_size
+    else:
+        loader = data.train_dataloader()
+        rebatch(loader, 1, None, 0)  # refuses what cannot be read in other batches, before the first trial
+
+        def train_batches(spec: TrialSpec) -> Iterable[Any]:
+            return rebatch(loader, spec.batch_size, micro_batch_size, spec.seed)
+
+        train_examples, validation_examples = _examples(loader), _examples(validation)
+
+    return Workload(
+        build_module=lambda spec: build_module(config, spec),
+        train_batches=train_batches,
+        validation_batches=validation,
+        test_batches=test,
+        train_examples=train_examples,
+        validation_examples=validation_examples,
+        validates_on_test=isinstance(data, ImageData) and data.validates_on_test,
+    )
+
+
+def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
+    """Return the Lightning module of ``config.workload`` at one batch size and learning rate.
+
+    ``${trial.batch_size}``, ``${trial.lr}``, ``${trial.seed}`` and ``${trial.total_steps}`` in the config are the trial's.
+
+    Raises:
+        ConfigError: if it cannot be built, or is no LightningModule.
+    """
+    budget = Budget(config.budget.steps, config.budget.examples)
+    own = config.copy()
+    own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
+    own.trial.total_steps = budget.last_step(spec.batch_size)
+    module = build(own.workload.module, "workload.module")
+    if not isinstance(module, LightningModule):
+        raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
+    return module
+
+
+def _has_test_data(data: LightningDataModule) -> bool:
+    if isinstance(data, ImageData):
+        return data.test_size > 0
+    return type(data).test_dataloader is not LightningDataModule.test_dataloader
+
+
+def _examples(loader: Any) -> int:
+    if isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__"):
+        return len(loader.dataset)
+    raise ConfigError(
+        f"the data module must return a torch DataLoader over a data set with a length, but got {type(loader).__name__}"
+    )
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """Return a config node with every reference resolved, as plain values."""
+    values = OmegaConf.to_container(config, resolve=True)
+    return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}

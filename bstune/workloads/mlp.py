@@ -1,0 +1,14 @@
+"""A multi-layer perceptron."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+
+def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
+    """Return a perceptron with ReLU between layers: (N, ...) of ``inputs`` values to logits (N, classes)."""
+    widths = [inputs, *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for fan_in, fan_out in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))

@@ -1,0 +1,333 @@
+from functools import partial
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from bstune.data.augment import crop_flip, random_crop_flip
+from bstune.data.batches import (
+    EvalBatches,
+    Normalisation,
+    TrainBatches,
+    endless_indices,
+    micro_batch_sizes,
+    rebatch,
+    seeded_generators,
+)
+from bstune.errors import ConfigError
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def normalisation(channels=3, device="cpu"):
+    scale = torch.linspace(0.01, 0.03, channels, device=device).view(1, -1, 1, 1)
+    return Normalisation(scale, -100 * scale)
+
+
+def random_images(n=20, channels=3, height=8, width=6, device="cpu"):
+    images = torch.randint(0, 256, (n, channels, height, width), generator=generator(1), dtype=torch.uint8)
+    return images.to(device), torch.arange(n, device=device)
+
+
+def train_batches(batch_size=6, micro_batch_size=None, seed=0, augment=None, device="cpu"):
+    return TrainBatches(
+        *random_images(device=device),
+        batch_size=batch_size,
+        micro_batch_size=micro_batch_size,
+        seed=seed,
+        normalise=normalisation(device=device),
+        augment=augment,
+    )
+
+
+@pytest.mark.parametrize(("n", "batch_size"), [(10, 1), (10, 3), (10, 5), (10, 9), (10, 10), (1, 1)])
+def test_indices_are_shuffled_epochs_cut_into_equal_batches(n, batch_size):
+    batches = list(islice(endless_indices(n, batch_size, generator()), 3 * n))
+    assert {batch.shape for batch in batches} == {(batch_size,)}
+    stream = torch.cat(batches)
+    assert stream.dtype == torch.int64
+    epochs = stream[: len(stream) // n * n].view(-1, n)
+    assert torch.equal(epochs.sort(dim=1).values, torch.arange(n).expand_as(epochs))
+    if n > 1:
+        assert len({tuple(epoch) for epoch in epochs.tolist()}) > 1
+
+
+def test_order_does_not_depend_on_the_batch_size():
+    streams = [torch.cat(list(islice(endless_indices(12, size, generator(3)), 60 // size))) for size in (1, 5, 12)]
+    assert torch.equal(streams[0], streams[1])
+    assert torch.equal(streams[0], streams[2])
+
+
+def test_order_is_a_function_of_the_seed():
+    first, again, other = (next(endless_indices(100, 50, generator(seed))) for seed in (7, 7, 8))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "text"),
+    [
+        (70000, r"batch size 70000 is larger than the data set \(55000 examples\)"),
+        (0, "batch size must be a positive integer, but got 0"),
+        (-3, "batch size must be a positive integer, but got -3"),
+        (32.0, "batch size must be a positive integer, but got 32.0"),
+        (True, "batch size must be a positive integer, but got True"),
+    ],
+)
+def test_batch_size_is_checked_at_once(batch_size, text):
+    with pytest.raises(ConfigError, match=text):
+        endless_indices(55000, batch_size, generator())
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "micro_batch_size", "sizes"),
+    [
+        (8, None, (8,)),
+        (8, 8, (8,)),
+        (8, 100, (8,)),
+        (8, 4, (4, 4)),
+        (8, 3, (3, 3, 2)),
+        (3, 1, (1, 1, 1)),
+        (1, 1, (1,)),
+    ],
+)
+def test_micro_batch_sizes(batch_size, micro_batch_size, sizes):
+    assert micro_batch_sizes(batch_size, micro_batch_size) == sizes
+
+
+@pytest.mark.parametrize(("batch_size", "micro_batch_size", "name"), [(0, 2, "batch"), (4, 0, "micro-batch")])
+def test_micro_batch_sizes_refuses(batch_size, micro_batch_size, name):
+    with pytest.raises(ConfigError, match=f"^{name} size must be a positive integer, but got 0"):
+        micro_batch_sizes(batch_size, micro_batch_size)
+
+
+def test_seeded_generators_differ_from_each_other_and_from_the_next_seed():
+    numbers = [torch.rand(1, generator=g).item() for seed in (0, 1) for g in seeded_generators(seed, "cpu", 2)]
+    assert len(set(numbers)) == 4
+    assert [torch.rand(1, generator=g).item() for g in seeded_generators(0, "cpu", 2)] == numbers[:2]
+    with pytest.raises(ConfigError, match="must not be negative, but got -1"):
+        seeded_generators(-1, "cpu", 1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 6, 20])
+def test_train_batches_are_those_of_a_loop_over_examples(batch_size):
+    images, labels = random_images()
+    batches = train_batches(batch_size)
+    order, _ = seeded_generators(0, "cpu", 2)
+    indices = endless_indices(20, batch_size, order)
+    norm = normalisation()
+    for (x, y), index in zip(islice(batches, 10), indices, strict=False):
+        expected = torch.stack([images[i].double() * norm.scale[0] + norm.shift[0] for i in index.tolist()])
+        assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+        torch.testing.assert_close(x.double(), expected, rtol=0, atol=1e-6)
+        assert y.tolist() == [labels[i] for i in index.tolist()]
+
+
+@pytest.mark.parametrize("augment", [None, partial(random_crop_flip, padding=2)], ids=["plain", "augmented"])
+@pytest.mark.parametrize("micro_batch_size", [1, 4, 6, 9])
+def test_micro_batches_are_the_batch_bit_for_bit(micro_batch_size, augment):
+    whole = train_batches(9, None, augment=augment)
+    parts = train_batches(9, micro_batch_size, augment=augment)
+    sizes = micro_batch_sizes(9, micro_batch_size)
+    stream = iter(parts)
+    for x, y in islice(whole, 8):
+        group = list(islice(stream, len(sizes)))
+        assert tuple(len(part) for part, _ in group) == sizes == parts.micro_batch_sizes
+        assert torch.equal(torch.cat([part for part, _ in group]), x)
+        assert torch.equal(torch.cat([part for _, part in group]), y)
+
+
+def test_augmentation_does_not_change_the_order():
+    plain, augmented = train_batches(), train_batches(augment=partial(random_crop_flip, padding=1))
+    pairs = list(islice(zip(plain, augmented, strict=False), 9))
+    assert all(torch.equal(a[1], b[1]) for a, b in pairs)
+    assert not all(torch.equal(a[0], b[0]) for a, b in pairs)
+
+
+@pytest.mark.parametrize("other_seed", [0, 1])
+def test_train_batches_are_a_function_of_the_seed(other_seed):
+    augment = partial(random_crop_flip, padding=2)
+    first, second = (islice(train_batches(seed=seed, augment=augment), 9) for seed in (0, other_seed))
+    same = [torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, second, strict=True)]
+    assert all(same) if other_seed == 0 else not any(same)
+
+
+def test_train_batches_have_no_length_and_go_on_at_a_whole_batch():
+    batches = train_batches(6, 4)
+    with pytest.raises(TypeError, match="len"):
+        len(batches)
+    reference = [y for _, y in islice(train_batches(6, None), 3)]
+    assert torch.equal(next(iter(batches))[1], reference[0][:4])
+    assert torch.equal(next(iter(batches))[1], reference[1][:4])  # the rest of the first batch is not repeated
+    assert torch.equal(torch.cat([y for _, y in islice(batches, 2)]), reference[2])
+
+
+def test_train_batches_refuse_a_batch_larger_than_the_data():
+    with pytest.raises(ConfigError, match=r"batch size 21 is larger than the data set \(20 examples\)"):
+        train_batches(21)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_normalisation_leaves_the_images_alone(dtype):
+    images = random_images()[0].to(dtype)
+    before = images.clone()
+    normalisation()(images)
+    assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize(("n", "batch_size", "sizes"), [(20, 8, [8, 8, 4]), (20, 20, [20]), (20, 50, [20]), (0, 5, [])])
+def test_eval_batches_are_all_examples_in_order(n, batch_size, sizes):
+    images, labels = (part[:n] for part in random_images())
+    batches = EvalBatches(images, labels, batch_size=batch_size, normalise=normalisation())
+    for _ in range(2):
+        pairs = list(batches)
+        assert [len(y) for _, y in pairs] == sizes
+        assert len(batches) == len(sizes)
+        if n:
+            assert torch.equal(torch.cat([y for _, y in pairs]), labels)
+            assert torch.equal(torch.cat([x for x, _ in pairs]), normalisation()(images))
+
+
+def test_eval_batch_size_is_checked():
+    with pytest.raises(ConfigError, match="evaluation batch size must be a positive integer, but got 0"):
+        EvalBatches(*random_images(), batch_size=0, normalise=normalisation())
+
+
+def naive_crop_flip(images, top, left, mirror, padding):
+    out = []
+    for image, t, x, flip in zip(images.numpy(), top.tolist(), left.tolist(), mirror.tolist(), strict=True):
+        _, height, width = image.shape
+        padded = np.pad(image, ((0, 0), (padding, padding), (padding, padding)), mode="reflect")
+        crop = padded[:, t : t + height, x : x + width]
+        out.append(crop[:, :, ::-1] if flip else crop)
+    return torch.from_numpy(np.stack(out).copy())
+
+
+@pytest.mark.parametrize("padding", [0, 1, 4, 5])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_crop_flip_is_numpys_at_every_place(padding, dtype):
+    places = torch.arange(2 * padding + 1)
+    top, left, mirror = torch.cartesian_prod(places, places, torch.arange(2)).T
+    images = random_images(n=len(top))[0].to(dtype)
+    result = crop_flip(images, top, left, mirror.bool(), padding)
+    assert result.dtype == dtype
+    assert torch.equal(result, naive_crop_flip(images, top, left, mirror.bool(), padding))
+
+
+def test_random_crop_flip_draws_every_place_equally_often():
+    n = 50_000
+    ramp = torch.arange(8 * 6, dtype=torch.uint8).view(1, 1, 8, 6).expand(n, 1, 8, 6)
+    result = random_crop_flip(ramp, generator(), padding=2)
+    centre = result[:, 0, 4, 2:4].long()  # what stands in the middle tells the place, and its neighbour the mirroring
+    _, counts = torch.unique(centre, dim=0, return_counts=True)
+    assert len(counts) == 5 * 5 * 2
+    expected = n / len(counts)
+    assert ((counts - expected) ** 2 / expected).sum() < 85.4  # chi-squared with 49 degrees of freedom, p = 0.001
+    assert torch.equal(result, random_crop_flip(ramp, generator(), padding=2))
+
+
+@pytest.mark.parametrize("padding", [-1, 6, 7])
+def test_random_crop_flip_refuses(padding):
+    with pytest.raises(ConfigError, match=f"below the image's 8x6 pixels, but got {padding}"):
+        random_crop_flip(random_images()[0], generator(), padding=padding)
+
+
+def collate_pairs(examples):
+    return [int(x) for (x,) in examples]
+
+
+def loader(**options):
+    return DataLoader(TensorDataset(torch.arange(10)), **({"batch_size": 4, "collate_fn": collate_pairs} | options))
+
+
+@pytest.mark.parametrize(("batch_size", "micro_batch_size"), [(3, None), (7, 3), (10, 10)])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_rebatch_gives_endless_batches_of_the_same_data(batch_size, micro_batch_size, shuffle):
+    result = rebatch(loader(shuffle=shuffle, drop_last=True), batch_size, micro_batch_size, seed=5)
+    sizes = micro_batch_sizes(batch_size, micro_batch_size)
+    items = list(islice(result, 10 * len(sizes)))
+    assert [len(item) for item in items] == list(sizes) * 10
+    stream = [value for item in items for value in item]
+    assert all(sorted(stream[k : k + 10]) == list(range(10)) for k in range(0, len(stream) - 9, 10))
+    again = islice(rebatch(loader(shuffle=shuffle), batch_size, micro_batch_size, seed=5), len(items))
+    assert list(again) == items
+    with pytest.raises(TypeError):
+        len(result)
+
+
+def test_rebatch_goes_on_where_the_last_iterator_left_off():
+    result = rebatch(loader(), 5, None, seed=0)
+    assert sorted(next(iter(result)) + next(iter(result))) == list(range(10))
+
+
+def test_rebatch_keeps_the_loaders_options():
+    options = {"num_workers": 2, "timeout": 3.0, "worker_init_fn": print, "prefetch_factor": 5, "in_order": False}
+    source = loader(**options, persistent_workers=True, multiprocessing_context="fork")
+    result = rebatch(source, 5, None, seed=0)
+    for name in (*options, "persistent_workers", "multiprocessing_context", "collate_fn", "pin_memory", "dataset"):
+        assert getattr(result, name) == getattr(source, name), name
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class NoLength:
+    def __getitem__(self, index):
+        return index
+
+
+class OwnIterator(DataLoader):
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ([1, 2], "but got list"),
+        (DataLoader(Stream()), "Stream, is iterable"),
+        (DataLoader(NoLength(), sampler=[0, 1]), "NoLength, has no length"),
+        (OwnIterator([1, 2]), "OwnIterator has an __iter__ of its own"),
+        (DataLoader([1, 2], batch_size=None), r"no batch size of its own \(batch_sampler is NoneType\)"),
+        (DataLoader([1, 2], batch_sampler=[[0], [1]]), "batch_sampler is list"),
+        (loader(sampler=WeightedRandomSampler([1.0] * 10, 10)), "its sampler, WeightedRandomSampler"),
+        (loader(sampler=RandomSampler(range(10), replacement=True)), "its sampler, RandomSampler"),
+        (loader(sampler=RandomSampler(range(10), num_samples=5)), "its sampler, RandomSampler"),
+        (loader(sampler=[0, 1, 2]), "its sampler, list"),
+    ],
+)
+def test_rebatch_refuses(source, text):
+    with pytest.raises(ConfigError, match=text):
+        rebatch(source, 1, None, seed=0)
+
+
+def test_rebatch_checks_the_batch_size():
+    with pytest.raises(ConfigError, match=r"batch size 11 is larger than the data set \(10 examples\)"):
+        rebatch(loader(), 11, None, seed=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_cuda_batches_never_wait_for_the_device():
+    augment = partial(random_crop_flip, padding=2)
+    stream = iter(train_batches(8, 3, augment=augment, device="cuda"))
+    next(stream)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        batches = list(islice(stream, 29))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert {x.device.type for x, _ in batches} == {"cuda"}
+    again = islice(train_batches(8, 3, augment=augment, device="cuda"), 1, 30)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, again, strict=True))
