@@ -169,8 +169,7 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90) -> CurveFit:
     profile = _locate(observed, rise)
     k = int(profile.deviance.argmin())
     low, high = _ends(profile, rise)
-    # 68%: a chi-square quantile of 1
-    nearly = profile.deviance[k] + min(1.0, rise)
+    nearly = profile.deviance[k] + min(1.0, rise)  # 1 is the 68% quantile of chi-square
     open_below, open_above = bool(profile.deviance[0] <= nearly), bool(profile.deviance[-1] <= nearly)
     # S_min = S(B_ref) (1 - p) and E_min = S(B_ref) B_ref p, at the limit p = 0 or 1 where the points allow it
     at = 0 if open_below else -1 if open_above else k
@@ -264,10 +263,8 @@ def _observe(points: tuple[FrontierPoint, ...]) -> _Observed:
     censored = np.array([point.censored for point in points], dtype=np.bool_)
     reached, sizes = int((~censored).sum()), np.unique(log_batch[~censored]).size
     if reached < 3 or sizes < 2:
-        raise CurveError(
-            f"the curve needs at least 3 points that reached the target, at 2 or more batch sizes, but got {reached} "
-            f"at {sizes} (and {len(points) - reached} censored): run more batch sizes to the target"
-        )
+        got = f"{reached} at {sizes} (and {len(points) - reached} censored): run more batch sizes to the target"
+        raise CurveError(f"the curve needs at least 3 points that reached the target, at 2 batch sizes, but got {got}")
     if len(points) > MOST_POINTS:
         raise CurveError(f"the curve takes at most {MOST_POINTS} points, but got {len(points)}: keep the best per B")
     log_reference = float(log_batch[~censored].mean())

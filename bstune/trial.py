@@ -329,7 +329,8 @@ def device_name(trainer_options: Mapping[str, Any]) -> str:
     """Return the name of the device that trials run on, such as ``NVIDIA H200`` or ``cpu (2 threads)``."""
     if trainer_options.get("accelerator") == "cuda":
         return torch.cuda.get_device_name()
-    return f"cpu ({torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
 
 
 @functools.cache

@@ -1,0 +1,457 @@
+import json
+import math
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from functools import cache
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.stats import norm
+
+from bstune import curve
+from bstune.curve import CurveError, FrontierPoint, fit_curve, frontier_points, log_slope, predict_steps, regime
+from bstune.records import TrialResult
+
+S_MIN, B_CRIT = 100.0, 1000.0
+NINE = B_CRIT * 2.0 ** np.arange(-5, 4)  # B_crit/32 to 8 B_crit
+# steps of the 85M-parameter language model in the runs released with Zhang et al. 2024, arXiv 2410.21676
+ZHANG = {64: 46000, 128: 23000, 256: 13282, 512: 7000, 1024: 3840, 2048: 2500, 4096: 1800, 8192: 1600, 16384: 1600}
+
+
+def point(batch_size, steps, censored=False):
+    return FrontierPoint(float(batch_size), float(steps), censored=censored, steps_low=None)
+
+
+def true_points(batch_sizes, s_min=S_MIN, b_crit=B_CRIT):
+    return [point(B, s_min * (1.0 + b_crit / B)) for B in batch_sizes]
+
+
+def trial(number, batch_size, steps, status="reached", steps_low=None):
+    return TrialResult(
+        number=number,
+        slot=number,
+        batch_size=batch_size,
+        lr=0.1,
+        delta=None,
+        seed=0,
+        status=status,
+        steps=steps,
+        steps_low=steps - 1 if steps_low is None else steps_low,
+        examples=steps * batch_size,
+        train_seconds=1.0,
+        eval_seconds=1.0,
+        startup_seconds=1.0,
+        wall_seconds=3.0,
+        seconds_per_step=0.1,
+        device="cpu",
+        versions={},
+    )
+
+
+FRONTIER = {
+    "nothing": ([], []),
+    "the least S x B of a half octave, at its own B": (
+        [trial(0, 64, 100), trial(1, 80, 70), trial(2, 90, 90)],
+        [(80, 70, False, 69)],
+    ),
+    "91 begins the next half octave, 128 the one after": (
+        [trial(0, 128, 40), trial(1, 90, 50), trial(2, 91, 50), trial(3, 127, 49)],
+        [(90, 50, False, 49), (91, 50, False, 49), (128, 40, False, 39)],
+    ),
+    "equal S x B: the smaller batch size": ([trial(0, 80, 4), trial(1, 64, 5)], [(64, 5, False, 4)]),
+    "equal S x B and B: the lower number": (
+        [trial(4, 64, 5, steps_low=3), trial(2, 64, 5, steps_low=1)],
+        [(64, 5, False, 1)],
+    ),
+    "a bound beside a reached trial is dropped": (
+        [trial(0, 64, 5), trial(1, 64, 900, "budget")],
+        [(64, 5, False, 4)],
+    ),
+    "the largest bound on S x B, from its last evaluation": (
+        [trial(0, 64, 900, "budget", 10), trial(1, 70, 40, "budget", 40), trial(2, 64, 30, "budget", 30)],
+        [(70, 40, True, 40)],
+    ),
+    "a trial never evaluated bounds nothing": ([trial(0, 64, 900, "budget", 0)], []),
+    "diverged, oom and failed say nothing": (
+        [trial(0, 64, 900, "diverged"), trial(1, 128, 900, "oom"), trial(2, 256, 900, "failed"), trial(3, 1, 7)],
+        [(1, 7, False, 6)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("trials", "expected"), FRONTIER.values(), ids=FRONTIER.keys())
+def test_frontier_points(trials, expected):
+    for order in (trials, trials[::-1]):
+        found = frontier_points(iter(order))
+        assert [(p.batch_size, p.steps, p.censored, p.steps_low) for p in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("batch_sizes", "s_min", "b_crit"),
+    [
+        (NINE, 100.0, 1000.0),
+        (NINE, 7.0, 200.0),
+        (NINE, 3e5, 20000.0),
+        ([16.0, 64.0, 256.0], 50.0, 64.0),
+        ([8, 64], 50.0, 20.0),
+        (np.geomspace(1, 1e5, 40), 1234.5, 321.0),
+    ],
+)
+def test_noiseless_points_return_the_parameters(batch_sizes, s_min, b_crit):
+    points = true_points(batch_sizes, s_min, b_crit) * (2 if len(batch_sizes) == 2 else 1)
+    fit = fit_curve(points)
+    assert fit.s_min == pytest.approx(s_min, rel=2e-3)
+    assert fit.b_crit == pytest.approx(b_crit, rel=2e-3)
+    assert fit.e_min == pytest.approx(s_min * b_crit, rel=2e-3)
+    assert fit.b_crit_low < b_crit < fit.b_crit_high
+    assert fit.perfect_scaling_below == fit.b_crit / 9
+    assert fit.maximal_data_parallelism_above == fit.b_crit * 9
+    assert fit.note is None
+    assert fit.points == tuple(points)
+    assert fit_curve(points) == fit
+
+
+def test_published_points_of_an_85m_language_model():
+    fit = fit_curve([point(B, S) for B, S in ZHANG.items()])
+    assert 2000 < fit.b_crit < 2500
+    assert 1700 < fit.b_crit_low < 2000
+    assert 2500 < fit.b_crit_high < 2800
+
+
+def reference_deviance(points, b_crit=None):
+    """The least deviance, written again from the model with scipy's densities and minimiser; b_crit free if None."""
+
+    def deviance(parameters):
+        log_e, log_b = parameters[0], parameters[2] if b_crit is None else math.log(b_crit)
+        sigma = math.exp(parameters[1])
+        total = 2 * curve.PRIOR_WEIGHT * (parameters[1] + curve.PRIOR_NOISE**2 / (2 * sigma**2))
+        for p in points:
+            # S = E_min/B_crit + E_min/B
+            off = math.log(p.steps) - (log_e + np.logaddexp(-log_b, -math.log(p.batch_size)))
+            wide = math.hypot(sigma, curve.OUTLIER_SPREAD)
+            chance = norm.sf if p.censored else norm.pdf
+            share = curve.OUTLIER_SHARE
+            width = (1.0, 1.0) if p.censored else (sigma, wide)
+            total -= 2 * math.log(
+                (1 - share) * chance(off / sigma) / width[0] + share * chance(off / wide) / width[1]
+            ) + (0.0 if p.censored else math.log(2 * math.pi))
+        return total
+
+    middle = float(np.median([math.log(p.steps * p.batch_size) for p in points]))
+    starts = [(middle + shift, math.log(s), 7.0) for shift in (-1.0, 0.0, 1.0) for s in (0.05, 0.3)]
+    options = {"xatol": 1e-7, "fatol": 1e-9, "maxiter": 4000}
+    found = (minimize(deviance, s[: 3 if b_crit is None else 2], method="Nelder-Mead", options=options) for s in starts)
+    return min(result.fun for result in found)
+
+
+@pytest.mark.parametrize("censored", [(), (0, 6), (8,)])
+def test_the_ends_are_where_a_reference_likelihood_falls_by_the_stated_amount(censored):
+    steps = S_MIN * (1 + B_CRIT / NINE) * np.exp(0.1 * np.random.default_rng(5).standard_normal(9))
+    steps[3] *= 3  # an outlier, so that the mixture matters
+    steps[list(censored)] *= 0.8
+    points = [point(B, S, i in censored) for i, (B, S) in enumerate(zip(NINE, steps, strict=True))]
+    fit = fit_curve(points)
+    n = 9 - len(censored) + curve.PRIOR_WEIGHT
+    t = curve.stdtrit(n - 2, 0.95)
+    least = reference_deviance(points)
+    assert reference_deviance(points, fit.b_crit) == pytest.approx(least, abs=1e-3)
+    for end in (fit.b_crit_low, fit.b_crit_high):
+        assert reference_deviance(points, end) - least == pytest.approx(n * math.log(1 + t**2 / (n - 2)), abs=0.02)
+
+
+def test_scaling_batch_sizes_and_steps_scales_the_fit():
+    points = [point(B, S) for B, S in ZHANG.items()] + [point(32, 60000, True)]
+    fit = fit_curve(points)
+    scaled = fit_curve([replace(p, batch_size=p.batch_size * 37.0, steps=p.steps * 0.01) for p in points])
+    for name, factor in {"b_crit": 37, "b_crit_low": 37, "b_crit_high": 37, "s_min": 0.01, "e_min": 0.37}.items():
+        assert getattr(scaled, name) == pytest.approx(getattr(fit, name) * factor, rel=1e-6), name
+    assert scaled.noise == pytest.approx(fit.noise, rel=1e-6)
+
+
+def test_a_wider_level_gives_a_wider_interval():
+    fits = [fit_curve([point(B, S) for B, S in ZHANG.items()], level) for level in (0.5, 0.9, 0.99)]
+    lows, highs = [fit.b_crit_low for fit in fits], [fit.b_crit_high for fit in fits]
+    assert lows == sorted(lows, reverse=True)
+    assert highs == sorted(highs)
+    assert len({fit.b_crit for fit in fits}) <= 3
+    assert fits[0].b_crit == pytest.approx(fits[2].b_crit, rel=2e-3)
+
+
+def test_one_bad_point_moves_the_fit_little():
+    points = true_points(NINE)
+    for i, factor in ((i, factor) for i in range(len(points)) for factor in (3.0, 1 / 3.0)):
+        bad = [replace(p, steps=p.steps * (factor if j == i else 1.0)) for j, p in enumerate(points)]
+        assert fit_curve(bad).b_crit == pytest.approx(B_CRIT, rel=0.02), (i, factor)
+
+
+def test_bounds_move_the_fit_only_where_they_say_something():
+    points = true_points(NINE)
+    fit = fit_curve(points)
+    low_bounds = fit_curve([*points, point(5.0, 10.0, True), point(1e5, 1.0, True)])
+    assert low_bounds.b_crit == pytest.approx(fit.b_crit, rel=1e-3)
+    small = true_points(NINE[:5])  # up to B_crit/2
+    bounded = fit_curve([*small, point(16 * B_CRIT, 0.9 * S_MIN, True)])
+    assert bounded.b_crit_high < 0.8 * fit_curve(small).b_crit_high
+    assert bounded.b_crit_low == pytest.approx(fit_curve(small).b_crit_low, rel=0.1)
+
+
+def test_perfect_scaling_leaves_b_crit_open_above():
+    fit = fit_curve([point(B, 32000 / B) for B in (1, 2, 4, 8, 16, 32)])
+    assert (fit.b_crit, fit.s_min, fit.b_crit_high) == (None, None, None)
+    assert (fit.perfect_scaling_below, fit.maximal_data_parallelism_above) == (None, None)
+    assert fit.e_min == pytest.approx(32000, rel=1e-2)
+    assert fit.b_crit_low > 32
+    assert fit.note == "no point near or above B_crit, so it has no upper end: run batch sizes above 32"
+    assert regime(fit.b_crit_low / 9.01, fit) == "perfect scaling"
+    assert regime(fit.b_crit_low / 8.99, fit) is None
+    assert regime(1e9, fit) is None
+
+
+def test_maximal_data_parallelism_leaves_b_crit_open_below():
+    fit = fit_curve([point(B, 500) for B in (1024, 2048, 4096, 8192)])
+    assert (fit.b_crit, fit.e_min, fit.b_crit_low) == (None, None, None)
+    assert fit.s_min == pytest.approx(500, rel=1e-2)
+    assert fit.b_crit_high < 1024
+    assert fit.note == "no point near or below B_crit, so it has no lower end: run batch sizes below 1024"
+    assert regime(fit.b_crit_high * 9.01, fit) == "maximal data parallelism"
+    assert regime(fit.b_crit_high * 8.99, fit) is None
+    assert regime(1e-3, fit) is None
+
+
+def test_noise_alone_determines_nothing():
+    fit = fit_curve([point(100, 500), point(110, 2000), point(120, 100), point(130, 900)])
+    known = ("s_min", "b_crit", "b_crit_low", "b_crit_high", "e_min", "perfect_scaling_below")
+    assert [getattr(fit, name) for name in known] == [None] * 6
+    assert fit.note == "the points do not bracket B_crit: run batch sizes below 100 and above 130, or more trials"
+    assert regime(100, fit) is None
+
+
+def test_regimes_match_the_slope_at_their_bounds():
+    fit = replace(fit_curve(true_points(NINE)), b_crit=900.0)
+    for B, slope, below, above in (
+        (100.0, -0.9, "perfect scaling", "diminishing returns"),
+        (8100.0, -0.1, "diminishing returns", "maximal data parallelism"),
+    ):
+        assert regime(B * 0.999, fit) == below
+        assert regime(B * 1.001, fit) == above
+        near = true_points([B * 0.999, B * 1.001], S_MIN, 900.0)
+        assert log_slope(near) == pytest.approx(slope, abs=1e-6)  # -B_crit/(B + B_crit)
+    with pytest.raises(CurveError, match=r"batch_size must be a positive, finite number .* but got nan"):
+        regime(math.nan, fit)
+
+
+def test_log_slope_is_least_squares_over_reached_points():
+    points = [point(B, S) for B, S in ZHANG.items()]
+    expected = np.polyfit(np.log(list(ZHANG)), np.log(list(ZHANG.values())), 1)[0]
+    assert log_slope(points) == pytest.approx(expected, rel=1e-12)
+    assert log_slope([*points, point(9, 9, True)]) == log_slope(points)
+    assert log_slope([point(1, 80), point(8, 10)]) == pytest.approx(-1.0)
+    for few in ([], points[:1], [points[0], points[0]], [points[0], point(9, 9, True)]):
+        with pytest.raises(CurveError, match="two or more batch sizes"):
+            log_slope(few)
+
+
+def test_the_predicted_band_agrees_with_the_fit():
+    points = [point(B, S) for B, S in ZHANG.items()]
+    fit = fit_curve(points)
+    sizes = np.geomspace(1, 1e8, 33).reshape(3, 11)
+    band = predict_steps(fit, sizes)
+    assert band.steps.shape == band.low.shape == band.high.shape == (3, 11)
+    assert band.steps == pytest.approx(fit.s_min * (1 + fit.b_crit / sizes), rel=1e-6)
+    assert np.all((band.low < band.steps) & (band.steps < band.high))
+    # the band of S at 1e8 is S_min's profile interval: among the points' likelihood, its ends are the stated fall
+    n, t = 9 + curve.PRIOR_WEIGHT, curve.stdtrit(8.0, 0.95)
+    for end in (band.low[-1, -1], band.high[-1, -1]):
+        b_crits = np.geomspace(1000, 6000, 301)
+        least = min(fixed_deviance(points, end, b_crit) for b_crit in b_crits)
+        assert least - reference_deviance(points) == pytest.approx(n * math.log(1 + t**2 / (n - 2)), abs=0.3)
+    assert predict_steps(fit, []).steps.shape == (0,)
+    with pytest.raises(CurveError, match="got 0"):
+        predict_steps(fit, [64, 0])
+
+
+def fixed_deviance(points, s_min, b_crit):
+    """The deviance at (S_min, B_crit) of reached points, sigma minimised on a grid."""
+    off = np.array([math.log(p.steps / (s_min * (1 + b_crit / p.batch_size))) for p in points])
+    sigma = np.geomspace(0.02, 0.5, 120)[:, None]
+    wide, share = np.hypot(sigma, curve.OUTLIER_SPREAD), curve.OUTLIER_SHARE
+    density = (1 - share) * np.exp(-((off / sigma) ** 2) / 2) / sigma + share * np.exp(-((off / wide) ** 2) / 2) / wide
+    prior = curve.PRIOR_WEIGHT * (np.log(sigma) + curve.PRIOR_NOISE**2 / (2 * sigma**2))
+    return float((2 * prior[:, 0] - 2 * np.log(density).sum(1)).min())
+
+
+def test_the_band_stays_finite_where_b_crit_is_open():
+    for points in ([point(B, 32000 / B) for B in (1, 2, 4, 8)], [point(B, 500) for B in (1024, 2048, 4096)]):
+        band = predict_steps(fit_curve(points), np.geomspace(1e-3, 1e9, 13))
+        assert np.all(np.isfinite(band.low) & np.isfinite(band.high) & (band.low > 0))
+        assert np.all((band.low <= band.steps) & (band.steps <= band.high))
+
+
+TOO_FEW = "at least 3 points that reached the target"
+BAD_POINTS = {
+    "none": ([], TOO_FEW),
+    "two": (true_points([1, 100]), f"{TOO_FEW}.*got 2 at 2 \\(and 0 censored\\)"),
+    "one batch size": (true_points([64] * 4), "got 4 at 1"),
+    "bounds alone": ([point(B, 100, True) for B in NINE], "got 0 at 0 \\(and 9 censored\\)"),
+    "two and bounds": ([*true_points([1, 9]), point(4, 2, True), point(5, 2, True)], "got 2 at 2 \\(and 2 censored\\)"),
+    "NaN": ([*true_points(NINE), point(64, math.nan)], "steps must be a positive, finite number .* but got nan"),
+    "infinite": ([*true_points(NINE), point(math.inf, 5)], "batch_size must be .* but got inf"),
+    "zero": ([*true_points(NINE), point(64, 0, True)], "steps must be .* but got 0.0"),
+    "too many": (true_points(np.linspace(1, 100, 1001)), "at most 1000 points, but got 1001"),
+}
+
+
+@pytest.mark.parametrize(("points", "message"), BAD_POINTS.values(), ids=BAD_POINTS.keys())
+def test_points_that_cannot_be_fitted(points, message):
+    with pytest.raises(CurveError, match=message):
+        fit_curve(points)
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 90, -0.1, math.nan])
+def test_level_must_be_a_probability(level):
+    with pytest.raises(CurveError, match=f"between 0 and 1, such as 0.9, but got {level}"):
+        fit_curve(true_points(NINE), level)
+
+
+CURVES = 200
+# what is simulated: batch sizes, how many points become bounds below their S, the factor on one bad point
+CASES = {
+    "a: around B_crit": (NINE, 0, 1.0),
+    "b: up to B_crit/2": (B_CRIT * 2.0 ** np.arange(-6, 0), 0, 1.0),
+    "c: below B_crit/30": (B_CRIT / 31 * 2.0 ** np.arange(-5, 1), 0, 1.0),
+    "d: two censored": (NINE, 2, 1.0),
+    "e: one point 3 times too high": (NINE, 0, 3.0),
+    "f: one point 3 times too low": (NINE, 0, 1 / 3.0),
+    "g: above 50 B_crit": (50 * B_CRIT * 2.0 ** np.arange(6), 0, 1.0),
+    "h: four points": (B_CRIT * 4.0 ** np.arange(-2, 2), 0, 1.0),
+}
+
+
+def simulated_points(rng, batch_sizes, bounds, factor):
+    """One curve with 10% log-normal noise."""
+    n = len(batch_sizes)
+    steps = S_MIN * (1 + B_CRIT / batch_sizes) * np.exp(0.1 * rng.standard_normal(n))
+    steps[rng.integers(n)] *= factor
+    stopped = rng.choice(n, bounds, replace=False)
+    steps[stopped] *= rng.uniform(0.3, 1.0, bounds)
+    return [point(B, S, i in stopped) for i, (B, S) in enumerate(zip(batch_sizes, steps, strict=True))]
+
+
+@cache
+def simulated_intervals(case):
+    """Ends of the 90% intervals of 200 curves, shape (200, 2); an open end is 0 or infinity."""
+    rng = np.random.default_rng(20250101)
+    fits = [fit_curve(simulated_points(rng, *CASES[case])) for _ in range(CURVES)]
+    return np.array([(fit.b_crit_low or 0.0, fit.b_crit_high or math.inf) for fit in fits])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_interval_covers_b_crit_as_often_as_it_says(case):
+    low, high = simulated_intervals(case).T
+    covered = (low <= B_CRIT) & (high >= B_CRIT)
+    finite = (low > 0) & np.isfinite(high)
+    assert covered.mean() >= 0.80
+    if finite.sum() >= CURVES // 2:
+        assert covered[finite].mean() <= 0.97
+
+
+def test_ends_are_open_where_the_points_cannot_tell():
+    assert np.isinf(simulated_intervals("c: below B_crit/30")[:, 1]).mean() >= 0.90
+    assert (simulated_intervals("g: above 50 B_crit")[:, 0] == 0.0).mean() >= 0.90
+    for case in ("a: around B_crit", "d: two censored", "e: one point 3 times too high"):
+        low, high = simulated_intervals(case).T
+        assert np.all((low > 0) & np.isfinite(high))
+        assert np.median(high / low) < 2.0
+
+
+ROWS = "".join(f"{B},{S}\n" for B, S in ZHANG.items())
+GOOD_FILES = {
+    "plain": ("batch_size,steps\n" + ROWS, 9, 0),
+    "byte-order mark, other columns, blank lines": (
+        "\ufeff note , steps,batch_size\n\n" + "".join(f"x,{S},{B}\n\n" for B, S in ZHANG.items()),
+        9,
+        0,
+    ),
+    "censored": (
+        "batch_size,steps,censored\n" + "".join(f"{B},{S},{'TRUE' if B == 64 else '0'}\n" for B, S in ZHANG.items()),
+        9,
+        1,
+    ),
+    "floats, quotes, carriage returns": ('batch_size,steps\r\n"16",1e3\r\n64,3.5e2\r\n256.5,2e2\r\n', 3, 0),
+}
+
+
+@pytest.mark.parametrize(("text", "points", "censored"), GOOD_FILES.values(), ids=GOOD_FILES.keys())
+def test_command_line_prints_the_fit_as_json(tmp_path, capsys, text, points, censored):
+    path = tmp_path / "points.csv"
+    path.write_bytes(text.encode())
+    assert curve.main([str(path)]) == 0
+    captured = capsys.readouterr()
+    printed = json.loads(captured.out)
+    keys = ["s_min", "b_crit", "b_crit_low", "b_crit_high", "e_min"]
+    keys += ["perfect_scaling_below", "maximal_data_parallelism_above"]
+    assert all(printed[key] > 0 for key in keys)
+    assert len(printed["points"]) == points
+    assert sum(p["censored"] for p in printed["points"]) == censored
+    assert captured.err == ""
+    fit = fit_curve(curve.read_points(path))
+    assert printed == json.loads(json.dumps(asdict(fit)))
+
+
+def test_command_line_prints_null_for_an_open_end(tmp_path, capsys):
+    path = tmp_path / "points.csv"
+    path.write_text("batch_size,steps\n1,3200\n2,1600\n4,800\n8,400\n")
+    assert curve.main([str(path)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["b_crit_high"] is None
+    assert printed["note"].endswith("run batch sizes above 8")
+
+
+HEAD = "batch_size,steps\n"
+BAD_FILES = {
+    "empty": ("", "line 1: needs the columns batch_size and steps"),
+    "header only": (HEAD, TOO_FEW),
+    "too few": (HEAD + "1,2\n3,4\n", "got 2 at 2"),
+    "missing column": ("batch,steps\n1,2\n", "got 'batch,steps'"),
+    "no header": (ROWS, "got '64,46000'"),
+    "repeated column": ("batch_size,steps,steps\n1,2,3\n", "each once, but got 'batch_size,steps,steps'"),
+    "repeated flag": ("batch_size,steps,censored,censored\n1,2,0,0\n", "each once"),
+    "not a number": (HEAD + ROWS + "many,2\n", "line 11: batch_size must be a positive, finite number"),
+    "missing value": (HEAD + "1,\n" + ROWS, "line 2: steps must be .* but got ''"),
+    "zero": (HEAD + "1,0\n" + ROWS, "line 2: steps must be .* but got '0'"),
+    "negative": (HEAD + "-4,10\n" + ROWS, "line 2: batch_size must be .* but got '-4'"),
+    "NaN": (HEAD + ROWS + "1,nan\n", "line 11: steps must be .* but got 'nan'"),
+    "infinite": (HEAD + "inf,1\n" + ROWS, "line 2: batch_size must be .* but got 'inf'"),
+    "too short a line": (HEAD + "1\n" + ROWS, "line 2: needs 2 values"),
+    "too long a line": (HEAD + "1,2,3\n" + ROWS, "line 2: needs 2 values"),
+    "unknown flag": ("batch_size,steps,censored\n1,2,maybe\n", "line 2: censored must be .* but got 'maybe'"),
+    "open quote": (HEAD + '1,"2\n' + ROWS, "not a CSV file"),
+    "not text": (b"\xff\xfe\x00batch_size", "not a CSV file in UTF-8"),
+    "no such file": (None, "cannot read .*points.csv: No such file or directory"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_FILES.values(), ids=BAD_FILES.keys())
+def test_command_line_refuses_bad_input_in_one_line(tmp_path, capsys, content, message):
+    path = tmp_path / "points.csv"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert curve.main([str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    with pytest.raises(CurveError, match=message):
+        fit_curve(curve.read_points(path))
+
+
+def test_a_directory_is_refused(tmp_path, capsys):
+    assert curve.main([str(tmp_path)]) == 2
+    assert "Is a directory" in capsys.readouterr().err
+
+
+def test_import_loads_neither_torch_nor_lightning():
+    code = "import sys, bstune.curve; print(sorted({'torch', 'lightning', 'matplotlib', 'mlflow'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
