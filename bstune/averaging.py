@@ -48,7 +48,7 @@ class RunningWeightAverage(WeightAveraging):
     def _blend(self, averaged: list[torch.Tensor], current: list[torch.Tensor], _: torch.Tensor | int) -> None:
         # Called once for each device and dtype of an update, so the step is noted in on_train_batch_end.
         decay = (self._updated_at / self._step) ** (1.0 / self.fraction)
-        get_ema_multi_avg_fn(decay)(averaged, current, 0)
+        get_ema_multi_avg_fn(decay)(averaged, current, 0)  # type: ignore[no-untyped-call]
 
     def on_train_batch_end(self, *args: object, **kwargs: object) -> None:
         """Update the average if a snapshot is due."""

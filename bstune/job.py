@@ -2,7 +2,7 @@
 
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,12 @@ from sqlalchemy.engine import make_url
 from bstune.curve import CurveError, CurveFit, fit_curve, frontier_points, predict_steps
 from bstune.errors import Interrupted
 from bstune.estimate import most_seconds, probe_step_time, remaining_seconds
+from bstune.figure import draw_curve
 from bstune.output import Output, locked, write_text
 from bstune.preflight import Job
 from bstune.progress import Progress, plan_text
 from bstune.records import TrialResult, TrialSpec, dump_json
-from bstune.report import draw_curve, print_final, summarize
+from bstune.report import print_final, summarize
 from bstune.search.study import STUDY_ID, finish_abandoned, next_slot, open_study, results, run_slot
 from bstune.trial import Protocol, device_name, make_trainer, run_trial, versions
 
@@ -56,7 +57,9 @@ def run_study(job: Job, overrides: Sequence[str], console: Console) -> None:
             stopped = _run_slots(job, study, tracking, console)
         except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
             write_trials(job.output, results(study, job.plan, job.space))
-            raise Interrupted("interrupted: every finished trial is stored; the same command continues the study") from error
+            raise Interrupted(
+                "interrupted: every finished trial is stored; the same command continues the study"
+            ) from error
         console.print(stopped)
         _report(job, study, tracking, overrides, console)
 
@@ -162,7 +165,9 @@ def _report(
     files = {"figure": output.figure, "curve": output.curve, "trials": output.trials, "winners": output.best}
     print_final(console, summary, _test_errors(job, tests) if tests else None, files, ui)
     if job.workload.validates_on_test:
-        console.print("The target is measured on the test images, as the workload's source does: there is no other test.")
+        console.print(
+            "The target is measured on the test images, as the workload's source does: there is no other test."
+        )
 
 
 def _fit(done: Sequence[TrialResult]) -> CurveFit | str:

@@ -94,7 +94,9 @@ def check_writable(path: Path, what: str) -> None:
     if not parent.is_dir():
         raise StudyError(f"{what}: {parent} is not a folder: choose another place")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise StudyError(f"{what}: the folder {parent} is not writable: choose another place, or run from another folder")
+        raise StudyError(
+            f"{what}: the folder {parent} is not writable: choose another place, or run from another folder"
+        )
 
 
 @contextmanager
@@ -107,11 +109,16 @@ def locked(output: Output) -> Iterator[None]:
     try:
         output.root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(output.lock, timeout=0)
-        with lock:
-            yield
+        lock.acquire()
     except Timeout as error:
         raise StudyError(
-            f"another process runs this study (it holds {output.lock}): wait for it, or begin another one with study=NAME"
+            f"another process runs this study and holds {output.lock}: wait for it, or begin another with study=NAME"
         ) from error
     except PermissionError as error:
-        raise StudyError(f"output={output.root} is not writable: {error.strerror}; choose another with output=DIR") from error
+        raise StudyError(
+            f"output={output.root} is not writable: {error.strerror}; choose another with output=DIR"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -24,6 +24,7 @@ def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool
     """
     plan, space, budget = job.plan, job.space, job.protocol.budget
     seconds, bound = estimate
+    rule = job.config.scaling.rule["_target_"].rpartition(".")[2]
     limits = [f"{plan.trials} trials"]
     if plan.seconds is not None:
         limits.append(f"{format_seconds(plan.seconds)} of training")
@@ -33,7 +34,7 @@ def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool
         f"study {job.config.study}: {job.protocol.target}, objective {plan.objective}, "
         f"on {job.fingerprint['device']} in {job.config.precision}",
         f"  batch sizes {format_count(space.low)} to {format_count(space.high)}, "
-        f"learning rates within a factor of {format_number(2**space.delta_bound)} of rule {job.config.scaling.rule._target_.rpartition('.')[2]} "
+        f"learning rates within a factor of {format_number(2**space.delta_bound)} of rule {rule} "
         f"through B = {format_count(job.config.scaling.batch_size)}, lr = {format_number(job.config.scaling.lr)}",
         f"  {', '.join(limits)}, {plan.stratified:.0%} of them spread evenly over log B; each ends at the target or "
         f"after {format_count(budget.steps)} steps and {format_count(budget.examples)} examples",
@@ -56,7 +57,13 @@ class Progress:
         self._shown: int | None = None
         self._live: Live | None = None
         if console.is_terminal:
-            columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+            columns = (
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+            )
             self._bar = Bar(*columns, console=console)
             self._task = self._bar.add_task("trials", total=total)
             self._live = Live(console=console, refresh_per_second=2, transient=True)

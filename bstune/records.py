@@ -78,7 +78,7 @@ class TrialResult:
 
     Args:
         number, slot, batch_size, lr, delta, seed: as in :class:`TrialSpec`.
-        status: ``reached``; ``budget`` (out of steps or stopped early: right-censored); ``diverged``; ``oom``; ``failed``.
+        status: ``reached``; ``budget`` (out of steps or stopped early: right-censored); or how the trial went wrong.
         steps: optimizer steps applied until the first evaluation that met the target, or steps run if censored.
         steps_low: step of the last evaluation that missed the target (0 if none): steps to target lies in
             (steps_low, steps] where the target was reached, above steps_low where it was not.

@@ -35,9 +35,7 @@ def linear(batch_size: float, reference_batch_size: float, reference_lr: float) 
     return reference_lr * batch_size / reference_batch_size
 
 
-def saturating(
-    batch_size: float, reference_batch_size: float, reference_lr: float, noise_scale: float | None
-) -> float:
+def saturating(batch_size: float, reference_batch_size: float, reference_lr: float, noise_scale: float | None) -> float:
     """Return lr_max / (1 + B_noise/B), with lr_max such that rule(B0) = lr0 (McCandlish et al. 2018, eq. 2.6).
 
     Linear below the noise scale, flat above it.
@@ -64,7 +62,7 @@ def surge(batch_size: float, reference_batch_size: float, reference_lr: float, n
 
 def learning_rate(rule: ScalingRule, batch_size: float, delta: float) -> float:
     """Return rule(B) 2^delta."""
-    return rule(batch_size) * 2.0**delta
+    return rule(batch_size) * math.exp2(delta)
 
 
 def _check(batch_size: float, reference_batch_size: float, reference_lr: float) -> None:

@@ -5,6 +5,7 @@ Lengths are given in examples, or as the trial's own number of steps; a schedule
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -33,10 +34,11 @@ def piecewise_linear(
 ) -> LambdaLR:
     """Return a schedule that joins (knots[i] x total_steps, factors[i]) by straight lines.
 
-    Step t (from 0) uses the factor at t + 1, so that a schedule that starts at factor 0 wastes no step. Before the first
-    and after the last knot the factor is theirs. David Page's triangle is knots (0, 5/24, 1) and factors (0, 1, 0).
+    Step t (from 0) uses the factor at t + 1, so that a schedule that starts at factor 0 wastes no step. Before the
+    first and after the last knot the factor is theirs. David Page's triangle has knots (0, 5/24, 1), factors (0, 1, 0).
 
     Args:
+        optimizer: its learning rate is what the factors multiply.
         total_steps: the trial's own steps, over 0.
         knots: shares of ``total_steps``, increasing.
         factors: of the optimizer's learning rate.
@@ -44,14 +46,14 @@ def piecewise_linear(
     if total_steps < 1:
         raise ConfigError(f"a schedule with a horizon needs at least one step, but got {total_steps}")
     pairs = list(zip(knots, factors, strict=True))
-    if len(pairs) < 2 or any(a >= b for (a, _), (b, _) in zip(pairs, pairs[1:], strict=False)):
+    if len(pairs) < 2 or any(a >= b for (a, _), (b, _) in pairwise(pairs)):
         raise ConfigError(f"knots must be two or more increasing shares of the steps, but got {list(knots)}")
 
     def factor(step: int) -> float:
         share = (step + 1) / total_steps
         if share <= pairs[0][0]:
             return pairs[0][1]
-        for (x0, y0), (x1, y1) in zip(pairs, pairs[1:], strict=False):
+        for (x0, y0), (x1, y1) in pairwise(pairs):
             if share <= x1:
                 return y0 + (y1 - y0) * (share - x0) / (x1 - x0)
         return pairs[-1][1]

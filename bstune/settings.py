@@ -172,7 +172,7 @@ def check_settings(config: DictConfig) -> DictConfig:
         if missing:
             raise ConfigError(f"the configuration gives no value for {', '.join(sorted(missing))}")
         for name in ("search", "budget", "scaling", "protocol", "data", "mlflow"):
-            OmegaConf.to_container(checked[name], resolve=True)
+            OmegaConf.to_container(OmegaConf.select(checked, name), resolve=True)
     except ConfigKeyError as error:
         raise ConfigError(f"unknown option {error.full_key}: {_first_line(error)}; --help lists the options") from error
     except ValidationError as error:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from lightning.pytorch.utilities.warnings import PossibleUserWarning
 
 from bstune.cadence import Cadence, is_near, next_evaluation
 from bstune.clock import Phase, TrialClock, seconds_per_step
@@ -57,7 +57,7 @@ class Protocol:
         cadence: when to evaluate.
         micro_batch_size: a larger batch is accumulated from micro-batches of this many examples; None: never.
         warmup_steps: steps in a segment of their own at the start, left out of tau(B).
-        divergence: the trial has diverged when the metric's distance to its goal is this many times the one at the start.
+        divergence: diverged is a trial whose metric is this many times as far from its goal as at the start.
         trainer: further arguments of the Lightning Trainer, such as ``accelerator`` and ``precision``.
     """
 
@@ -85,7 +85,7 @@ def run_trial(
     Args:
         spec: batch size, learning rate and seed.
         build_module: builds the module; the random number generators are seeded before.
-        train_batches: returns an endless stream: each step's batch of exactly B examples, or its micro-batches in order.
+        train_batches: returns an endless stream: for each step a batch of exactly B examples, or its micro-batches.
         validation_batches: what an evaluation reads, the same at every batch size.
         validation_examples: examples in it.
         protocol: what stays fixed in a study.
@@ -245,9 +245,7 @@ class _TargetLoop(Callback):
     def _after(self, step: int) -> int:
         cadence, target = self._protocol.cadence, self._protocol.target
         near = is_near(self.history, target, cadence.near)
-        due = next_evaluation(
-            step, self._spec.batch_size, self._validation_examples, self._evaluations, near, cadence
-        )
+        due = next_evaluation(step, self._spec.batch_size, self._validation_examples, self._evaluations, near, cadence)
         return min(due, self._last_step)
 
     def _end(self, trainer: Trainer, status: Status, message: str | None) -> None:
@@ -321,7 +319,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _synchronize() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 

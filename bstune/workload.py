@@ -108,7 +108,7 @@ def build_workload(config: DictConfig) -> Workload:
 def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     """Return the Lightning module of ``config.workload`` at one batch size and learning rate.
 
-    ``${trial.batch_size}``, ``${trial.lr}``, ``${trial.seed}`` and ``${trial.total_steps}`` in the config are the trial's.
+    ``${trial.batch_size}``, ``${trial.lr}``, ``${trial.seed}`` and ``${trial.total_steps}`` in it are the trial's.
 
     Raises:
         ConfigError: if it cannot be built, or is no LightningModule.

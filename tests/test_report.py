@@ -14,11 +14,10 @@ import pytest
 from rich.console import Console
 
 from bstune.curve import CurveError, CurveFit, FrontierPoint, fit_curve, frontier_points
+from bstune.figure import curve_figure, draw_curve
 from bstune.records import Target, TrialResult, dump_json
 from bstune.report import (
     critical_text,
-    curve_figure,
-    draw_curve,
     final_table,
     format_count,
     format_number,
@@ -513,12 +512,12 @@ def test_a_figure_that_cannot_be_written_leaves_nothing_behind(tmp_path):
         (
             "from pathlib import Path; from bstune.records import Target; "
             "summary = r.summarize([], Target('val/error', 0.1, 'min'), 'no points'); "
-            "r.draw_curve([], summary, None, 'none', Path(sys.argv[1]))",
+            "f.draw_curve([], summary, None, 'none', Path(sys.argv[1]))",
             ("torch", "lightning", "matplotlib.pyplot"),
         ),
     ],
 )
 def test_imports_stay_light(statement, absent, tmp_path):
-    code = f"import sys, bstune.report as r; {statement}\nprint([m for m in {absent!r} if m in sys.modules])"
+    code = f"import sys, bstune.report as r, bstune.figure as f; {statement}\nprint([m for m in {absent!r} if m in sys.modules])"
     command = [sys.executable, "-c", code, str(tmp_path / "curve.png")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -26,10 +26,7 @@ class Space:
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high:
-            raise ConfigError(
-                "search.batch_size needs 1 <= low <= high, but got "
-                f"low={self.low} and high={self.high}"
-            )
+            raise ConfigError(f"search.batch_size needs 1 <= low <= high, but got low={self.low} and high={self.high}")
         if self.multiple < 1:
             raise ConfigError(f"search.batch_size.multiple must be at least 1, but got {self.multiple}")
         if not (math.isfinite(self.sigma) and self.sigma > 0):

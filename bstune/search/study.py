@@ -17,6 +17,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, RandomSampler
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
@@ -91,7 +92,7 @@ def open_study(name: str, url: str, objective: str, settings: Mapping[str, Any])
     Raises:
         StudyError: if the storage does not answer, or the settings differ from those under which the study began.
     """
-    directions = ["minimize"] * (2 if objective == "both" else 1)
+    directions = [StudyDirection.MINIMIZE] * (2 if objective == "both" else 1)
     try:
         storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
         known = name in optuna.get_all_study_names(storage)
@@ -111,7 +112,7 @@ def _refuse_changes(study: optuna.Study, settings: Mapping[str, Any]) -> None:
     stored = study.user_attrs.get(SETTINGS)
     if stored is None:
         raise StudyError(
-            f"the storage has a study {study.study_name!r} that bstune did not make: choose another name with study=NAME"
+            f"the storage has a study {study.study_name!r} that is not bstune's: choose another name with study=NAME"
         )
     before, now = json.loads(stored), json.loads(dump_json(settings))
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
@@ -140,7 +141,7 @@ def results(study: optuna.Study, plan: Plan, space: Space) -> list[TrialResult]:
     for trial in study.get_trials(deepcopy=False):
         if trial.state.is_finished() and RECORD in trial.user_attrs:
             found.append(TrialResult.from_json(trial.user_attrs[RECORD]))
-        elif trial.state == TrialState.FAIL and SLOT in trial.user_attrs and PARAMETERS <= trial.params.keys():
+        elif trial.state == TrialState.FAIL and SLOT in trial.user_attrs and trial.params.keys() >= PARAMETERS:
             found.append(_failed(trial, plan, space))
     return found
 
@@ -217,7 +218,7 @@ def ask(
     if stratum is not None:
         fixed = {"batch_size": stratum}
     for earlier in study.get_trials(deepcopy=False, states=(TrialState.FAIL,)):
-        if earlier.user_attrs.get(SLOT) == slot and PARAMETERS <= earlier.params.keys():
+        if earlier.user_attrs.get(SLOT) == slot and earlier.params.keys() >= PARAMETERS:
             fixed = dict(earlier.params)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
@@ -252,8 +253,9 @@ def build_sampler(config: DictConfig, plan: Plan, slot: int) -> BaseSampler:
         arguments["seed"] = seed
     if issubclass(target, QMCSampler):
         arguments = {"seed": plan.seed, "independent_sampler": RandomSampler(seed=seed)}
-    node = OmegaConf.merge({"_partial_": True}, config)
-    sampler = build(OmegaConf.create(node), "sampler")
+    partial = config.copy()
+    OmegaConf.update(partial, "_partial_", True, force_add=True)
+    sampler = build(partial, "sampler")
     try:
         built = sampler(**arguments)
     except (TypeError, ValueError) as error:

@@ -1,6 +1,7 @@
 """A multi-layer perceptron."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import nn
 
@@ -9,6 +10,6 @@ def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
     """Return a perceptron with ReLU between layers: (N, ...) of ``inputs`` values to logits (N, classes)."""
     widths = [inputs, *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
-    for fan_in, fan_out in zip(widths, widths[1:], strict=False):
+    for fan_in, fan_out in pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
