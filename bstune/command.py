@@ -1,6 +1,7 @@
 """The command line: options are composed and checked before Hydra takes over, and errors end in plain lines."""
 
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -21,9 +22,12 @@ from bstune.settings import check_settings
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0, 2 for what the user can mend, 130 after an interruption."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+def main() -> int:
+    """Run the command in ``sys.argv`` (Hydra reads it too) and return its exit status.
+
+    It is 0, or 2 for what the user can mend, or 130 after an interruption.
+    """
+    arguments = sys.argv[1:]
     debug = "debug=true" in arguments
     try:
         if _runs_one_job(arguments):
@@ -127,5 +131,8 @@ def _config_loader(overrides: Sequence[str]) -> list[str]:
 def _plain(error: Exception) -> str:
     """Return Hydra's message without its search path and its advice on Hydra's internals."""
     message = str(error) or str(error.__cause__)
+    unknown = re.match(r"Could not override '([^']+)'", message)
+    if unknown:
+        return f"unknown option {unknown[1]}; --help lists the options"
     lines = [line.strip() for line in message.split("Config search path")[0].splitlines() if line.strip()]
     return "\n".join(lines)

@@ -1,16 +1,17 @@
 """How long a study may take, for the plan that is printed before it: from a few timed steps, or from its own trials."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bstune.records import TrialResult, TrialSpec
 from bstune.search.plan import Plan
 from bstune.search.space import Space
 from bstune.trial import Budget, Protocol
+from bstune.workload import Workload, train
 
-PROBE_STEPS = 6
-PROBE_WARMUP_STEPS = 2
+PROBE_STEPS = 4
+PROBE_WARMUP_STEPS = 1
 PROBE_SPREAD = 4  # between the two batch sizes that are timed: small ones are cheap
 QUADRATURE = 64  # batch sizes at which the mean over log B is taken
 
@@ -27,8 +28,12 @@ class StepTime:
         return self.overhead + self.per_example * batch_size
 
 
-def probe_step_time(space: Space, protocol: Protocol, train: Callable[[TrialSpec, Protocol], TrialResult]) -> StepTime:
-    """Time a few steps at the smallest batch size and at one a few times larger."""
+def probe_step_time(space: Space, protocol: Protocol, workload: Workload) -> StepTime:
+    """Time a few steps at the smallest batch size and at one a few times larger.
+
+    Raises:
+        ConfigError: as :func:`bstune.trial.run_trial` does: the first real training finds what no check can.
+    """
     probe = replace(
         protocol,
         budget=Budget(PROBE_STEPS, 1),
@@ -39,7 +44,7 @@ def probe_step_time(space: Space, protocol: Protocol, train: Callable[[TrialSpec
     seconds = []
     for batch_size in sizes:
         spec = TrialSpec(0, 0, batch_size, space.lr(batch_size, -space.delta_bound), None, 0)
-        seconds.append(train(spec, probe).seconds_per_step or 0.0)
+        seconds.append(train(workload, spec, probe).seconds_per_step or 0.0)
     if len(sizes) == 1:
         return StepTime(0.0, seconds[0] / sizes[0])
     slope = max(0.0, (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]))

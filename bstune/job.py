@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 
 from bstune.curve import CurveError, CurveFit, fit_curve, frontier_points, predict_steps
 from bstune.errors import Interrupted
-from bstune.estimate import most_seconds, probe_step_time, remaining_seconds
+from bstune.estimate import most_seconds, remaining_seconds
 from bstune.figure import draw_curve
 from bstune.output import Output, locked, write_text
 from bstune.preflight import Job
@@ -24,7 +24,8 @@ from bstune.progress import Progress, plan_text
 from bstune.records import TrialResult, TrialSpec, dump_json
 from bstune.report import print_final, summarize
 from bstune.search.study import STUDY_ID, finish_abandoned, next_slot, open_study, results, run_slot
-from bstune.trial import Protocol, device_name, make_trainer, run_trial, versions
+from bstune.trial import device_name, make_trainer, versions
+from bstune.workload import train
 
 if TYPE_CHECKING:
     from bstune.tracking import Tracking
@@ -69,7 +70,7 @@ def run_single(job: Job, spec: TrialSpec, console: Console) -> TrialResult:
     output = job.output.single_trial(spec.batch_size, spec.lr, spec.seed)
     with locked(output):
         output.checkpoints.mkdir(exist_ok=True)
-        result = _train(job, spec, job.protocol, output.checkpoint(spec.number))
+        result = train(job.workload, spec, job.protocol, output.checkpoint(spec.number))
         write_text(output.record, result.to_json() + "\n")
         write_text(output.config, shareable_yaml(job.config))
     console.print(Progress.line(result, None), soft_wrap=True)
@@ -81,26 +82,12 @@ def run_single(job: Job, spec: TrialSpec, console: Console) -> TrialResult:
     return result
 
 
-def _train(job: Job, spec: TrialSpec, protocol: Protocol, checkpoint: Path | None) -> TrialResult:
-    workload = job.workload
-    return run_trial(
-        spec,
-        workload.build_module,
-        workload.train_batches,
-        workload.validation_batches,
-        workload.validation_examples,
-        protocol,
-        checkpoint,
-    )
-
-
 def _estimate(job: Job, done: Sequence[TrialResult]) -> tuple[float, bool]:
     """Return seconds, and whether they are a bound from timed steps (or what the study's own trials suggest)."""
     remaining = remaining_seconds(job.plan, done)
     if remaining is not None:
         return remaining, False
-    step_time = probe_step_time(job.space, job.protocol, lambda spec, protocol: _train(job, spec, protocol, None))
-    return most_seconds(job.plan, job.space, job.protocol, step_time), True
+    return most_seconds(job.plan, job.space, job.protocol, job.step_time), True
 
 
 def _run_slots(job: Job, study: optuna.Study, tracking: "Tracking | None", console: Console) -> str:
@@ -116,10 +103,15 @@ def _run_slots(job: Job, study: optuna.Study, tracking: "Tracking | None", conso
             if spent is not None:
                 return f"stopped: {spent}"
 
-            def train(spec: TrialSpec) -> TrialResult:
-                return _train(job, spec, job.protocol, job.output.checkpoint(spec.number))
-
-            result = run_slot(study, slot, job.plan, job.space, job.config.sampler, job.protocol.target, train)
+            result = run_slot(
+                study,
+                slot,
+                job.plan,
+                job.space,
+                job.config.sampler,
+                job.protocol.target,
+                lambda spec: train(job.workload, spec, job.protocol, job.output.checkpoint(spec.number)),
+            )
             done = results(study, job.plan, job.space)
             write_trials(job.output, done)
             job.output.keep_checkpoints({winner.number for winner in winners(done).values()})

@@ -114,9 +114,9 @@ def locked(output: Output) -> Iterator[None]:
         raise StudyError(
             f"another process runs this study and holds {output.lock}: wait for it, or begin another with study=NAME"
         ) from error
-    except PermissionError as error:
+    except OSError as error:
         raise StudyError(
-            f"output={output.root} is not writable: {error.strerror}; choose another with output=DIR"
+            f"output={output.root} cannot be written: {error.strerror}; choose another with output=DIR"
         ) from error
     try:
         yield

@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 
 from bstune.cadence import Cadence
 from bstune.data.batches import micro_batch_sizes
 from bstune.data.module import resolve_device
 from bstune.errors import ConfigError
+from bstune.estimate import StepTime, probe_step_time
 from bstune.output import Output, check_writable
 from bstune.records import Target, TrialSpec
 from bstune.search.plan import Plan
 from bstune.search.space import Space
 from bstune.search.study import build_sampler, check_storage
-from bstune.trial import Budget, Protocol, device_name
-from bstune.workload import Workload, build, build_module, build_workload, plain
+from bstune.trial import Budget, Protocol, device_name, make_trainer
+from bstune.workload import Workload, build, build_workload, plain
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
@@ -33,6 +35,7 @@ class Job:
         plan, space, protocol, workload, output: see there.
         trial: the one trial to train instead of a study, or None.
         fingerprint: flat settings that must not change while a study goes on.
+        step_time: seconds per step over batch size, from a few timed steps: good enough for an estimate.
     """
 
     config: DictConfig
@@ -43,6 +46,7 @@ class Job:
     output: Output
     trial: TrialSpec | None
     fingerprint: Mapping[str, Any]
+    step_time: StepTime
 
 
 def prepare(config: DictConfig) -> Job:
@@ -80,8 +84,11 @@ def prepare(config: DictConfig) -> Job:
             f"batch size {largest} is larger than the training data ({workload.train_examples} examples): "
             f"set {option} to at most {workload.train_examples}"
         )
-    build_module(config, trial or TrialSpec(0, 0, space.high, space.lr(space.high, 0.0), 0.0, 0))
-    return Job(config, plan, space, protocol, workload, output, trial, fingerprint(config, protocol))
+    check_trainer(protocol)
+    check_tracking(config)
+    # The last check is a rehearsal: a few steps and an evaluation find what only training finds.
+    step_time = probe_step_time(space, protocol, workload)
+    return Job(config, plan, space, protocol, workload, output, trial, fingerprint(config, protocol), step_time)
 
 
 def _device(name: str) -> str:
@@ -168,6 +175,30 @@ def _protocol(config: DictConfig, target: Target) -> Protocol:
             "precision": config.precision,
         },
     )
+
+
+def check_trainer(protocol: Protocol) -> None:
+    """Build a Trainer, to find arguments that it does not take.
+
+    Raises:
+        ConfigError: with Lightning's own words.
+    """
+    try:
+        make_trainer(protocol.trainer)
+    except (TypeError, ValueError, MisconfigurationException) as error:
+        raise ConfigError(f"trainer: {str(error).splitlines()[0]}") from error
+
+
+def check_tracking(config: DictConfig) -> None:
+    """Check that MLflow knows the kind of its URI, without connecting.
+
+    Raises:
+        ConfigError: if it does not.
+    """
+    if config.mlflow.enabled:
+        from bstune.tracking import check_uri, tracking_uri
+
+        check_uri(config.mlflow.uri or tracking_uri())
 
 
 def _single_trial(config: DictConfig, plan: Plan) -> TrialSpec | None:

@@ -37,6 +37,7 @@ from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
+from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
 from mlflow.utils.logging_utils import suppress_logs_in_thread
 from sqlalchemy.engine import make_url
@@ -129,6 +130,28 @@ def tracking_uri() -> str:
         return uri
     # Not mlflow's own conversion: it writes a space as %20, which SQLAlchemy 2.0 takes for a part of the name.
     return f"sqlite:///{Path(path).absolute().as_posix()}"
+
+
+def check_uri(uri: str) -> None:
+    """Check that MLflow has a store for this kind of URI, without connecting to a server or a database.
+
+    Raises:
+        ConfigError: if it has none, so that no run could send anything.
+    """
+    scheme = urlsplit(uri).scheme.partition("+")[0]
+    if scheme in ("http", "https", *DATABASE_ENGINES):
+        return
+    try:
+        MlflowClient(uri)
+    except UnsupportedModelRegistryStoreURIException as error:
+        raise _unknown_kind(uri) from error
+    except _FAILURES:
+        return  # known, but not there now: sending says so once, and the study goes on
+
+
+def _unknown_kind(uri: str) -> ConfigError:
+    accepted = "the http address of an MLflow server or a database such as sqlite:///mlflow.db"
+    return ConfigError(f"MLFLOW_TRACKING_URI or mlflow.uri must be {accepted}, but got {uri!r}")
 
 
 def ui_command(uri: str) -> str:
@@ -242,8 +265,7 @@ class Tracking:
         elif not outcome.done():
             reason = "unexpected error, its traceback was printed"
         elif isinstance(error := outcome.exception(), UnsupportedModelRegistryStoreURIException):
-            accepted = "the http address of an MLflow server or a database such as sqlite:///mlflow.db"
-            raise ConfigError(f"MLFLOW_TRACKING_URI must be {accepted}, but got {self._uri!r}") from error
+            raise _unknown_kind(self._uri) from error
         elif error is not None:
             described = f"{type(error).__name__}: {error}".replace(self._uri, _without_password(self._uri))
             reason = described.splitlines()[0]

@@ -93,7 +93,7 @@ def run_trial(
         clock: a test's own; by default one that synchronises the device.
 
     Raises:
-        ConfigError: if the module does not log the target's metric.
+        ConfigError: if the module does not log the target's metric, or meets the target before it is trained.
     """
     clock = clock or TrialClock(synchronize=_synchronize)
     sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
@@ -202,13 +202,22 @@ class _TargetLoop(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         value = _metric(trainer, self._protocol.target.metric)
         if trainer.sanity_checking:
-            self._start_gap = None if value is None else abs(self._protocol.target.gap(value))
+            self._start(value)
             return
         self._evaluations += 1
         self.history.append((self.steps, value))
         self._judge(trainer, value)
         self._segment_start = self.steps
         self._clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)
+
+    def _start(self, value: float | None) -> None:
+        target = self._protocol.target
+        if value is not None and target.reached(value):
+            raise ConfigError(
+                f"the target {target} is met before training ({target.metric} starts at {value:g}): "
+                "check workload.target.mode and workload.target.value"
+            )
+        self._start_gap = None if value is None else target.gap(value)
 
     def _count_step(self, trainer: Trainer) -> None:
         scaler = getattr(trainer.precision_plugin, "scaler", None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -14,8 +15,8 @@ from torch.utils.data import DataLoader
 from bstune.data.batches import rebatch
 from bstune.data.module import ImageData
 from bstune.errors import BstuneError, ConfigError
-from bstune.records import TrialSpec
-from bstune.trial import Budget
+from bstune.records import TrialResult, TrialSpec
+from bstune.trial import Budget, Protocol, run_trial
 
 
 @dataclass(frozen=True)
@@ -141,3 +142,16 @@ def plain(config: DictConfig) -> dict[str, Any]:
     """Return a config node with every reference resolved, as plain values."""
     values = OmegaConf.to_container(config, resolve=True)
     return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
+
+
+def train(workload: Workload, spec: TrialSpec, protocol: Protocol, checkpoint: Path | None = None) -> TrialResult:
+    """Run one trial of the workload; see :func:`bstune.trial.run_trial`."""
+    return run_trial(
+        spec,
+        workload.build_module,
+        workload.train_batches,
+        workload.validation_batches,
+        workload.validation_examples,
+        protocol,
+        checkpoint,
+    )

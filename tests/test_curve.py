@@ -209,6 +209,13 @@ def test_perfect_scaling_leaves_b_crit_open_above():
     assert regime(1e9, fit) is None
 
 
+def test_a_bend_within_the_noise_is_not_taken_for_b_crit():
+    points = [point(B, 32000 / B * (1 + B / 400)) for B in (1, 2, 4, 8, 16, 32)]
+    fit = fit_curve(points)
+    assert fit.b_crit is None
+    assert fit.e_min == pytest.approx(math.exp(np.mean([math.log(p.steps * p.batch_size) for p in points])), rel=1e-3)
+
+
 def test_maximal_data_parallelism_leaves_b_crit_open_below():
     fit = fit_curve([point(B, 500) for B in (1024, 2048, 4096, 8192)])
     assert (fit.b_crit, fit.e_min, fit.b_crit_low) == (None, None, None)

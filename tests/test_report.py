@@ -518,6 +518,7 @@ def test_a_figure_that_cannot_be_written_leaves_nothing_behind(tmp_path):
     ],
 )
 def test_imports_stay_light(statement, absent, tmp_path):
-    code = f"import sys, bstune.report as r, bstune.figure as f; {statement}\nprint([m for m in {absent!r} if m in sys.modules])"
+    imports = "import sys, bstune.report as r, bstune.figure as f"
+    code = f"{imports}; {statement}\nprint([m for m in {absent!r} if m in sys.modules])"
     command = [sys.executable, "-c", code, str(tmp_path / "curve.png")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -4,6 +4,7 @@ Optuna's storage holds everything: each finished trial carries its record. A slo
 finished; a trial that was cut short keeps its slot and its parameters when it is asked again.
 """
 
+import functools
 import inspect
 import json
 import uuid
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, RandomSampler
@@ -241,27 +241,22 @@ def build_sampler(config: DictConfig, plan: Plan, slot: int) -> BaseSampler:
     Raises:
         ConfigError: if the config builds no sampler.
     """
+    node = config.copy()
+    OmegaConf.update(node, "_partial_", True, force_add=True)
+    partial = build(node, "sampler")
+    target = partial.func if isinstance(partial, functools.partial) else None
+    if not (inspect.isclass(target) and issubclass(target, BaseSampler)):
+        raise ConfigError(f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {dict(config)}")
     seed = plan.sampler_seed(slot)
-    try:
-        target = get_class(config["_target_"])
-    except (KeyError, ImportError, ValueError) as error:
-        raise ConfigError(f"sampler must name a class in _target_, but got {OmegaConf.to_container(config)}") from error
-    if not issubclass(target, BaseSampler):
-        raise ConfigError(f"sampler must build an optuna.samplers.BaseSampler, but got {target.__name__}")
     arguments: dict[str, Any] = {}
     if "seed" in inspect.signature(target).parameters:
         arguments["seed"] = seed
     if issubclass(target, QMCSampler):
         arguments = {"seed": plan.seed, "independent_sampler": RandomSampler(seed=seed)}
-    partial = config.copy()
-    OmegaConf.update(partial, "_partial_", True, force_add=True)
-    sampler = build(partial, "sampler")
     try:
-        built = sampler(**arguments)
+        built: BaseSampler = partial(**arguments)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"sampler cannot be built: {error}") from error
-    if not isinstance(built, BaseSampler):
-        raise ConfigError(f"sampler must build an optuna.samplers.BaseSampler, but got {type(built).__name__}")
     return built
 
 
