@@ -101,11 +101,12 @@ def check_writable(path: Path, what: str) -> None:
 
 @contextmanager
 def locked(output: Output) -> Iterator[None]:
-    """Create the output folder and hold its lock: one process a study.
+    """Create the output folder and hold its lock: one process a study. A body that fails at once leaves nothing.
 
     Raises:
         StudyError: if the folder cannot be made, or another process holds the lock.
     """
+    created = [path for path in (output.root, *output.root.parents) if not path.exists()]
     try:
         output.root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(output.lock, timeout=0)
@@ -122,3 +123,7 @@ def locked(output: Output) -> Iterator[None]:
         yield
     finally:
         lock.release()
+        if [path.name for path in output.root.iterdir()] == [output.lock.name] and created:
+            output.lock.unlink()
+            for path in created:
+                path.rmdir()

@@ -22,6 +22,9 @@ def warmup_then_constant(optimizer: Optimizer, warmup_examples: int, batch_size:
     """Return a linear warm-up over ``warmup_examples`` examples, then a constant rate.
 
     Step t (from 0) uses lr min(1, (t + 1)/n) with n = ceil(warmup_examples/batch_size).
+
+    Raises:
+        ConfigError: for a negative number of examples.
     """
     if warmup_examples < 0:
         raise ConfigError(f"warm-up is a number of examples, at least 0, but got {warmup_examples}")
@@ -41,13 +44,20 @@ def piecewise_linear(
         optimizer: its learning rate is what the factors multiply.
         total_steps: the trial's own steps, over 0.
         knots: shares of ``total_steps``, increasing.
-        factors: of the optimizer's learning rate.
+        factors: of the optimizer's learning rate, one for each knot.
+
+    Raises:
+        ConfigError: for no steps, fewer than two knots, knots that do not increase, or another number of factors.
     """
     if total_steps < 1:
         raise ConfigError(f"a schedule with a horizon needs at least one step, but got {total_steps}")
-    pairs = list(zip(knots, factors, strict=True))
-    if len(pairs) < 2 or any(a >= b for (a, _), (b, _) in pairwise(pairs)):
+    if len(knots) < 2 or not all(a < b for a, b in pairwise(knots)):
         raise ConfigError(f"knots must be two or more increasing shares of the steps, but got {list(knots)}")
+    if len(knots) != len(factors):
+        raise ConfigError(
+            f"a schedule needs a factor for each knot, but got {len(knots)} knots and {len(factors)} factors"
+        )
+    pairs = list(zip(knots, factors, strict=True))
 
     def factor(step: int) -> float:
         share = (step + 1) / total_steps

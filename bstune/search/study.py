@@ -64,6 +64,8 @@ def check_storage(url: str) -> None:
     if database.get_backend_name() == "sqlite" and database.database not in (None, "", ":memory:"):
         path = Path(database.database)
         check_writable(path, f"storage={url}")
+        if not path.absolute().parent.is_dir():
+            raise StudyError(f"storage={url}: the folder {path.parent} does not exist: make it, or choose another")
         if not path.exists():  # connecting would create it
             return
     try:

@@ -1,0 +1,46 @@
+"""Shared by all tests: what they must not depend on, and records to work with."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from bstune.records import TrialResult
+
+# Before mlflow is imported: it writes to the home directory and tries the network otherwise.
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+
+
+@pytest.fixture(autouse=True)
+def _no_tracking_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture
+def make_result() -> Callable[..., TrialResult]:
+    base = TrialResult(
+        number=0,
+        slot=0,
+        batch_size=32,
+        lr=0.1,
+        delta=0.0,
+        seed=1,
+        status="reached",
+        steps=100,
+        steps_low=95,
+        examples=3200,
+        train_seconds=1.0,
+        eval_seconds=0.1,
+        startup_seconds=0.2,
+        wall_seconds=1.4,
+        seconds_per_step=0.01,
+        device="cpu (1 thread)",
+        versions={"torch": "2.13.0"},
+        history=((50, 0.3), (95, 0.11), (100, 0.09)),
+    )
+
+    def make(**changes: object) -> TrialResult:
+        return replace(base, **changes)  # type: ignore[arg-type]
+
+    return make

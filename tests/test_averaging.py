@@ -1,0 +1,152 @@
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from bstune import averaging
+from bstune.averaging import SNAPSHOTS, RunningWeightAverage
+from bstune.errors import ConfigError
+
+
+class Weights(LightningModule):
+    """Weights of two types and a buffer, set anew at each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.narrow = nn.Parameter(torch.zeros(3))
+        self.wide = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        self.register_buffer("statistic", torch.zeros(2))
+        self.register_buffer("count", torch.tensor(0))
+
+    def set(self, values):
+        with torch.no_grad():
+            self.narrow.copy_(values[:3])
+            self.wide.copy_(values[3:5])
+            self.statistic.copy_(values[5:])
+            self.count.add_(1)
+
+    def get(self):
+        return torch.cat([self.narrow.detach().double(), self.wide.detach(), self.statistic.double()])
+
+
+def follow(fraction, steps):
+    """Set random weights at each step; return all of them, and the average and the updates so far after each."""
+    callback, module = RunningWeightAverage(fraction), Weights()
+    callback.setup(None, module, "fit")
+    values = torch.randn(steps, 7, generator=torch.Generator().manual_seed(0)).float().double()
+    averages, updates = [], []
+    for step in range(1, steps + 1):
+        module.set(values[step - 1])
+        callback.on_train_batch_end(SimpleNamespace(global_step=step), module, None, None, step - 1)
+        averages.append(callback._average_model.module.get())
+        updates.append(int(callback._average_model.n_averaged))
+    return values, averages, updates
+
+
+def snapshots(fraction, steps):
+    """Return the stated steps: the next one lies fraction/16 of the last one further, and at least one step."""
+    taken = [1]
+    while True:
+        due = max(taken[-1] + 1, math.ceil(taken[-1] * (1 + fraction / 16)))
+        if due > steps:
+            return taken
+        taken.append(due)
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.1, 0.5, 1.0])
+def test_updated_every_step_it_weights_step_s_by_its_share_of_a_power_law(fraction, monkeypatch):
+    monkeypatch.setattr(averaging, "SNAPSHOTS", 10**9)
+    values, averages, updates = follow(fraction, 60)
+    assert updates == list(range(1, 61))
+    power = 1 / fraction
+    for t in (1, 2, 7, 60):
+        s = torch.arange(1, t + 1, dtype=torch.float64)
+        weights = (s / t) ** power - ((s - 1) / t) ** power  # so that the first s steps weigh (s/t)^(1/fraction)
+        torch.testing.assert_close(averages[t - 1], weights @ values[:t], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 1.0])
+def test_while_a_window_is_short_every_step_is_taken_without_a_patch(fraction):
+    steps = math.floor(SNAPSHOTS / fraction)
+    _, _, updates = follow(fraction, steps)
+    assert updates == list(range(1, steps + 1))
+
+
+@pytest.mark.parametrize(("fraction", "tolerance"), [(1.0, 1e-12), (0.5, 0.003), (0.1, 0.03)])
+def test_the_weights_are_in_proportion_to_the_stated_power_of_s(fraction, tolerance, monkeypatch):
+    """The weights that the callback gives, read off from unit impulses, against s^(1/fraction - 1)."""
+    monkeypatch.setattr(averaging, "SNAPSHOTS", 10**9)
+    steps = 200
+    decays = [0.0] + [(t / (t + 1)) ** (1 / fraction) for t in range(1, steps)]
+    given = torch.tensor(
+        [(1 - decays[s]) * math.prod(decays[s + 1 :]) for s in range(steps)],
+        dtype=torch.float64,
+    )
+    stated = torch.arange(1, steps + 1, dtype=torch.float64) ** (1 / fraction - 1)
+    stated /= stated.sum()
+    assert given.sum() == pytest.approx(1.0)
+    assert (given - stated).abs().sum() / 2 < tolerance
+    values, averages, _ = follow(fraction, steps)
+    torch.testing.assert_close(averages[-1], given @ values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.3, 1.0])
+def test_with_snapshots_each_stands_for_the_steps_since_the_one_before(fraction):
+    steps = 700
+    values, averages, updates = follow(fraction, steps)
+    taken = snapshots(fraction, steps)
+    assert len(taken) < steps
+    for t in (10, 163, 400, steps):
+        known = [s for s in taken if s <= t]
+        assert updates[t - 1] == len(known)
+        edges = torch.tensor([0, *known], dtype=torch.float64) / known[-1]
+        weights = (edges ** (1 / fraction)).diff()
+        expected = weights @ values[torch.tensor(known) - 1]
+        torch.testing.assert_close(averages[t - 1], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5])
+def test_the_number_of_updates_grows_like_the_logarithm_of_the_steps(fraction):
+    callback = RunningWeightAverage(fraction)
+    counts, updates = {}, 0
+    for step in range(1, 32_001):
+        if callback.should_update(step_idx=step - 1):
+            updates += 1
+            callback._updated_at = step
+        counts[step] = updates
+    per_doubling = math.log(2) / math.log(1 + fraction / SNAPSHOTS)
+    for step in (4000, 8000, 16_000):
+        assert counts[2 * step] - counts[step] == pytest.approx(per_doubling, rel=0.1)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5])
+def test_the_mean_age_is_the_stated_share_of_the_steps(fraction):
+    taken = snapshots(fraction, 5000)
+    edges = torch.tensor([0, *taken], dtype=torch.float64) / taken[-1]
+    mean_age = float((edges ** (1 / fraction)).diff() @ (1 - edges[1:]))
+    assert mean_age == pytest.approx(fraction / (1 + fraction), rel=0.1)
+
+
+def test_the_end_of_an_epoch_is_no_update():
+    assert not RunningWeightAverage(0.1).should_update(epoch_idx=0)
+
+
+def test_whole_numbers_keep_their_type():
+    callback, module = RunningWeightAverage(1.0), Weights()
+    callback.setup(None, module, "fit")
+    for step in (1, 2, 3):
+        module.set(torch.zeros(7))
+        callback.on_train_batch_end(SimpleNamespace(global_step=step), module, None, None, step - 1)
+    average = callback._average_model.module
+    assert average.count.dtype == torch.int64
+    assert 1 <= average.count <= 3
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.1, 1.01, math.nan])
+def test_refuses_a_fraction_out_of_range(fraction):
+    with pytest.raises(ConfigError) as error:
+        RunningWeightAverage(fraction)
+    assert str(error.value) == f"the fraction of steps that is averaged must lie in (0, 1], but got {fraction}"

@@ -1,0 +1,76 @@
+import math
+from functools import partial
+
+import pytest
+
+from bstune import scaling
+from bstune.errors import ConfigError
+from bstune.search.space import Space, van_der_corput
+
+RULE = partial(scaling.sqrt, reference_batch_size=64, reference_lr=0.1)
+
+
+def space(low=8, high=500, multiple=1, sigma=1.0):
+    return Space(low, high, multiple, sigma, RULE)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "multiple", "wanted", "snapped"),
+    [
+        (8, 500, 1, 37.4, 37),
+        (8, 500, 8, 37.4, 40),
+        (8, 500, 8, 3.0, 8),
+        (8, 500, 8, 495.0, 496),
+        (8, 500, 8, 499.0, 500),  # the ceiling itself is a candidate: 500 when 512 does not fit
+        (8, 500, 8, 10_000.0, 500),
+        (10, 500, 8, 1.0, 16),  # the first multiple within the range
+        (3, 5, 8, 4.0, 5),  # no multiple in the range: the ceiling is left
+        (7, 7, 1, 7.0, 7),
+    ],
+)
+def test_snap(low, high, multiple, wanted, snapped):
+    assert space(low, high, multiple).snap(wanted) == snapped
+
+
+@pytest.mark.parametrize("multiple", [1, 8, 64])
+def test_snapping_twice_changes_nothing(multiple):
+    some = space(8, 500, multiple)
+    for wanted in range(1, 600):
+        snapped = some.snap(wanted)
+        assert some.low <= snapped <= some.high
+        assert some.snap(snapped) == snapped
+
+
+def test_delta_is_in_octaves_of_the_rule():
+    assert space().lr(64, 0.0) == pytest.approx(0.1)
+    assert space().lr(256, 1.0) == pytest.approx(0.4)
+    assert space(sigma=1.5).delta_bound == 4.5
+
+
+def test_van_der_corput():
+    assert [van_der_corput(i) for i in range(8)] == [0, 1 / 2, 1 / 4, 3 / 4, 1 / 8, 5 / 8, 3 / 8, 7 / 8]
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.3, 0.99])
+def test_strata_spread_evenly_over_log_b(offset):
+    some, n = space(1, 4096), 64
+    shares = sorted(math.log(some.stratum(i, offset)) / math.log(4096) for i in range(n))
+    gaps = [b - a for a, b in zip(shares, shares[1:], strict=False)]
+    assert max(gaps) < 3 / n + 0.1  # integers near 1 are far apart in log B
+    assert shares[0] < 0.05
+    assert shares[-1] > 0.95
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"low": 0}, "search.batch_size needs 1 <= low <= high, but got low=0 and high=500"),
+        ({"low": 501}, "search.batch_size needs 1 <= low <= high, but got low=501 and high=500"),
+        ({"multiple": 0}, "search.batch_size.multiple must be at least 1, but got 0"),
+        ({"sigma": 0.0}, "scaling.sigma must be a positive number of octaves, but got 0.0"),
+        ({"sigma": math.nan}, "scaling.sigma must be a positive number of octaves, but got nan"),
+    ],
+)
+def test_impossible_spaces_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        space(**arguments)

@@ -1,0 +1,280 @@
+import json
+import math
+import socket
+from functools import partial
+
+import optuna
+import pytest
+from omegaconf import OmegaConf
+
+from bstune import scaling
+from bstune.errors import ConfigError, StudyError
+from bstune.records import Target, TrialResult
+from bstune.search.plan import Plan
+from bstune.search.space import Space
+from bstune.search.study import (
+    RECORD,
+    SLOT,
+    ask,
+    build_sampler,
+    check_storage,
+    engine_arguments,
+    finish_abandoned,
+    next_slot,
+    open_study,
+    results,
+    run_slot,
+)
+
+TARGET = Target("val/error", 0.1, "min")
+SPACE = Space(8, 1024, 1, 1.0, partial(scaling.sqrt, reference_batch_size=64, reference_lr=0.1))
+SETTINGS = {"workload.name": "toy", "search.objective": "steps", "seed": 3}
+SAMPLERS = {
+    "tpe": {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 4},
+    "gp": {"_target_": "optuna.samplers.GPSampler", "n_startup_trials": 4},
+    "qmc": {"_target_": "optuna.samplers.QMCSampler", "qmc_type": "sobol", "scramble": True},
+    "random": {"_target_": "optuna.samplers.RandomSampler"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def plan(objective="steps", trials=10, stratified=0.5):
+    return Plan(objective, trials, None, None, stratified, 3)
+
+
+def sampler(name="tpe"):
+    return OmegaConf.create(SAMPLERS[name])
+
+
+def url(tmp_path, name="study"):
+    return f"sqlite:///{tmp_path}/{name}.db"
+
+
+def train(make_result, spec):
+    """A frontier with B_crit = 100, and a penalty for delta off 0.5; too far above it diverges, below it is censored."""
+    status = "diverged" if spec.delta > 2.5 else "budget" if spec.delta < -2.0 else "reached"
+    steps = round(50 * (1 + 100 / spec.batch_size) * 2 ** abs(spec.delta - 0.5))
+    return make_result(
+        number=spec.number,
+        slot=spec.slot,
+        batch_size=spec.batch_size,
+        lr=spec.lr,
+        delta=spec.delta,
+        seed=spec.seed,
+        status=status,
+        steps=steps,
+        seconds_per_step=1e-3 + 1e-5 * spec.batch_size,
+        history=((steps, 0.09 if status == "reached" else 0.3),),
+    )
+
+
+def go_on(study, some_plan, name, make_result, until=None):
+    """Run slots to the plan's end, or to ``until`` of them; return what was asked."""
+    asked = []
+    while (slot := next_slot(study, some_plan)) is not None and slot != until:
+        result = run_slot(study, slot, some_plan, SPACE, sampler(name), TARGET, partial(train, make_result))
+        asked.append((slot, result.batch_size, result.delta, result.seed))
+    return asked
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("killed_at", [1, 6, 8])
+def test_a_study_killed_and_continued_asks_the_same_trials(tmp_path, make_result, name, killed_at):
+    whole = open_study("toy", url(tmp_path, "whole"), "steps", SETTINGS)
+    expected = go_on(whole, plan(), name, make_result)
+
+    study = open_study("toy", url(tmp_path, "killed"), "steps", SETTINGS)
+    asked = go_on(study, plan(), name, make_result, until=killed_at)
+    ask(study, killed_at, plan(), SPACE, sampler(name))  # SIGKILL: the trial stays RUNNING
+
+    study = open_study("toy", url(tmp_path, "killed"), "steps", SETTINGS)
+    finish_abandoned(study, "steps")
+    asked += go_on(study, plan(), name, make_result)
+    assert asked == expected
+    points = {(batch_size, delta) for _, batch_size, delta, _ in asked}
+    assert len(points) == len(asked), "a sampler repeats itself"
+
+
+def test_an_error_fails_the_trial_and_its_slot_is_asked_again(tmp_path, make_result):
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS)
+    seen = []
+
+    def fail(spec):
+        seen.append((spec.slot, spec.batch_size, spec.delta, spec.seed))
+        raise RuntimeError("a bug in the module")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_slot(study, 0, plan(), SPACE, sampler(), TARGET, fail)
+    assert [t.state.name for t in study.get_trials()] == ["FAIL"]
+    assert next_slot(study, plan()) == 0
+    result = run_slot(study, 0, plan(), SPACE, sampler("random"), TARGET, partial(train, make_result))
+    assert (result.slot, result.batch_size, result.delta, result.seed) == seen[0]
+    found = results(study, plan(), SPACE)
+    assert [(r.number, r.slot, r.status) for r in found] == [(0, 0, "failed"), (1, 0, "reached")]
+    assert (found[0].batch_size, found[0].lr) == (result.batch_size, result.lr)
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_leaves_no_running_trial(tmp_path, make_result, interruption):
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS)
+
+    def interrupt(spec):
+        raise interruption
+
+    with pytest.raises(interruption):
+        run_slot(study, 0, plan(), SPACE, sampler(), TARGET, interrupt)
+    assert [t.state.name for t in study.get_trials()] == ["FAIL"]
+
+
+def test_a_trial_whose_record_was_stored_is_not_lost(tmp_path, make_result):
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS)
+    trial, spec = ask(study, 0, plan(), SPACE, sampler())
+    result = train(make_result, spec)
+    trial.set_user_attr(RECORD, result.to_json())  # SIGKILL between this and tell
+    finish_abandoned(study, "steps")
+    assert results(study, plan(), SPACE) == [result]
+    assert next_slot(study, plan()) == 1
+    assert study.best_value == result.steps
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [("reached", "COMPLETE"), ("budget", "PRUNED"), ("diverged", "PRUNED"), ("oom", "PRUNED"), ("failed", "FAIL")],
+)
+@pytest.mark.parametrize("objective", ["time", "steps", "both"])
+def test_what_optuna_is_told(tmp_path, make_result, status, state, objective):
+    settings = {**SETTINGS, "search.objective": objective}
+    study = open_study("toy", url(tmp_path), objective, settings)
+    history = () if status == "oom" else ((90, 0.4), (100, 0.25))
+    result = make_result(status=status, steps=100, seconds_per_step=0.02, history=history)
+    run_slot(study, 0, plan(objective), SPACE, sampler(), TARGET, lambda _: result)
+    trial = study.get_trials()[0]
+    assert trial.state.name == state
+    assert TrialResult.from_json(trial.user_attrs[RECORD]) == result
+    if status == "reached":
+        assert trial.values == {"time": [2.0], "steps": [100.0], "both": [100.0, 2.0]}[objective]
+    gap = {} if status in ("reached", "oom") or objective == "both" else {1: pytest.approx(0.15)}
+    assert trial.intermediate_values == gap
+
+
+def test_stratified_slots_have_the_plans_batch_size(tmp_path, make_result):
+    some = plan(stratified=0.5)
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS)
+    asked = go_on(study, some, "tpe", make_result)
+    for slot, batch_size, _, _ in asked:
+        assert some.stratum(slot, SPACE) in (None, batch_size)
+
+
+def test_the_record_holds_the_batch_size_and_rate_that_were_used(tmp_path, make_result):
+    snapped = Space(8, 1000, 64, 1.0, SPACE.rule)
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS)
+    for slot in range(8):
+        result = run_slot(study, slot, plan(), snapped, sampler(), TARGET, partial(train, make_result))
+        assert result.batch_size % 64 == 0 or result.batch_size == 1000
+        assert result.lr == pytest.approx(snapped.rule(result.batch_size) * 2**result.delta)
+
+
+def test_changed_settings_are_refused_with_the_difference(tmp_path):
+    open_study("toy", url(tmp_path), "steps", SETTINGS)
+    open_study("toy", url(tmp_path), "steps", dict(reversed(SETTINGS.items())))
+    with pytest.raises(StudyError) as caught:
+        open_study("toy", url(tmp_path), "steps", {**SETTINGS, "seed": 4, "precision": "bf16-mixed"})
+    assert "seed: was 3, now 4" in str(caught.value)
+    assert "precision: was None, now 'bf16-mixed'" in str(caught.value)
+    assert "workload.name" not in str(caught.value)
+
+
+def test_somebody_elses_study_is_left_alone(tmp_path):
+    optuna.create_study(study_name="toy", storage=url(tmp_path))
+    with pytest.raises(StudyError, match="choose another name with study=NAME"):
+        open_study("toy", url(tmp_path), "steps", SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("nonsense", "storage=nonsense is no database URL"),
+        ("sqlite:////nowhere/at/all.db", "the folder /nowhere/at does not exist"),
+        ("oracle9://host/name", "the storage does not answer: storage=oracle9://host/name"),
+        ("sqlite:///{tmp}/notes.txt", "file is not a database"),
+    ],
+)
+def test_storages_that_cannot_be_are_refused(tmp_path, storage, message):
+    (tmp_path / "notes.txt").write_text("no database at all, " * 100)
+    with pytest.raises(StudyError, match=message):
+        check_storage(storage.format(tmp=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_checking_a_storage_writes_nothing(tmp_path):
+    check_storage(url(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_locked_storage_is_reported(tmp_path):
+    """Another process that holds an exclusive lock is a storage that does not answer."""
+    import sqlite3
+
+    open_study("toy", url(tmp_path), "steps", SETTINGS)
+    holder = sqlite3.connect(tmp_path / "study.db")
+    holder.execute("BEGIN EXCLUSIVE")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bstune.search.study.CONNECT_SECONDS", 0.01)
+        with pytest.raises(StudyError, match="database is locked"):
+            check_storage(url(tmp_path))
+    holder.close()
+
+
+@pytest.mark.parametrize(
+    ("storage", "option"),
+    [
+        ("sqlite:///x.db", "timeout"),
+        ("postgresql://user@host/name", "connect_timeout"),
+        ("mysql+pymysql://user@host/name", "connect_timeout"),
+    ],
+)
+def test_connections_are_given_a_time_out(storage, option):
+    assert engine_arguments(storage)["connect_args"][option] > 0
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers_are_built_from_the_config(name):
+    built = build_sampler(sampler(name), plan(), 4)
+    assert type(built).__name__ == SAMPLERS[name]["_target_"].rpartition(".")[2]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"_target_": "nowhere.Sampler"}, "sampler cannot be built: Error locating target 'nowhere.Sampler'"),
+        ({"_target_": "builtins.dict"}, "sampler must name an optuna.samplers.BaseSampler"),
+        ({"_target_": "optuna.samplers.TPESampler", "nonsense": 1}, "unexpected keyword argument 'nonsense'"),
+    ],
+)
+def test_other_samplers_are_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
+        build_sampler(OmegaConf.create(config), plan(), 0)
+
+
+def test_the_study_is_an_ordinary_one(tmp_path, make_result):
+    """Optuna's own tools read it: parameters, values, attributes."""
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS)
+    go_on(study, plan(trials=6), "random", make_result)
+    loaded = optuna.load_study(study_name="toy", storage=url(tmp_path))
+    for trial in loaded.get_trials():
+        assert set(trial.params) == {"batch_size", "delta"}
+        assert trial.user_attrs[SLOT] == trial.number
+        assert math.isfinite(json.loads(trial.user_attrs[RECORD])["lr"])
+
+
+def test_a_server_that_never_answers_ends_within_the_time_out(tmp_path):
+    pymysql = pytest.importorskip("pymysql", reason="needs a MySQL driver")
+    assert pymysql
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bstune.search.study.CONNECT_SECONDS", 1)
+        with pytest.raises(StudyError, match="the storage does not answer"):
+            check_storage(f"mysql+pymysql://u@127.0.0.1:{server.getsockname()[1]}/name")
