@@ -95,8 +95,8 @@ def test_a_study_killed_and_continued_asks_the_same_trials(tmp_path, make_result
     finish_abandoned(study, "steps")
     asked += go_on(study, plan(), name, make_result)
     assert asked == expected
-    points = {(batch_size, delta) for _, batch_size, delta, _ in asked}
-    assert len(points) == len(asked), "a sampler repeats itself"
+    # Only the first ones: a GP, which does not see censored trials, may come back to one of them.
+    assert len({delta for _, _, delta, _ in asked[:4]}) == 4, "a sampler that is seeded anew repeats itself"
 
 
 def test_an_error_fails_the_trial_and_its_slot_is_asked_again(tmp_path, make_result):
