@@ -22,7 +22,7 @@ from bstune.output import Output, locked, write_text
 from bstune.preflight import Job
 from bstune.progress import Progress, plan_text
 from bstune.records import TrialResult, TrialSpec, dump_json
-from bstune.report import print_final, summarize
+from bstune.report import print_final, summarize, winners
 from bstune.search.study import STUDY_ID, finish_abandoned, next_slot, open_study, results, run_slot
 from bstune.trial import device_name, make_trainer, versions
 from bstune.workload import train
@@ -117,16 +117,6 @@ def _run_slots(job: Job, study: optuna.Study, tracking: "Tracking | None", conso
             job.output.keep_checkpoints({winner.number for winner in winners(done).values()})
             if tracking is not None:
                 tracking.send_trial(result)
-
-
-def winners(done: Sequence[TrialResult]) -> dict[str, TrialResult]:
-    """Return the reached trials with the least time and the fewest steps; empty if none reached the target."""
-    timed = [(result.time_to_target, result) for result in done if result.time_to_target is not None]
-    if not timed:
-        return {}
-    by_time = min(timed, key=lambda pair: (pair[0], pair[1].steps, pair[1].number))[1]
-    by_steps = min(timed, key=lambda pair: (pair[1].steps, pair[0], pair[1].number))[1]
-    return {"best_by_time": by_time, "best_by_steps": by_steps}
 
 
 def write_trials(output: Output, done: Sequence[TrialResult]) -> None:

@@ -93,7 +93,7 @@ def prepare(config: DictConfig) -> Job:
 
 def _device(name: str) -> str:
     try:
-        return resolve_device(name).type
+        return str(resolve_device(name))
     except ConfigError as error:
         raise ConfigError(str(error).replace("data.device", "device")) from error
 
@@ -105,13 +105,14 @@ def resolve_precision(precision: str, device: str) -> str:
         ConfigError: for an unknown precision, and for one that the device does not have. (Lightning would turn
             16-mixed on a CPU into bf16 and say nothing.)
     """
+    cuda = device.startswith("cuda")
     if precision == "auto":
-        return "bf16-mixed" if device == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+        return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     if precision not in PRECISIONS:
         raise ConfigError(f"precision must be one of auto, {', '.join(PRECISIONS)}, but got {precision!r}")
-    if precision == "16-mixed" and device != "cuda":
+    if precision == "16-mixed" and not cuda:
         raise ConfigError(f"precision=16-mixed needs a CUDA device, but this is {device}: use bf16-mixed or 32-true")
-    if precision == "bf16-mixed" and device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if precision == "bf16-mixed" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ConfigError(
             f"precision=bf16-mixed: {torch.cuda.get_device_name()} has no bfloat16: use 16-mixed or 32-true"
         )
@@ -140,7 +141,7 @@ def check_target(target: Target, bounds: list[float] | None) -> None:
 def _space(config: DictConfig) -> Space:
     multiple = config.search.batch_size.multiple
     if multiple is None:
-        multiple = MIXED_MULTIPLE if config.device == "cuda" and config.precision != "32-true" else 1
+        multiple = MIXED_MULTIPLE if config.device.startswith("cuda") and config.precision != "32-true" else 1
     space = Space(
         low=config.search.batch_size.low,
         high=config.search.batch_size.high,
@@ -153,7 +154,7 @@ def _space(config: DictConfig) -> Space:
 
 
 def _protocol(config: DictConfig, target: Target) -> Protocol:
-    settings = config.protocol
+    settings, device = config.protocol, torch.device(config.device)
     if settings.micro_batch_size is not None:
         micro_batch_sizes(1, settings.micro_batch_size)
     return Protocol(
@@ -170,8 +171,8 @@ def _protocol(config: DictConfig, target: Target) -> Protocol:
         divergence=settings.divergence,
         trainer={
             **plain(config.trainer),
-            "accelerator": config.device,
-            "devices": 1,
+            "accelerator": device.type,
+            "devices": [device.index or 0] if device.type == "cuda" else 1,
             "precision": config.precision,
         },
     )

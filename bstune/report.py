@@ -77,15 +77,15 @@ def summarize(trials: Iterable[TrialResult], target: Target, fit: CurveFit | str
     Returns:
         target, devices, trials (their number), statuses (a count for each status), note (null, or that the target
         was never reached and the closest value seen), points (one a frontier point), small_end, fit, fit_note,
-        regimes (only those that the fit can tell), best_by_time, best_by_steps. A point's steps to target lie in
-        (steps_low, steps], its time in (time_low, time_to_target], in seconds, its examples in (examples_low,
-        examples]; the upper end of a censored point is null. Without a reached trial both winners are null.
-
+        regimes (only those that the fit can tell), best_by_time, best_by_steps, pareto (the trials that none beats in
+        both, from least time to fewest steps). A point's steps to target lie in (steps_low, steps], its time in
+        (time_low, time_to_target], in seconds, its examples in (examples_low, examples]; the upper end of a censored
+        point is null. Without a reached trial both winners are null.
     """
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
     reached = [trial for trial in trials if trial.reached]
-    timed = [trial for trial in reached if trial.time_to_target is not None]
+    best = winners(reached)
     return {
         "target": str(target),
         "devices": sorted({trial.device for trial in trials}),
@@ -97,9 +97,29 @@ def summarize(trials: Iterable[TrialResult], target: Target, fit: CurveFit | str
         "fit": None if isinstance(fit, str) else {k: v for k, v in asdict(fit).items() if k != "points"},
         "fit_note": fit if isinstance(fit, str) else fit.note,
         "regimes": [] if isinstance(fit, str) else _regimes(fit),
-        "best_by_time": _winner(min(timed, key=_time_order)) if timed else None,
-        "best_by_steps": _winner(min(reached, key=_steps_order)) if reached else None,
+        **{name: _winner(best[name]) if name in best else None for name in WINNERS},
+        "pareto": [_winner(trial) for trial in pareto_front(trials)],
     }
+
+
+def winners(trials: Iterable[TrialResult]) -> dict[str, TrialResult]:
+    """Return ``best_by_time`` and ``best_by_steps``, of equals the first number; empty if none reached the target."""
+    reached = [trial for trial in trials if trial.reached]
+    timed = [trial for trial in reached if trial.time_to_target is not None]
+    best = {"best_by_time": min(timed, key=_time_order)} if timed else {}
+    return {**best, "best_by_steps": min(reached, key=_steps_order)} if reached else {}
+
+
+def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
+    """Return the trials that no other one beats both in steps and in time to target, from least time to fewest steps.
+
+    Of equals the first number stays. Trials that did not reach the target are left out.
+    """
+    front: list[TrialResult] = []
+    for trial in sorted((trial for trial in trials if trial.time_to_target is not None), key=_time_order):
+        if not front or trial.steps < front[-1].steps:
+            front.append(trial)
+    return front
 
 
 def _seconds(trial: TrialResult) -> float:
@@ -244,6 +264,8 @@ def final_table(summary: Summary, test_errors: Mapping[str, float] | None = None
         facts.add_row("small end", _small_end_text(summary["small_end"]))
     if summary["fit_note"]:
         facts.add_row("fit", summary["fit_note"])
+    if len(summary["pareto"]) > 1:
+        facts.add_row("Pareto front", _pareto_text(summary["pareto"]))
     if summary["best_by_steps"] is None:
         return Group(facts)
     return Group(_winners_table(summary, test_errors), facts)
@@ -282,6 +304,14 @@ def print_final(
     console.print(final_table(summary, test_errors))
     for name, text in [*((name, str(path)) for name, path in files.items()), ("MLflow UI", mlflow_command)]:
         console.print(Text.assemble((f"{name:<14}", "bold"), "  ", text), soft_wrap=True)
+
+
+def _pareto_text(front: Sequence[Row]) -> str:
+    return "; ".join(
+        f"B = {format_count(row['batch_size'])} ({format_count(row['steps'])} steps, "
+        f"{format_seconds(row['time_to_target'])})"
+        for row in front
+    )
 
 
 def counts_text(summary: Summary) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
@@ -93,7 +94,8 @@ def run_trial(
         clock: a test's own; by default one that synchronises the device.
 
     Raises:
-        ConfigError: if the module does not log the target's metric, or meets the target before it is trained.
+        ConfigError: if the module does not log the target's metric, meets the target before it is trained, or steps
+            its optimizers itself while batches are accumulated from micro-batches.
     """
     clock = clock or TrialClock(synchronize=_synchronize)
     sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
@@ -114,7 +116,7 @@ def run_trial(
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
-        status, message = "oom", str(error).splitlines()[0]
+        status, message = "oom", (str(error) or type(error).__name__).splitlines()[0]
     if status is None:
         status, message = loop.status, loop.message
     if status == "reached" and checkpoint is not None and trainer is not None:
@@ -170,6 +172,11 @@ class _TargetLoop(Callback):
         self._scale = 0.0
         self._loss: Any = None
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # Last, so that what other call-backs do after a step, such as averaging weights, is still training.
+        others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
+        trainer.callbacks = [*others, self]  # type: ignore[attr-defined]
+
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.enter(Phase.EVALUATION)
 
@@ -192,7 +199,7 @@ class _TargetLoop(Callback):
         if self._skipped_in_a_row >= SKIPPED_STEPS_MEAN_DIVERGED:
             self._end(trainer, "diverged", f"the gradients overflowed in {self._skipped_in_a_row} steps in a row")
         if self.steps >= self._next_step or trainer.should_stop:
-            self._loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs
+            self._loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
             trainer.val_check_batch = batch_idx + 1
             self._clock.end_segment(self.steps - self._segment_start, Phase.EVALUATION)
         elif self.steps == self._protocol.warmup_steps and self._segment_start == 0:
@@ -202,7 +209,7 @@ class _TargetLoop(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         value = _metric(trainer, self._protocol.target.metric)
         if trainer.sanity_checking:
-            self._start(value)
+            self._start(value, _evaluates_all(trainer))
             return
         self._evaluations += 1
         self.history.append((self.steps, value))
@@ -210,14 +217,16 @@ class _TargetLoop(Callback):
         self._segment_start = self.steps
         self._clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)
 
-    def _start(self, value: float | None) -> None:
+    def _start(self, value: float | None, evaluates_all: bool) -> None:
         target = self._protocol.target
-        if value is not None and target.reached(value):
+        if value is None or not evaluates_all:  # the first batch may hold one class only: it says nothing of the start
+            return
+        if target.reached(value):
             raise ConfigError(
                 f"the target {target} is met before training ({target.metric} starts at {value:g}): "
                 "check workload.target.mode and workload.target.value"
             )
-        self._start_gap = None if value is None else target.gap(value)
+        self._start_gap = target.gap(value)
 
     def _count_step(self, trainer: Trainer) -> None:
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -240,14 +249,12 @@ class _TargetLoop(Callback):
             self._end(trainer, "diverged", f"{target.metric} is not finite at step {self.steps}")
         elif self._start_gap is not None and target.gap(value) > self._protocol.divergence * self._start_gap:
             self._end(trainer, "diverged", f"{target.metric} is {value:g} at step {self.steps}, far past its start")
-        elif trainer.should_stop:
-            return
-        elif target.reached(value):
+        elif self.status != "diverged" and target.reached(value):
             self._end(trainer, "reached", None)
             return
         elif self.steps >= self._last_step:
             self._end(trainer, "budget", None)
-        else:
+        elif not trainer.should_stop:  # neither the module nor skipped steps have ended the trial
             self._next_step = self._after(self.steps)
         self.steps_low = self.steps
 
@@ -265,12 +272,12 @@ class _TargetLoop(Callback):
 def make_trainer(options: Mapping[str, Any], **arguments: Any) -> Trainer:
     """Return a Trainer that writes nothing: no logger, no checkpoints, no progress bar; one endless epoch.
 
-    It evaluates one batch before training, for the metric's value at the start, and then when it is asked to.
+    It evaluates once before training, for the metric's value at the start, and then when it is asked to.
     """
     return Trainer(
         **{
             "max_epochs": 1,
-            "num_sanity_val_steps": 1,
+            "num_sanity_val_steps": -1,
             "val_check_interval": 1,
             "check_val_every_n_epoch": None,
             "logger": False,
@@ -288,18 +295,26 @@ def _weight_micro_batches(module: LightningModule, sizes: Sequence[int]) -> None
 
     Lightning divides each of the k losses by k, so the loss is multiplied by k n_i/B. The module's own loss has to be a
     mean over examples.
+
+    Raises:
+        ConfigError: if the module steps its optimizers itself.
     """
+    if not module.automatic_optimization:
+        raise ConfigError(
+            f"{type(module).__name__} steps its optimizers itself (manual optimization), so its batches cannot be "
+            "accumulated from micro-batches: set protocol.micro_batch_size=null"
+        )
     step = module.training_step
     batch_size, count = sum(sizes), len(sizes)
 
     @functools.wraps(step)
     def weighted(*args: Any, **kwargs: Any) -> Any:
         output = step(*args, **kwargs)
-        batch_idx = kwargs["batch_idx"] if "batch_idx" in kwargs else args[1]
-        weight = count * sizes[batch_idx % count] / batch_size
+        # From the Trainer: a training_step need not take the number of its batch.
+        weight = count * sizes[module.trainer.fit_loop.batch_idx % count] / batch_size
         if isinstance(output, Mapping):
             return {**output, "loss": output["loss"] * weight}
-        return output * weight
+        return None if output is None else output * weight
 
     module.training_step = weighted  # type: ignore[method-assign]
 
@@ -320,6 +335,12 @@ def _metric(trainer: Trainer, name: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def _evaluates_all(trainer: Trainer) -> bool:
+    """Return whether the evaluation before training reads all validation data."""
+    batches = sized_len(trainer.val_dataloaders)
+    return batches is not None and sum(trainer.num_sanity_val_batches) >= batches
+
+
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -335,7 +356,7 @@ def _synchronize() -> None:
 def device_name(trainer_options: Mapping[str, Any]) -> str:
     """Return the name of the device that trials run on, such as ``NVIDIA H200`` or ``cpu (2 threads)``."""
     if trainer_options.get("accelerator") == "cuda":
-        return torch.cuda.get_device_name()
+        return torch.cuda.get_device_name(trainer_options["devices"][0])
     threads = torch.get_num_threads()
     return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
 

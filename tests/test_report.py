@@ -22,6 +22,7 @@ from bstune.report import (
     format_count,
     format_number,
     format_seconds,
+    pareto_front,
     print_final,
     regimes_text,
     summarize,
@@ -522,3 +523,21 @@ def test_imports_stay_light(statement, absent, tmp_path):
     code = f"{imports}; {statement}\nprint([m for m in {absent!r} if m in sys.modules])"
     command = [sys.executable, "-c", code, str(tmp_path / "curve.png")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("trials", "front"),
+    [
+        ([], []),
+        ([(0, 10, 1.0)], [0]),
+        ([(0, 10, 1.0), (1, 20, 2.0)], [0]),  # beaten in both
+        ([(0, 10, 2.0), (1, 20, 1.0)], [1, 0]),
+        ([(0, 10, 2.0), (1, 20, 1.0), (2, 15, 1.5), (3, 15, 1.6)], [1, 2, 0]),
+        ([(0, 10, 1.0), (1, 10, 1.0)], [0]),  # of equals the first
+    ],
+)
+def test_pareto_front(trials, front):
+    some = [trial(number=number, steps=steps, tau=seconds / steps) for number, steps, seconds in trials]
+    censored = trial(number=9, status="budget", steps=1, tau=0.001)
+    assert [found.number for found in pareto_front([*some, censored])] == front
+    assert [row["number"] for row in summarize(some, TARGET, "no fit")["pareto"]] == front

@@ -1,5 +1,6 @@
 import math
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_van_der_corput():
 def test_strata_spread_evenly_over_log_b(offset):
     some, n = space(1, 4096), 64
     shares = sorted(math.log(some.stratum(i, offset)) / math.log(4096) for i in range(n))
-    gaps = [b - a for a, b in zip(shares, shares[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(shares)]
     assert max(gaps) < 3 / n + 0.1  # integers near 1 are far apart in log B
     assert shares[0] < 0.05
     assert shares[-1] > 0.95

@@ -55,7 +55,7 @@ def url(tmp_path, name="study"):
 
 
 def train(make_result, spec):
-    """A frontier with B_crit = 100, and a penalty for delta off 0.5; too far above it diverges, below it is censored."""
+    """B_crit = 100 and a penalty for delta off 0.5; far above it a trial diverges, far below it is censored."""
     status = "diverged" if spec.delta > 2.5 else "budget" if spec.delta < -2.0 else "reached"
     steps = round(50 * (1 + 100 / spec.batch_size) * 2 ** abs(spec.delta - 0.5))
     return make_result(

@@ -92,7 +92,7 @@ def run(module, own=None, rules=None, train=blanks, validation=None, validation_
     """Train ``module`` (or what it builds) and return the result."""
     build = module if callable(module) and not isinstance(module, LightningModule) else lambda _: module
     options.setdefault("clock", TrialClock(FakeTime()))
-    validation = [torch.zeros(1)] if validation is None else validation
+    validation = DataLoader(torch.zeros(1)) if validation is None else validation
     return run_trial(own or spec(), build, train, validation, validation_examples, rules or protocol(), **options)
 
 
@@ -101,7 +101,7 @@ def _digits(n, seed):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(3, (n,), generator=generator)
     noise = torch.randint(-50, 51, (n, 1, 1, 5), generator=generator)
-    images = (100 + 40 * F.one_hot(labels, 5).view(n, 1, 1, 5) + noise).clamp(0, 255)
+    images = (100 + 60 * F.one_hot(labels, 5).view(n, 1, 1, 5) + noise).clamp(0, 255)
     return images.to(torch.uint8), labels
 
 
@@ -191,6 +191,21 @@ def test_budget_ends_once_steps_and_examples_are_both_spent(batch_size, steps, e
 def test_a_target_met_at_the_last_step_is_reached():
     assert run(Counting(falls_to_target_at(20))).status == "reached"
     assert run(Counting(falls_to_target_at(21))).status == "budget"
+
+
+class StopsItself(Counting):
+    """Asks the Trainer to stop after the sixth batch."""
+
+    def on_before_zero_grad(self, optimizer):
+        self.trainer.should_stop = self.trainer.fit_loop.batch_idx >= 5
+
+
+@pytest.mark.parametrize(("metric", "status", "low"), [(0.9, "budget", 6), (0.05, "reached", 0)])
+def test_a_module_that_stops_early_is_evaluated_then(metric, status, low):
+    rules = protocol(20, cadence=CADENCE)  # the first evaluation would be at step 10
+    result = run(StopsItself(lambda applied: metric if applied else 0.9), rules=rules)
+    assert (result.status, result.steps, result.steps_low) == (status, 6, low)
+    assert result.history == ((6, metric),)
 
 
 @pytest.mark.parametrize(("steps", "examples"), [(0, 1), (1, 0), (-1, 5)])
@@ -312,6 +327,35 @@ def test_any_other_error_is_not_taken_for_a_status():
         run(OutOfMemory("training", fail))
 
 
+@pytest.mark.parametrize(("value", "mode"), [(0.1, "min"), (0.05, "min"), (0.1, "max"), (0.3, "max")])
+def test_a_target_that_is_met_before_training_is_a_mistake(value, mode):
+    module = Counting(lambda applied: value)
+    with pytest.raises(ConfigError) as error:
+        run(module, rules=protocol(target=Target("val/error", 0.1, mode)))
+    sign = {"min": "<=", "max": ">="}[mode]
+    assert str(error.value) == (
+        f"the target val/error {sign} 0.1 is met before training (val/error starts at {value:g}): "
+        "check workload.target.mode and workload.target.value"
+    )
+    assert module.weight == 0
+
+
+class ByClass(Counting):
+    """Evaluates ten batches; before training it is right on the first one alone, as where a class fills it."""
+
+    def validation_step(self, batch, batch_idx):
+        value = 0.9 if self.weight or batch_idx else 0.0
+        self.log("val/error", value, batch_size=1)
+
+
+def test_the_first_batch_alone_says_nothing_of_the_start():
+    batches = DataLoader(torch.zeros(10))
+    result = run(ByClass(None), rules=protocol(5), validation=batches)
+    assert (result.status, result.steps) == ("budget", 5)
+    few = protocol(5, trainer={**TRAINER, "limit_val_batches": 1})  # as where steps are only timed
+    assert run(ByClass(None), rules=few, validation=batches).status == "budget"
+
+
 def test_a_metric_that_is_not_logged_is_named_with_those_that_are():
     module = Counting(lambda applied: 0.9, name="val/acc")
     module.on_validation_epoch_end = lambda: module.log("val/loss", 1.0)
@@ -338,14 +382,14 @@ def test_a_tenth_in_float32_is_a_tenth(wrong, status):
     value = torch.tensor(wrong, dtype=torch.float32) / 5000
     assert value.dtype == torch.float32
     assert (value.item() <= 0.1) is (wrong < 500)  # read as a double it would miss
-    assert run(Counting(lambda applied: value), rules=protocol(1)).status == status
+    assert run(Counting(lambda applied: value if applied else 1.0), rules=protocol(1)).status == status
 
 
 @pytest.mark.parametrize(("right", "status"), [(4500, "reached"), (4499, "budget")])
 def test_nine_tenths_in_float32_are_nine_tenths(right, status):
     value = torch.tensor(right, dtype=torch.float32) / 5000
     rules = protocol(1, target=Target("val/error", 0.9, "max"))
-    assert run(Counting(lambda applied: value), rules=rules).status == status
+    assert run(Counting(lambda applied: value if applied else 0.1), rules=rules).status == status
 
 
 # Steps
@@ -421,13 +465,16 @@ def test_an_overflow_in_one_micro_batch_skips_the_step_once():
     assert module.weight.item() == pytest.approx(7)
 
 
+@pytest.mark.parametrize("cadence", [EVERY_STEP, CADENCE])
 @pytest.mark.parametrize("applied", [0, 5])
-def test_fifty_skipped_steps_in_a_row_are_a_divergence(applied):
+def test_fifty_skipped_steps_in_a_row_are_a_divergence(applied, cadence):
     module = Counting(lambda applied: 0.9, lambda batch: math.inf if batch >= applied else 1.0)
     batches = []
     module.on_train_batch_start = lambda batch, batch_idx: batches.append(batch_idx)
-    result = run(module, rules=scaled(200))
+    result = run(module, rules=replace(scaled(200), cadence=cadence))
     assert (result.status, result.steps, result.steps_low) == ("diverged", applied, applied)
+    assert result.history[-1] == (applied, 0.9)
+    assert result.message
     assert len(batches) == applied + 50
 
 
@@ -572,9 +619,9 @@ def check_cadence(result, rules, validation_examples):
 
 
 @pytest.mark.parametrize("micro", [None, 4])
-@pytest.mark.parametrize(("batch_size", "lr"), [(1, 0.05), (3, 0.05), (16, 0.2), (60, 0.5)])
+@pytest.mark.parametrize(("batch_size", "lr"), [(1, 0.03), (3, 0.05), (16, 0.2), (60, 0.5)])
 def test_evaluations_follow_the_rule(batch_size, lr, micro):
-    rules = protocol(30, 600, cadence=CADENCE, target=Target("val/error", 0.15, "min"))
+    rules = protocol(30, 600, cadence=CADENCE, target=Target("val/loss", 0.3, "min"))
     result, _ = learn(spec(batch_size, lr), rules, micro_batch_size=micro)
     assert len(result.history) > 2
     check_cadence(result, rules, 40)
@@ -773,7 +820,8 @@ def test_a_schedule_with_a_horizon_gets_its_own_trials_steps():
         "+workload=digits",
         "budget={steps: 6, examples: 240}",
         "workload.module.model={_target_: bstune.workloads.mlp.mlp, inputs: 5, hidden: [], classes: 3}",
-        "workload.module.schedule={_target_: bstune.schedules.piecewise_linear, _partial_: true,"
+        "~workload.module.schedule",
+        "+workload.module.schedule={_target_: bstune.schedules.piecewise_linear, _partial_: true,"
         " total_steps: '${trial.total_steps}', knots: [0.0, 0.5, 1.0], factors: [0.0, 1.0, 0.0]}",
     ]
     with initialize_config_module("bstune.conf", version_base="1.3"):
