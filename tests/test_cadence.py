@@ -1,5 +1,6 @@
 import math
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -135,6 +136,6 @@ def test_evaluation_keeps_its_share_and_its_resolution(batch_size, validation, l
 def test_close_to_the_target_the_saved_share_pays_for_dense_evaluations():
     history, seen = _run(batch_size=512, validation=5000, last_step=400, rate=0.2, rule=RULE)
     near = [step for (step, _), (_, is_close) in zip(history, seen, strict=True) if is_close]
-    ratios = [b / a for a, b in zip(near, near[1:], strict=False)]
+    ratios = [b / a for a, b in pairwise(near)]
     assert len(near) > 4
     assert max(ratios[:4]) <= 1.05

@@ -82,7 +82,7 @@ def test_before_the_first_and_after_the_last_knot_the_factor_is_theirs():
         (0, (0, 1), (0, 1), "a schedule with a horizon needs at least one step, but got 0"),
         (10, (0,), (1,), "knots must be two or more increasing shares of the steps, but got [0]"),
         (10, (), (), "knots must be two or more increasing shares of the steps, but got []"),
-        (10, (0, 0.5, 0.5), (0, 1, 0), "knots must be two or more increasing shares of the steps, but got [0, 0.5, 0.5]"),
+        (10, (0, 1, 1), (0, 1, 0), "knots must be two or more increasing shares of the steps, but got [0, 1, 1]"),
         (10, (1, 0), (0, 1), "knots must be two or more increasing shares of the steps, but got [1, 0]"),
         (10, (0, math.nan), (0, 1), "knots must be two or more increasing shares of the steps, but got [0, nan]"),
         (10, (0, 0.5, 1), (0, 1), "a schedule needs a factor for each knot, but got 3 knots and 2 factors"),

@@ -216,8 +216,7 @@ def test_an_empty_budget_is_refused(steps, examples):
 
 
 def test_diverged_by_a_loss_that_is_not_finite():
-    module = Counting(lambda applied: 0.9, gradient=lambda batch: math.nan if batch == 4 else 1.0)
-    module.metric = lambda applied: 0.9
+    module = Counting(None, gradient=lambda batch: math.nan if batch == 4 else 1.0)
     module.validation_step = lambda batch, batch_idx: module.log("val/error", 0.9, batch_size=1)
     result = run(module)
     assert (result.status, result.steps, result.steps_low) == ("diverged", 5, 5)
@@ -496,13 +495,6 @@ def recording(sizes, examples):
     return Recording(lambda applied: 0.9)
 
 
-def numbered():
-    """Return 60 examples whose labels are their places."""
-    return TrainBatches(
-        IMAGES, torch.arange(60), batch_size=16, micro_batch_size=None, seed=0, normalise=NORMALISE
-    )
-
-
 @pytest.mark.parametrize("foreign", [False, True])
 @pytest.mark.parametrize(("batch_size", "micro", "groups"), [(16, None, [16]), (60, None, [60]), (10, 4, [4, 4, 2])])
 def test_every_batch_has_exactly_its_examples_across_epochs(foreign, batch_size, micro, groups):
@@ -518,9 +510,7 @@ def test_every_batch_has_exactly_its_examples_across_epochs(foreign, batch_size,
 
     sizes, examples = [], []
     steps = 13  # several epochs of 60
-    result = run(
-        recording(sizes, examples), spec(batch_size), protocol(steps, micro_batch_size=micro), train
-    )
+    result = run(recording(sizes, examples), spec(batch_size), protocol(steps, micro_batch_size=micro), train)
     assert result.steps == steps
     assert sizes == groups * steps
     for start in range(0, steps * batch_size - 59, 60):
@@ -574,7 +564,7 @@ def test_lightnings_own_accumulation_would_be_wrong_for_a_smaller_last_group(mon
 
 
 def test_micro_batches_are_refused_where_lightning_does_not_accumulate():
-    with pytest.raises(ConfigError, match="manual optimization.*protocol.micro_batch_size=null"):
+    with pytest.raises(ConfigError, match=r"manual optimization.*protocol.micro_batch_size=null"):
         run(TwoOptimizers(lambda applied: 0.9, None), spec(10), protocol(micro_batch_size=4))
     assert run(TwoOptimizers(lambda applied: 0.9, None), spec(4), protocol(micro_batch_size=4)).status == "budget"
 
@@ -718,7 +708,9 @@ def test_seconds_per_step_are_the_median_of_segments():
             fake.sleep(1000.0 if batch_idx == 14 else 0.0)  # in one segment of four
             return super().training_step(batch, batch_idx)
 
-    result = run(Hiccup(falls_to_target_at(30), fake), rules=protocol(cadence=CADENCE, steps=50), clock=TrialClock(fake))
+    result = run(
+        Hiccup(falls_to_target_at(30), fake), rules=protocol(cadence=CADENCE, steps=50), clock=TrialClock(fake)
+    )
     assert result.seconds_per_step == 1.0
     assert result.time_to_target == result.steps * 1.0
     assert result.train_seconds == result.steps + 1000.0

@@ -1,0 +1,97 @@
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from bstune.errors import ConfigError
+from bstune.settings import check_settings
+
+
+def composed(*overrides):
+    with initialize_config_module("bstune.conf", version_base="1.3"):
+        return compose("config", list(overrides))
+
+
+@pytest.mark.parametrize("workload", ["digits", "fashion_cnn", "resnet_cifar"])
+@pytest.mark.parametrize("scaling", ["none", "sqrt", "linear", "saturating", "surge"])
+@pytest.mark.parametrize("sampler", ["random", "tpe", "gp", "qmc"])
+def test_what_ships_passes_and_stays_as_it_is(workload, scaling, sampler):
+    config = composed(f"+workload={workload}", f"scaling={scaling}", f"sampler={sampler}")
+    checked = check_settings(config)
+    assert OmegaConf.to_container(checked, resolve=True) == OmegaConf.to_container(config, resolve=True)
+
+
+def test_references_stay_references():
+    checked = check_settings(composed("+workload=digits"))
+    checked.workload.budget.steps = 7
+    assert checked.budget.steps == 7
+
+
+def test_whole_numbers_become_floats_where_the_type_says_so():
+    checked = check_settings(composed("+workload=digits", "search.seconds=5", "workload.reference.batch_size=64"))
+    assert isinstance(checked.search.seconds, float)
+    assert isinstance(checked.scaling.batch_size, float)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "search.seconds=null",
+        "protocol.micro_batch_size=null",
+        "trial.lr=0.5",
+        "~workload.target.bounds",
+        "+trainer.gradient_clip_val=1.0",  # anything that a Trainer takes
+        "+sampler.seed=3",  # anything that a sampler takes
+        "+workload.module.anything=1",
+        "workload.module.lr=${no.such.key}",  # a workload is resolved for each trial
+    ],
+)
+def test_allows(override):
+    check_settings(composed("+workload=digits", override))
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("search.trials=many", "search.trials: Value 'many' of type 'str' could not be converted to Integer"),
+        ("budget.steps=1.5", "budget.steps: Value '1.5' of type 'float' could not be converted to Integer"),
+        ("trial.batch_size=3.5", "trial.batch_size: Value '3.5' of type 'float' could not be converted to Integer"),
+        ("workload.target.value=low", "workload.target.value: Value 'low' of type 'str' could not be converted to Float"),
+        ("seed=null", "seed: Incompatible value 'None' for field of type 'int'"),
+        ("debug=maybe", "debug: Value 'maybe' is not a valid bool (type str)"),
+        ("trainer=3", "trainer: Cannot assign int to Dict[str, Any]"),
+        (
+            "+search.trails=3",
+            "unknown option search.trails: Key 'trails' not in 'SearchSettings'; --help lists the options",
+        ),
+        ("+nothing=1", "unknown option nothing: Key 'nothing' not in 'Settings'; --help lists the options"),
+        (
+            "+workload.target.goal=1",
+            "unknown option workload.target.goal: Key 'goal' not in 'TargetSettings'; --help lists the options",
+        ),
+        ("storage=???", "the configuration gives no value for storage"),
+        ("~workload.data", "the configuration gives no value for workload.data"),
+        ("~protocol.near", "the configuration gives no value for protocol.near"),
+    ],
+)
+def test_refuses(override, text):
+    with pytest.raises(ConfigError) as error:
+        check_settings(composed("+workload=digits", override))
+    assert str(error.value) == text
+
+
+def test_names_all_values_that_are_missing():
+    config = composed("+workload=digits", "storage=???", "mlflow.uri=???")
+    with pytest.raises(ConfigError, match="gives no value for mlflow.uri, storage"):
+        check_settings(config)
+
+
+@pytest.mark.parametrize("option", ["output", "study", "precision", "storage", "data.root", "mlflow.uri", "sampler._target_"])
+def test_refuses_a_reference_to_nothing(option):
+    with pytest.raises(ConfigError, match=r"Interpolation key 'no\.such\.key' not found"):
+        check_settings(composed("+workload=digits", f"{option}=${{no.such.key}}"))
+
+
+def test_refuses_an_environment_variable_that_is_not_set(monkeypatch):
+    monkeypatch.delenv("BSTUNE_TEST_NOT_SET", raising=False)
+    with pytest.raises(ConfigError, match="BSTUNE_TEST_NOT_SET"):
+        check_settings(composed("+workload=digits", "data.root=${oc.env:BSTUNE_TEST_NOT_SET}"))

@@ -1,0 +1,199 @@
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from bstune.trial import make_trainer
+from bstune.workloads.classifier import Classifier
+from bstune.workloads.mlp import mlp
+from bstune.workloads.resnet9 import ResNet9
+from bstune.workloads.simple_cnn import simple_cnn
+
+TRAINER = {"accelerator": "cpu", "devices": 1}
+
+
+def parameters(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def shapes(model, images):
+    """Return the shape of what each direct child of ``model`` returns."""
+    seen = []
+    for child in model.children():
+        child.register_forward_hook(lambda child, inputs, output: seen.append(tuple(output.shape[1:])))
+    model(images)
+    return seen
+
+
+# Models
+
+
+def test_simple_cnn_is_that_of_shallue_et_al():
+    model = simple_cnn(10)
+    # Two 5x5 convolutions, 1 to 32 to 64 channels, a hidden layer of 1024 units, 10 classes; each with biases.
+    first, second = 32 * (5 * 5 * 1 + 1), 64 * (5 * 5 * 32 + 1)
+    assert parameters(model) == first + second + 1024 * (7 * 7 * 64 + 1) + 10 * (1024 + 1) == 3_274_634
+    convolution, pooled = [(32, 28, 28)] * 2, [(32, 14, 14)]
+    assert shapes(model, torch.zeros(3, 1, 28, 28)) == [
+        *convolution,
+        *pooled,
+        *[(64, 14, 14)] * 2,
+        (64, 7, 7),
+        (3136,),
+        *[(1024,)] * 2,
+        (10,),
+    ]
+
+
+def test_resnet9_is_that_of_david_page():
+    assert parameters(ResNet9(10, 64, 0.125)) == 6_573_120
+
+
+@pytest.mark.parametrize(("width", "classes"), [(4, 10), (8, 3)])
+def test_resnet9_in_closed_form(width, classes):
+    model = ResNet9(classes, width, 1.0)
+    layers = [(3, 1), (1, 2), (2, 2), (2, 2), (2, 4), (4, 8), (8, 8), (8, 8)]  # in widths, but for the three colours
+    kernels = sum(9 * (3 if number == 0 else i * width) * o * width for number, (i, o) in enumerate(layers))
+    norms = sum(2 * o * width for _, o in layers)
+    assert parameters(model) == kernels + norms + 8 * width * classes
+    w = width
+    assert shapes(model.features, torch.zeros(2, 3, 32, 32)) == [
+        (w, 32, 32),
+        (2 * w, 16, 16),
+        (2 * w, 16, 16),
+        (4 * w, 8, 8),
+        (8 * w, 4, 4),
+        (8 * w, 4, 4),
+        (8 * w, 1, 1),
+        (8 * w,),
+    ]
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, classes)
+    assert model.head.bias is None
+
+
+def test_resnet9_adds_its_branches():
+    """With branches that give nothing, it is the plain network."""
+    torch.manual_seed(0)
+    model = ResNet9(10, 4, 1.0).eval()
+    residual = [child for child in model.features if hasattr(child, "branch")]
+    assert len(residual) == 2
+    images = torch.randn(2, 3, 32, 32)
+    whole = model(images)
+    for child in residual:
+        nn.init.zeros_(child.branch[1][1].weight)
+    plain = nn.Sequential(*(child for child in model.features if child not in residual))
+    torch.testing.assert_close(model(images), model.head(plain(images)))
+    assert not torch.allclose(model(images), whole)
+
+
+def test_resnet9_scales_its_logits():
+    torch.manual_seed(0)
+    model = ResNet9(10, 4, 1.0).eval()
+    images = torch.randn(2, 3, 32, 32)
+    before = model(images)
+    model.logit_scale = 0.125
+    torch.testing.assert_close(model(images), before / 8)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "count"),
+    [([], 64 * 10 + 10), ([128], 64 * 128 + 128 + 128 * 10 + 10), ([5, 7], 65 * 5 + 6 * 7 + 8 * 10)],
+)
+def test_mlp(hidden, count):
+    model = mlp(64, hidden, 10)
+    assert parameters(model) == count
+    assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+    kinds = [type(layer) for layer in model]
+    assert kinds == [nn.Flatten, *[nn.Linear, nn.ReLU] * len(hidden), nn.Linear]
+
+
+# Classifier
+
+
+def classifier(model=None, **options):
+    values = {"loss": nn.CrossEntropyLoss(), "optimizer": torch.optim.SGD, "lr": 0.3} | options
+    return Classifier(model or nn.Identity(), **values)
+
+
+def labelled(n, wrong, classes=10):
+    """Return logits (n, classes) that name the label in all but the first ``wrong`` of shuffled examples."""
+    generator = torch.Generator().manual_seed(n + wrong)
+    labels = torch.randint(classes, (n,), generator=generator)
+    named = labels.clone()
+    named[:wrong] = (named[:wrong] + 1) % classes
+    order = torch.randperm(n, generator=generator)
+    return torch.nn.functional.one_hot(named, classes).float()[order], labels[order]
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 500, 777, 5000])
+@pytest.mark.parametrize(("n", "wrong"), [(5000, 500), (5000, 0), (5000, 5000), (4999, 1), (333, 33)])
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_errors_are_exact_counts(stage, n, wrong, batch_size):
+    if batch_size == 1 and n != 333:
+        pytest.skip("one size of data is enough for batches of one")
+    logits, labels = labelled(n, wrong)
+    batches = list(zip(logits.split(batch_size), labels.split(batch_size), strict=True))
+    module = classifier()
+    add, end = (
+        (module.validation_step, module.on_validation_epoch_end)
+        if stage == "val"
+        else (module.test_step, module.on_test_epoch_end)
+    )
+    logged = {}
+    module.log_dict = logged.update
+    for number, batch in enumerate(batches):
+        add(batch, number)
+    end()
+    assert set(logged) == {f"{stage}/error", f"{stage}/loss"}
+    assert torch.equal(logged[f"{stage}/error"], torch.tensor(wrong, dtype=torch.float32) / n)
+    torch.testing.assert_close(logged[f"{stage}/loss"], nn.functional.cross_entropy(logits, labels))
+
+
+def test_a_mean_of_means_would_be_another_number():
+    """What the counts are for: batches of unequal size."""
+    logits, labels = labelled(10, 3)
+    means = [(a.argmax(1) != b).float().mean() for a, b in zip(logits.split(4), labels.split(4), strict=True)]
+    assert torch.stack(means).mean().item() != pytest.approx(0.3, abs=1e-3)
+
+
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_each_evaluation_by_a_trainer_starts_from_nothing(stage):
+    module = classifier()
+    trainer = make_trainer(TRAINER)
+    evaluate = trainer.validate if stage == "val" else trainer.test
+    for wrong in (5, 2, 5):
+        logits, labels = labelled(20, wrong)
+        batches = list(zip(logits.split(8), labels.split(8), strict=True))
+        metrics = evaluate(module, [batches], verbose=False)[0]
+        assert set(metrics) == {f"{stage}/error", f"{stage}/loss"}
+        assert metrics[f"{stage}/error"] == pytest.approx(wrong / 20)
+
+
+def test_training_loss_is_the_mean_over_examples():
+    model = nn.Linear(4, 3)
+    images, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    loss = classifier(model).training_step((images, labels), 0)
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(model(images), labels))
+    assert loss.requires_grad
+
+
+def test_optimizer_and_schedule():
+    module = classifier(nn.Linear(4, 3), optimizer=partial(torch.optim.SGD, momentum=0.9))
+    optimizer = module.configure_optimizers()
+    assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.3, 0.9)
+    assert len(optimizer.param_groups[0]["params"]) == 2
+
+    module = classifier(nn.Linear(4, 3), schedule=partial(LambdaLR, lr_lambda=lambda step: 0.5))
+    configured = module.configure_optimizers()
+    assert configured["lr_scheduler"]["interval"] == "step"
+    assert configured["lr_scheduler"]["scheduler"].optimizer is configured["optimizer"]
+    assert configured["optimizer"].param_groups[0]["lr"] == 0.15
+
+
+def test_averaging_is_a_call_back():
+    average = Callback()
+    assert classifier(average=average).configure_callbacks() == [average]
+    assert classifier().configure_callbacks() == []
