@@ -1,6 +1,5 @@
 """How long a study may take, for the plan that is printed before it: from a few timed steps, or from its own trials."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -57,8 +56,8 @@ def most_seconds(plan: Plan, space: Space, protocol: Protocol, step_time: StepTi
     The mean over batch sizes is taken evenly over log B; trials that reach the target end earlier.
     """
     shares = [(i + 0.5) / QUADRATURE for i in range(QUADRATURE)]
-    sizes = [space.low * (space.high / space.low) ** share for share in shares]
-    training = [protocol.budget.last_step(math.ceil(size)) * step_time(size) for size in sizes]
+    sizes = [round(space.low * (space.high / space.low) ** share) for share in shares]
+    training = [protocol.budget.last_step(size) * step_time(size) for size in sizes]
     seconds = plan.trials * sum(training) / len(training)
     if plan.seconds is not None:
         seconds = min(seconds, plan.seconds + max(training))

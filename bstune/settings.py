@@ -171,10 +171,7 @@ def check_settings(config: DictConfig) -> DictConfig:
         missing = OmegaConf.missing_keys(checked)
         if missing:
             raise ConfigError(f"the configuration gives no value for {', '.join(sorted(missing))}")
-        for name in set(checked) - {"workload"}:  # a workload may compute with the trial's own values, still null
-            value = checked[name]
-            if OmegaConf.is_config(value):
-                OmegaConf.to_container(value, resolve=True)
+        OmegaConf.to_container(checked, resolve=True)
     except ConfigKeyError as error:
         raise ConfigError(f"unknown option {error.full_key}: {_first_line(error)}; --help lists the options") from error
     except ValidationError as error:

@@ -1,0 +1,291 @@
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from lightning import LightningDataModule
+from lightning.pytorch import LightningModule
+from omegaconf import OmegaConf
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from bstune.cadence import Cadence
+from bstune.data.batches import TrainBatches
+from bstune.errors import ConfigError
+from bstune.records import Target, TrialSpec
+from bstune.schedules import piecewise_linear
+from bstune.trial import Budget, Protocol
+from bstune.workload import build, build_module, build_workload, plain, train
+from bstune.workloads.classifier import Classifier
+
+
+def composed(*overrides):
+    with initialize_config_module("bstune.conf", version_base="1.3"):
+        return compose("config", ["+workload=digits", "device=cpu", *overrides])
+
+
+def spec(batch_size=32, lr=0.1, seed=0):
+    return TrialSpec(number=0, slot=0, batch_size=batch_size, lr=lr, delta=None, seed=seed)
+
+
+def first(stream, count):
+    return [batch for batch, _ in zip(stream, range(count), strict=False)]
+
+
+# build
+
+
+def node(**values):
+    return OmegaConf.create(values)
+
+
+def test_build_instantiates_and_hands_over_plain_containers():
+    built = build(node(_target_="builtins.dict", sizes=[1, 2]), "it")
+    assert built == {"sizes": [1, 2]}
+    assert type(built["sizes"]) is list
+
+
+@pytest.mark.parametrize(
+    ("target", "texts"),
+    [
+        (node(_target_="bstune.nowhere.nothing"), ["workload.data cannot be built", "bstune.nowhere"]),
+        (node(_target_="bstune.data.augment.blur"), ["workload.data cannot be built", "blur"]),
+        (node(_target_="builtins.int", wrong=1), ["workload.data cannot be built", "wrong"]),
+        (node(_target_="builtins.int", x="${no.such.key}"), ["workload.data cannot be built", "no.such.key"]),
+    ],
+)
+def test_build_says_what_cannot_be_built(target, texts):
+    with pytest.raises(ConfigError) as error:
+        build(target, "workload.data")
+    assert all(text in str(error.value) for text in texts)
+    assert "\n" not in str(error.value)
+
+
+def test_an_error_of_our_own_keeps_its_words():
+    target = node(_target_="bstune.averaging.RunningWeightAverage", fraction=2.0)
+    with pytest.raises(ConfigError) as error:
+        build(target, "workload.module")
+    assert str(error.value) == "the fraction of steps that is averaged must lie in (0, 1], but got 2.0"
+
+
+def test_plain():
+    config = OmegaConf.create({"a": 2, "b": {"c": "${a}", "d": [1, "${a}"]}})
+    values = plain(config)
+    assert values == {"a": 2, "b": {"c": 2, "d": [1, 2]}}
+    assert type(values["b"]) is dict
+    assert type(values["b"]["d"]) is list
+
+
+# Data of bstune's own
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return build_workload(composed("protocol.micro_batch_size=100"))
+
+
+def test_digits_are_split_as_configured(digits):
+    assert (digits.train_examples, digits.validation_examples) == (1797 - 300 - 297, 300)
+    assert not digits.validates_on_test
+    assert sum(len(labels) for _, labels in digits.validation_batches) == 300
+    assert sum(len(labels) for _, labels in digits.test_batches) == 297
+
+
+def test_validation_on_the_test_images_leaves_no_test():
+    workload = build_workload(composed("workload.data.validation=test"))
+    assert workload.validates_on_test
+    assert workload.test_batches is None
+    assert (workload.train_examples, workload.validation_examples) == (1500, 297)
+
+
+@pytest.mark.parametrize(("batch_size", "groups"), [(7, [7]), (100, [100]), (250, [100, 100, 50]), (1200, [100] * 12)])
+def test_a_trial_gets_its_batches_in_micro_batches(digits, batch_size, groups):
+    stream = digits.train_batches(spec(batch_size))
+    assert isinstance(stream, TrainBatches)
+    assert [len(labels) for _, labels in first(stream, 3 * len(groups))] == groups * 3
+
+
+def test_a_stream_is_a_function_of_the_trials_seed(digits):
+    def labels(seed):
+        return torch.cat([labels for _, labels in first(digits.train_batches(spec(seed=seed)), 3)])
+
+    assert torch.equal(labels(1), labels(1))
+    assert not torch.equal(labels(1), labels(2))
+
+
+def test_the_validation_data_can_be_read_again(digits):
+    once, again = ([labels for _, labels in digits.validation_batches] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+
+
+def test_train_runs_one_trial(digits):
+    protocol = Protocol(
+        target=Target("val/error", 0.0, "min"),
+        budget=Budget(3, 1),
+        cadence=Cadence(ratio=1.05, share=0.25, cost=0.5, near=1.5),
+        micro_batch_size=100,
+        warmup_steps=1,
+        divergence=2.0,
+        trainer={"accelerator": "cpu", "devices": 1},
+    )
+    result = train(digits, spec(200), protocol)
+    assert (result.status, result.steps, result.examples) == ("budget", 3, 600)
+
+
+def test_data_must_be_a_data_module():
+    config = composed()
+    config.workload.data = {"_target_": "builtins.dict"}
+    with pytest.raises(ConfigError, match=r"workload\.data must build a LightningDataModule, but got dict"):
+        build_workload(config)
+
+
+# Data of another project
+
+
+class Foreign(LightningDataModule):
+    """30 examples in batches of 7, 12 to validate; notes what is called."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.calls, self.options = [], options
+        Foreign.last = self
+
+    def prepare_data(self):
+        self.calls.append("prepare")
+
+    def setup(self, stage):
+        self.calls.append(stage)
+        self.train = TensorDataset(torch.arange(30.0).view(30, 1), torch.arange(30))
+        self.held_out = TensorDataset(torch.zeros(12, 1), torch.arange(12))
+
+    def train_dataloader(self):
+        return DataLoader(self.train, batch_size=7, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.held_out, batch_size=5)
+
+
+class WithTest(Foreign):
+    def test_dataloader(self):
+        return DataLoader(self.held_out, batch_size=6)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class Streaming(Foreign):
+    def train_dataloader(self):
+        return DataLoader(Stream(), batch_size=7)
+
+
+class ListOfLoaders(Foreign):
+    def train_dataloader(self):
+        return [super().train_dataloader()]
+
+
+class ValidatesOnTwo(Foreign):
+    def val_dataloader(self):
+        return [super().val_dataloader()] * 2
+
+
+def foreign(kind, *overrides):
+    config = composed(*overrides)
+    config.workload.data = {"_target_": f"{__name__}.{kind.__name__}"}
+    return build_workload(config)
+
+
+@pytest.mark.parametrize(("kind", "tested"), [(Foreign, False), (WithTest, True)])
+def test_a_data_module_of_another_project_is_set_up_once(kind, tested):
+    workload = foreign(kind)
+    assert Foreign.last.calls == ["prepare", "fit", "test"]
+    assert (workload.train_examples, workload.validation_examples) == (30, 12)
+    assert (workload.test_batches is not None) == tested
+    assert not workload.validates_on_test
+    assert [len(labels) for _, labels in workload.validation_batches] == [5, 5, 2]
+
+
+@pytest.mark.parametrize(("micro", "groups"), [("null", [16]), ("6", [6, 6, 4])])
+def test_its_batches_hold_exactly_b_examples(micro, groups):
+    workload = foreign(Foreign, f"protocol.micro_batch_size={micro}")
+    batches = [labels for _, labels in first(workload.train_batches(spec(16)), 15 * len(groups))]
+    assert [len(labels) for labels in batches] == groups * 15
+    epochs = torch.cat(batches).view(-1, 30)  # 240 examples are eight epochs
+    assert all(sorted(epoch.tolist()) == list(range(30)) for epoch in epochs)
+    again = [labels for _, labels in first(workload.train_batches(spec(16)), len(batches))]
+    assert torch.equal(torch.cat(again), torch.cat(batches))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Streaming, "its data set, Stream, is iterable"),
+        (ListOfLoaders, "the training data must come from a torch DataLoader .* but got list"),
+        (ValidatesOnTwo, "the data module must return a torch DataLoader over a data set with a length, but got list"),
+    ],
+)
+def test_data_that_cannot_be_used_are_refused_before_any_trial(kind, text):
+    with pytest.raises(ConfigError, match=text):
+        foreign(kind)
+
+
+# Modules
+
+
+@pytest.mark.parametrize(("batch_size", "total"), [(1, 60), (10, 6), (4, 15), (60, 5)])
+def test_a_module_gets_its_own_trials_values(batch_size, total):
+    config = composed(
+        "budget={steps: 5, examples: 60}",
+        "~workload.module.schedule",
+        "+workload.module.schedule={_target_: bstune.schedules.piecewise_linear, _partial_: true,"
+        " total_steps: '${trial.total_steps}', knots: [0.0, 1.0], factors: [1.0, 0.0]}",
+    )
+    module = build_module(config, spec(batch_size, lr=0.7))
+    assert isinstance(module, Classifier)
+    assert module.lr == 0.7
+    assert module.make_schedule.func is piecewise_linear
+    assert module.make_schedule.keywords["total_steps"] == total
+    assert module.make_schedule.keywords["knots"] == [0.0, 1.0]
+
+
+def test_batch_size_and_seed_are_the_trials():
+    config = composed()
+    config.workload.module = {
+        "_target_": f"{__name__}.Noting",
+        "batch_size": "${trial.batch_size}",
+        "seed": "${trial.seed}",
+    }
+    module = build_module(config, spec(batch_size=24, seed=11))
+    assert module.options == {"batch_size": 24, "seed": 11}
+
+
+class Noting(LightningModule):
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+
+def test_the_config_is_left_as_it_is():
+    config = composed()
+    before = OmegaConf.to_yaml(config)
+    first_module, second_module = build_module(config, spec(lr=0.1)), build_module(config, spec(lr=0.2))
+    assert (first_module.lr, second_module.lr) == (0.1, 0.2)
+    assert OmegaConf.to_yaml(config) == before
+
+
+def test_the_shipped_averaging_is_built_anew_for_each_trial():
+    config = composed()
+    averages = [build_module(config, spec()).configure_callbacks()[0] for _ in range(2)]
+    assert averages[0] is not averages[1]
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ({"_target_": "torch.nn.Identity"}, "workload.module must build a LightningModule, but got Identity"),
+        ({"_target_": f"{__name__}.Nothing"}, "workload.module cannot be built"),
+    ],
+)
+def test_what_is_no_module_is_refused(module, text):
+    config = composed()
+    config.workload.module = module
+    with pytest.raises(ConfigError, match=text):
+        build_module(config, spec())
