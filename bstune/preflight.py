@@ -1,11 +1,13 @@
 """Everything that can be wrong with a job, found before anything is written."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 
@@ -19,10 +21,11 @@ from bstune.records import Target, TrialSpec
 from bstune.search.plan import Plan
 from bstune.search.space import Space
 from bstune.search.study import build_sampler, check_storage
-from bstune.trial import Budget, Protocol, device_name, make_trainer
+from bstune.trial import Budget, Protocol, device_name, make_trainer, met_before_training, metric
 from bstune.workload import Workload, build, build_workload, plain
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+START_EXAMPLES = 2000  # validation examples that tell whether untrained weights meet the target
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
 
 
@@ -88,6 +91,7 @@ def prepare(config: DictConfig) -> Job:
     check_tracking(config)
     # The last check is a rehearsal: a few steps and an evaluation find what only training finds.
     step_time = probe_step_time(space, protocol, workload)
+    check_start(workload, protocol, trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0))
     return Job(config, plan, space, protocol, workload, output, trial, fingerprint(config, protocol), step_time)
 
 
@@ -188,6 +192,33 @@ def check_trainer(protocol: Protocol) -> None:
         make_trainer(protocol.trainer)
     except (TypeError, ValueError, MisconfigurationException) as error:
         raise ConfigError(f"trainer: {str(error).splitlines()[0]}") from error
+
+
+class _EveryNth:
+    """Every n-th of some batches, so that a few of them stand for all, in whatever order the data are."""
+
+    def __init__(self, batches: Iterable[Any], n: int) -> None:
+        self._batches, self._n = batches, n
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._batches, 0, None, self._n)
+
+    def __len__(self) -> int:
+        return -(-(sized_len(self._batches) or 1) // self._n)
+
+
+def check_start(workload: Workload, protocol: Protocol, spec: TrialSpec) -> None:
+    """Refuse a target that untrained weights meet on validation batches of ``START_EXAMPLES`` examples or a few more.
+
+    Raises:
+        ConfigError: if the target is met.
+    """
+    few = _EveryNth(workload.validation_batches, max(1, workload.validation_examples // START_EXAMPLES))
+    trainer = make_trainer(protocol.trainer)
+    trainer.validate(workload.build_module(spec), few, verbose=False)
+    value = metric(trainer, protocol.target.metric)
+    if value is not None and protocol.target.reached(value):
+        raise met_before_training(protocol.target, value)
 
 
 def check_tracking(config: DictConfig) -> None:

@@ -207,7 +207,7 @@ class _TargetLoop(Callback):
             self._segment_start = self.steps
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        value = _metric(trainer, self._protocol.target.metric)
+        value = metric(trainer, self._protocol.target.metric)
         if trainer.sanity_checking:
             self._start(value, _evaluates_all(trainer))
             return
@@ -222,10 +222,7 @@ class _TargetLoop(Callback):
         if value is None or not evaluates_all:  # the first batch may hold one class only: it says nothing of the start
             return
         if target.reached(value):
-            raise ConfigError(
-                f"the target {target} is met before training ({target.metric} starts at {value:g}): "
-                "check workload.target.mode and workload.target.value"
-            )
+            raise met_before_training(target, value)
         self._start_gap = target.gap(value)
 
     def _count_step(self, trainer: Trainer) -> None:
@@ -319,8 +316,16 @@ def _weight_micro_batches(module: LightningModule, sizes: Sequence[int]) -> None
     module.training_step = weighted  # type: ignore[method-assign]
 
 
-def _metric(trainer: Trainer, name: str) -> float | None:
-    """Return the metric's value, None if it is not finite.
+def met_before_training(target: Target, value: float) -> ConfigError:
+    """Return the error for a target that untrained weights meet."""
+    return ConfigError(
+        f"the target {target} is met before training ({target.metric} starts at {value:g}): "
+        "check workload.target.mode and workload.target.value"
+    )
+
+
+def metric(trainer: Trainer, name: str) -> float | None:
+    """Return the value of the metric after an evaluation, None if it is not finite.
 
     A float32 is read as the shortest decimal that rounds to it: 0.1 in float32 is 0.10000000149, and would miss <= 0.1.
     """
