@@ -10,7 +10,8 @@ the evaluations so far, the next evaluation waits until both hold:
 
 Near means that the target is predicted within ``near`` times the steps so far, by a straight line in log steps through
 the last evaluation and the latest one at least ``LOOK_BACK`` times earlier. Metrics mostly flatten in log steps, so
-the line is early rather than late.
+the line is early rather than late. A trial that has once been near stays near: a noisy metric would otherwise switch
+back, and the evaluations already paid for would put off the next one until the steps had doubled.
 """
 
 import math

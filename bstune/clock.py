@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 
 
 class Phase(Enum):
@@ -84,12 +85,15 @@ class TrialClock:
         return tuple(self._segments)
 
 
-def seconds_per_step(segments: Sequence[Segment]) -> float | None:
-    """Return tau(B): the median over segments of seconds per step, the first one left out as warm-up.
+def seconds_per_step(segments: Sequence[Segment], warmup_steps: int) -> float | None:
+    """Return tau(B): the median over segments of seconds per step, without the segments of the warm-up.
 
-    A single segment speaks for itself; without any the answer is None.
+    Those are the first one, and all that begin before ``warmup_steps`` steps. Where nothing else is left the last one
+    speaks, warm-up or not; without any the answer is None.
     """
-    kept = segments[1:] or segments
+    starts = accumulate((segment.steps for segment in segments), initial=0)
+    kept = [segment for segment, start in zip(segments, starts, strict=False) if start >= max(1, warmup_steps)]
+    kept = kept or list(segments[-1:])
     if not kept:
         return None
     return statistics.median(segment.seconds / segment.steps for segment in kept)

@@ -5,6 +5,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import hydra
 from hydra import compose, initialize_config_module
@@ -16,7 +17,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from bstune.errors import BstuneError, ConfigError
+from bstune.errors import BstuneError, ConfigError, Interrupted
+from bstune.output import redact
 from bstune.settings import check_settings
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
@@ -28,16 +30,19 @@ def main() -> int:
     It is 0, or 2 for what the user can mend, or 130 after an interruption.
     """
     arguments = sys.argv[1:]
-    debug = "debug=true" in arguments
+    debug = any(argument.lower() in ("debug=true", "debug=1") for argument in arguments)
     try:
-        if _runs_one_job(arguments):
+        if not _asks_hydra(arguments):
             compose_checked(arguments)
         _hydra_main()
     except BstuneError as error:
         if debug:
             raise
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {redact(str(error))}\n")
         return error.exit_status
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return Interrupted.exit_status
     return 0
 
 
@@ -45,15 +50,27 @@ def main() -> int:
 def _hydra_main(config: DictConfig) -> None:
     """Run one job; Hydra would print a traceback for an error of ours, so that ends here."""
     try:
-        run(config, list(HydraConfig.get().overrides.task))
+        run(config, command_line())
     except BstuneError as error:
         if config.get("debug"):
             raise
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {redact(str(error))}\n")
         sys.exit(error.exit_status)
 
 
-def run(config: DictConfig, overrides: Sequence[str]) -> None:
+def command_line() -> list[str]:
+    """Return the arguments that give the running job's config again, from any folder."""
+    hydra_config = HydraConfig.get()
+    arguments = []
+    for source in hydra_config.runtime.config_sources:
+        if source.provider == "command-line":
+            arguments += ["--config-dir", str(Path(source.path).absolute())]
+    if hydra_config.job.config_name != CONFIG_NAME:
+        arguments += ["--config-name", str(hydra_config.job.config_name)]
+    return [*arguments, *hydra_config.overrides.task]
+
+
+def run(config: DictConfig, arguments: Sequence[str]) -> None:
     """Check and run one composed config.
 
     Raises:
@@ -66,11 +83,16 @@ def run(config: DictConfig, overrides: Sequence[str]) -> None:
     from bstune.job import run_single, run_study
     from bstune.preflight import prepare
 
-    job, console = prepare(checked), Console()
-    if job.trial is None:
-        run_study(job, overrides, console)
-    else:
-        run_single(job, job.trial, console)
+    try:
+        job, console = prepare(checked), Console()
+        if job.trial is None:
+            run_study(job, arguments, console)
+        else:
+            run_single(job, job.trial, console)
+    except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
+        raise Interrupted(
+            "interrupted: every finished trial is stored; the same command continues the study"
+        ) from error
 
 
 def quieten() -> None:
@@ -85,11 +107,11 @@ def quieten() -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
 
 
-def _runs_one_job(arguments: Sequence[str]) -> bool:
-    """Return whether this is a plain run: help, completion and multirun are Hydra's own affair."""
+def _asks_hydra(arguments: Sequence[str]) -> bool:
+    """Return whether Hydra is asked for something else than a run, or for several runs at once."""
     hydras_own = {"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--multirun", "-m"}
     names = {argument.split("=", 1)[0] for argument in arguments}
-    return not names & (hydras_own | {"--resolve", "--package", "-p", "--shell-completion", "-sc"})
+    return bool(names & (hydras_own | {"--resolve", "--package", "-p", "--shell-completion", "-sc"}))
 
 
 def compose_checked(arguments: Sequence[str]) -> DictConfig:

@@ -1,7 +1,9 @@
 """Runs a checked job: a study from its plan to its report, or one trial by itself."""
 
+import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,20 +14,18 @@ import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from sqlalchemy.engine import make_url
 
 from bstune.curve import CurveError, CurveFit, fit_curve, frontier_points, predict_steps
-from bstune.errors import Interrupted
 from bstune.estimate import most_seconds, remaining_seconds
 from bstune.figure import draw_curve
-from bstune.output import Output, locked, write_text
-from bstune.preflight import Job
+from bstune.output import Output, locked, redact, write_text
+from bstune.preflight import Job, flatten
 from bstune.progress import Progress, plan_text
 from bstune.records import TrialResult, TrialSpec, dump_json
 from bstune.report import print_final, summarize, winners
 from bstune.search.study import STUDY_ID, finish_abandoned, next_slot, open_study, results, run_slot
-from bstune.trial import device_name, make_trainer, versions
-from bstune.workload import train
+from bstune.trial import device_name, versions
+from bstune.workload import evaluate, plain, train
 
 if TYPE_CHECKING:
     from bstune.tracking import Tracking
@@ -34,20 +34,19 @@ TESTS = "bstune:tests"  # attribute in the storage: test metrics by trial number
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 
 
-def run_study(job: Job, overrides: Sequence[str], console: Console) -> None:
+def run_study(job: Job, arguments: Sequence[str], console: Console) -> None:
     """Run the study, or go on with it, and write its report.
 
     Args:
         job: from :func:`bstune.preflight.prepare`.
-        overrides: of the command line, for the command that trains the winner again.
+        arguments: of the command line, for the command that trains the winner again.
         console: where the plan, the progress and the final table go.
 
     Raises:
         StudyError: if the study cannot be opened, or another process runs it.
-        Interrupted: after Ctrl-C; what is finished is stored.
     """
     with locked(job.output):
-        study = open_study(job.config.study, job.config.storage, job.plan.objective, job.fingerprint)
+        study = open_study(job.config.study, job.config.storage, job.plan.objective, job.fingerprint, job.output.root)
         finish_abandoned(study, job.plan.objective)
         done = results(study, job.plan, job.space)
         console.print(plan_text(job, done, _estimate(job, done)), soft_wrap=True)
@@ -56,13 +55,10 @@ def run_study(job: Job, overrides: Sequence[str], console: Console) -> None:
         tracking = _open_tracking(job, study, console)
         try:
             stopped = _run_slots(job, study, tracking, console)
-        except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
+        finally:  # cut short or not
             write_trials(job.output, results(study, job.plan, job.space))
-            raise Interrupted(
-                "interrupted: every finished trial is stored; the same command continues the study"
-            ) from error
         console.print(stopped)
-        _report(job, study, tracking, overrides, console)
+        _report(job, study, tracking, arguments, console)
 
 
 def run_single(job: Job, spec: TrialSpec, console: Console) -> TrialResult:
@@ -125,7 +121,7 @@ def write_trials(output: Output, done: Sequence[TrialResult]) -> None:
 
 
 def _report(
-    job: Job, study: optuna.Study, tracking: "Tracking | None", overrides: Sequence[str], console: Console
+    job: Job, study: optuna.Study, tracking: "Tracking | None", arguments: Sequence[str], console: Console
 ) -> None:
     done = results(study, job.plan, job.space)
     fit = _fit(done)
@@ -135,7 +131,7 @@ def _report(
     summary = {"study": job.config.study, "workload": workload, **summary, "test": tests}
     write_trials(output, done)
     write_text(output.curve, dump_json(summary, indent=2) + "\n")
-    write_text(output.best, best_yaml(winners(done), overrides, output))
+    write_text(output.best, best_yaml(winners(done), arguments, output))
     curve = fit if isinstance(fit, CurveFit) else None
     draw_curve(done, summary, curve, workload, output.figure)
     ui = "not logged (mlflow.enabled=false)"
@@ -145,7 +141,13 @@ def _report(
         tracking.finish_study(curves(summary, curve), scalars(summary), _artifacts(output))
         ui = ui_command(_mlflow_uri(job.config))
     files = {"figure": output.figure, "curve": output.curve, "trials": output.trials, "winners": output.best}
-    print_final(console, summary, _test_errors(job, tests) if tests else None, files, ui)
+    print_final(console, summary, _test_metric(job, tests), files, ui)
+    if job.has_horizon:
+        console.print(
+            "The workload's schedule ends with the budget, so its trials take about as many examples at every batch "
+            "size: the curve shows where this schedule stops working rather than the fewest steps.",
+            soft_wrap=True,
+        )
     if job.workload.validates_on_test:
         console.print(
             "The target is measured on the test images, as the workload's source does: there is no other test."
@@ -177,33 +179,33 @@ def _test(job: Job, spec: TrialSpec, checkpoint: Path) -> dict[str, float]:
         return {}
     module = job.workload.build_module(spec)
     module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
-    trainer = make_trainer(job.protocol.trainer)
-    metrics = trainer.test(module, job.workload.test_batches, verbose=False)
-    return {name: float(value) for name, value in metrics[0].items()}
+    trainer = evaluate(job.workload, module, job.protocol, test=job.workload.test_batches)
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def _test_errors(job: Job, tests: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return, of each winner's test metrics, the one that matches the target's metric."""
-    name = job.protocol.target.metric.replace("val", "test", 1)
-    return {winner: metrics[name] for winner, metrics in tests.items() if name in metrics}
+def _test_metric(job: Job, tests: Mapping[str, Mapping[str, float]]) -> tuple[str, dict[str, float]] | None:
+    """Return the test metric that goes with the target's, and each winner's value; None where there is none."""
+    name = re.sub(r"^val(idation)?(?=[/_])", "test", job.protocol.target.metric)
+    values = {winner: metrics[name] for winner, metrics in tests.items() if name in metrics}
+    return (name, values) if values else None
 
 
 def _spec(result: TrialResult) -> TrialSpec:
     return TrialSpec(result.number, result.slot, result.batch_size, result.lr, result.delta, result.seed)
 
 
-def best_yaml(best: Mapping[str, TrialResult], overrides: Sequence[str], output: Output) -> str:
+def best_yaml(best: Mapping[str, TrialResult], arguments: Sequence[str], output: Output) -> str:
     """Return the winners as YAML, each with its checkpoint and the command that trains it again."""
     values: dict[str, Any] = {}
     for name, result in best.items():
         own = [f"trial.batch_size={result.batch_size}", f"trial.lr={result.lr!r}", f"trial.seed={result.seed}"]
-        kept = [override for override in overrides if not override.startswith("trial.")]
+        kept = [redact(argument) for argument in arguments if not argument.startswith("trial.")]
         fields = ("number", "batch_size", "lr", "seed", "steps", "steps_low", "seconds_per_step")
         values[name] = {
             **{field: value for field, value in asdict(result).items() if field in fields},
             "time_to_target": result.time_to_target,
             "checkpoint": str(output.checkpoint(result.number).absolute()),
-            "command": shlex.join(["python", "-m", "bstune", *kept, *own]),
+            "command": shlex.join([sys.executable, "-m", "bstune", *kept, *own]),
         }
     return yaml.safe_dump(values, sort_keys=False)
 
@@ -262,7 +264,7 @@ def _open_tracking(job: Job, study: optuna.Study, console: Console) -> "Tracking
         name=config.study,
         workload=config.workload.name,
         metric=job.protocol.target.metric,
-        params=job.fingerprint,
+        params=logged_config(config),
         versions=versions(),
         device=device_name(job.protocol.trainer),
         commit=_git_commit(),
@@ -290,7 +292,14 @@ def _git_commit() -> str | None:
 
 
 def shareable_yaml(config: DictConfig) -> str:
-    """Return the composed config as YAML, without the storage's password; the environment's values stay out too."""
-    own = config.copy()
-    own.storage = make_url(own.storage).render_as_string(hide_password=True)
-    return OmegaConf.to_yaml(own)
+    """Return the composed config as YAML, without passwords; values from the environment stay references to it."""
+    return redact(OmegaConf.to_yaml(config))
+
+
+def logged_config(config: DictConfig) -> dict[str, Any]:
+    """Return the composed config, flat, without passwords; the module's own references to the trial stay as such."""
+    values = plain(config)
+    values["workload"]["module"] = OmegaConf.to_container(config.workload.module, resolve=False)
+    for name in ("trial", "mlflow", "storage", "debug"):
+        values.pop(name)
+    return {name: redact(str(value)) for name, value in flatten(values).items()}

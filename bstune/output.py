@@ -1,6 +1,7 @@
 """A study's output folder: the paths in it, its lock, and files that are whole or not there."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,6 +72,11 @@ class Output:
         for path in self.checkpoints.glob("trial-*"):
             if path not in kept:
                 path.unlink()
+
+
+def redact(text: str) -> str:
+    """Return ``text`` with the passwords in its URLs replaced by three asterisks."""
+    return re.sub(r"(://[^\s:/@]*):[^\s/@]+@", r"\1:***@", text)
 
 
 def write_text(path: Path, text: str) -> None:

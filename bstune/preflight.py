@@ -22,9 +22,16 @@ from bstune.search.plan import Plan
 from bstune.search.space import Space
 from bstune.search.study import build_sampler, check_storage
 from bstune.trial import Budget, Protocol, device_name, make_trainer, met_before_training, metric
-from bstune.workload import Workload, build, build_workload, plain
+from bstune.workload import Workload, build, build_workload, evaluate, plain
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+# Arguments of the Trainer that bstune sets: another value would change what a trial is, and say nothing of it.
+OWNED = frozenset(
+    {"accelerator", "barebones", "callbacks", "check_val_every_n_epoch", "devices", "enable_checkpointing"}
+    | {"accumulate_grad_batches", "enable_progress_bar", "fast_dev_run", "limit_train_batches", "limit_val_batches"}
+    | {"logger", "max_epochs", "max_steps", "max_time", "min_epochs", "min_steps", "num_nodes", "num_sanity_val_steps"}
+    | {"overfit_batches", "precision", "reload_dataloaders_every_n_epochs", "strategy", "val_check_interval"}
+)
 START_EXAMPLES = 2000  # validation examples that tell whether untrained weights meet the target
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
 
@@ -39,6 +46,7 @@ class Job:
         trial: the one trial to train instead of a study, or None.
         fingerprint: flat settings that must not change while a study goes on.
         step_time: seconds per step over batch size, from a few timed steps: good enough for an estimate.
+        has_horizon: whether the workload's schedule ends with the budget.
     """
 
     config: DictConfig
@@ -50,6 +58,7 @@ class Job:
     trial: TrialSpec | None
     fingerprint: Mapping[str, Any]
     step_time: StepTime
+    has_horizon: bool
 
 
 def prepare(config: DictConfig) -> Job:
@@ -87,12 +96,13 @@ def prepare(config: DictConfig) -> Job:
             f"batch size {largest} is larger than the training data ({workload.train_examples} examples): "
             f"set {option} to at most {workload.train_examples}"
         )
-    check_trainer(protocol)
+    check_trainer(config, protocol)
     check_tracking(config)
     # The last check is a rehearsal: a few steps and an evaluation find what only training finds.
     step_time = probe_step_time(space, protocol, workload)
     check_start(workload, protocol, trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0))
-    return Job(config, plan, space, protocol, workload, output, trial, fingerprint(config, protocol), step_time)
+    settings = fingerprint(config, protocol)
+    return Job(config, plan, space, protocol, workload, output, trial, settings, step_time, has_horizon(config))
 
 
 def _device(name: str) -> str:
@@ -182,12 +192,15 @@ def _protocol(config: DictConfig, target: Target) -> Protocol:
     )
 
 
-def check_trainer(protocol: Protocol) -> None:
+def check_trainer(config: DictConfig, protocol: Protocol) -> None:
     """Build a Trainer, to find arguments that it does not take.
 
     Raises:
-        ConfigError: with Lightning's own words.
+        ConfigError: with Lightning's own words, or for an argument that would break the protocol.
     """
+    owned = sorted(OWNED & set(config.trainer))
+    if owned:
+        raise ConfigError(f"trainer.{owned[0]} is bstune's own: see device, precision, budget and protocol")
     try:
         make_trainer(protocol.trainer)
     except (TypeError, ValueError, MisconfigurationException) as error:
@@ -214,8 +227,7 @@ def check_start(workload: Workload, protocol: Protocol, spec: TrialSpec) -> None
         ConfigError: if the target is met.
     """
     few = _EveryNth(workload.validation_batches, max(1, workload.validation_examples // START_EXAMPLES))
-    trainer = make_trainer(protocol.trainer)
-    trainer.validate(workload.build_module(spec), few, verbose=False)
+    trainer = evaluate(workload, workload.build_module(spec), protocol, val=few)
     value = metric(trainer, protocol.target.metric)
     if value is not None and protocol.target.reached(value):
         raise met_before_training(protocol.target, value)
@@ -248,18 +260,19 @@ def _single_trial(config: DictConfig, plan: Plan) -> TrialSpec | None:
 def fingerprint(config: DictConfig, protocol: Protocol) -> dict[str, Any]:
     """Return, flat, the settings that must not change while a study goes on.
 
-    Budgets may: trials that ran out of a smaller one are bounds all the same. So may the sampler and the storage.
+    Budgets may, unless the schedule ends with them: trials that ran out of a smaller one are bounds all the same. So
+    may the sampler and the storage.
     """
     own = config.copy()
     own.data.root = ""  # where the data lie does not matter: their checksums are pinned
     own.trial.batch_size, own.trial.lr, own.trial.total_steps = 1, 1.0, 1
-    values: dict[str, Any] = {}
-    for name in ("workload", "scaling", "protocol", "trainer"):
-        _flatten(name, plain(own[name]), values)
+    values = flatten({name: plain(own[name]) for name in ("workload", "scaling", "protocol", "trainer")})
     for name in ("low", "high", "multiple"):
         values[f"search.batch_size.{name}"] = config.search.batch_size[name]
     for name in ("trials", "budget.steps", "budget.examples"):
         values.pop(f"workload.{name}", None)
+    if has_horizon(config):
+        values |= flatten({"budget": plain(config.budget)})
     return {
         **values,
         "search.objective": config.search.objective,
@@ -269,9 +282,20 @@ def fingerprint(config: DictConfig, protocol: Protocol) -> dict[str, Any]:
     }
 
 
-def _flatten(prefix: str, value: Any, into: dict[str, Any]) -> None:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            _flatten(f"{prefix}.{key}", inner, into)
-    else:
-        into[prefix] = value
+def has_horizon(config: DictConfig) -> bool:
+    """Return whether the workload's module depends on the trial's number of steps, as a schedule with an end does."""
+    modules = []
+    for total_steps in (1, 2):
+        own = config.copy()
+        own.trial.batch_size, own.trial.lr, own.trial.total_steps = 1, 1.0, total_steps
+        modules.append(plain(own.workload.module))
+    return modules[0] != modules[1]
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, its keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat.update(flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value})
+    return flat

@@ -13,6 +13,7 @@ Importing mlflow takes 1.0 s whichever of its modules is asked for (mlflow 3.17.
 cached, median of 8, wall clock): import this module late.
 """
 
+import getpass
 import hashlib
 import json
 import logging
@@ -21,6 +22,7 @@ import os
 import posixpath
 import re
 import shlex
+import sys
 import tempfile
 import threading
 import time
@@ -162,7 +164,7 @@ def ui_command(uri: str) -> str:
     if uri.startswith(("http://", "https://")):
         return _without_password(uri)
     shown = '"$MLFLOW_TRACKING_URI"' if _without_password(uri) != uri else shlex.quote(uri)
-    return f"mlflow ui --backend-store-uri {shown}"
+    return f"{shlex.quote(sys.executable)} -m mlflow ui --backend-store-uri {shown}"
 
 
 def open_tracking(uri: str, experiment: str, study: StudyTags, limits: Limits) -> "Tracking":
@@ -322,7 +324,8 @@ def _quiet() -> Iterator[None]:
 def _find(uri: str, experiment: str, study: StudyTags) -> _Place:
     """Find or create the experiment and the current parent, and put right what a process that died left."""
     # Two first runs at once would migrate the same new database at once.
-    with FileLock(Path(tempfile.gettempdir(), f"bstune-{hashlib.sha256(uri.encode()).hexdigest()[:16]}.lock")):
+    digest = hashlib.sha256(f"{getpass.getuser()} {uri}".encode()).hexdigest()[:16]
+    with FileLock(Path(tempfile.gettempdir(), f"bstune-{digest}.lock")):
         client = MlflowClient(uri)
         experiment_id = _experiment(client, uri, experiment)
 

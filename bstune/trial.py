@@ -5,6 +5,7 @@ the clock and ends the trial. The result is a record with a status; whatever the
 place of one.
 """
 
+import copy
 import functools
 import math
 import warnings
@@ -18,7 +19,8 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.warnings import PossibleUserWarning
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.utilities.memory import is_oom_error
 
 from bstune.cadence import Cadence, is_near, next_evaluation
 from bstune.clock import Phase, TrialClock, seconds_per_step
@@ -80,6 +82,7 @@ def run_trial(
     protocol: Protocol,
     checkpoint: Path | None = None,
     clock: TrialClock | None = None,
+    data_module: LightningDataModule | None = None,
 ) -> TrialResult:
     """Train one workload until the target, or until the budget is spent, and return the record.
 
@@ -92,6 +95,7 @@ def run_trial(
         protocol: what stays fixed in a study.
         checkpoint: where the weights that reached the target are written; None writes none.
         clock: a test's own; by default one that synchronises the device.
+        data_module: whose hooks on batches are called, such as ``on_after_batch_transfer``; it is set up already.
 
     Raises:
         ConfigError: if the module does not log the target's metric, meets the target before it is trained, or steps
@@ -112,7 +116,11 @@ def run_trial(
         with warnings.catch_warnings():
             # The data live on the device, so advice on loader workers is beside the point.
             warnings.simplefilter("ignore", PossibleUserWarning)
-            trainer.fit(module, train_batches(spec), validation_batches)
+            if data_module is None:
+                trainer.fit(module, train_batches(spec), validation_batches)
+            else:
+                served = serving(data_module, train=train_batches(spec), val=validation_batches)
+                trainer.fit(module, datamodule=served)
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
@@ -139,7 +147,7 @@ def run_trial(
         eval_seconds=clock.seconds(Phase.EVALUATION),
         startup_seconds=clock.seconds(Phase.STARTUP),
         wall_seconds=clock.total_seconds,
-        seconds_per_step=seconds_per_step(clock.segments),
+        seconds_per_step=seconds_per_step(clock.segments, protocol.warmup_steps),
         device=device_name(protocol.trainer),
         versions=versions(),
         history=tuple(loop.history),
@@ -166,6 +174,7 @@ class _TargetLoop(Callback):
         self._last_step = protocol.budget.last_step(spec.batch_size)
         self._start_gap: float | None = None
         self._evaluations = 0
+        self._near = False
         self._next_step = self._after(0)
         self._segment_start = 0
         self._skipped_in_a_row = 0
@@ -246,7 +255,7 @@ class _TargetLoop(Callback):
             self._end(trainer, "diverged", f"{target.metric} is not finite at step {self.steps}")
         elif self._start_gap is not None and target.gap(value) > self._protocol.divergence * self._start_gap:
             self._end(trainer, "diverged", f"{target.metric} is {value:g} at step {self.steps}, far past its start")
-        elif self.status != "diverged" and target.reached(value):
+        elif target.reached(value):
             self._end(trainer, "reached", None)
             return
         elif self.steps >= self._last_step:
@@ -257,9 +266,9 @@ class _TargetLoop(Callback):
 
     def _after(self, step: int) -> int:
         cadence, target = self._protocol.cadence, self._protocol.target
-        near = is_near(self.history, target, cadence.near)
-        due = next_evaluation(step, self._spec.batch_size, self._validation_examples, self._evaluations, near, cadence)
-        return min(due, self._last_step)
+        self._near = self._near or is_near(self.history, target, cadence.near)
+        sizes = self._spec.batch_size, self._validation_examples
+        return min(next_evaluation(step, *sizes, self._evaluations, self._near, cadence), self._last_step)
 
     def _end(self, trainer: Trainer, status: Status, message: str | None) -> None:
         self.status, self.message = status, message
@@ -285,6 +294,25 @@ def make_trainer(options: Mapping[str, Any], **arguments: Any) -> Trainer:
             **arguments,
         }
     )
+
+
+def serving(data_module: LightningDataModule, **batches: Iterable[Any]) -> LightningDataModule:
+    """Return a shallow copy of a data module that is set up, with its hooks on batches, that serves these batches.
+
+    Args:
+        data_module: the project's own.
+        batches: ``train``, ``val`` or ``test``, and what to read for it.
+    """
+    served = copy.copy(data_module)
+    served.prepare_data = lambda: None  # type: ignore[method-assign]
+    served.setup = lambda stage: None  # type: ignore[method-assign]
+    for stage, iterable in batches.items():
+        setattr(served, f"{stage}_dataloader", functools.partial(_identity, iterable))
+    return served
+
+
+def _identity(value: Any) -> Any:
+    return value
 
 
 def _weight_micro_batches(module: LightningModule, sizes: Sequence[int]) -> None:
@@ -350,7 +378,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error)
-    return "DefaultCPUAllocator" in text and "memory" in text
+    return is_oom_error(error) or "CUBLAS_STATUS_ALLOC_FAILED" in text or "DefaultCPUAllocator" in text
 
 
 def _synchronize() -> None:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities.memory import garbage_collection_cuda
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch.utils.data import DataLoader
@@ -16,7 +18,7 @@ from bstune.data.batches import rebatch
 from bstune.data.module import ImageData
 from bstune.errors import BstuneError, ConfigError
 from bstune.records import TrialResult, TrialSpec
-from bstune.trial import Budget, Protocol, run_trial
+from bstune.trial import Budget, Protocol, make_trainer, run_trial, serving
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Workload:
         test_batches: None where there is no test set apart from the validation data.
         train_examples, validation_examples: sizes.
         validates_on_test: whether the target is measured on the published test set.
+        data_module: the project's own, whose hooks on batches are called; None where bstune's own serves them.
     """
 
     build_module: Callable[[TrialSpec], LightningModule]
@@ -39,6 +42,7 @@ class Workload:
     train_examples: int
     validation_examples: int
     validates_on_test: bool
+    data_module: LightningDataModule | None
 
 
 def build(target: DictConfig, what: str) -> Any:
@@ -103,6 +107,7 @@ def build_workload(config: DictConfig) -> Workload:
         train_examples=train_examples,
         validation_examples=validation_examples,
         validates_on_test=isinstance(data, ImageData) and data.validates_on_test,
+        data_module=None if isinstance(data, ImageData) else data,
     )
 
 
@@ -144,9 +149,28 @@ def plain(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
 
 
+def evaluate(workload: Workload, module: LightningModule, protocol: Protocol, **batches: Iterable[Any]) -> Trainer:
+    """Evaluate a module once and return the Trainer with its metrics.
+
+    Args:
+        workload: whose data module's hooks are called, if it has one of its own.
+        module: as it is.
+        protocol: for the Trainer's options.
+        batches: ``val`` or ``test``, and what to read for it.
+    """
+    trainer = make_trainer(protocol.trainer)
+    ((stage, iterable),) = batches.items()
+    run = trainer.validate if stage == "val" else trainer.test
+    if workload.data_module is None:
+        run(module, iterable, verbose=False)
+    else:
+        run(module, datamodule=serving(workload.data_module, **batches), verbose=False)
+    return trainer
+
+
 def train(workload: Workload, spec: TrialSpec, protocol: Protocol, checkpoint: Path | None = None) -> TrialResult:
     """Run one trial of the workload; see :func:`bstune.trial.run_trial`."""
-    return run_trial(
+    result = run_trial(
         spec,
         workload.build_module,
         workload.train_batches,
@@ -154,4 +178,9 @@ def train(workload: Workload, spec: TrialSpec, protocol: Protocol, checkpoint: P
         workload.validation_examples,
         protocol,
         checkpoint,
+        data_module=workload.data_module,
     )
+    # A Trainer and its module refer to each other: the device's memory would wait for Python's collector.
+    if result.status == "oom" or torch.cuda.is_available():
+        garbage_collection_cuda()
+    return result

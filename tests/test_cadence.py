@@ -92,9 +92,9 @@ def test_look_back_is_to_the_latest_evaluation_that_is_early_enough():
 def _run(batch_size, validation, last_step, rate, rule):
     """Follow the rule along an error that falls in log steps; return (step, near before it, evaluations before it)."""
     history, seen = [], []
-    step = 0
+    step, near = 0, False
     while step < last_step:
-        near = is_near(history, ERROR, rule.near)
+        near = near or is_near(history, ERROR, rule.near)
         due = next_evaluation(step, batch_size, validation, len(history), near, rule)
         seen.append((due, near))
         step = min(due, last_step)

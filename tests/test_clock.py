@@ -99,15 +99,18 @@ def test_the_default_clock_is_monotonic():
 
 
 @pytest.mark.parametrize(
-    ("segments", "expected"),
+    ("segments", "warmup_steps", "expected"),
     [
-        ([], None),
-        ([(4, 2.0)], 0.5),  # a single segment speaks for itself
-        ([(1, 100.0), (4, 2.0)], 0.5),  # warm-up is left out
-        ([(1, 100.0), (4, 2.0), (2, 8.0)], 2.25),  # even number: the mean of the middle two
-        ([(1, 100.0), (1, 1.0), (10, 20.0), (2, 1000.0)], 2.0),  # segments count once each, not by their steps
-        ([(5, 0.0)], 0.0),
+        ([], 1, None),
+        ([(4, 2.0)], 1, 0.5),  # a single segment speaks for itself
+        ([(1, 100.0), (4, 2.0)], 1, 0.5),  # warm-up is left out
+        ([(1, 100.0), (4, 2.0)], 0, 0.5),  # and so is the first segment in any case
+        ([(1, 100.0), (4, 2.0), (2, 8.0)], 1, 2.25),  # even number: the mean of the middle two
+        ([(1, 100.0), (1, 1.0), (10, 20.0), (2, 1000.0)], 1, 2.0),  # segments count once each, not by their steps
+        ([(1, 100.0), (1, 50.0), (3, 30.0), (10, 20.0), (10, 10.0)], 5, 1.5),  # several short ones make up the warm-up
+        ([(1, 100.0), (1, 50.0), (1, 30.0)], 5, 30.0),  # nothing but warm-up: the last one
+        ([(5, 0.0)], 5, 0.0),
     ],
 )
-def test_seconds_per_step(segments, expected):
-    assert seconds_per_step([Segment(*pair) for pair in segments]) == expected
+def test_seconds_per_step(segments, warmup_steps, expected):
+    assert seconds_per_step([Segment(*pair) for pair in segments], warmup_steps) == expected

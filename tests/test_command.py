@@ -88,6 +88,7 @@ def entries(folder: Path) -> list[str]:
         (("+workload=digits", "+workload.module.nope=3"), "unexpected keyword argument 'nope'"),
         (("+workload=digits", "workload.data.validation=5000"), "leave nothing to train on"),
         (("+workload=digits", "sampler._target_=no.Such"), "sampler cannot be built: Error locating target 'no.Such'"),
+        (("+workload=digits", "+trainer.max_steps=7"), "trainer.max_steps is bstune's own"),
         (("+workload=digits", "+trainer.nope=3"), "trainer: Trainer.__init__() got an unexpected keyword argument"),
         (("+workload=digits", "mlflow.uri=foo://x"), "such as sqlite:///mlflow.db, but got 'foo://x'"),
     ],
@@ -164,6 +165,10 @@ def test_the_same_command_continues_and_changed_settings_are_refused(bstune, tmp
     assert "continues after 2 trials" in out
     assert trials.read_text().startswith(first)
     assert len(trials.read_text().splitlines()) == 4
+
+    status, _, err = bstune(*arguments, f"output={tmp_path / 'elsewhere'}")
+    assert status == 2
+    assert "continue it with output=" in err
 
     before = {path: path.read_bytes() for path in trials.parent.rglob("*") if path.is_file()}
     for change, line in (
@@ -268,17 +273,106 @@ def test_every_config_composes(workload, sampler, rule):
     assert config.scaling.lr > 0
 
 
-def test_a_users_own_workload_is_a_yaml_file(bstune, tmp_path):
-    folder = tmp_path / "my" / "workload"
-    folder.mkdir(parents=True)
-    own = Path(sys.modules["bstune"].__path__[0])
-    text = OmegaConf.to_yaml(compose_checked(["+workload=digits"]).workload).replace("name: digits", "name: mine")
-    assert own.exists()
-    (folder / "mine.yaml").write_text(text)
-    status, out, err = bstune(
-        "--config-dir", str(tmp_path / "my"), "+workload=mine", *QUICK[1:], *EASY, "mlflow.enabled=false"
-    )
+PROJECT = """
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Data(LightningDataModule):
+    def setup(self, stage):
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(500, 4, generator=generator)
+        y = (x.sum(dim=1) > 0).long()
+        self.train, self.val = TensorDataset(x[:400], y[:400]), TensorDataset(x[400:], y[400:])
+
+    def train_dataloader(self):
+        return DataLoader(self.train, batch_size=7, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, batch_size=50)
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        x, y = batch
+        return torch.cat([x, torch.ones(len(x), 1)], dim=1), y  # the module needs the fifth column
+
+
+class Module(LightningModule):
+    def __init__(self, learning_rate):
+        super().__init__()
+        self.layer = torch.nn.Linear(5, 2)
+        self.learning_rate = learning_rate
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.layer(x), y)
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val_accuracy", (self.layer(x).argmax(dim=1) == y).float().mean(), batch_size=len(y))
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=self.learning_rate)
+"""
+
+MINE = """
+name: mine
+precision: 32-true
+trials: 3
+reference: {batch_size: 32, lr: 0.05}
+batch_size: {low: 8, high: 128}
+budget: {steps: 200, examples: 4000}
+target: {metric: val_accuracy, value: 0.95, mode: max}
+data: {_target_: my_project.Data}
+module: {_target_: my_project.Module, learning_rate: "${trial.lr}"}
+"""
+
+
+def test_a_users_own_project(bstune, tmp_path, monkeypatch):
+    """Any module and data module that can be imported, named in one YAML file; the data module's hooks are called."""
+    (tmp_path / "my_project.py").write_text(PROJECT)
+    workloads = tmp_path / "conf" / "workload"
+    workloads.mkdir(parents=True)
+    (workloads / "mine.yaml").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_project", raising=False)
+    own = ("--config-dir", "conf", "mlflow.enabled=false")
+    status, out, err = bstune(*own, "+workload=mine")
     assert (status, err) == (0, "")
-    assert "study mine" in out
-    status, _, err = bstune("--config-dir", str(tmp_path / "my"), "+workload=other")
+    assert "study mine: val_accuracy >= 0.95" in out
+    folder = tmp_path / "outputs" / "mine"
+    winner = yaml.safe_load((folder / "best.yaml").read_text())["best_by_steps"]
+    status, _, err = bstune(*shlex.split(winner["command"])[3:])
+    assert (status, err) == (0, "")
+    (record,) = folder.glob("trial-B*/trial.json")
+    assert json.loads(record.read_text())["steps"] == winner["steps"]
+    status, _, err = bstune(*own, "+workload=other")
+    assert status == 2
     assert "workloads: digits, fashion_cnn, mine, resnet_cifar" in err
+
+
+def test_passwords_stay_out_of_what_is_written(bstune, tmp_path):
+    assert bstune(*QUICK, *EASY, "mlflow.uri=http://me:s3cret@127.0.0.1:9")[0] == 0
+    for path in (tmp_path / "outputs").rglob("*"):
+        assert path.is_dir() or b"s3cret" not in path.read_bytes(), path
+    status, _, err = bstune(*QUICK, "storage=oracle9://me:s3cret@host/name")
+    assert status == 2
+    assert "s3cret" not in err
+    assert "oracle9://me:***@host/name" in err
+
+
+@pytest.mark.parametrize(
+    ("workload", "refused"),
+    [("digits", False), ("resnet_cifar", True)],
+)
+def test_a_budget_may_grow_unless_the_schedule_ends_with_it(workload, refused):
+    from bstune.preflight import _protocol, fingerprint, has_horizon
+    from bstune.records import Target
+
+    prints = []
+    for examples in (1000, 2000):
+        config = compose_checked([f"+workload={workload}", f"budget.examples={examples}", "device=cpu"])
+        config.precision = "32-true"
+        prints.append(fingerprint(config, _protocol(config, Target("val/error", 0.1, "min"))))
+    assert (prints[0] != prints[1]) is refused
+    assert has_horizon(config) is refused

@@ -351,14 +351,16 @@ def test_live_table_shows_the_last_trials_in_80_columns():
 
 def test_final_table_names_winners_and_test_errors():
     trials = [trial(4, 64, 0.1, steps=400), trial(7, 500, 0.4, steps=90, tau=0.1), trial(8, status="oom")]
-    lines = printed(final_table(summarize(trials, TARGET, "no fit"), {"best_by_time": 0.1012})).splitlines()
+    lines = printed(
+        final_table(summarize(trials, TARGET, "no fit"), ("test/error", {"best_by_time": 0.1012}))
+    ).splitlines()
     rows = {line[:22].strip(): line[22:].split() for line in lines}
     assert rows["batch size (examples)"] == ["64", "500"]
     assert rows["learning rate"] == ["0.1", "0.4"]
     assert rows["time to target"] == ["4.00", "s", "9.00", "s"]
     assert rows["steps to target"] == ["400", "90"]
     assert rows["time per step"] == ["10.0", "ms", "100", "ms"]
-    assert rows["test error"] == ["0.101", "-"]
+    assert rows["test/error"] == ["0.101", "-"]
     assert rows["trial"] == ["4", "7"]
     assert rows["seed"] == ["1004", "1007"]
     assert "reached by 2 of 3 trials (1 oom)" in "\n".join(lines)

@@ -61,6 +61,11 @@ def test_allows(override):
             "workload.target.value=low",
             "workload.target.value: Value 'low' of type 'str' could not be converted to Float",
         ),
+        (
+            "budget.steps=${study}",
+            "budget.steps: While dereferencing interpolation '${study}': "
+            "Value 'digits' of type 'str' could not be converted to Integer",
+        ),
         ("seed=null", "seed: Incompatible value 'None' for field of type 'int'"),
         ("debug=maybe", "debug: Value 'maybe' is not a valid bool (type str)"),
         ("trainer=3", "trainer: Cannot assign int to Dict[str, Any]"),
@@ -88,6 +93,11 @@ def test_names_all_values_that_are_missing():
     config = composed("+workload=digits", "storage=???", "mlflow.uri=???")
     with pytest.raises(ConfigError, match=r"gives no value for mlflow\.uri, storage"):
         check_settings(config)
+
+
+def test_refuses_a_reference_to_nothing_inside_a_text():
+    with pytest.raises(ConfigError, match=r"Interpolation key 'no\.such\.key' not found"):
+        check_settings(composed("+workload=digits", "output=outputs/${no.such.key}/x"))
 
 
 @pytest.mark.parametrize(

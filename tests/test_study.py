@@ -84,14 +84,14 @@ def go_on(study, some_plan, name, make_result, until=None):
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("killed_at", [1, 6, 8])
 def test_a_study_killed_and_continued_asks_the_same_trials(tmp_path, make_result, name, killed_at):
-    whole = open_study("toy", url(tmp_path, "whole"), "steps", SETTINGS)
+    whole = open_study("toy", url(tmp_path, "whole"), "steps", SETTINGS, tmp_path)
     expected = go_on(whole, plan(), name, make_result)
 
-    study = open_study("toy", url(tmp_path, "killed"), "steps", SETTINGS)
+    study = open_study("toy", url(tmp_path, "killed"), "steps", SETTINGS, tmp_path)
     asked = go_on(study, plan(), name, make_result, until=killed_at)
     ask(study, killed_at, plan(), SPACE, sampler(name))  # SIGKILL: the trial stays RUNNING
 
-    study = open_study("toy", url(tmp_path, "killed"), "steps", SETTINGS)
+    study = open_study("toy", url(tmp_path, "killed"), "steps", SETTINGS, tmp_path)
     finish_abandoned(study, "steps")
     asked += go_on(study, plan(), name, make_result)
     assert asked == expected
@@ -100,7 +100,7 @@ def test_a_study_killed_and_continued_asks_the_same_trials(tmp_path, make_result
 
 
 def test_an_error_fails_the_trial_and_its_slot_is_asked_again(tmp_path, make_result):
-    study = open_study("toy", url(tmp_path), "steps", SETTINGS)
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     seen = []
 
     def fail(spec):
@@ -120,7 +120,7 @@ def test_an_error_fails_the_trial_and_its_slot_is_asked_again(tmp_path, make_res
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
 def test_an_interruption_leaves_no_running_trial(tmp_path, make_result, interruption):
-    study = open_study("toy", url(tmp_path), "steps", SETTINGS)
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
 
     def interrupt(spec):
         raise interruption
@@ -131,7 +131,7 @@ def test_an_interruption_leaves_no_running_trial(tmp_path, make_result, interrup
 
 
 def test_a_trial_whose_record_was_stored_is_not_lost(tmp_path, make_result):
-    study = open_study("toy", url(tmp_path), "steps", SETTINGS)
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     trial, spec = ask(study, 0, plan(), SPACE, sampler())
     result = train(make_result, spec)
     trial.set_user_attr(RECORD, result.to_json())  # SIGKILL between this and tell
@@ -148,7 +148,7 @@ def test_a_trial_whose_record_was_stored_is_not_lost(tmp_path, make_result):
 @pytest.mark.parametrize("objective", ["time", "steps", "both"])
 def test_what_optuna_is_told(tmp_path, make_result, status, state, objective):
     settings = {**SETTINGS, "search.objective": objective}
-    study = open_study("toy", url(tmp_path), objective, settings)
+    study = open_study("toy", url(tmp_path), objective, settings, tmp_path)
     history = () if status == "oom" else ((90, 0.4), (100, 0.25))
     result = make_result(status=status, steps=100, seconds_per_step=0.02, history=history)
     run_slot(study, 0, plan(objective), SPACE, sampler(), TARGET, lambda _: result)
@@ -163,7 +163,7 @@ def test_what_optuna_is_told(tmp_path, make_result, status, state, objective):
 
 def test_stratified_slots_have_the_plans_batch_size(tmp_path, make_result):
     some = plan(stratified=0.5)
-    study = open_study("toy", url(tmp_path), "steps", SETTINGS)
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     asked = go_on(study, some, "tpe", make_result)
     for slot, batch_size, _, _ in asked:
         assert some.stratum(slot, SPACE) in (None, batch_size)
@@ -171,7 +171,7 @@ def test_stratified_slots_have_the_plans_batch_size(tmp_path, make_result):
 
 def test_the_record_holds_the_batch_size_and_rate_that_were_used(tmp_path, make_result):
     snapped = Space(8, 1000, 64, 1.0, SPACE.rule)
-    study = open_study("toy", url(tmp_path), "steps", SETTINGS)
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     for slot in range(8):
         result = run_slot(study, slot, plan(), snapped, sampler(), TARGET, partial(train, make_result))
         assert result.batch_size % 64 == 0 or result.batch_size == 1000
@@ -179,19 +179,30 @@ def test_the_record_holds_the_batch_size_and_rate_that_were_used(tmp_path, make_
 
 
 def test_changed_settings_are_refused_with_the_difference(tmp_path):
-    open_study("toy", url(tmp_path), "steps", SETTINGS)
-    open_study("toy", url(tmp_path), "steps", dict(reversed(SETTINGS.items())))
+    open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
+    open_study("toy", url(tmp_path), "steps", dict(reversed(SETTINGS.items())), tmp_path)
     with pytest.raises(StudyError) as caught:
-        open_study("toy", url(tmp_path), "steps", {**SETTINGS, "seed": 4, "precision": "bf16-mixed"})
+        open_study("toy", url(tmp_path), "steps", {**SETTINGS, "seed": 4, "precision": "bf16-mixed"}, tmp_path)
     assert "seed: was 3, now 4" in str(caught.value)
     assert "precision: was None, now 'bf16-mixed'" in str(caught.value)
     assert "workload.name" not in str(caught.value)
 
 
+def test_a_study_has_one_folder(tmp_path):
+    """A second process with another output= would fail the trials that the first one runs."""
+    (tmp_path / "one").mkdir()
+    open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path / "one")
+    with pytest.raises(StudyError, match=r"writes to .*one: continue it with output="):
+        open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path / "two")
+    (tmp_path / "one").rename(tmp_path / "moved")
+    open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path / "moved")
+    open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path / "moved")
+
+
 def test_somebody_elses_study_is_left_alone(tmp_path):
     optuna.create_study(study_name="toy", storage=url(tmp_path))
     with pytest.raises(StudyError, match="choose another name with study=NAME"):
-        open_study("toy", url(tmp_path), "steps", SETTINGS)
+        open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +230,7 @@ def test_a_locked_storage_is_reported(tmp_path):
     """Another process that holds an exclusive lock is a storage that does not answer."""
     import sqlite3
 
-    open_study("toy", url(tmp_path), "steps", SETTINGS)
+    open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     holder = sqlite3.connect(tmp_path / "study.db")
     holder.execute("BEGIN EXCLUSIVE")
     with pytest.MonkeyPatch.context() as patch:
@@ -262,7 +273,7 @@ def test_other_samplers_are_refused(config, message):
 
 def test_the_study_is_an_ordinary_one(tmp_path, make_result):
     """Optuna's own tools read it: parameters, values, attributes."""
-    study = open_study("toy", url(tmp_path), "steps", SETTINGS)
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     go_on(study, plan(trials=6), "random", make_result)
     loaded = optuna.load_study(study_name="toy", storage=url(tmp_path))
     for trial in loaded.get_trials():

@@ -3,9 +3,11 @@ import io
 import logging
 import math
 import os
+import shlex
 import shutil
 import socket
 import sqlite3
+import sys
 import threading
 from dataclasses import replace
 
@@ -17,6 +19,7 @@ from bstune.errors import ConfigError
 from bstune.records import TrialResult
 from bstune.tracking import Limits, StudyTags, Tracking, open_tracking, tracking_uri, ui_command
 
+PYTHON = shlex.quote(sys.executable)
 EXPERIMENT = "bstune"
 LIMITS = Limits(request_seconds=5, retries=0, trial_seconds=60.0, study_seconds=120.0)
 STUDY = StudyTags(
@@ -152,9 +155,9 @@ def test_tracking_uri(given, expected, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("uri", "expected"),
     [
-        ("sqlite:////srv/mlflow.db", "mlflow ui --backend-store-uri sqlite:////srv/mlflow.db"),
-        ("sqlite:////my runs/mlflow.db", "mlflow ui --backend-store-uri 'sqlite:////my runs/mlflow.db'"),
-        ("postgresql://me:secret@host/db", 'mlflow ui --backend-store-uri "$MLFLOW_TRACKING_URI"'),
+        ("sqlite:////srv/mlflow.db", f"{PYTHON} -m mlflow ui --backend-store-uri sqlite:////srv/mlflow.db"),
+        ("sqlite:////my runs/mlflow.db", f"{PYTHON} -m mlflow ui --backend-store-uri 'sqlite:////my runs/mlflow.db'"),
+        ("postgresql://me:secret@host/db", f'{PYTHON} -m mlflow ui --backend-store-uri "$MLFLOW_TRACKING_URI"'),
         ("http://localhost:5000", "http://localhost:5000"),
         ("https://me:secret@host/mlflow", "https://host/mlflow"),
     ],
@@ -473,7 +476,9 @@ def test_unforeseen_error_ends_sending_too(uri, caplog, monkeypatch):
 
 
 def test_unknown_kind_of_uri():
-    with pytest.raises(ConfigError, match=r"MLFLOW_TRACKING_URI must be the http address .* but got 'ftp://host'"):
+    with pytest.raises(
+        ConfigError, match=r"MLFLOW_TRACKING_URI or mlflow.uri must be the http address .* but got 'ftp://host'"
+    ):
         opened("ftp://host")
 
 

@@ -339,11 +339,26 @@ def test_a_target_that_is_met_before_training_is_a_mistake(value, mode):
     assert module.weight == 0
 
 
+def test_the_start_is_measured_on_all_validation_data():
+    """Here 0.9 on nine batches and 0.0 on the first: 0.81, so that 0.1 + 2 x 0.71 is far past it."""
+    batches = DataLoader(torch.zeros(10))
+    for value, status in ((1.51, "budget"), (1.53, "diverged")):
+        module = ByClass(None)
+        module.later = value
+        result = run(module, rules=protocol(5), validation=batches)
+        assert result.status == status
+    everywhere = Counting(lambda applied: 0.05)
+    with pytest.raises(ConfigError, match="is met before training"):
+        run(everywhere, rules=protocol(5), validation=batches)
+
+
 class ByClass(Counting):
     """Evaluates ten batches; before training it is right on the first one alone, as where a class fills it."""
 
+    later = 0.9
+
     def validation_step(self, batch, batch_idx):
-        value = 0.9 if self.weight or batch_idx else 0.0
+        value = self.later if self.weight else 0.9 if batch_idx else 0.0
         self.log("val/error", value, batch_size=1)
 
 
@@ -477,6 +492,22 @@ def test_fifty_skipped_steps_in_a_row_are_a_divergence(applied, cadence):
     assert len(batches) == applied + 50
 
 
+def test_a_target_met_before_the_skipped_steps_is_reached():
+    """The evaluation that ends the trial is the first one after step 5."""
+    module = Counting(falls_to_target_at(5))
+    module.configure_optimizers = lambda: Overflowing(module, after=5)
+    result = run(module, rules=replace(scaled(200), cadence=CADENCE))
+    assert (result.status, result.steps, result.steps_low, result.message) == ("reached", 5, 0, None)
+
+
+class Overflowing(torch.optim.SGD):
+    """Leaves gradients that overflow, although the loss stays finite, once ``after`` steps are applied."""
+
+    def __init__(self, module, after):
+        super().__init__(module.parameters(), lr=1.0)
+        module.weight.register_hook(lambda gradient: gradient * (math.inf if module.weight >= after else 1.0))
+
+
 def test_fortynine_skipped_steps_in_a_row_are_not():
     module = Counting(falls_to_target_at(9), lambda batch: math.inf if 3 <= batch < 52 or 53 <= batch < 102 else 1.0)
     assert run(module, rules=scaled(200)).status == "reached"
@@ -563,6 +594,15 @@ def test_lightnings_own_accumulation_would_be_wrong_for_a_smaller_last_group(mon
         torch.testing.assert_close(weights(unequal), weights(module), rtol=1e-2, atol=1e-3)
 
 
+def test_a_micro_batch_without_a_loss_adds_nothing():
+    """As Lightning has it: training_step may return None."""
+    module = Counting(lambda applied: 0.9)
+    module.training_step = lambda batch, batch_idx: None if batch_idx % 3 == 1 else -module.weight
+    result = run(module, spec(10), protocol(2, micro_batch_size=4))
+    assert result.steps == 2
+    assert module.weight.item() == pytest.approx(2 * 0.6)  # two of three groups: 4 and 2 of 10 examples
+
+
 def test_micro_batches_are_refused_where_lightning_does_not_accumulate():
     with pytest.raises(ConfigError, match=r"manual optimization.*protocol.micro_batch_size=null"):
         run(TwoOptimizers(lambda applied: 0.9, None), spec(10), protocol(micro_batch_size=4))
@@ -593,9 +633,9 @@ def test_another_seed_gives_another_trial():
 
 
 def check_cadence(result, rules, validation_examples):
-    step, past = 0, []
+    step, past, near = 0, [], False
     for actual, value in result.history:
-        near = is_near(past, rules.target, rules.cadence.near)
+        near = near or is_near(past, rules.target, rules.cadence.near)
         due = next_evaluation(step, result.batch_size, validation_examples, len(past), near, rules.cadence)
         assert actual == min(due, rules.budget.last_step(result.batch_size))
         past.append((actual, value))
@@ -615,6 +655,14 @@ def test_evaluations_follow_the_rule(batch_size, lr, micro):
     result, _ = learn(spec(batch_size, lr), rules, micro_batch_size=micro)
     assert len(result.history) > 2
     check_cadence(result, rules, 40)
+
+
+def test_a_trial_that_was_near_once_stays_near():
+    """With V = 10 and B = 4, k evaluations take 10 k steps far from the target and 5 k near it."""
+    result = run(Counting(lambda applied: 0.2 if applied == 20 else 0.9), rules=protocol(40, cadence=CADENCE))
+    assert [step for step, _ in result.history] == [10, 20, 21, 22, 25, 30, 35, 40]
+    far = run(Counting(lambda applied: 0.9), rules=protocol(40, cadence=CADENCE))
+    assert [step for step, _ in far.history] == [10, 20, 30, 40]
 
 
 def test_the_target_is_not_met_before_the_interval():
@@ -683,6 +731,21 @@ def test_training_start_up_and_evaluation_are_counted_apart():
     assert result.wall_seconds == fake.now == 100.25 + 50.0 + 35 * 1.25
     assert result.seconds_per_step == 1.25
     assert result.time_to_target is None
+
+
+@pytest.mark.parametrize("warmup_steps", [3, 4])
+def test_warm_up_lasts_its_steps_where_evaluations_cut_it_short(warmup_steps):
+    fake = FakeTime()
+
+    class SlowStart(Timed):
+        def training_step(self, batch, batch_idx):
+            fake.sleep(50.0 if batch_idx < 3 else 0.0)
+            return super().training_step(batch, batch_idx)
+
+    rules = protocol(5, warmup_steps=warmup_steps)  # evaluated after every step
+    result = run(SlowStart(lambda applied: 0.9, fake), rules=rules, clock=TrialClock(fake))
+    assert len(result.history) == 5
+    assert result.seconds_per_step == 1.0
 
 
 def test_warm_up_is_a_segment_of_its_own():

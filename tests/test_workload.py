@@ -115,17 +115,20 @@ def test_the_validation_data_can_be_read_again(digits):
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
-def test_train_runs_one_trial(digits):
-    protocol = Protocol(
+def protocol(micro_batch_size):
+    return Protocol(
         target=Target("val/error", 0.0, "min"),
         budget=Budget(3, 1),
         cadence=Cadence(ratio=1.05, share=0.25, cost=0.5, near=1.5),
-        micro_batch_size=100,
+        micro_batch_size=micro_batch_size,
         warmup_steps=1,
         divergence=2.0,
         trainer={"accelerator": "cpu", "devices": 1},
     )
-    result = train(digits, spec(200), protocol)
+
+
+def test_train_runs_one_trial(digits):
+    result = train(digits, spec(200), protocol(micro_batch_size=100))
     assert (result.status, result.steps, result.examples) == ("budget", 3, 600)
 
 
@@ -162,6 +165,34 @@ class Foreign(LightningDataModule):
         return DataLoader(self.held_out, batch_size=5)
 
 
+class Shifting(Foreign):
+    """Shifts what it serves on the way to the device."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        images, labels = batch
+        return images + 1000.0, labels
+
+
+class Seeing(LightningModule):
+    """Notes the smallest value of each batch that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        Seeing.trained, Seeing.evaluated = [], []
+
+    def training_step(self, batch, batch_idx):
+        self.trained.append((len(batch[1]), batch[0].min().item()))
+        return self.weight
+
+    def validation_step(self, batch, batch_idx):
+        self.evaluated.append(batch[0].min().item())
+        self.log("val/error", 0.9, batch_size=len(batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
 class WithTest(Foreign):
     def test_dataloader(self):
         return DataLoader(self.held_out, batch_size=6)
@@ -187,8 +218,10 @@ class ValidatesOnTwo(Foreign):
         return [super().val_dataloader()] * 2
 
 
-def foreign(kind, *overrides):
+def foreign(kind, *overrides, module=None):
     config = composed(*overrides)
+    if module is not None:
+        config.workload.module = {"_target_": f"{__name__}.{module.__name__}"}
     config.workload.data = {"_target_": f"{__name__}.{kind.__name__}"}
     return build_workload(config)
 
@@ -212,6 +245,19 @@ def test_its_batches_hold_exactly_b_examples(micro, groups):
     assert all(sorted(epoch.tolist()) == list(range(30)) for epoch in epochs)
     again = [labels for _, labels in first(workload.train_batches(spec(16)), len(batches))]
     assert torch.equal(torch.cat(again), torch.cat(batches))
+
+
+@pytest.mark.parametrize(("kind", "least"), [(Foreign, 0.0), (Shifting, 1000.0)])
+def test_its_hooks_on_batches_are_called_and_it_is_not_set_up_again(kind, least):
+    workload = foreign(kind, module=Seeing)
+    for _ in range(2):
+        result = train(workload, spec(16), protocol(micro_batch_size=None))
+        assert (result.status, result.steps) == ("budget", 3)
+        assert [size for size, _ in Seeing.trained] == [16] * 3
+        assert min(value for _, value in Seeing.trained) >= least
+        assert set(Seeing.evaluated) == {least}
+    assert Foreign.last.calls == ["prepare", "fit", "test"]
+    assert len(next(iter(Foreign.last.train_dataloader()))[1]) == 7  # the project's own data module is as it was
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ finished; a trial that was cut short keeps its slot and its parameters when it i
 import functools
 import inspect
 import json
+import logging
 import uuid
 import warnings
 from collections.abc import Callable, Mapping
@@ -30,10 +31,13 @@ from bstune.search.plan import Plan
 from bstune.search.space import Space
 from bstune.workload import build
 
+logger = logging.getLogger(__name__)
+
 CONNECT_SECONDS = 5
 
 # Attributes in the storage.
-SLOT, RECORD, SETTINGS, STUDY_ID = "bstune:slot", "bstune:record", "bstune:settings", "bstune:study_id"
+SLOT, RECORD = "bstune:slot", "bstune:record"
+SETTINGS, STUDY_ID, OUTPUT = "bstune:settings", "bstune:study_id", "bstune:output"
 PARAMETERS = frozenset({"batch_size", "delta"})
 
 
@@ -82,7 +86,7 @@ def check_storage(url: str) -> None:
         ) from error
 
 
-def open_study(name: str, url: str, objective: str, settings: Mapping[str, Any]) -> optuna.Study:
+def open_study(name: str, url: str, objective: str, settings: Mapping[str, Any], output: Path) -> optuna.Study:
     """Create the study, or load it if its settings are the same.
 
     Args:
@@ -90,9 +94,10 @@ def open_study(name: str, url: str, objective: str, settings: Mapping[str, Any])
         url: of the storage.
         objective: ``time``, ``steps`` or ``both``.
         settings: what must not change while a study goes on, flat, as strict JSON values.
+        output: the study's folder, whose lock the caller holds: a study has one, so that one process runs it.
 
     Raises:
-        StudyError: if the storage does not answer, or the settings differ from those under which the study began.
+        StudyError: if the storage does not answer, or the study began with other settings or in another folder.
     """
     directions = [StudyDirection.MINIMIZE] * (2 if objective == "both" else 1)
     try:
@@ -101,9 +106,11 @@ def open_study(name: str, url: str, objective: str, settings: Mapping[str, Any])
         if known:
             study = optuna.load_study(study_name=name, storage=storage)
             _refuse_changes(study, settings)
+            _refuse_other_folder(study, output)
             return study
         study = optuna.create_study(study_name=name, storage=storage, directions=directions)
         study.set_user_attr(STUDY_ID, uuid.uuid4().hex)
+        study.set_user_attr(OUTPUT, str(output.absolute()))
         study.set_user_attr(SETTINGS, dump_json(settings))
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         raise StudyError(f"the storage does not answer: storage={url}: {str(error).splitlines()[0]}") from error
@@ -125,6 +132,19 @@ def _refuse_changes(study: optuna.Study, settings: Mapping[str, Any]) -> None:
             + "\n".join(lines)
             + "\ncontinue it with the settings it began with, or begin another one with study=NAME"
         )
+
+
+def _refuse_other_folder(study: optuna.Study, output: Path) -> None:
+    """Refuse a second folder while the first is there; take one that was moved."""
+    own = Path(study.user_attrs[OUTPUT])
+    if own == output.absolute():
+        return
+    if own.exists():
+        raise StudyError(
+            f"the study {study.study_name!r} writes to {own}: continue it with output={own}, "
+            "or begin another one with study=NAME"
+        )
+    study.set_user_attr(OUTPUT, str(output.absolute()))
 
 
 def finish_abandoned(study: optuna.Study, objective: str) -> None:
@@ -207,7 +227,13 @@ def run_slot(
         finished = True
     finally:
         if not finished:
-            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+            finish_abandoned(study, plan.objective)
+            logger.warning(
+                "trial %d (B %d, lr %g) was cut short; the finished ones are stored, the same command asks it again",
+                trial.number,
+                spec.batch_size,
+                spec.lr,
+            )
     return result
 
 
@@ -243,6 +269,12 @@ def build_sampler(config: DictConfig, plan: Plan, slot: int) -> BaseSampler:
     Raises:
         ConfigError: if the config builds no sampler.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        return _build_sampler(config, plan, slot)
+
+
+def _build_sampler(config: DictConfig, plan: Plan, slot: int) -> BaseSampler:
     node = config.copy()
     OmegaConf.update(node, "_partial_", True, force_add=True)
     partial = build(node, "sampler")
