@@ -1,6 +1,5 @@
 """Runs a checked job: a study from its plan to its report, or one trial by itself."""
 
-import re
 import shlex
 import subprocess
 import sys
@@ -141,7 +140,7 @@ def _report(
         tracking.finish_study(curves(summary, curve), scalars(summary), _artifacts(output))
         ui = ui_command(_mlflow_uri(job.config))
     files = {"figure": output.figure, "curve": output.curve, "trials": output.trials, "winners": output.best}
-    print_final(console, summary, _test_metric(job, tests), files, ui)
+    print_final(console, summary, tests, files, ui)
     if job.has_horizon:
         console.print(
             "The workload's schedule ends with the budget, so its trials take about as many examples at every batch "
@@ -181,13 +180,6 @@ def _test(job: Job, spec: TrialSpec, checkpoint: Path) -> dict[str, float]:
     module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
     trainer = evaluate(job.workload, module, job.protocol, test=job.workload.test_batches)
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
-
-
-def _test_metric(job: Job, tests: Mapping[str, Mapping[str, float]]) -> tuple[str, dict[str, float]] | None:
-    """Return the test metric that goes with the target's, and each winner's value; None where there is none."""
-    name = re.sub(r"^val(idation)?(?=[/_])", "test", job.protocol.target.metric)
-    values = {winner: metrics[name] for winner, metrics in tests.items() if name in metrics}
-    return (name, values) if values else None
 
 
 def _spec(result: TrialResult) -> TrialSpec:

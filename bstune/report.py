@@ -20,7 +20,7 @@ from bstune.records import STATUSES, Target, TrialResult
 
 Summary = dict[str, Any]
 Row = Mapping[str, Any]
-TestMetric = tuple[str, Mapping[str, float]]
+Tests = Mapping[str, Mapping[str, float]]
 
 SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
 REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
@@ -244,12 +244,12 @@ def _steps_text(trial: TrialResult) -> str:
     return f"> {format_count(trial.steps_low)}" if trial.status == "budget" else "-"
 
 
-def final_table(summary: Summary, test_metric: TestMetric | None = None) -> Group:
+def final_table(summary: Summary, tests: Tests | None = None) -> Group:
     """Return what a study found, for 80 columns: the winners side by side, then B_crit and the regimes in words.
 
     Args:
         summary: what :func:`summarize` returned.
-        test_metric: its name, and its value under ``best_by_time`` and ``best_by_steps``; an absent one is a dash.
+        tests: metrics on the test set under ``best_by_time`` and ``best_by_steps``; one that is absent is a dash.
 
     """
     facts = Table.grid(padding=(0, 2))
@@ -269,10 +269,10 @@ def final_table(summary: Summary, test_metric: TestMetric | None = None) -> Grou
         facts.add_row("Pareto front", _pareto_text(summary["pareto"]))
     if summary["best_by_steps"] is None:
         return Group(facts)
-    return Group(_winners_table(summary, test_metric), facts)
+    return Group(_winners_table(summary, tests), facts)
 
 
-def _winners_table(summary: Summary, test_metric: TestMetric | None) -> Table:
+def _winners_table(summary: Summary, tests: Tests | None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("best by")
     for heading in WINNERS.values():
@@ -287,9 +287,9 @@ def _winners_table(summary: Summary, test_metric: TestMetric | None) -> Table:
     row("time to target", "time_to_target", format_seconds)
     row("steps to target", "steps", format_count)
     row("time per step", "seconds_per_step", format_seconds)
-    if test_metric is not None:
-        name, values = test_metric
-        table.add_row(name, *(format_number(values.get(key)) for key in WINNERS))
+    measured = [(tests or {}).get(key, {}) for key in WINNERS]
+    for name in sorted({name for metrics in measured for name in metrics}):
+        table.add_row(name, *(format_number(metrics.get(name)) for metrics in measured))
     row("trial", "number", str)
     row("seed", "seed", str)
     table.caption = "each the best of single runs, not repeated on fresh seeds: optimistic"
@@ -299,12 +299,12 @@ def _winners_table(summary: Summary, test_metric: TestMetric | None) -> Table:
 def print_final(
     console: Console,
     summary: Summary,
-    test_metric: TestMetric | None,
+    tests: Tests | None,
     files: Mapping[str, Path],
     mlflow_command: str,
 ) -> None:
     """Print :func:`final_table`, then each file's path and the command, unbroken however long: they get copied."""
-    console.print(final_table(summary, test_metric))
+    console.print(final_table(summary, tests))
     for name, text in [*((name, str(path)) for name, path in files.items()), ("MLflow UI", mlflow_command)]:
         console.print(Text.assemble((f"{name:<14}", "bold"), "  ", text), soft_wrap=True)
 

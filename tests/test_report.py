@@ -352,7 +352,7 @@ def test_live_table_shows_the_last_trials_in_80_columns():
 def test_final_table_names_winners_and_test_errors():
     trials = [trial(4, 64, 0.1, steps=400), trial(7, 500, 0.4, steps=90, tau=0.1), trial(8, status="oom")]
     lines = printed(
-        final_table(summarize(trials, TARGET, "no fit"), ("test/error", {"best_by_time": 0.1012}))
+        final_table(summarize(trials, TARGET, "no fit"), {"best_by_time": {"test/error": 0.1012}})
     ).splitlines()
     rows = {line[:22].strip(): line[22:].split() for line in lines}
     assert rows["batch size (examples)"] == ["64", "500"]
