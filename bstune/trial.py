@@ -104,33 +104,21 @@ def run_trial(
     clock = clock or TrialClock(synchronize=_synchronize)
     sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
     loop = _TargetLoop(spec, protocol, len(sizes), validation_examples, clock)
-    message: str | None = None
-    status: Status | None = None
-    trainer: Trainer | None = None
     try:
         seed_everything(spec.seed, workers=False, verbose=False)
         module = build_module(spec)
         if len(sizes) > 1:
             _weight_micro_batches(module, sizes)
         trainer = make_trainer(protocol.trainer, accumulate_grad_batches=len(sizes), callbacks=[loop])
-        with warnings.catch_warnings():
-            # The data live on the device, so advice on loader workers is beside the point.
-            warnings.simplefilter("ignore", PossibleUserWarning)
-            if data_module is None:
-                trainer.fit(module, train_batches(spec), validation_batches)
-            else:
-                served = serving(data_module, train=train_batches(spec), val=validation_batches)
-                trainer.fit(module, datamodule=served)
+        _fit(trainer, module, train_batches(spec), validation_batches, data_module)
+        if loop.status == "reached" and checkpoint is not None:
+            partial = checkpoint.with_suffix(".partial")
+            trainer.save_checkpoint(partial, weights_only=True)
+            partial.replace(checkpoint)
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
-        status, message = "oom", (str(error) or type(error).__name__).splitlines()[0]
-    if status is None:
-        status, message = loop.status, loop.message
-    if status == "reached" and checkpoint is not None and trainer is not None:
-        partial = checkpoint.with_suffix(".partial")
-        trainer.save_checkpoint(partial, weights_only=True)
-        partial.replace(checkpoint)
+        loop.status, loop.message = "oom", (str(error) or type(error).__name__).splitlines()[0]
     clock.enter(Phase.CLOSING)
     return TrialResult(
         number=spec.number,
@@ -139,7 +127,7 @@ def run_trial(
         lr=spec.lr,
         delta=spec.delta,
         seed=spec.seed,
-        status=status,
+        status=loop.status,
         steps=loop.steps,
         steps_low=loop.steps_low,
         examples=loop.steps * spec.batch_size,
@@ -151,8 +139,24 @@ def run_trial(
         device=device_name(protocol.trainer),
         versions=versions(),
         history=tuple(loop.history),
-        message=message,
+        message=loop.message,
     )
+
+
+def _fit(
+    trainer: Trainer,
+    module: LightningModule,
+    train: Iterable[Any],
+    validation: Iterable[Any],
+    data_module: LightningDataModule | None,
+) -> None:
+    with warnings.catch_warnings():
+        # The data live on the device, so advice on loader workers is beside the point.
+        warnings.simplefilter("ignore", PossibleUserWarning)
+        if data_module is None:
+            trainer.fit(module, train, validation)
+        else:
+            trainer.fit(module, datamodule=serving(data_module, train=train, val=validation))
 
 
 class _TargetLoop(Callback):
