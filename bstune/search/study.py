@@ -8,9 +8,11 @@ import functools
 import inspect
 import json
 import logging
+import threading
 import uuid
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +74,31 @@ def check_storage(url: str) -> None:
             raise StudyError(f"storage={url}: the folder {path.parent} does not exist: make it, or choose another")
         if not path.exists():  # connecting would create it
             return
+    # A driver's own time-out may cover no more than the connection, and a server may accept it and never answer.
+    outcome: Future[None] = Future()
+    threading.Thread(target=_connect, args=(url, arguments, outcome), daemon=True).start()
+    try:
+        outcome.result(timeout=2 * CONNECT_SECONDS)
+    except (SQLAlchemyError, NoSuchModuleError, ImportError, TimeoutError) as error:
+        reason = (str(error) or f"no answer within {2 * CONNECT_SECONDS} s").splitlines()[0]
+        raise StudyError(
+            f"the storage does not answer: storage={url}: {reason}; "
+            "start it, install its driver, or use another one, such as storage=sqlite:///bstune.db"
+        ) from error
+
+
+def _connect(url: str, arguments: Mapping[str, Any], outcome: "Future[None]") -> None:
     try:
         engine = create_engine(url, **arguments)
         with engine.connect() as connection:
             connection.execute(text("SELECT 1"))
-            if database.get_backend_name() == "sqlite":
+            if engine.dialect.name == "sqlite":
                 connection.execute(text("SELECT count(*) FROM sqlite_master"))
         engine.dispose()
     except (SQLAlchemyError, NoSuchModuleError, ImportError) as error:
-        raise StudyError(
-            f"the storage does not answer: storage={url}: {str(error).splitlines()[0]}; "
-            "start it, install its driver, or use another one, such as storage=sqlite:///bstune.db"
-        ) from error
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(None)
 
 
 def open_study(name: str, url: str, objective: str, settings: Mapping[str, Any], output: Path) -> optuna.Study:
