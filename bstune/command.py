@@ -38,8 +38,7 @@ def main() -> int:
     except BstuneError as error:
         if debug:
             raise
-        sys.stderr.write(f"error: {redact(str(error))}\n")
-        return error.exit_status
+        return _explain(error)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return Interrupted.exit_status
@@ -54,8 +53,13 @@ def _hydra_main(config: DictConfig) -> None:
     except BstuneError as error:
         if config.get("debug"):
             raise
-        sys.stderr.write(f"error: {redact(str(error))}\n")
-        sys.exit(error.exit_status)
+        sys.exit(_explain(error))
+
+
+def _explain(error: BstuneError) -> int:
+    """Write an error as plain lines, without passwords, and return its exit status."""
+    sys.stderr.write(f"error: {redact(str(error))}\n")
+    return error.exit_status
 
 
 def command_line() -> list[str]:

@@ -51,10 +51,10 @@ def run_study(job: Job, arguments: Sequence[str], console: Console) -> None:
         console.print(plan_text(job, done, _estimate(job, done)), soft_wrap=True)
         job.output.checkpoints.mkdir(exist_ok=True)
         write_text(job.output.config, shareable_yaml(job.config))
-        tracking = _open_tracking(job, study, console)
+        tracking = _open_tracking(job, study)
         try:
             stopped = _run_slots(job, study, tracking, console)
-        finally:  # cut short or not
+        finally:  # a trial that was cut short is a record too
             write_trials(job.output, results(study, job.plan, job.space))
         console.print(stopped)
         _report(job, study, tracking, arguments, console)
@@ -90,6 +90,8 @@ def _run_slots(job: Job, study: optuna.Study, tracking: "Tracking | None", conso
     with Progress(job.plan.trials, job.protocol.target, console) as progress:
         while True:
             done = results(study, job.plan, job.space)
+            write_trials(job.output, done)
+            job.output.keep_checkpoints({winner.number for winner in winners(done).values()})
             progress.show(done)
             slot = next_slot(study, job.plan)
             if slot is None:
@@ -107,9 +109,6 @@ def _run_slots(job: Job, study: optuna.Study, tracking: "Tracking | None", conso
                 job.protocol.target,
                 lambda spec: train(job.workload, spec, job.protocol, job.output.checkpoint(spec.number)),
             )
-            done = results(study, job.plan, job.space)
-            write_trials(job.output, done)
-            job.output.keep_checkpoints({winner.number for winner in winners(done).values()})
             if tracking is not None:
                 tracking.send_trial(result)
 
@@ -128,7 +127,6 @@ def _report(
     tests = _test_winners(job, study, winners(done))
     output, workload = job.output, job.config.workload.name
     summary = {"study": job.config.study, "workload": workload, **summary, "test": tests}
-    write_trials(output, done)
     write_text(output.curve, dump_json(summary, indent=2) + "\n")
     write_text(output.best, best_yaml(winners(done), arguments, output))
     curve = fit if isinstance(fit, CurveFit) else None
@@ -244,7 +242,7 @@ def _mlflow_uri(config: DictConfig) -> str:
     return config.mlflow.uri or tracking_uri()
 
 
-def _open_tracking(job: Job, study: optuna.Study, console: Console) -> "Tracking | None":
+def _open_tracking(job: Job, study: optuna.Study) -> "Tracking | None":
     """Open MLflow and send the trials that it lacks."""
     config = job.config
     if not config.mlflow.enabled:
