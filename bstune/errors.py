@@ -15,6 +15,10 @@ class DataError(BstuneError):
     """A data set is missing, cannot be downloaded, or its bytes are not the published ones."""
 
 
+class TableError(BstuneError):
+    """A table of recorded runs cannot be read or used."""
+
+
 class StudyError(BstuneError):
     """A study cannot be opened or continued: storage, lock, output directory or changed settings."""
 

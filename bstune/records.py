@@ -62,6 +62,10 @@ class TrialSpec:
         lr: learning rate.
         delta: log2(lr / rule(batch_size)); None where no rule was used.
         seed: seed of the initial weights, the order of the data and the augmentation.
+        limit: steps after which the trial is stopped early, counted from the first step of the trial that it
+            continues, if any; None: after the study's budget.
+        parent: number of the stopped trial that it continues, at the same batch size, learning rate and seed; None:
+            it starts afresh.
     """
 
     number: int
@@ -70,6 +74,8 @@ class TrialSpec:
     lr: float
     delta: float | None
     seed: int
+    limit: int | None = None
+    parent: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,20 +83,22 @@ class TrialResult:
     """What one trial came to.
 
     Args:
-        number, slot, batch_size, lr, delta, seed: as in :class:`TrialSpec`.
+        number, slot, batch_size, lr, delta, seed, parent: as in :class:`TrialSpec`.
         status: ``reached``; ``budget`` (out of steps or stopped early: right-censored); or how the trial went wrong.
-        steps: optimizer steps applied until the first evaluation that met the target, or steps run if censored.
+        steps: optimizer steps applied until the first evaluation that met the target, or steps run if censored; those
+            of the trial that it continues are counted.
         steps_low: step of the last evaluation that missed the target (0 if none): steps to target lies in
             (steps_low, steps] where the target was reached, above steps_low where it was not.
         examples: examples trained on, steps x batch_size.
-        train_seconds: what the trial spent on the training clock, warm-up included.
+        train_seconds: what the trial spent on the training clock, warm-up included; as all seconds, without what the
+            trial that it continues had spent.
         eval_seconds: evaluation, in seconds.
         startup_seconds: from the trial's start to its first training step, evaluation at step 0 left out.
         wall_seconds: the trial as a whole.
         seconds_per_step: tau(B), the median over segments after warm-up; None if no step was finished.
         device: name of the device.
         versions: versions of the packages that the result depends on.
-        history: (step, value) pairs of the target's metric; a value that was not finite is None.
+        history: (step, value) pairs of the target's metric, from the first step; a value that was not finite is None.
         message: what went wrong, for ``diverged``, ``oom`` and ``failed``.
     """
 
@@ -113,6 +121,7 @@ class TrialResult:
     versions: Mapping[str, str]
     history: tuple[tuple[int, float | None], ...] = field(default=())
     message: str | None = None
+    parent: int | None = None
 
     @property
     def reached(self) -> bool:
@@ -141,7 +150,7 @@ class TrialResult:
         if not isinstance(values, dict):
             raise ValueError(f"a trial record is a JSON object, but got {text[:80]!r}")
         names = {f.name for f in fields(cls)}
-        missing = names - set(values) - {"history", "message"}
+        missing = names - set(values) - {"history", "message", "parent"}
         unknown = set(values) - names
         if missing or unknown:
             raise ValueError(f"a trial record lacks {sorted(missing)} and has unknown fields {sorted(unknown)}")
