@@ -1,0 +1,241 @@
+"""A posterior over the frontier's own shape: steps to target over (batch size, learning rate) from a few trials.
+
+The model of log S is
+
+    log S(B, lr) = level + log((1 + B_crit/B) / (1 + B_crit/B_mid)) + penalty(d) + residual,    d = log2 lr - optimum(B),
+
+- the frontier S*(B) = S_min (1 + B_crit/B) (McCandlish et al. 2018, arXiv 1812.06162, eq. 2.11), B_mid the geometric
+  middle of the batch sizes;
+- optimum(B), log2 of the best learning rate: the scaling rule plus a shift at B_mid and a deviation of the exponent,
+  with a bend at B_crit, above which the exponent may differ (the rule is the prior mean, never the model);
+- the cost of being off the optimum, ours: below, where S grows as lr falls (at most as 1/lr, log 2 an octave),
+  a hyperbola of slope ``low_slope`` an octave; above, a parabola, whose curvature soon means that nothing is reached;
+- the residual, a Gaussian process over (log2 B, log2 lr), so that a wrong shape cannot trap the search
+  (see :mod:`bstune.search.residual`).
+
+The posterior of the nine parameters is sampled by sequential Monte Carlo: particles from the prior, tempered to the
+likelihood, moved by random-walk Metropolis steps at each temperature. Reached trials are normal in log S with an
+outlier mixture, censored ones are bounds (softened by what their history foretells), diverged ones say that the
+penalty is large. All of it is a function of the observations and the generator: the same study asks the same trials.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr
+
+Array = NDArray[np.float64]
+
+PARAMETERS = (
+    "level",  # log S at B_mid and the best learning rate
+    "b_crit",  # log(B_crit/B_mid)
+    "shift",  # of the optimum at B_mid against the rule, in octaves
+    "exponent",  # of the optimum against the rule, below B_crit
+    "bend",  # added to the exponent above B_crit
+    "low_slope",  # log of: log S an octave, far below the optimum
+    "low_width",  # log of: octaves below the optimum over which the slope sets in
+    "high_width",  # log of: octaves above the optimum at which S is e^(1/2) times as large
+    "noise",  # log of: standard deviation of log S from seed to seed
+)
+LEVEL, B_CRIT, SHIFT, EXPONENT, BEND, LOW_SLOPE, LOW_WIDTH, HIGH_WIDTH, NOISE = range(len(PARAMETERS))
+
+OUTLIER_SHARE = 0.04
+OUTLIER_SPREAD = 0.8  # in log S
+DIVERGED_PENALTY = 1.5  # a trial that diverged is at least this far above the frontier, in log S ...
+DIVERGED_SPREAD = 0.4  # ... give or take this
+SHIFT_FREEDOM = 3.0  # degrees of freedom of Student's t: the reference learning rate may be wrong by ten times
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Means and standard deviations of the normal priors, and the scaling rule.
+
+    Args:
+        log_mid: log2 of B_mid.
+        rule: log2 of the rule's learning rate over log2 B.
+        mean, spread: shape (9,), in the order of :data:`PARAMETERS`; the shift's prior has heavy tails.
+    """
+
+    log_mid: float
+    rule: Callable[[Array], Array]
+    mean: Array
+    spread: Array
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Trials as the likelihood takes them: arrays of shape (n,).
+
+    Args:
+        x: log2 of the batch size.
+        z: log2 of the learning rate.
+        y: log of steps to target where known, of the estimate or the bound elsewhere.
+        spread: standard deviation of ``y`` beside the noise from seed to seed: 0 where the target was reached.
+        bound: whether log S lies above ``y`` rather than around it.
+        diverged: whether the trial diverged; ``y`` is not read then.
+    """
+
+    x: Array
+    z: Array
+    y: Array
+    spread: Array
+    bound: NDArray[np.bool_]
+    diverged: NDArray[np.bool_]
+
+
+def optimum(theta: Array, x: Array, prior: Prior) -> Array:
+    """Return log2 of the best learning rate: parameters (m, 9) and log2 batch sizes (n,) give (m, n)."""
+    t = theta[:, :, None]
+    away = x[None, :] - prior.log_mid
+    corner = t[:, B_CRIT] / math.log(2.0)
+    # softplus with a width of an octave, zero at B_mid: the bend is where the frontier flattens
+    bend = _softplus(away - corner) - _softplus(-corner)
+    return np.asarray(prior.rule(x)[None, :] + t[:, SHIFT] + t[:, EXPONENT] * away + t[:, BEND] * bend)
+
+
+def _softplus(value: Array) -> Array:
+    return np.logaddexp(0.0, 2.0 * value) / 2.0
+
+
+def frontier(theta: Array, x: Array, prior: Prior) -> Array:
+    """Return log S*(B), shape (m, n)."""
+    t = theta[:, :, None]
+    scale = t[:, B_CRIT]
+    away = (x[None, :] - prior.log_mid) * math.log(2.0)
+    return np.asarray(t[:, LEVEL] + np.logaddexp(0.0, scale - away) - np.logaddexp(0.0, scale))
+
+
+def penalty(theta: Array, d: Array) -> Array:
+    """Return the cost in log S of a learning rate ``d`` (m, n) octaves off the optimum."""
+    t = theta[:, :, None]
+    width = np.exp(t[:, LOW_WIDTH])
+    below = np.minimum(d, 0.0)
+    above = np.maximum(d, 0.0)
+    low = np.exp(t[:, LOW_SLOPE]) * (np.sqrt(below**2 + width**2) - width)
+    return np.asarray(low + 0.5 * above**2 * np.exp(-2.0 * t[:, HIGH_WIDTH]))
+
+
+def log_steps(theta: Array, x: Array, z: Array, prior: Prior) -> Array:
+    """Return log S without the residual, shape (m, n), for parameters (m, 9) and points (n,)."""
+    return frontier(theta, x, prior) + penalty(theta, z[None, :] - optimum(theta, x, prior))
+
+
+def log_prior(theta: Array, prior: Prior) -> Array:
+    """Return the log density of the prior up to a constant, shape (m,)."""
+    square = ((theta - prior.mean) / prior.spread) ** 2
+    heavy = (SHIFT_FREEDOM + 1.0) * np.log1p(square[:, SHIFT] / SHIFT_FREEDOM)
+    return np.asarray(-0.5 * (square.sum(axis=1) - square[:, SHIFT] + heavy))
+
+
+def log_likelihood(theta: Array, seen: Observations, prior: Prior) -> Array:
+    """Return the log likelihood, shape (m,); zero without observations."""
+    total = np.zeros(len(theta))
+    exact = ~seen.bound & ~seen.diverged
+    noise = np.exp(theta[:, NOISE, None])
+    if exact.any():
+        gap = seen.y[exact] - log_steps(theta, seen.x[exact], seen.z[exact], prior)
+        sigma = np.hypot(noise, seen.spread[exact])
+        wide = np.hypot(sigma, OUTLIER_SPREAD)
+        core = math.log1p(-OUTLIER_SHARE) - np.log(sigma) - 0.5 * (gap / sigma) ** 2
+        bad = math.log(OUTLIER_SHARE) - np.log(wide) - 0.5 * (gap / wide) ** 2
+        total += np.logaddexp(core, bad).sum(axis=1)
+    if seen.bound.any():
+        over = log_steps(theta, seen.x[seen.bound], seen.z[seen.bound], prior) - seen.y[seen.bound]
+        sigma = np.hypot(noise, seen.spread[seen.bound])
+        total += np.logaddexp(log_ndtr(over / sigma), math.log(OUTLIER_SHARE / 4.0)).sum(axis=1)
+    if seen.diverged.any():
+        x, z = seen.x[seen.diverged], seen.z[seen.diverged]
+        # Only too high a learning rate makes a trial diverge.
+        above = np.maximum(z[None, :] - optimum(theta, x, prior), 0.0)
+        over = penalty(theta, above) - DIVERGED_PENALTY
+        total += np.logaddexp(log_ndtr(over / DIVERGED_SPREAD), math.log(OUTLIER_SHARE / 4.0)).sum(axis=1)
+    return np.asarray(total)
+
+
+def draw_prior(prior: Prior, count: int, rng: np.random.Generator) -> Array:
+    """Return parameters drawn from the prior, shape (count, 9)."""
+    drawn = rng.standard_normal((count, len(PARAMETERS)))
+    drawn[:, SHIFT] = rng.standard_t(SHIFT_FREEDOM, count)
+    return np.asarray(prior.mean + prior.spread * drawn)
+
+
+def sample_posterior(seen: Observations, prior: Prior, rng: np.random.Generator, count: int, moves: int) -> Array:
+    """Return draws of the posterior, shape (count, 9), by sequential Monte Carlo.
+
+    Args:
+        seen: the trials; without any the prior is returned.
+        prior: of the parameters.
+        rng: the only source of chance.
+        count: particles.
+        moves: Metropolis steps at each temperature.
+    """
+    theta = draw_prior(prior, count, rng)
+    if not seen.x.size:
+        return theta
+    likelihood = log_likelihood(theta, seen, prior)
+    temperature = 0.0
+    while temperature < 1.0:
+        step = _next_step(likelihood, temperature)
+        temperature += step
+        weight = np.exp(step * (likelihood - likelihood.max()))
+        chosen = _systematic(weight / weight.sum(), rng)
+        theta, likelihood = theta[chosen], likelihood[chosen]
+        last = temperature >= 1.0
+        theta, likelihood = _move(theta, likelihood, temperature, seen, prior, rng, 2 * moves if last else moves)
+    return theta
+
+
+def _next_step(likelihood: Array, temperature: float) -> float:
+    """Return the rise in temperature that leaves half of the particles' weight, by bisection."""
+    low, high = 0.0, 1.0 - temperature
+    excess = likelihood - likelihood.max()
+
+    def share(step: float) -> float:
+        weight = np.exp(step * excess)
+        return float(weight.sum() ** 2 / (weight @ weight) / weight.size)
+
+    if share(high) >= 0.5:
+        return high
+    for _ in range(30):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if share(middle) >= 0.5 else (low, middle)
+    return max(low, 1e-9)
+
+
+def _systematic(weight: Array, rng: np.random.Generator) -> NDArray[np.intp]:
+    places = (rng.random() + np.arange(weight.size)) / weight.size
+    return np.minimum(np.searchsorted(np.cumsum(weight), places), weight.size - 1)
+
+
+def _move(
+    theta: Array,
+    likelihood: Array,
+    temperature: float,
+    seen: Observations,
+    prior: Prior,
+    rng: np.random.Generator,
+    moves: int,
+) -> tuple[Array, Array]:
+    before = log_prior(theta, prior)
+    dimensions = theta.shape[1]
+    for i in range(moves):
+        # Alternately a normal step with the particles' covariance and the difference of two particles.
+        if i % 2 == 0:
+            covariance = np.cov(theta.T) + 1e-6 * np.diag(prior.spread**2)
+            root = np.linalg.cholesky(covariance)
+            scale = 2.38 / math.sqrt(dimensions) * rng.choice([0.3, 0.7, 1.0])
+            proposed = theta + scale * rng.standard_normal(theta.shape) @ root.T
+        else:
+            a, b = rng.permutation(len(theta)), rng.permutation(len(theta))
+            scale = 2.38 / math.sqrt(2.0 * dimensions) * rng.uniform(0.3, 1.0, (len(theta), 1))
+            proposed = theta + scale * (theta[a] - theta[b]) + 1e-3 * prior.spread * rng.standard_normal(theta.shape)
+        after, seen_after = log_prior(proposed, prior), log_likelihood(proposed, seen, prior)
+        ratio = temperature * (seen_after - likelihood) + after - before
+        taken = np.log(rng.random(len(theta))) < ratio
+        theta = np.where(taken[:, None], proposed, theta)
+        likelihood = np.where(taken, seen_after, likelihood)
+        before = np.where(taken, after, before)
+    return theta, likelihood
