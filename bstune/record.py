@@ -1,11 +1,12 @@
 """Writes a replay table: ``python -m bstune.replay record``, from a dense grid of real training or from a study.
 
-A grid is trained one run after another, each appended to ``FILE.partial`` as it ends: the same command goes on where an
+A grid is trained one run after another, each appended to ``FILE.runs`` as it ends: the same command goes on where an
 earlier one stopped. The file itself is written once all runs are there.
 """
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from bstune.errors import BstuneError, ConfigError
 from bstune.output import check_writable, write_text
 from bstune.records import TrialResult, TrialSpec, dump_json
 
+THINNED = 1.12  # ratio of the recorded steps, but for those that brought a new best value
 DIGITS = 4  # of a recorded metric and of seconds per step: far below the noise from seed to seed
 
 
@@ -48,7 +50,7 @@ def row(result: TrialResult) -> dict[str, Any]:
 
 
 def record_grid(grid: Grid, train: Callable[[TrialSpec], TrialResult], path: Path, say: Callable[[str], None]) -> None:
-    """Train every point that ``path.partial`` lacks, then write ``path``.
+    """Train every point that ``path.runs`` lacks, then write ``path``.
 
     Args:
         grid: what to train.
@@ -56,7 +58,7 @@ def record_grid(grid: Grid, train: Callable[[TrialSpec], TrialResult], path: Pat
         path: of the table.
         say: told of each run.
     """
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(path.name + ".runs")  # write_text has a temporary name of its own
     rows = _read_partial(partial)
     done = {_point(known) for known in rows}
     points = grid.points()
@@ -78,9 +80,10 @@ def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a table, its rows in order of batch size, learning rate and seed.
 
     A row's seconds per step are the median over all rows of its batch size: a step takes the same time at every
-    learning rate, and what else ran on the machine meanwhile shows in single rows alone.
+    learning rate, and what else ran on the machine meanwhile shows in single rows alone. Evaluations are thinned to a
+    ratio of ``THINNED``, and those kept that brought a new lowest or highest value: steps to any target stay the same.
     """
-    ordered = sorted(rows, key=_point)
+    ordered = [_thinned(known) for known in sorted(rows, key=_point)]
     times: dict[int, list[float]] = {}
     for known in ordered:
         if known["seconds_per_step"] is not None:
@@ -92,6 +95,18 @@ def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         if known["batch_size"] in pooled and known["steps"]
     ]
     write_text(path, "\n".join(lines) + "\n")
+
+
+def _thinned(known: Mapping[str, Any]) -> dict[str, Any]:
+    kept: list[tuple[int, float]] = []
+    low, high, last = math.inf, -math.inf, 0
+    for step, value in zip(known["steps"], known["metric"], strict=True):
+        final = step == known["steps"][-1]
+        if value < low or (value > high and last) or step >= THINNED * last or final:
+            kept.append((step, value))
+            last = step
+        low, high = min(low, value), max(high, value)
+    return {**known, "steps": [step for step, _ in kept], "metric": [value for _, value in kept]}
 
 
 def _rounded(value: float) -> float:
