@@ -1,6 +1,7 @@
 """Average of the weights over a stated fraction of the steps so far: no horizon, no length in steps."""
 
 import math
+from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
@@ -54,3 +55,12 @@ class RunningWeightAverage(WeightAveraging):
         """Update the average if a snapshot is due."""
         super().on_train_batch_end(*args, **kwargs)  # type: ignore[arg-type]
         self._updated_at = self._step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return when the average was last updated; Lightning saves the average itself."""
+        return {**super().state_dict(), "updated_at": self._updated_at}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what :meth:`state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self._updated_at = self._step = state_dict["updated_at"]

@@ -16,10 +16,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from bstune.errors import BstuneError, ConfigError, Interrupted
 from bstune.output import redact
-from bstune.settings import check_settings
+from bstune.settings import check_settings, is_replayed
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 
@@ -81,7 +82,7 @@ def run(config: DictConfig, arguments: Sequence[str]) -> None:
         BstuneError: one of its kinds.
     """
     checked = check_settings(config)
-    quieten()
+    quieten(training=not is_replayed(checked))
     from rich.console import Console
 
     from bstune.job import run_single, run_study
@@ -99,10 +100,12 @@ def run(config: DictConfig, arguments: Sequence[str]) -> None:
         ) from error
 
 
-def quieten() -> None:
-    """Keep the libraries' notes out of the output; their warnings and errors stay."""
-    import lightning.pytorch  # noqa: F401  # it sets its loggers' levels when it is imported
+def quieten(training: bool = True) -> None:
+    """Keep the notes of optuna, and of lightning if it is used, out of the output; warnings and errors stay."""
     import optuna
+
+    if training:
+        import lightning.pytorch  # noqa: F401  # it sets its loggers' levels when it is imported
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -134,6 +137,8 @@ def compose_checked(arguments: Sequence[str]) -> DictConfig:
             return check_settings(compose(parsed.config_name or CONFIG_NAME, overrides))
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_plain(error)) from error
+        except YAMLError as error:
+            raise ConfigError(f"a config file is not YAML: {' '.join(str(error).split())}") from error
 
 
 def _check_workload(overrides: Sequence[str]) -> None:

@@ -23,6 +23,10 @@ class StudyError(BstuneError):
     """A study cannot be opened or continued: storage, lock, output directory or changed settings."""
 
 
+class StateError(BstuneError):
+    """The state that a stopped trial left cannot be used: it starts afresh."""
+
+
 class Interrupted(BstuneError):
     """Ctrl-C or a termination signal ended a study that the same command continues."""
 

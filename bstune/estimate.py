@@ -1,13 +1,12 @@
 """How long a study may take, for the plan that is printed before it: from a few timed steps, or from its own trials."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from bstune.protocol import Budget, Protocol
 from bstune.records import TrialResult, TrialSpec
 from bstune.search.plan import Plan
 from bstune.search.space import Space
-from bstune.trial import Budget, Protocol
-from bstune.workload import Workload, train
 
 PROBE_STEPS = 4
 PROBE_WARMUP_STEPS = 1
@@ -27,11 +26,16 @@ class StepTime:
         return self.overhead + self.per_example * batch_size
 
 
-def probe_step_time(space: Space, protocol: Protocol, workload: Workload) -> StepTime:
+def probe_step_time(space: Space, protocol: Protocol, train: Callable[[TrialSpec, Protocol], TrialResult]) -> StepTime:
     """Time a few steps at the smallest batch size and at one a few times larger.
 
+    Args:
+        space: what is searched.
+        protocol: of the study; the probe's own differs in its budget and its evaluation.
+        train: trains one trial.
+
     Raises:
-        ConfigError: as :func:`bstune.trial.run_trial` does: the first real training finds what no check can.
+        ConfigError: as ``train`` does: the first real training finds what no check can.
     """
     probe = replace(
         protocol,
@@ -43,25 +47,38 @@ def probe_step_time(space: Space, protocol: Protocol, workload: Workload) -> Ste
     seconds = []
     for batch_size in sizes:
         spec = TrialSpec(0, 0, batch_size, space.lr(batch_size, -space.delta_bound), None, 0)
-        seconds.append(train(workload, spec, probe).seconds_per_step or 0.0)
+        seconds.append(train(spec, probe).seconds_per_step or 0.0)
     if len(sizes) == 1:
         return StepTime(0.0, seconds[0] / sizes[0])
     slope = max(0.0, (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]))
     return StepTime(max(0.0, seconds[0] - slope * sizes[0]), slope)
 
 
-def most_seconds(plan: Plan, space: Space, protocol: Protocol, step_time: StepTime) -> float:
-    """Return the seconds of a study in which every trial runs to its budget, evaluation included.
+def most_seconds(
+    plan: Plan,
+    space: Space,
+    last_step: Callable[[int], int],
+    step_time: Callable[[float], float],
+    evaluation_share: float,
+) -> float:
+    """Return the seconds of a study in which every trial runs to its end, evaluation included.
 
     The mean over batch sizes is taken evenly over log B; trials that reach the target end earlier.
+
+    Args:
+        plan: trials and limits of the study.
+        space: batch sizes.
+        last_step: steps at a batch size after which a trial gives up.
+        step_time: seconds per step at a batch size.
+        evaluation_share: of evaluation in training, in seconds.
     """
     shares = [(i + 0.5) / QUADRATURE for i in range(QUADRATURE)]
     sizes = [round(space.low * (space.high / space.low) ** share) for share in shares]
-    training = [protocol.budget.last_step(size) * step_time(size) for size in sizes]
+    training = [last_step(size) * step_time(size) for size in sizes]
     seconds = plan.trials * sum(training) / len(training)
     if plan.seconds is not None:
         seconds = min(seconds, plan.seconds + max(training))
-    return seconds * (1.0 + protocol.cadence.share)
+    return seconds * (1.0 + evaluation_share)
 
 
 def remaining_seconds(plan: Plan, results: Sequence[TrialResult]) -> float | None:

@@ -4,27 +4,26 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
-import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from bstune.building import flatten, plain
 from bstune.curve import CurveError, CurveFit, fit_curve, frontier_points, predict_steps
-from bstune.estimate import most_seconds, remaining_seconds
+from bstune.estimate import remaining_seconds
 from bstune.figure import draw_curve
 from bstune.output import Output, locked, redact, write_text
-from bstune.preflight import Job, flatten
+from bstune.preflight import Job
 from bstune.progress import Progress, plan_text
 from bstune.records import TrialResult, TrialSpec, dump_json
 from bstune.report import print_final, summarize, winners
 from bstune.search.study import STUDY_ID, finish_abandoned, next_slot, open_study, results, run_slot
-from bstune.trial import device_name, versions
-from bstune.workload import evaluate, plain, train
 
 if TYPE_CHECKING:
     from bstune.tracking import Tracking
@@ -61,17 +60,16 @@ def run_study(job: Job, arguments: Sequence[str], console: Console) -> None:
 
 
 def run_single(job: Job, spec: TrialSpec, console: Console) -> TrialResult:
-    """Train one trial by itself, and write its record and its checkpoint."""
+    """Run one trial by itself, and write its record and what else it leaves."""
     output = job.output.single_trial(spec.batch_size, spec.lr, spec.seed)
     with locked(output):
         output.checkpoints.mkdir(exist_ok=True)
-        result = train(job.workload, spec, job.protocol, output.checkpoint(spec.number))
+        result = job.runner.train(spec, output, None)
         write_text(output.record, result.to_json() + "\n")
         write_text(output.config, shareable_yaml(job.config))
     console.print(Progress.line(result, None), soft_wrap=True)
     if result.reached:
-        tests = _test(job, spec, output.checkpoint(spec.number))
-        for name, value in tests.items():
+        for name, value in job.runner.test(spec, output).items():
             console.print(f"{name} {value:.4g}")
     console.print(f"record {output.record}", soft_wrap=True)
     return result
@@ -82,7 +80,7 @@ def _estimate(job: Job, done: Sequence[TrialResult]) -> tuple[float, bool]:
     remaining = remaining_seconds(job.plan, done)
     if remaining is not None:
         return remaining, False
-    return most_seconds(job.plan, job.space, job.protocol, job.step_time), True
+    return job.runner.most_seconds, True
 
 
 def _run_slots(job: Job, study: optuna.Study, tracking: "Tracking | None", console: Console) -> str:
@@ -107,10 +105,18 @@ def _run_slots(job: Job, study: optuna.Study, tracking: "Tracking | None", conso
                 job.space,
                 job.config.sampler,
                 job.protocol.target,
-                lambda spec: train(job.workload, spec, job.protocol, job.output.checkpoint(spec.number)),
+                partial(_train, job, done),
             )
             if tracking is not None:
                 tracking.send_trial(result)
+
+
+def _train(job: Job, done: Sequence[TrialResult], spec: TrialSpec) -> TrialResult:
+    """Run the trial, from where the trial that it continues was stopped, if it names one."""
+    parent = next((result for result in done if result.number == spec.parent), None)
+    if spec.delta is not None:  # the record holds the delta of the learning rate that is used: it may be a clipped one
+        spec = replace(spec, delta=job.space.delta(spec.batch_size, spec.lr))
+    return job.runner.train(spec, job.output, parent)
 
 
 def write_trials(output: Output, done: Sequence[TrialResult]) -> None:
@@ -139,16 +145,8 @@ def _report(
         ui = ui_command(_mlflow_uri(job.config))
     files = {"figure": output.figure, "curve": output.curve, "trials": output.trials, "winners": output.best}
     print_final(console, summary, tests, files, ui)
-    if job.has_horizon:
-        console.print(
-            "The workload's schedule ends with the budget, so its trials take about as many examples at every batch "
-            "size: the curve shows where this schedule stops working rather than the fewest steps.",
-            soft_wrap=True,
-        )
-    if job.workload.validates_on_test:
-        console.print(
-            "The target is measured on the test images, as the workload's source does: there is no other test."
-        )
+    for caveat in job.runner.caveats:
+        console.print(caveat, soft_wrap=True)
 
 
 def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
@@ -161,23 +159,11 @@ def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
 def _test_winners(job: Job, study: optuna.Study, best: Mapping[str, TrialResult]) -> dict[str, dict[str, float]]:
     """Return the winners' metrics on the test set; each trial is tested once, however often the study goes on."""
     known: dict[str, dict[str, float]] = dict(study.user_attrs.get(TESTS, {}))
-    if job.workload.test_batches is None:
-        return {}
     for result in best.values():
-        key, checkpoint = str(result.number), job.output.checkpoint(result.number)
-        if key not in known and checkpoint.exists():
-            known[key] = _test(job, _spec(result), checkpoint)
+        if str(result.number) not in known and (metrics := job.runner.test(_spec(result), job.output)):
+            known[str(result.number)] = dict(metrics)
     study.set_user_attr(TESTS, known)
     return {name: known[str(result.number)] for name, result in best.items() if str(result.number) in known}
-
-
-def _test(job: Job, spec: TrialSpec, checkpoint: Path) -> dict[str, float]:
-    if job.workload.test_batches is None:
-        return {}
-    module = job.workload.build_module(spec)
-    module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
-    trainer = evaluate(job.workload, module, job.protocol, test=job.workload.test_batches)
-    return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 def _spec(result: TrialResult) -> TrialSpec:
@@ -185,16 +171,17 @@ def _spec(result: TrialResult) -> TrialSpec:
 
 
 def best_yaml(best: Mapping[str, TrialResult], arguments: Sequence[str], output: Output) -> str:
-    """Return the winners as YAML, each with its checkpoint and the command that trains it again."""
+    """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again."""
     values: dict[str, Any] = {}
     for name, result in best.items():
         own = [f"trial.batch_size={result.batch_size}", f"trial.lr={result.lr!r}", f"trial.seed={result.seed}"]
         kept = [redact(argument) for argument in arguments if not argument.startswith("trial.")]
+        checkpoint = output.checkpoint(result.number)
         fields = ("number", "batch_size", "lr", "seed", "steps", "steps_low", "seconds_per_step")
         values[name] = {
             **{field: value for field, value in asdict(result).items() if field in fields},
             "time_to_target": result.time_to_target,
-            "checkpoint": str(output.checkpoint(result.number).absolute()),
+            "checkpoint": str(checkpoint.absolute()) if checkpoint.exists() else None,
             "command": shlex.join([sys.executable, "-m", "bstune", *kept, *own]),
         }
     return yaml.safe_dump(values, sort_keys=False)
@@ -255,8 +242,8 @@ def _open_tracking(job: Job, study: optuna.Study) -> "Tracking | None":
         workload=config.workload.name,
         metric=job.protocol.target.metric,
         params=logged_config(config),
-        versions=versions(),
-        device=device_name(job.protocol.trainer),
+        versions=job.runner.versions,
+        device=job.runner.device,
         commit=_git_commit(),
     )
     limits = Limits(
@@ -289,7 +276,8 @@ def shareable_yaml(config: DictConfig) -> str:
 def logged_config(config: DictConfig) -> dict[str, Any]:
     """Return the composed config, flat, without passwords; the module's own references to the trial stay as such."""
     values = plain(config)
-    values["workload"]["module"] = OmegaConf.to_container(config.workload.module, resolve=False)
+    if "module" in config.workload:
+        values["workload"]["module"] = OmegaConf.to_container(config.workload.module, resolve=False)
     for name in ("trial", "mlflow", "storage", "debug"):
         values.pop(name)
     return {name: redact(str(value)) for name, value in flatten(values).items()}

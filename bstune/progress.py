@@ -31,11 +31,11 @@ def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool
     if plan.wall_seconds is not None:
         limits.append(f"{format_seconds(plan.wall_seconds)} of wall time")
     lines = [
-        f"study {job.config.study}: {job.protocol.target}, objective {plan.objective}, "
-        f"on {job.fingerprint['device']} in {job.config.precision}",
+        f"study {job.config.study}: {job.protocol.target}, objective {plan.objective}, on {job.runner.place}",
         f"  batch sizes {format_count(space.low)} to {format_count(space.high)}, "
         f"learning rates within a factor of {format_number(2**space.delta_bound)} of rule {rule} "
-        f"through B = {format_count(job.config.scaling.batch_size)}, lr = {format_number(job.config.scaling.lr)}",
+        f"through B = {format_count(job.config.scaling.batch_size)}, lr = {format_number(job.config.scaling.lr)}"
+        + (f", within {format_number(space.lr_low)} to {format_number(space.lr_high)}" if space.lr_low > 0 else ""),
         f"  {', '.join(limits)}, {plan.stratified:.0%} of them spread evenly over log B; each ends at the target or "
         f"after {format_count(budget.steps)} steps and {format_count(budget.examples)} examples",
     ]
@@ -44,8 +44,7 @@ def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool
     else:
         kind = "at most about" if bound else "about"
         lines.append(f"  {kind} {format_seconds(seconds)} if every trial ran to its budget")
-    if job.workload.validates_on_test:
-        lines.append("  the target is measured on the test images, as the workload's source does")
+    lines += [f"  {note}" for note in job.runner.notes]
     return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
 """Writes a replay table: ``python -m bstune.replay record``, from a dense grid of real training or from a study.
 
 A grid is trained one run after another, each appended to ``FILE.runs`` as it ends: the same command goes on where an
-earlier one stopped. The file itself is written once all runs are there.
+earlier one stopped. The file itself is written once all runs are there. The metric is recorded as the workload logs it:
+whether it has to fall or to rise is for the target of the replay to say.
 """
 
 import argparse
@@ -14,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bstune.errors import BstuneError, ConfigError
+from bstune.errors import BstuneError, ConfigError, Interrupted, TableError
 from bstune.output import check_writable, write_text
 from bstune.records import TrialResult, TrialSpec, dump_json
 
 THINNED = 1.12  # ratio of the recorded steps, but for those that brought a new best value
-DIGITS = 4  # of a recorded metric and of seconds per step: far below the noise from seed to seed
+METRIC_DIGITS = 6  # so many that rounding takes no value past a target
+SECONDS_DIGITS = 4  # of seconds per step: far below the noise from run to run
+USABLE = ("reached", "budget", "diverged")  # an out-of-memory or failed trial says nothing of steps
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def row(result: TrialResult) -> dict[str, Any]:
         "lr": result.lr,
         "seed": result.seed,
         "steps": [step for step, _ in history],
-        "metric": [_rounded(value) for _, value in history],
+        "metric": [_rounded(value, METRIC_DIGITS) for _, value in history],
         "seconds_per_step": result.seconds_per_step,
         "status": result.status,
     }
@@ -57,8 +60,12 @@ def record_grid(grid: Grid, train: Callable[[TrialSpec], TrialResult], path: Pat
         train: trains one trial.
         path: of the table.
         say: told of each run.
+
+    Raises:
+        TableError: if ``path.runs`` holds something else.
     """
-    partial = path.with_name(path.name + ".runs")  # write_text has a temporary name of its own
+    partial = _runs_file(path)
+    partial.parent.mkdir(parents=True, exist_ok=True)
     rows = _read_partial(partial)
     done = {_point(known) for known in rows}
     points = grid.points()
@@ -82,18 +89,26 @@ def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     A row's seconds per step are the median over all rows of its batch size: a step takes the same time at every
     learning rate, and what else ran on the machine meanwhile shows in single rows alone. Evaluations are thinned to a
     ratio of ``THINNED``, and those kept that brought a new lowest or highest value: steps to any target stay the same.
+    Runs that went out of memory are left out, and so is a batch size at which no run timed a step.
+
+    Raises:
+        TableError: if fewer than two batch sizes are left.
     """
-    ordered = [_thinned(known) for known in sorted(rows, key=_point)]
+    ordered = [_thinned(known) for known in sorted(rows, key=_point) if known["status"] in USABLE]
     times: dict[int, list[float]] = {}
     for known in ordered:
         if known["seconds_per_step"] is not None:
             times.setdefault(known["batch_size"], []).append(known["seconds_per_step"])
-    pooled = {size: _rounded(statistics.median(found)) for size, found in times.items()}
+    pooled = {size: _rounded(statistics.median(found), SECONDS_DIGITS) for size, found in times.items()}
     lines = [
         dump_json({**known, "seconds_per_step": pooled[known["batch_size"]]})
         for known in ordered
-        if known["batch_size"] in pooled and known["steps"]
+        if known["batch_size"] in pooled and (known["steps"] or known["status"] == "diverged")
     ]
+    if len(pooled) < 2:
+        raise TableError(
+            f"{len(lines)} usable runs at {len(pooled)} batch size(s): a table needs two batch sizes or more"
+        )
     write_text(path, "\n".join(lines) + "\n")
 
 
@@ -109,12 +124,16 @@ def _thinned(known: Mapping[str, Any]) -> dict[str, Any]:
     return {**known, "steps": [step for step, _ in kept], "metric": [value for _, value in kept]}
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
+def _rounded(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")
 
 
 def _point(known: Mapping[str, Any]) -> tuple[int, float, int]:
     return known["batch_size"], known["lr"], known["seed"]
+
+
+def _runs_file(path: Path) -> Path:
+    return path.with_name(path.name + ".runs")  # write_text has a temporary name of its own
 
 
 def _read_partial(partial: Path) -> list[dict[str, Any]]:
@@ -123,28 +142,55 @@ def _read_partial(partial: Path) -> list[dict[str, Any]]:
         return []
     whole = partial.read_text(encoding="utf-8").rpartition("\n")[0]
     write_text(partial, whole + "\n" if whole else "")
-    return [json.loads(line) for line in whole.splitlines()]
+    try:
+        rows: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
+        for known in rows:
+            _point(known)
+    except (ValueError, KeyError, TypeError) as error:
+        raise TableError(
+            f"{partial} holds other lines than those of an earlier run: delete it to begin anew"
+        ) from error
+    return rows
 
 
 def main(argv: Sequence[str]) -> int:
-    """Record a table; return the exit status, 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m bstune.replay record", description=__doc__)
-    parser.add_argument("file", type=Path, help="the table to write")
+    """Record a table; return the exit status, 2 for bad input, 130 after an interruption."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bstune.replay record",
+        usage="%(prog)s FILE --batch-sizes N,... --lrs X,... [--seeds N,...] +workload=NAME [OPTION=VALUE ...]\n"
+        "       %(prog)s FILE --trials TRIALS_JSONL",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="the table to write")
     parser.add_argument("--trials", type=Path, help="trials.jsonl of a study, in place of a grid")
     parser.add_argument("--batch-sizes", type=_integers, help="such as 8,16,32")
     parser.add_argument("--lrs", type=_numbers, help="such as 0.001,0.002,0.004")
-    parser.add_argument("--seeds", type=_integers, default=(0,), help="such as 0,1")
+    parser.add_argument("--seeds", type=_integers, default=(0,), help="such as 0,1 (default: 0)")
     arguments, overrides = parser.parse_known_args(argv)
     try:
-        check_writable(arguments.file, "FILE")
-        if arguments.trials is not None:
-            write_table(arguments.file, [row(trial) for trial in read_trials(arguments.trials) if trial.history])
-        else:
+        _check_file(arguments.file)
+        if arguments.trials is None:
             _record(arguments, overrides)
+        elif arguments.batch_sizes or arguments.lrs or overrides:
+            raise ConfigError("--trials takes a study as it is: leave out the grid and the workload's options")
+        else:
+            write_table(arguments.file, rows_of_study(read_trials(arguments.trials)))
     except BstuneError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_status
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted: {_runs_file(arguments.file)} keeps what is there; the same command goes on\n")
+        return Interrupted.exit_status
+    print(f"wrote {arguments.file}: python -m bstune +workload=replay workload.table={arguments.file} ...")
     return 0
+
+
+def _check_file(path: Path) -> None:
+    if path.exists():
+        raise TableError(f"{path} is there already: choose another name, or delete it")
+    check_writable(path, "FILE")
 
 
 def read_trials(path: Path) -> list[TrialResult]:
@@ -154,34 +200,98 @@ def read_trials(path: Path) -> list[TrialResult]:
         ConfigError: if it cannot be read or holds something else.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [TrialResult.from_json(line) for line in lines]
+        return [TrialResult.from_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError as error:
         raise ConfigError(f"--trials={path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError) as error:
         raise ConfigError(f"--trials={path} is no trials.jsonl of bstune: {error}") from error
 
 
+def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
+    """Return the rows of a study's trials; of a trial and those that continue it, the one with the most steps."""
+    longest: dict[tuple[int, float, int], TrialResult] = {}
+    for trial in trials:
+        point = trial.batch_size, trial.lr, trial.seed
+        if trial.status in USABLE and (point not in longest or trial.steps > longest[point].steps):
+            longest[point] = trial
+    return [row(trial) for trial in longest.values()]
+
+
 def _record(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
     if not arguments.batch_sizes or not arguments.lrs:
         raise ConfigError("a grid needs --batch-sizes and --lrs; or give --trials=TRIALS_JSONL of a study")
+    grid = Grid(arguments.batch_sizes, arguments.lrs, arguments.seeds)
+    _check_grid(grid)
     from bstune.command import compose_checked, quieten
     from bstune.preflight import prepare
-    from bstune.workload import train
+    from bstune.settings import is_replayed
 
     config = compose_checked([*overrides, "mlflow.enabled=false"])
-    quieten()
-    config.search.batch_size.low, config.search.batch_size.high = min(arguments.batch_sizes), max(arguments.batch_sizes)
-    job = prepare(config)
-    grid = Grid(arguments.batch_sizes, arguments.lrs, arguments.seeds)
-    record_grid(
-        grid, lambda spec: train(job.workload, spec, job.protocol), arguments.file, lambda s: print(s, flush=True)
-    )
+    quieten(training=not is_replayed(config))
+    config.search.batch_size.low, config.search.batch_size.high = min(grid.batch_sizes), max(grid.batch_sizes)
+    try:
+        job = prepare(config)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("search.batch_size.high", "--batch-sizes")) from error
+    settings = _check_settings(arguments.file, job.fingerprint, job.config.budget)
+    try:
+        record_grid(
+            grid, lambda spec: job.runner.train(spec, None, None), arguments.file, lambda s: print(s, flush=True)
+        )
+    except SystemExit as error:  # Lightning turns an interruption into it
+        raise KeyboardInterrupt from error
+    settings.unlink()
+
+
+def _check_grid(grid: Grid) -> None:
+    for option, values, least in (
+        ("--batch-sizes", grid.batch_sizes, 1),
+        ("--lrs", grid.lrs, sys.float_info.min),
+        ("--seeds", grid.seeds, 0),
+    ):
+        bad = [value for value in values if not least <= value < math.inf]
+        if bad:
+            raise ConfigError(f"{option} must be finite and {'positive' if least else 'at least 0'}, but got {bad[0]}")
+        if len(set(values)) < len(values):
+            raise ConfigError(f"{option} names a value twice: {','.join(str(value) for value in values)}")
+    if len(grid.batch_sizes) < 2:
+        raise ConfigError(f"a table needs two batch sizes or more, but got --batch-sizes {grid.batch_sizes[0]}")
+
+
+def _check_settings(path: Path, fingerprint: Mapping[str, Any], budget: Mapping[str, Any]) -> Path:
+    """Refuse to go on with runs that were recorded with other settings; return the file that holds the settings."""
+    kept = ("workload.", "protocol.", "trainer.", "precision", "device")
+    settings = {name: value for name, value in fingerprint.items() if name.startswith(kept)}
+    settings |= {f"budget.{name}": value for name, value in budget.items()}
+    file = path.with_name(path.name + ".settings")
+    text = dump_json(settings, indent=1)
+    if file.exists() and _runs_file(path).exists():
+        before, now = json.loads(file.read_text(encoding="utf-8")), json.loads(text)
+        changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+        if changed:
+            lines = [f"  {name}: was {before.get(name)!r}, now {now.get(name)!r}" for name in changed]
+            raise TableError(
+                f"the runs in {_runs_file(path)} were recorded with other settings:\n"
+                + "\n".join(lines)
+                + f"\ngo on with those, or delete {_runs_file(path)} to begin anew"
+            )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, text + "\n")
+    return file
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    return _parsed(text, int, "integers", "8,16,32")
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
+    return _parsed(text, float, "numbers", "0.001,0.002,0.004")
+
+
+def _parsed(text: str, kind: Callable[[str], Any], what: str, example: str) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"takes {what} with commas between, such as {example}, but got {text!r}"
+        ) from error

@@ -1,24 +1,28 @@
 """Recorded trials in place of training: the same records, milliseconds each.
 
 A table is a file of JSON lines, one a recorded run: ``batch_size``, ``lr``, ``seed``, ``steps`` (the evaluated steps),
-``metric`` (an error, one value a step) and ``seconds_per_step``; ``status`` may say that the run ``diverged``. Runs of
-the same batch size and learning rate are a cell; cells need not fill a rectangle.
+``metric`` (one value a step: an error, or whatever the target's metric and mode then say) and ``seconds_per_step``;
+``status`` may say that the run ``diverged``. Runs of the same batch size and learning rate are a cell; cells need not
+fill a rectangle.
 
 ``python -m bstune.replay record FILE ...`` writes a table; see :mod:`bstune.record`.
 """
 
 import json
 import math
+import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+import bstune
 from bstune.errors import TableError
 from bstune.records import Status, Target, TrialResult, TrialSpec
 
@@ -28,7 +32,7 @@ DEVICE = "replay"
 
 @dataclass(frozen=True)
 class Run:
-    """One recorded run: ``metric[i]`` was seen after ``steps[i]`` steps."""
+    """One recorded run: ``metric[i]`` was seen after ``steps[i]`` steps; a diverged one may have no evaluation."""
 
     batch_size: int
     lr: float
@@ -37,6 +41,11 @@ class Run:
     metric: tuple[float, ...]
     seconds_per_step: float
     diverged: bool
+
+    @property
+    def end(self) -> int:
+        """The last evaluated step, which ends the record; 1 for a run that diverged before its first evaluation."""
+        return self.steps[-1] if self.steps else 1
 
     def steps_to(self, target: Target) -> int | None:
         """Return the first evaluated step that met the target, None if none did."""
@@ -47,7 +56,8 @@ class Run:
 class Outcome:
     """What the table says of one (batch size, learning rate, seed).
 
-    ``steps`` are steps to target, None if it was not reached within ``end`` steps; ``history`` is (step, metric).
+    ``steps`` are steps to target, None if it was not reached within ``end`` steps; ``history`` is (step, metric) up to
+    there, and no value in it but that at ``steps`` meets the target.
     """
 
     steps: int | None
@@ -123,16 +133,16 @@ class Table:
             if ws * wr > 0
         ]
         nearest = max(corners, key=lambda corner: corner[1])[0]
-        reached = [run.steps_to(target) for run, _ in corners]
         own = nearest.steps_to(target)
-        if own is None or any(steps is None for steps in reached):
-            history = tuple(zip(nearest.steps, nearest.metric, strict=True))
-            return Outcome(own, own or nearest.steps[-1], nearest.seconds_per_step, history, nearest.diverged)
-        log_steps = sum(w * math.log(steps or 1) for steps, (_, w) in zip(reached, corners, strict=True))
-        log_tau = sum(w * math.log(run.seconds_per_step) for run, w in corners)
-        steps = max(1, round(math.exp(log_steps)))
-        history = _rescaled(nearest, steps / own)
-        return Outcome(steps, steps, math.exp(log_tau), history, False)
+        reached = [steps for run, _ in corners if (steps := run.steps_to(target)) is not None]
+        if own is None or len(reached) < len(corners):
+            end = nearest.end if own is None else own
+            diverged = nearest.diverged and own is None
+            return Outcome(own, end, nearest.seconds_per_step, _rescaled(nearest, end, 1.0), diverged)
+        weights = [weight for _, weight in corners]
+        steps = round(_geometric_mean(reached, weights))
+        tau = _geometric_mean([run.seconds_per_step for run, _ in corners], weights)
+        return Outcome(steps, steps, tau, _rescaled(nearest, own, steps / own), False)
 
     def _draw(self, batch_size: int, lr: float, share: float) -> Run:
         runs = self.cells[self.nearest_cell(batch_size, lr)]
@@ -159,11 +169,16 @@ def _bracket(values: Sequence[float], value: float) -> tuple[tuple[Any, ...], tu
     return (low, high), (1.0 - weight, weight)
 
 
-def _rescaled(run: Run, scale: float) -> tuple[tuple[int, float], ...]:
-    history: dict[int, float] = {}
-    for step, value in zip(run.steps, run.metric, strict=True):
-        history.setdefault(max(1, round(step * scale)), value)
-    return tuple(history.items())
+def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    if len(values) == 1:  # a recorded point is answered as it was recorded, to the last bit
+        return values[0]
+    return math.exp(sum(weight * math.log(value) for value, weight in zip(values, weights, strict=True)))
+
+
+def _rescaled(run: Run, end: int, scale: float) -> tuple[tuple[int, float], ...]:
+    """Return (step, metric) up to ``end`` with the steps rescaled; of evaluations that fall together the last stays."""
+    pairs = zip(run.steps, run.metric, strict=True)
+    return tuple({max(1, round(step * scale)): value for step, value in pairs if step <= end}.items())
 
 
 def replay(
@@ -175,16 +190,19 @@ def replay(
         table: the recorded runs.
         spec: batch size, learning rate and seed.
         target: what to reach.
-        last_step: the trial's budget in steps.
+        last_step: the trial's budget in steps, counted from the first step of the trial that it continues, if any.
         parent: a trial at the same point that was stopped; steps go on from there, and only what is added costs.
+
+    Raises:
+        ValueError: if ``spec`` names another parent, or ``parent`` is of another batch size, learning rate or seed.
     """
+    done = _steps_done(spec, parent)
     outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
-    steps = min(outcome.end, last_step)
+    steps = min(outcome.end, max(last_step, done))
     reached = outcome.steps is not None and outcome.steps <= steps
     status: Status = "reached" if reached else "diverged" if outcome.diverged and steps == outcome.end else "budget"
     history = tuple((step, value) for step, value in outcome.history if step <= steps)
     missed = [step for step, value in history if not target.reached(value)]
-    done = 0 if parent is None else parent.steps
     seconds = (steps - done) * outcome.seconds_per_step
     return TrialResult(
         number=spec.number,
@@ -203,11 +221,23 @@ def replay(
         wall_seconds=seconds,
         seconds_per_step=outcome.seconds_per_step,
         device=DEVICE,
-        versions={},
+        versions={"bstune": bstune.__version__},
         history=history,
         message="the recorded run diverged" if status == "diverged" else None,
         parent=spec.parent,
     )
+
+
+def _steps_done(spec: TrialSpec, parent: TrialResult | None) -> int:
+    """Return the steps that the trial continues from."""
+    if (None if parent is None else parent.number) != spec.parent:
+        raise ValueError(f"the trial names parent {spec.parent}, but got {parent and parent.number}")
+    if parent is None:
+        return 0
+    here, there = ((trial.batch_size, trial.lr, trial.seed) for trial in (spec, parent))
+    if here != there:
+        raise ValueError(f"a trial continues at its parent's batch size, lr and seed, {there}, but got {here}")
+    return parent.steps
 
 
 def read_table(path: Path) -> Table:
@@ -219,7 +249,8 @@ def read_table(path: Path) -> Table:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise TableError(f"the table {path} cannot be read ({error}): give the path of a file of JSON lines") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise TableError(f"the table {path} cannot be read ({reason}): give a file of JSON lines") from error
     runs: dict[tuple[int, float, int], Run] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -232,10 +263,12 @@ def read_table(path: Path) -> Table:
                 "drop one of the two, or give them different seeds"
             )
         runs[key] = run
-    if len({size for size, _, _ in runs}) < 2:
+    if not any(run.steps for run in runs.values()):
+        raise TableError(f"the table {path} holds no evaluated run: it needs one a line, with {', '.join(COLUMNS)}")
+    sizes = {run.batch_size for run in runs.values()}
+    if len(sizes) == 1:
         raise TableError(
-            f"{path} has {len(runs)} runs at {len({size for size, _, _ in runs})} batch size(s): "
-            "a search over batch sizes needs runs at two or more"
+            f"the table {path} has batch size {sizes.pop()} only: a search over batch sizes needs two or more"
         )
     return Table(tuple(runs.values()))
 
@@ -248,35 +281,48 @@ def _run(line: str, place: str) -> Run:
     missing = [name for name in COLUMNS if not isinstance(values, dict) or name not in values]
     if missing:
         raise TableError(f"{place} lacks {', '.join(missing)}: a run has {', '.join(COLUMNS)}")
-    steps, metric = values["steps"], values["metric"]
-    if not (isinstance(steps, list) and isinstance(metric, list) and len(steps) == len(metric) > 0):
-        raise TableError(f"{place}: steps and metric must be lists of one length, at least 1")
     for name in ("batch_size", "lr", "seconds_per_step"):
         if not _is_number(values[name]) or values[name] <= 0:
-            raise TableError(f"{place}: {name} must be a positive number, but got {values[name]!r}")
+            raise TableError(f"{place}: {name} must be a positive number, but got {_short(values[name])}")
     for name in ("batch_size", "seed"):
         if not _is_number(values[name]) or values[name] != int(values[name]):
-            raise TableError(f"{place}: {name} must be an integer, but got {values[name]!r}")
-    if not all(_is_number(value) for value in metric):
-        bad = next(value for value in metric if not _is_number(value))
-        raise TableError(f"{place}: metric must hold finite numbers, but got {bad!r}: end the run before that step")
-    if not all(_is_number(step) and step == int(step) and step > 0 for step in steps) or any(
-        b <= a for a, b in zip(steps, steps[1:], strict=False)
-    ):
-        raise TableError(f"{place}: steps must be ascending positive integers, but got {str(steps)[:60]}")
+            raise TableError(f"{place}: {name} must be an integer, but got {_short(values[name])}")
+    diverged = values.get("status") == "diverged"
+    _check_history(values["steps"], values["metric"], diverged, place)
     return Run(
         batch_size=int(values["batch_size"]),
         lr=float(values["lr"]),
         seed=int(values["seed"]),
-        steps=tuple(int(step) for step in steps),
-        metric=tuple(float(value) for value in metric),
+        steps=tuple(int(step) for step in values["steps"]),
+        metric=tuple(float(value) for value in values["metric"]),
         seconds_per_step=float(values["seconds_per_step"]),
-        diverged=values.get("status") == "diverged",
+        diverged=diverged,
     )
 
 
+def _check_history(steps: Any, metric: Any, diverged: bool, place: str) -> None:
+    if not (isinstance(steps, list) and isinstance(metric, list)):
+        raise TableError(f"{place}: steps and metric must be lists, but got {_short(steps)} and {_short(metric)}")
+    if len(steps) != len(metric):
+        raise TableError(f"{place} has {len(steps)} steps but {len(metric)} values of the metric: one a step is needed")
+    if not steps and not diverged:
+        raise TableError(f"{place} has no evaluation: only a run whose status is diverged may have none")
+    bad = [value for value in metric if not _is_number(value)]
+    if bad:
+        raise TableError(f"{place}: metric must hold finite numbers, but got {_short(bad[0])}: end the run before it")
+    whole = all(_is_number(step) and step == int(step) and step > 0 for step in steps)
+    if not whole or any(after <= before for before, after in pairwise(steps)):
+        raise TableError(f"{place}: steps must be ascending positive integers, but got {_short(steps)}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # NaN compares false; an integer may be too large for a float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def never_reached(table: Table, target: Target) -> str | None:
@@ -291,20 +337,25 @@ def never_reached(table: Table, target: Target) -> str | None:
     )
 
 
-def main(arguments: Iterable[str]) -> int:
-    """Run ``record``; return the exit status."""
-    import sys
+def always_reached(table: Table, target: Target) -> str | None:
+    """Return that every run meets the target at its first evaluation, where it says nothing; None if one did not."""
+    if not all(run.steps and target.reached(run.metric[0]) for run in table.runs):
+        return None
+    return (
+        f"{target} is met by every run in this table at its first evaluation: "
+        "check workload.target.mode and workload.target.value"
+    )
 
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ``record``; return the exit status."""
     from bstune.record import main as record
 
-    command, *rest = [*arguments, ""]
-    if command != "record":
-        print("usage: python -m bstune.replay record FILE ... (--help lists the options)", file=sys.stderr)
+    if list(arguments[:1]) != ["record"]:
+        sys.stderr.write("usage: python -m bstune.replay record FILE ... (--help lists the options)\n")
         return 2
-    return record([argument for argument in rest if argument])
+    return record(arguments[1:])
 
 
 if __name__ == "__main__":
-    import sys
-
     sys.exit(main(sys.argv[1:]))

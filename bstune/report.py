@@ -25,6 +25,10 @@ Tests = Mapping[str, Mapping[str, float]]
 SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
 REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
 STATUS_STYLES = {"reached": "green", "budget": "yellow", "diverged": "red", "oom": "magenta", "failed": "bold red"}
+WHAT_TO_CHANGE = (
+    "a larger budget (budget.steps, budget.examples), an easier target (workload.target.value) or another reference "
+    "learning rate (scaling.lr)"
+)
 WINNERS = {"best_by_time": "least time", "best_by_steps": "fewest steps"}
 
 
@@ -77,9 +81,9 @@ def summarize(trials: Iterable[TrialResult], target: Target, fit: CurveFit | str
 
     Returns:
         target, devices, trials (their number), statuses (a count for each status), note (null, or that the target
-        was never reached and the closest value seen), points (one a frontier point), small_end, fit, fit_note,
-        regimes (only those that the fit can tell), best_by_time, best_by_steps, pareto (the trials that none beats in
-        both, from least time to fewest steps). A point's steps to target lie in (steps_low, steps], its time in
+        was never reached, the closest value seen and what to change), points (one a frontier point), small_end, fit,
+        fit_note, regimes (only those that the fit can tell), best_by_time, best_by_steps, pareto (the trials that none
+        beats in both, from least time to fewest steps). A point's steps lie in (steps_low, steps], its time in
         (time_low, time_to_target], in seconds, its examples in (examples_low, examples]; the upper end of a censored
         point is null. Without a reached trial both winners are null.
     """
@@ -207,11 +211,12 @@ def _never_reached(trials: Sequence[TrialResult], target: Target) -> str:
     count = _trials_text(len(trials))
     seen = [(value, step, trial) for trial in trials for step, value in trial.history if value is not None]
     if not seen:
-        return f"{target} was never reached in {count}, and no evaluation gave a finite value"
+        return f"{target} was never reached in {count}, and no evaluation gave a finite value: try {WHAT_TO_CHANGE}"
     value, step, trial = min(seen, key=lambda entry: target.gap(entry[0]))
+    place = f"batch size {format_count(trial.batch_size)} and learning rate {format_number(trial.lr)}"
     return (
-        f"{target} was never reached in {count}; the closest value seen was {format_number(value)}, at batch size "
-        f"{format_count(trial.batch_size)} and learning rate {format_number(trial.lr)} after {format_count(step)} steps"
+        f"{target} was never reached in {count}; the closest value seen was {format_number(value)}, at {place} after "
+        f"{format_count(step)} steps: try {WHAT_TO_CHANGE}"
     )
 
 

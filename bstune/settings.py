@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from bstune.errors import ConfigError
+from bstune.replaying import complete
 
 
 @dataclass
@@ -49,7 +50,7 @@ class RangeSettings:
 
 @dataclass
 class WorkloadSettings:
-    """One file of ``conf/workload/``."""
+    """One file of ``conf/workload/``: what both kinds of workload have."""
 
     name: str
     precision: str
@@ -58,8 +59,21 @@ class WorkloadSettings:
     batch_size: RangeSettings
     budget: BudgetSettings
     target: TargetSettings
+
+
+@dataclass
+class TrainedSettings(WorkloadSettings):
+    """A workload that is trained."""
+
     data: Any
     module: Any
+
+
+@dataclass
+class ReplayedSettings(WorkloadSettings):
+    """A workload that is answered from a table of recorded runs."""
+
+    table: str
 
 
 @dataclass
@@ -160,14 +174,26 @@ class Settings:
     workload: WorkloadSettings
 
 
+def is_replayed(config: DictConfig) -> bool:
+    """Return whether the workload is answered from a table (which may still be missing), rather than trained."""
+    workload = config.get("workload")
+    return isinstance(workload, DictConfig) and "table" in set(workload.keys())
+
+
 def check_settings(config: DictConfig) -> DictConfig:
     """Return ``config`` with every value checked against the schema and every reference resolvable.
 
+    What a replayed workload leaves open is taken from its table.
+
     Raises:
         ConfigError: for an unknown key, a value of the wrong type, or a value that is missing.
+        TableError: if the table cannot be read.
     """
     try:
-        checked = OmegaConf.merge(OmegaConf.structured(Settings), config)
+        checked = OmegaConf.merge(_schema(config), config)
+        assert isinstance(checked, DictConfig)  # noqa: S101  # a mapping merged into a mapping
+        if is_replayed(checked):
+            checked = complete(checked)
         missing = OmegaConf.missing_keys(checked)
         if missing:
             raise ConfigError(f"the configuration gives no value for {', '.join(sorted(missing))}")
@@ -178,8 +204,19 @@ def check_settings(config: DictConfig) -> DictConfig:
         raise ConfigError(f"{error.full_key}: {_first_line(error)}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from error
-    assert isinstance(checked, DictConfig)  # noqa: S101  # a mapping merged into a mapping
     return checked
+
+
+def _schema(config: DictConfig) -> DictConfig:
+    schema: DictConfig = OmegaConf.structured(Settings)
+    replayed = is_replayed(config)
+    if replayed and not {"data", "module"}.isdisjoint(config.workload.keys()):
+        raise ConfigError(
+            "a workload is trained (workload.data and workload.module) or replayed (workload.table), "
+            "but this one has both: leave out the one or the other"
+        )
+    schema.workload = OmegaConf.structured(ReplayedSettings if replayed else TrainedSettings)
+    return schema
 
 
 def _first_line(error: Exception) -> str:

@@ -9,8 +9,7 @@ import copy
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,55 +21,16 @@ from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.utilities.memory import is_oom_error
 
-from bstune.cadence import Cadence, is_near, next_evaluation
+from bstune.cadence import is_near, next_evaluation
 from bstune.clock import Phase, TrialClock, seconds_per_step
-from bstune.data.batches import micro_batch_sizes
+from bstune.data.batches import micro_batch_sizes, random_state, set_random_state, stream_of, weight_micro_batches
 from bstune.errors import ConfigError
+from bstune.protocol import Protocol
 from bstune.records import Status, Target, TrialResult, TrialSpec
+from bstune.state import StateWriter, Stopped, read_state
 
 # A gradient scaler halves its scale at each step that it skips: after this many in a row no loss can be finite.
 SKIPPED_STEPS_MEAN_DIVERGED = 50
-
-
-@dataclass(frozen=True)
-class Budget:
-    """A trial ends without its target once ``steps`` steps are applied and ``examples`` examples are trained on."""
-
-    steps: int
-    examples: int
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.examples < 1:
-            raise ConfigError(
-                f"budget.steps and budget.examples must be at least 1, but got {self.steps} and {self.examples}"
-            )
-
-    def last_step(self, batch_size: int) -> int:
-        """Return the steps after which both are spent: the frontier's own shape, flat in steps, then in examples."""
-        return max(self.steps, math.ceil(self.examples / batch_size))
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """What stays fixed in every trial of a study.
-
-    Args:
-        target: what to reach.
-        budget: when to give up.
-        cadence: when to evaluate.
-        micro_batch_size: a larger batch is accumulated from micro-batches of this many examples; None: never.
-        warmup_steps: steps in a segment of their own at the start, left out of tau(B).
-        divergence: diverged is a trial whose metric is this many times as far from its goal as at the start.
-        trainer: further arguments of the Lightning Trainer, such as ``accelerator`` and ``precision``.
-    """
-
-    target: Target
-    budget: Budget
-    cadence: Cadence
-    micro_batch_size: int | None
-    warmup_steps: int
-    divergence: float
-    trainer: Mapping[str, Any]
 
 
 def run_trial(
@@ -83,11 +43,19 @@ def run_trial(
     checkpoint: Path | None = None,
     clock: TrialClock | None = None,
     data_module: LightningDataModule | None = None,
+    state: Path | None = None,
+    resume: Stopped | None = None,
 ) -> TrialResult:
-    """Train one workload until the target, or until the budget is spent, and return the record.
+    """Train one workload until the target, or until the spec's limit or the budget is spent, and return the record.
+
+    A trial that goes on from a stopped one is the trial that was never stopped, bit for bit on a CPU, but for one more
+    evaluation where it was stopped, unless one was due there. It changes neither the training (an evaluation leaves
+    the random number generators as it finds them) nor when later ones are due. Call-backs and modules get back the
+    state that they had before it, and their hooks on the start of training are called again. Steps, examples and
+    history are those of the whole chain, seconds the trial's own.
 
     Args:
-        spec: batch size, learning rate and seed.
+        spec: batch size, learning rate and seed, and the step at which to stop early.
         build_module: builds the module; the random number generators are seeded before.
         train_batches: returns an endless stream: for each step a batch of exactly B examples, or its micro-batches.
         validation_batches: what an evaluation reads, the same at every batch size.
@@ -96,30 +64,55 @@ def run_trial(
         checkpoint: where the weights that reached the target are written; None writes none.
         clock: a test's own; by default one that synchronises the device.
         data_module: whose hooks on batches are called, such as ``on_after_batch_transfer``; it is set up already.
+        state: where the training state is left if the limit or the budget ends the trial; None leaves none. A trial
+            that its own module stops leaves none either.
+        resume: the trial from which this one goes on, ``spec.parent``; None starts afresh.
 
     Raises:
         ConfigError: if the module does not log the target's metric, meets the target before it is trained, or steps
-            its optimizers itself while batches are accumulated from micro-batches.
+            its optimizers itself while batches are accumulated from micro-batches; if the limit leaves no step; or if
+            the place in batches other than bstune's own is to be left or taken up.
+        StateError: before anything else, if the state to go on from cannot be used; the trial can start afresh.
+        ValueError: if ``spec.parent`` is not the trial to go on from.
     """
+    parent = None if resume is None else resume.record.number
+    if spec.parent != parent:
+        raise ValueError(f"a trial with parent {spec.parent} cannot go on from trial {parent}")
     clock = clock or TrialClock(synchronize=_synchronize)
     sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
-    loop = _TargetLoop(spec, protocol, len(sizes), validation_examples, clock)
+    loop = _TargetLoop(spec, protocol, len(sizes), validation_examples, clock, resume)
+    writer: StateWriter | None = None
     try:
         seed_everything(spec.seed, workers=False, verbose=False)
         module = build_module(spec)
         if len(sizes) > 1:
-            _weight_micro_batches(module, sizes)
+            weight_micro_batches(module, sizes)
         trainer = make_trainer(protocol.trainer, accumulate_grad_batches=len(sizes), callbacks=[loop])
-        _fit(trainer, module, train_batches(spec), validation_batches, data_module)
+        train = train_batches(spec)
+        if resume is not None:
+            stream_of(train).take_up(loop.place)
+        if state is not None:
+            writer = StateWriter(state, stream_of(train), clock)
+            loop.leave_state(writer)
+        _fit(trainer, module, train, validation_batches, data_module, None if resume is None else resume.state)
         if loop.status == "reached" and checkpoint is not None:
             partial = checkpoint.with_suffix(".partial")
             trainer.save_checkpoint(partial, weights_only=True)
             partial.replace(checkpoint)
+        if loop.status == "budget" and writer is not None:
+            writer.keep()
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
         loop.status, loop.message = "oom", (str(error) or type(error).__name__).splitlines()[0]
+    finally:
+        if writer is not None:
+            writer.discard()
     clock.enter(Phase.CLOSING)
+    return _record(spec, protocol, loop, clock)
+
+
+def _record(spec: TrialSpec, protocol: Protocol, loop: "_TargetLoop", clock: TrialClock) -> TrialResult:
     return TrialResult(
         number=spec.number,
         slot=spec.slot,
@@ -140,6 +133,7 @@ def run_trial(
         versions=versions(),
         history=tuple(loop.history),
         message=loop.message,
+        parent=spec.parent,
     )
 
 
@@ -149,21 +143,29 @@ def _fit(
     train: Iterable[Any],
     validation: Iterable[Any],
     data_module: LightningDataModule | None,
+    state: Path | None,
 ) -> None:
+    resume: dict[str, Any] = {"ckpt_path": state, "weights_only": True}
     with warnings.catch_warnings():
         # The data live on the device, so advice on loader workers is beside the point.
         warnings.simplefilter("ignore", PossibleUserWarning)
         if data_module is None:
-            trainer.fit(module, train, validation)
+            trainer.fit(module, train, validation, **resume)
         else:
-            trainer.fit(module, datamodule=serving(data_module, train=train, val=validation))
+            trainer.fit(module, datamodule=serving(data_module, train=train, val=validation), **resume)
 
 
 class _TargetLoop(Callback):
     """Asks the Trainer for evaluations, counts applied steps, runs the clock and ends the trial."""
 
     def __init__(
-        self, spec: TrialSpec, protocol: Protocol, micro_batches: int, validation_examples: int, clock: TrialClock
+        self,
+        spec: TrialSpec,
+        protocol: Protocol,
+        micro_batches: int,
+        validation_examples: int,
+        clock: TrialClock,
+        resume: Stopped | None,
     ) -> None:
         self.history: list[tuple[int, float | None]] = []
         self.status: Status = "budget"
@@ -175,20 +177,46 @@ class _TargetLoop(Callback):
         self._micro_batches = micro_batches
         self._validation_examples = validation_examples
         self._clock = clock
-        self._last_step = protocol.budget.last_step(spec.batch_size)
         self._start_gap: float | None = None
-        self._evaluations = 0
+        self._forced: tuple[int, ...] = ()
         self._near = False
-        self._next_step = self._after(0)
-        self._segment_start = 0
         self._skipped_in_a_row = 0
         self._scale = 0.0
         self._loss: Any = None
+        self._batches = 0
+        self._generators: Mapping[str, Any] | None = None
+        self._writer: StateWriter | None = None
+        self._due_step = self._after(0)
+        self._metrics: Mapping[str, torch.Tensor] = {}
+        self.place: Mapping[str, Any] = {}
+        if resume is not None:
+            self._resume(resume)
+        self._first_step = self._segment_start = self.steps
+        self._last_step = _last_step(spec, protocol, self.steps)
+
+    def _resume(self, resume: Stopped) -> None:
+        state = read_state(resume, self._spec, device_name(self._protocol.trainer), versions())
+        self.steps, self.steps_low = resume.record.steps, resume.record.steps_low
+        self.history = list(resume.record.history)
+        self._start_gap, self._near, self._forced = state.start_gap, state.near, state.forced
+        self._due_step, self._metrics = state.due_step, state.metrics
+        self.place, self._batches, self._generators = state.stream, state.stream["batches"], state.generators
+        # The state is from before the evaluation that ended the trial.
+        if self.steps >= self._due_step:
+            self._due_step = self._after(self.steps)
+        else:
+            self._forced += (self.steps,)
+
+    def leave_state(self, writer: StateWriter) -> None:
+        """Write the state if the trial ends out of steps."""
+        self._writer = writer
+        writer.prepare(last=self.steps + 1 >= self._last_step)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # Last, so that what other call-backs do after a step, such as averaging weights, is still training.
         others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
-        trainer.callbacks = [*others, self]  # type: ignore[attr-defined]
+        first = [] if self._writer is None else [self._writer]
+        trainer.callbacks = [*first, *others, self]  # type: ignore[attr-defined]
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.enter(Phase.EVALUATION)
@@ -199,6 +227,8 @@ class _TargetLoop(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._scale = scaler.get_scale() if scaler is not None else 0.0
+        self._restore_generators()
+        trainer.callback_metrics.update(self._metrics)  # Lightning next steps the schedules that look at them
         self._clock.enter(Phase.TRAINING)
 
     def on_train_batch_end(
@@ -208,15 +238,21 @@ class _TargetLoop(Callback):
         trainer.val_check_batch = batch_idx + 2
         if (batch_idx + 1) % self._micro_batches:
             return
+        self._batches += 1
         self._count_step(trainer)
+        if self._writer is not None:
+            self._writer.prepare(last=self.steps + 1 >= self._last_step)
         if self._skipped_in_a_row >= SKIPPED_STEPS_MEAN_DIVERGED:
             self._end(trainer, "diverged", f"the gradients overflowed in {self._skipped_in_a_row} steps in a row")
-        if self.steps >= self._next_step or trainer.should_stop:
+        if self.steps >= min(self._due_step, self._last_step) or trainer.should_stop:
             self._loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
             trainer.val_check_batch = batch_idx + 1
             self._clock.end_segment(self.steps - self._segment_start, Phase.EVALUATION)
-        elif self.steps == self._protocol.warmup_steps and self._segment_start == 0:
-            self._clock.end_segment(self.steps, Phase.TRAINING)
+            self._generators = random_state()
+            if self._writer is not None and self.steps >= self._last_step and self.status == "budget":
+                self._take_state(self._writer, trainer.callback_metrics)
+        elif self.steps - self._first_step == self._protocol.warmup_steps and self._segment_start == self._first_step:
+            self._clock.end_segment(self.steps - self._first_step, Phase.TRAINING)
             self._segment_start = self.steps
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -224,11 +260,34 @@ class _TargetLoop(Callback):
         if trainer.sanity_checking:
             self._start(value, _evaluates_all(trainer))
             return
-        self._evaluations += 1
         self.history.append((self.steps, value))
         self._judge(trainer, value)
         self._segment_start = self.steps
+        self._restore_generators()
         self._clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)
+
+    def _take_state(self, writer: StateWriter, metrics: Mapping[str, torch.Tensor]) -> None:
+        writer.take(
+            self._batches,
+            number=self._spec.number,
+            batch_size=self._spec.batch_size,
+            lr=self._spec.lr,
+            seed=self._spec.seed,
+            steps=self.steps,
+            start_gap=self._start_gap,
+            near=self._near,
+            due_step=self._due_step,
+            forced=self._forced,
+            metrics={name: value.detach().cpu().clone() for name, value in metrics.items()},
+            generators=self._generators,
+            device=device_name(self._protocol.trainer),
+            versions=dict(versions()),
+        )
+
+    def _restore_generators(self) -> None:
+        if self._generators is not None:
+            set_random_state(self._generators)
+            self._generators = None
 
     def _start(self, value: float | None, evaluates_all: bool) -> None:
         target = self._protocol.target
@@ -265,18 +324,27 @@ class _TargetLoop(Callback):
         elif self.steps >= self._last_step:
             self._end(trainer, "budget", None)
         elif not trainer.should_stop:  # neither the module nor skipped steps have ended the trial
-            self._next_step = self._after(self.steps)
+            self._due_step = self._after(self.steps)
         self.steps_low = self.steps
 
     def _after(self, step: int) -> int:
         cadence, target = self._protocol.cadence, self._protocol.target
-        self._near = self._near or is_near(self.history, target, cadence.near)
-        sizes = self._spec.batch_size, self._validation_examples
-        return min(next_evaluation(step, *sizes, self._evaluations, self._near, cadence), self._last_step)
+        due = [pair for pair in self.history if pair[0] not in self._forced]
+        self._near = self._near or is_near(due, target, cadence.near)
+        return next_evaluation(step, self._spec.batch_size, self._validation_examples, len(due), self._near, cadence)
 
     def _end(self, trainer: Trainer, status: Status, message: str | None) -> None:
         self.status, self.message = status, message
         trainer.should_stop = True
+
+
+def _last_step(spec: TrialSpec, protocol: Protocol, steps: int) -> int:
+    last = protocol.budget.last_step(spec.batch_size)
+    if spec.limit is not None:
+        last = min(last, spec.limit)
+    if last <= steps:
+        raise ConfigError(f"a trial that has {steps} steps cannot be trained until step {last}: raise its limit")
+    return last
 
 
 def make_trainer(options: Mapping[str, Any], **arguments: Any) -> Trainer:
@@ -317,35 +385,6 @@ def serving(data_module: LightningDataModule, **batches: Iterable[Any]) -> Light
 
 def _identity(value: Any) -> Any:
     return value
-
-
-def _weight_micro_batches(module: LightningModule, sizes: Sequence[int]) -> None:
-    """Make the accumulated gradient the large batch's: weight micro-batch i by n_i/B.
-
-    Lightning divides each of the k losses by k, so the loss is multiplied by k n_i/B. The module's own loss has to be a
-    mean over examples.
-
-    Raises:
-        ConfigError: if the module steps its optimizers itself.
-    """
-    if not module.automatic_optimization:
-        raise ConfigError(
-            f"{type(module).__name__} steps its optimizers itself (manual optimization), so its batches cannot be "
-            "accumulated from micro-batches: set protocol.micro_batch_size=null"
-        )
-    step = module.training_step
-    batch_size, count = sum(sizes), len(sizes)
-
-    @functools.wraps(step)
-    def weighted(*args: Any, **kwargs: Any) -> Any:
-        output = step(*args, **kwargs)
-        # From the Trainer: a training_step need not take the number of its batch.
-        weight = count * sizes[module.trainer.fit_loop.batch_idx % count] / batch_size
-        if isinstance(output, Mapping):
-            return {**output, "loss": output["loss"] * weight}
-        return None if output is None else output * weight
-
-    module.training_step = weighted  # type: ignore[method-assign]
 
 
 def met_before_training(target: Target, value: float) -> ConfigError:

@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.memory import garbage_collection_cuda
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 from torch.utils.data import DataLoader
 
+from bstune.building import build
 from bstune.data.batches import rebatch
 from bstune.data.module import ImageData
-from bstune.errors import BstuneError, ConfigError
+from bstune.errors import ConfigError
+from bstune.protocol import Budget, Protocol
 from bstune.records import TrialResult, TrialSpec
-from bstune.trial import Budget, Protocol, make_trainer, run_trial, serving
+from bstune.state import Stopped
+from bstune.trial import make_trainer, run_trial, serving
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,6 @@ class Workload:
     validation_examples: int
     validates_on_test: bool
     data_module: LightningDataModule | None
-
-
-def build(target: DictConfig, what: str) -> Any:
-    """Instantiate a config node, with Hydra's wrapping of the first error taken off.
-
-    Raises:
-        ConfigError: if the target cannot be found or does not take its arguments.
-    """
-    try:
-        return instantiate(target, _convert_="all")
-    except InstantiationException as error:
-        if isinstance(error.__cause__, BstuneError):
-            raise error.__cause__ from error
-        raise ConfigError(f"{what} cannot be built: {' '.join(str(error).split())}") from error
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{what} cannot be built: {str(error).splitlines()[0]}") from error
 
 
 def build_workload(config: DictConfig) -> Workload:
@@ -143,12 +127,6 @@ def _examples(loader: Any) -> int:
     )
 
 
-def plain(config: DictConfig) -> dict[str, Any]:
-    """Return a config node with every reference resolved, as plain values."""
-    values = OmegaConf.to_container(config, resolve=True)
-    return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
-
-
 def evaluate(workload: Workload, module: LightningModule, protocol: Protocol, **batches: Iterable[Any]) -> Trainer:
     """Evaluate a module once and return the Trainer with its metrics.
 
@@ -168,7 +146,15 @@ def evaluate(workload: Workload, module: LightningModule, protocol: Protocol, **
     return trainer
 
 
-def train(workload: Workload, spec: TrialSpec, protocol: Protocol, checkpoint: Path | None = None) -> TrialResult:
+def train(
+    workload: Workload,
+    spec: TrialSpec,
+    protocol: Protocol,
+    checkpoint: Path | None = None,
+    *,
+    state: Path | None = None,
+    resume: Stopped | None = None,
+) -> TrialResult:
     """Run one trial of the workload; see :func:`bstune.trial.run_trial`."""
     result = run_trial(
         spec,
@@ -179,6 +165,8 @@ def train(workload: Workload, spec: TrialSpec, protocol: Protocol, checkpoint: P
         protocol,
         checkpoint,
         data_module=workload.data_module,
+        state=state,
+        resume=resume,
     )
     # A Trainer and its module refer to each other: the device's memory would wait for Python's collector.
     if result.status == "oom" or torch.cuda.is_available():

@@ -1,11 +1,14 @@
 """Shared by all tests: what they must not depend on, and records to work with."""
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from bstune.command import main
 from bstune.records import TrialResult
 
 # Before mlflow is imported: it writes to the home directory and tries the network otherwise.
@@ -15,6 +18,26 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 @pytest.fixture(autouse=True)
 def _no_tracking_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture
+def bstune(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[object, str, str]]:
+    """Run the command in an empty folder; return its exit status and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bstune", *arguments])
+        status: object
+        try:
+            status = main()
+        except SystemExit as exit_:
+            status = exit_.code
+        printed = capfd.readouterr()
+        return status, printed.out, printed.err
+
+    return run
 
 
 @pytest.fixture

@@ -134,6 +134,27 @@ def test_the_end_of_an_epoch_is_no_update():
     assert not RunningWeightAverage(0.1).should_update(epoch_idx=0)
 
 
+def test_it_goes_on_with_its_next_update():
+    """Lightning saves the average itself; the steps of the updates are the call-back's own."""
+
+    def updates(callback, steps):
+        callback.setup(None, module, "fit")
+        found = []
+        for step in steps:
+            before = callback._updated_at
+            callback.on_train_batch_end(SimpleNamespace(global_step=step), module, None, None, step - 1)
+            found += [step] * (callback._updated_at != before)
+        return found
+
+    module = Weights()
+    whole, first, second = (RunningWeightAverage(1.0) for _ in range(3))
+    expected = updates(whole, range(1, 201))
+    assert 150 not in expected  # the next one depends on the last
+    taken = updates(first, range(1, 151))
+    second.load_state_dict(first.state_dict())
+    assert taken + updates(second, range(151, 201)) == expected
+
+
 def test_whole_numbers_keep_their_type():
     callback, module = RunningWeightAverage(1.0), Weights()
     callback.setup(None, module, "fit")

@@ -1,3 +1,4 @@
+import random
 from functools import partial
 from itertools import islice
 
@@ -15,12 +16,16 @@ from torch.utils.data import (
 from bstune.data.augment import crop_flip, random_crop_flip
 from bstune.data.batches import (
     EvalBatches,
+    IndexStream,
     Normalisation,
     TrainBatches,
     endless_indices,
     micro_batch_sizes,
+    random_state,
     rebatch,
     seeded_generators,
+    set_random_state,
+    stream_of,
 )
 from bstune.errors import ConfigError
 
@@ -316,6 +321,105 @@ def test_rebatch_refuses(source, text):
 def test_rebatch_checks_the_batch_size():
     with pytest.raises(ConfigError, match=r"batch size 11 is larger than the data set \(10 examples\)"):
         rebatch(loader(), 11, None, seed=0)
+
+
+# Places in a stream
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3, 5, 6, 10, 11, 100])
+@pytest.mark.parametrize(("n", "batch_size"), [(10, 1), (10, 3), (10, 5), (10, 9), (10, 10), (1, 1)])
+def test_indices_from_a_later_batch_on_are_those_of_the_whole_stream(n, batch_size, first):
+    whole = list(islice(endless_indices(n, batch_size, generator()), first + 25))
+    later = list(islice(endless_indices(n, batch_size, generator(), first), 25))
+    assert all(torch.equal(a, b) for a, b in zip(whole[first:], later, strict=True))
+
+
+def pairs(batches, count):
+    return [torch.cat([x.flatten(), y.flatten()]) for x, y in islice(batches, count)]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])  # batches that Lightning has fetched and not trained on
+@pytest.mark.parametrize("augment", [None, partial(random_crop_flip, padding=2)], ids=["plain", "augmented"])
+@pytest.mark.parametrize("micro_batch_size", [None, 4])
+@pytest.mark.parametrize("done", [0, 1, 2, 9])
+def test_train_batches_go_on_from_a_place(done, micro_batch_size, augment, ahead):
+    def fresh():
+        return train_batches(6, micro_batch_size, augment=augment)
+
+    parts = len(fresh().micro_batch_sizes)
+    whole = pairs(fresh(), (done + 5) * parts)
+    batches = fresh()
+    batches.stream.noting = True
+    pairs(batches, done * parts + ahead)  # of the next batch, the first micro-batch
+    place = batches.stream.position(done)
+    again = fresh()
+    again.stream.take_up(place)
+    assert all(torch.equal(a, b) for a, b in zip(pairs(again, 5 * parts), whole[done * parts :], strict=True))
+
+
+def drawn(examples):
+    return [float(x) + torch.rand(()).item() + np.random.rand() for (x,) in examples]
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 4])
+@pytest.mark.parametrize("done", [0, 1, 7])
+def test_a_loader_goes_on_from_a_place_with_what_reading_draws(done, micro_batch_size):
+    def fresh():
+        torch.manual_seed(0)
+        np.random.seed(0)
+        return rebatch(loader(collate_fn=drawn), 7, micro_batch_size, seed=5)
+
+    parts = len(micro_batch_sizes(7, micro_batch_size))
+    whole = list(islice(fresh(), (done + 3) * parts))
+    batches = fresh()
+    stream_of(batches).noting = True
+    list(islice(batches, done * parts + 1))
+    place = stream_of(batches).position(done)
+    again = fresh()
+    torch.rand(3)
+    stream_of(again).take_up(place)
+    assert list(islice(again, 3 * parts)) == whole[done * parts :]
+
+
+def test_with_workers_a_place_is_a_number_of_batches():
+    source = loader(num_workers=1)
+    whole = list(islice(rebatch(source, 3, None, seed=5), 12))
+    batches = rebatch(source, 3, None, seed=5)
+    list(islice(batches, 4))
+    place = stream_of(batches).position(4)  # its workers have been given more
+    assert place == {"batches": 4, "random": None}
+    again = rebatch(source, 3, None, seed=5)
+    stream_of(again).take_up(place)
+    assert list(islice(again, 8)) == whole[4:]
+
+
+def test_a_place_that_is_past_is_refused():
+    stream = train_batches(augment=partial(random_crop_flip, padding=2)).stream
+    list(islice(stream, 3))
+    assert stream.position(3)["batches"] == 3
+    with pytest.raises(ValueError, match="the place after 2 batches was not noted: 3 are drawn"):
+        stream.position(2)
+    with pytest.raises(ValueError, match="only a fresh stream can be taken up, but 3 batches are drawn"):
+        stream.take_up(stream.position(3))
+
+
+def test_stream_of_knows_our_batches_alone():
+    assert isinstance(stream_of(train_batches()), IndexStream)
+    assert isinstance(stream_of(rebatch(loader(), 2, None, seed=0)), IndexStream)
+    for other in (loader(), [1, 2]):
+        with pytest.raises(ConfigError, match=f"batches from {type(other).__name__} cannot be stopped"):
+            stream_of(other)
+
+
+def test_random_state_is_that_of_python_numpy_and_torch():
+    def draw():
+        return random.random(), np.random.rand(), np.random.randn(), torch.rand(1).item()  # noqa: S311
+
+    np.random.randn()  # leaves a second one for later
+    state = random_state()
+    expected = [draw() for _ in range(3)]
+    set_random_state(state)
+    assert [draw() for _ in range(3)] == expected
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

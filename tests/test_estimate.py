@@ -3,13 +3,13 @@ from functools import partial
 
 import pytest
 
-from bstune import estimate, scaling
+from bstune import scaling
 from bstune.cadence import Cadence
 from bstune.estimate import StepTime, most_seconds, probe_step_time, remaining_seconds
+from bstune.protocol import Budget, Protocol
 from bstune.records import Target
 from bstune.search.plan import Plan
 from bstune.search.space import Space
-from bstune.trial import Budget, Protocol
 
 
 def space(low=8, high=512, multiple=1):
@@ -34,19 +34,18 @@ def protocol(steps=100, examples=1, share=0.25):
 
 
 @pytest.fixture
-def probe(monkeypatch, make_result):
+def probe(make_result):
     """Return a function that probes a made-up machine; its attribute holds what was asked of it."""
     asked = []
 
     def run(tau, **sizes):
         asked.clear()
 
-        def train(workload, spec, rules):
-            asked.append((workload, spec, rules))
+        def train(spec, rules):
+            asked.append((spec, rules))
             return make_result(seconds_per_step=tau(spec.batch_size))
 
-        monkeypatch.setattr(estimate, "train", train)
-        return probe_step_time(space(**sizes), protocol(), "workload")
+        return probe_step_time(space(**sizes), protocol(), train)
 
     run.asked = asked
     return run
@@ -61,9 +60,8 @@ def test_a_probe_recovers_a_straight_line(probe, overhead, per_example):
 
 def test_a_probe_is_short_cheap_and_leaves_the_rest_of_the_protocol(probe):
     probe(lambda batch_size: 1.0)
-    assert [spec.batch_size for _, spec, _ in probe.asked] == [8, 32]
-    for workload, spec, rules in probe.asked:
-        assert workload == "workload"
+    assert [spec.batch_size for spec, _ in probe.asked] == [8, 32]
+    for spec, rules in probe.asked:
         assert spec.lr == pytest.approx(0.1 * spec.batch_size / 64 / 8)  # the lowest rate searched: three octaves down
         assert rules.budget.last_step(spec.batch_size) < 10
         assert rules.warmup_steps < rules.budget.steps
@@ -82,7 +80,7 @@ def test_a_probe_is_short_cheap_and_leaves_the_rest_of_the_protocol(probe):
 )
 def test_the_batch_sizes_that_are_timed(probe, sizes, probed):
     probe(lambda batch_size: 1.0, **sizes)
-    assert [spec.batch_size for _, spec, _ in probe.asked] == probed
+    assert [spec.batch_size for spec, _ in probe.asked] == probed
 
 
 def test_one_batch_size_is_all_slope(probe):
@@ -96,27 +94,27 @@ def test_noise_makes_neither_part_negative(probe):
 
 
 def test_where_steps_decide_a_study_takes_trials_times_steps():
-    seconds = most_seconds(plan(12), space(), protocol(steps=100), StepTime(0.02, 0.0))
+    seconds = most_seconds(plan(12), space(), Budget(100, 1).last_step, StepTime(0.02, 0.0), 0.25)
     assert seconds == pytest.approx(12 * 100 * 0.02 * 1.25)  # and a quarter on top for evaluation
 
 
 def test_where_examples_decide_a_study_takes_trials_times_examples():
-    seconds = most_seconds(plan(12), space(), protocol(1, 1_000_000, share=0.5), StepTime(0.0, 1e-4))
+    seconds = most_seconds(plan(12), space(), Budget(1, 1_000_000).last_step, StepTime(0.0, 1e-4), 0.5)
     assert seconds == pytest.approx(12 * 1_000_000 * 1e-4 * 1.5, rel=0.01)
 
 
 def test_the_mean_is_taken_evenly_over_the_logarithm():
     """Half the octaves of 8 to 512 spend their steps, half their examples; against a much finer sum."""
-    rules, step_time = protocol(steps=100, examples=6400), StepTime(0.01, 0.001)
+    budget, step_time = Budget(100, 6400), StepTime(0.01, 0.001)
     n = 20_000
     sizes = [8 * 64 ** ((i + 0.5) / n) for i in range(n)]
     exact = sum(max(100, 6400 / size) * step_time(size) for size in sizes) / n
-    assert most_seconds(plan(1), space(), rules, step_time) == pytest.approx(1.25 * exact, rel=0.02)
+    assert most_seconds(plan(1), space(), budget.last_step, step_time, 0.25) == pytest.approx(1.25 * exact, rel=0.02)
 
 
 @pytest.mark.parametrize("low", [1, 3, 8])
 def test_a_bound_is_no_lower_for_small_batches(low):
-    seconds = most_seconds(plan(1), space(low, 4 * low), protocol(1, 100_000), StepTime(0.0, 1e-4))
+    seconds = most_seconds(plan(1), space(low, 4 * low), Budget(1, 100_000).last_step, StepTime(0.0, 1e-4), 0.25)
     assert seconds == pytest.approx(100_000 * 1e-4 * 1.25, rel=1e-3)
 
 
@@ -129,7 +127,7 @@ def test_a_bound_is_no_lower_for_small_batches(low):
     ],
 )
 def test_a_limit_in_seconds_binds_with_one_trial_on_top(limit, expected):
-    seconds = most_seconds(plan(10, limit), space(), protocol(steps=100, share=0.25), StepTime(2.0, 0.0))
+    seconds = most_seconds(plan(10, limit), space(), Budget(100, 1).last_step, StepTime(2.0, 0.0), 0.25)
     assert seconds == pytest.approx(expected * 1.25)
 
 

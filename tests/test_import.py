@@ -14,9 +14,17 @@ def loaded(module):
     return set(json.loads(run.stdout))
 
 
-@pytest.mark.parametrize("module", ["bstune", "bstune.records", "bstune.errors", "bstune.clock", "bstune.scaling"])
+@pytest.mark.parametrize(
+    "module",
+    ["bstune", "bstune.records", "bstune.errors", "bstune.clock", "bstune.scaling", "bstune.protocol", "bstune.replay"],
+)
 def test_stays_light(module):
     assert loaded(module) == set()
+
+
+@pytest.mark.parametrize("module", ["bstune.job", "bstune.command", "bstune.replaying", "bstune.record"])
+def test_needs_no_training_library(module):
+    assert loaded(module).isdisjoint({"torch", "lightning", "mlflow"})
 
 
 def test_the_check_can_fail():

@@ -213,6 +213,12 @@ def test_no_slope_from_fewer_than_two_points(trials):
     assert summarize(trials, TARGET, "no fit")["small_end"] is None
 
 
+TRY = (
+    ": try a larger budget (budget.steps, budget.examples), an easier target (workload.target.value) or another "
+    "reference learning rate (scaling.lr)"
+)
+
+
 @pytest.mark.parametrize(
     ("trials", "target", "note"),
     [
@@ -220,7 +226,7 @@ def test_no_slope_from_fewer_than_two_points(trials):
         (
             [trial(status="oom", steps=0, steps_low=0, tau=None, history=())],
             TARGET,
-            "val/error <= 0.1 was never reached in 1 trial, and no evaluation gave a finite value",
+            "val/error <= 0.1 was never reached in 1 trial, and no evaluation gave a finite value" + TRY,
         ),
         (
             [
@@ -229,13 +235,13 @@ def test_no_slope_from_fewer_than_two_points(trials):
             ],
             TARGET,
             "val/error <= 0.1 was never reached in 2 trials; the closest value seen was 0.132, at batch size 256 and "
-            "learning rate 0.4 after 300 steps",
+            "learning rate 0.4 after 300 steps" + TRY,
         ),
         (
             [trial(0, 64, status="budget", history=((10, 0.5), (400, 0.2)))],
             Target("val/accuracy", 0.9, "max"),
             "val/accuracy >= 0.9 was never reached in 1 trial; the closest value seen was 0.5, at batch size 64 and "
-            "learning rate 0.1 after 10 steps",
+            "learning rate 0.1 after 10 steps" + TRY,
         ),
     ],
 )

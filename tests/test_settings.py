@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
@@ -21,6 +23,64 @@ def test_what_ships_passes_and_stays_as_it_is(overrides):
     config = composed(*overrides)
     checked = check_settings(config)
     assert OmegaConf.to_container(checked, resolve=True) == OmegaConf.to_container(config, resolve=True)
+
+
+def table_of(folder):
+    row = {"seed": 0, "steps": [10, 30], "metric": [0.5, 0.1], "seconds_per_step": 0.01}
+    rows = [row | {"batch_size": size, "lr": lr} for size in (8, 32) for lr in (0.1, 0.4)]
+    path = folder / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"workload.table={path}"
+
+
+def test_what_a_replayed_workload_leaves_open_is_its_tables(tmp_path):
+    checked = check_settings(composed("+workload=replay", table_of(tmp_path), "workload.target.value=0.1"))
+    assert (checked.search.batch_size.low, checked.search.batch_size.high) == (8, 32)
+    assert (checked.scaling.batch_size, checked.scaling.lr) == (pytest.approx(16), pytest.approx(0.2))
+    assert (checked.budget.steps, checked.budget.examples) == (30, 960)
+    assert (checked.workload.target.metric, checked.workload.target.mode) == ("val/error", "min")
+
+
+@pytest.mark.parametrize(
+    ("override", "option", "value"),
+    [
+        ("scaling.lr=3", "scaling.lr", 3.0),
+        ("workload.reference.lr=3", "scaling.lr", 3.0),
+        ("workload.reference.batch_size=8", "scaling.batch_size", 8.0),
+        ("search.batch_size.high=16", "search.batch_size.high", 16),
+        ("budget.steps=7", "budget.steps", 7),
+        ("workload.budget.examples=7", "budget.examples", 7),
+    ],
+)
+def test_what_is_given_stays(tmp_path, override, option, value):
+    checked = check_settings(composed("+workload=replay", table_of(tmp_path), "workload.target.value=0.1", override))
+    assert OmegaConf.select(checked, option) == value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (
+            ["+workload=digits", "+workload.table=t.jsonl"],
+            "a workload is trained (workload.data and workload.module) or",
+        ),
+        (["+workload=replay", "+workload.module={}"], "a workload is trained (workload.data and workload.module) or"),
+        (
+            ["+workload=replay", "+workload.nope=1"],
+            "unknown option workload.nope: Key 'nope' not in 'ReplayedSettings'",
+        ),
+        (["+workload=replay", "workload.table=[1]"], "workload.table: Cannot convert 'ListConfig' to string"),
+        (
+            ["+workload=replay", "workload.table=null"],
+            "workload.table: Incompatible value 'None' for field of type 'str'",
+        ),
+        (["+workload=replay", "workload.budget.steps=x"], "workload.budget.steps: Value 'x' of type 'str'"),
+    ],
+)
+def test_refuses_what_is_no_replayed_workload(overrides, text):
+    with pytest.raises(ConfigError) as error:
+        check_settings(composed(*overrides))
+    assert str(error.value).startswith(text)
 
 
 def test_references_stay_references():

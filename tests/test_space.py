@@ -11,8 +11,8 @@ from bstune.search.space import Space, van_der_corput
 RULE = partial(scaling.sqrt, reference_batch_size=64, reference_lr=0.1)
 
 
-def space(low=8, high=500, multiple=1, sigma=1.0):
-    return Space(low, high, multiple, sigma, RULE)
+def space(low=8, high=500, multiple=1, sigma=1.0, **lrs):
+    return Space(low, high, multiple, sigma, RULE, **lrs)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,28 @@ def test_delta_is_in_octaves_of_the_rule():
     assert space(sigma=1.5).delta_bound == 4.5
 
 
+@pytest.mark.parametrize(
+    ("asked", "lr", "delta"),
+    [
+        ((64, 1.0), 0.2, 1.0),
+        ((64, 2.5), 0.3, math.log2(3)),  # clipped, and the delta with it
+        ((64, -3.0), 0.025, -2.0),
+        ((6400, 0.0), 0.3, math.log2(0.3)),
+        ((6400, -4.0), 0.0625, -4.0),
+        ((6400, -6.0), 0.025, math.log2(0.025)),
+    ],
+)
+def test_learning_rates_are_clipped_to_those_that_can_be_had(asked, lr, delta):
+    some = space(lr_low=0.025, lr_high=0.3)
+    assert some.lr(*asked) == pytest.approx(lr)
+    assert some.delta(asked[0], some.lr(*asked)) == pytest.approx(delta)
+
+
+@pytest.mark.parametrize("delta", [-3.0, 0.7, 40.0])
+def test_learning_rates_have_no_bounds_unless_given(delta):
+    assert space().delta(100, space().lr(100, delta)) == pytest.approx(delta)
+
+
 def test_van_der_corput():
     assert [van_der_corput(i) for i in range(8)] == [0, 1 / 2, 1 / 4, 3 / 4, 1 / 8, 5 / 8, 3 / 8, 7 / 8]
 
@@ -69,6 +91,8 @@ def test_strata_spread_evenly_over_log_b(offset):
         ({"low": 501}, "search.batch_size needs 1 <= low <= high, but got low=501 and high=500"),
         ({"multiple": 0}, "search.batch_size.multiple must be at least 1, but got 0"),
         ({"sigma": 0.0}, "scaling.sigma must be a positive number of octaves, but got 0.0"),
+        ({"lr_low": 0.2, "lr_high": 0.1}, "learning rates need 0 <= low <= high, but got 0.2 and 0.1"),
+        ({"lr_low": math.nan}, "learning rates need 0 <= low <= high, but got nan and inf"),
         ({"sigma": math.nan}, "scaling.sigma must be a positive number of octaves, but got nan"),
     ],
 )

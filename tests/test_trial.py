@@ -16,8 +16,9 @@ from bstune.cadence import Cadence, is_near, next_evaluation
 from bstune.clock import TrialClock
 from bstune.data.batches import EvalBatches, Normalisation, TrainBatches, rebatch
 from bstune.errors import ConfigError
+from bstune.protocol import Budget, Protocol
 from bstune.records import Target, TrialResult, TrialSpec
-from bstune.trial import Budget, Protocol, device_name, make_trainer, run_trial
+from bstune.trial import device_name, make_trainer, run_trial
 from bstune.workload import build_module
 from bstune.workloads.classifier import Classifier
 
@@ -586,7 +587,7 @@ def test_micro_batches_are_the_large_batch(micro, optimizer, kind):
 def test_lightnings_own_accumulation_would_be_wrong_for_a_smaller_last_group(monkeypatch):
     rules = protocol(9, cadence=CADENCE)
     _, module = learn(spec(10), rules)
-    monkeypatch.setattr(trial, "_weight_micro_batches", lambda module, sizes: None)
+    monkeypatch.setattr(trial, "weight_micro_batches", lambda module, sizes: None)
     _, equal = learn(spec(10), rules, micro_batch_size=5)
     torch.testing.assert_close(weights(equal), weights(module), rtol=1e-5, atol=1e-6)
     _, unequal = learn(spec(10), rules, micro_batch_size=4)

@@ -6,13 +6,14 @@ from lightning.pytorch import LightningModule
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from bstune.building import build, plain
 from bstune.cadence import Cadence
 from bstune.data.batches import TrainBatches
 from bstune.errors import ConfigError
+from bstune.protocol import Budget, Protocol
 from bstune.records import Target, TrialSpec
 from bstune.schedules import piecewise_linear
-from bstune.trial import Budget, Protocol
-from bstune.workload import build, build_module, build_workload, plain, train
+from bstune.workload import build_module, build_workload, train
 from bstune.workloads.classifier import Classifier
 
 

@@ -4,12 +4,16 @@ A batch larger than the micro-batch size comes as several micro-batches, in orde
 they are augmented, depends on the seed and on B alone.
 """
 
-from collections.abc import Callable, Iterator
+import functools
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
@@ -18,7 +22,7 @@ from bstune.errors import ConfigError
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
-def endless_indices(n: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
+def endless_indices(n: int, batch_size: int, generator: torch.Generator, first: int = 0) -> Iterator[Tensor]:
     """Return an endless stream of index tensors, int64, of exactly ``batch_size`` on the generator's device.
 
     The stream is one epoch after another, each a fresh permutation of 0 to n - 1. A batch may straddle two epochs, and
@@ -28,6 +32,7 @@ def endless_indices(n: int, batch_size: int, generator: torch.Generator) -> Iter
         n: examples in the data set.
         batch_size: from 1 to n.
         generator: the source of the permutations.
+        first: batches of the stream to leave out; their permutations are drawn, one an epoch, and nothing else.
 
     Raises:
         ConfigError: at once, if the batch size is not an integer from 1 to n.
@@ -37,12 +42,16 @@ def endless_indices(n: int, batch_size: int, generator: torch.Generator) -> Iter
         raise ConfigError(
             f"batch size {batch_size} is larger than the data set ({n} examples): lower the largest batch size"
         )
-    return _endless_indices(n, batch_size, generator)
+    return _endless_indices(n, batch_size, generator, first)
 
 
-def _endless_indices(n: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
+def _endless_indices(n: int, batch_size: int, generator: torch.Generator, first: int) -> Iterator[Tensor]:
     device = generator.device
     rest = torch.empty(0, dtype=torch.int64, device=device)
+    epochs = math.ceil(first * batch_size / n)
+    for _ in range(epochs):
+        rest = torch.randperm(n, generator=generator, device=device)
+    rest = rest[len(rest) - (epochs * n - first * batch_size) :]
     while True:
         if len(rest) < batch_size:
             rest = torch.cat([rest, torch.randperm(n, generator=generator, device=device)])
@@ -66,6 +75,35 @@ def micro_batch_sizes(batch_size: int, micro_batch_size: int | None) -> tuple[in
     return (micro_batch_size,) * whole + ((last,) if last else ())
 
 
+def weight_micro_batches(module: LightningModule, sizes: Sequence[int]) -> None:
+    """Make the accumulated gradient the large batch's: weight micro-batch i by n_i/B.
+
+    Lightning divides each of the k losses by k, so the loss is multiplied by k n_i/B. The module's own loss has to be a
+    mean over examples.
+
+    Raises:
+        ConfigError: if the module steps its optimizers itself.
+    """
+    if not module.automatic_optimization:
+        raise ConfigError(
+            f"{type(module).__name__} steps its optimizers itself (manual optimization), so its batches cannot be "
+            "accumulated from micro-batches: set protocol.micro_batch_size=null"
+        )
+    step = module.training_step
+    batch_size, count = sum(sizes), len(sizes)
+
+    @functools.wraps(step)
+    def weighted(*args: Any, **kwargs: Any) -> Any:
+        output = step(*args, **kwargs)
+        # From the Trainer: a training_step need not take the number of its batch.
+        weight = count * sizes[module.trainer.fit_loop.batch_idx % count] / batch_size
+        if isinstance(output, Mapping):
+            return {**output, "loss": output["loss"] * weight}
+        return None if output is None else output * weight
+
+    module.training_step = weighted  # type: ignore[method-assign]
+
+
 def check_size(name: str, size: int) -> None:
     """Raise a ConfigError that says ``name`` if ``size`` is not a positive integer."""
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -84,6 +122,29 @@ def seeded_generators(seed: int, device: torch.device | str, count: int) -> tupl
     return tuple(torch.Generator(device).manual_seed(int(state)) for state in states)
 
 
+def random_state() -> dict[str, Any]:
+    """Return the state of the generators of Python, numpy, torch and, where it is in use, CUDA, as plain data."""
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    state = {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(np.asarray(keys, np.int64)), int(position), int(has_gauss), float(gauss)),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Set the generators to what :func:`random_state` returned."""
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
 @dataclass(frozen=True)
 class Normalisation:
     """Turns pixels into float32 by ``pixels * scale + shift``.
@@ -99,6 +160,80 @@ class Normalisation:
         """Return float32 images of the same shape; ``images`` itself is left as it is."""
         # One conversion, then in place: on a CPU faster than type promotion, and much faster than addcmul.
         return images.to(torch.float32, copy=True).mul_(self.scale).add_(self.shift)
+
+
+class IndexStream:
+    """Batches of :func:`endless_indices` whose place can be noted and taken up again.
+
+    Lightning fetches one batch ahead of the one that it trains on, and with it the batch's augmentation is drawn. So
+    that this can be drawn again, the generators' state is noted before a batch is drawn while ``noting`` is set.
+
+    Args:
+        n, batch_size, order: as in :func:`endless_indices`.
+        get_random: returns the state of the generators from which a batch is augmented, None if there are none.
+        set_random: takes what ``get_random`` returned.
+
+    Raises:
+        ConfigError: as :func:`endless_indices` does.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        batch_size: int,
+        order: torch.Generator,
+        get_random: Callable[[], Any],
+        set_random: Callable[[Any], object],
+    ) -> None:
+        self.noting = False
+        self._restart = functools.partial(endless_indices, n, batch_size, order)
+        self._get_random, self._set_random = get_random, set_random
+        self._indices = self._restart(0)
+        self._drawn = 0
+        self._noted: tuple[int, Any] | None = None
+        self._taken_up: Any = None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for index in self._indices:
+            if self._taken_up is not None:
+                self._set_random(self._taken_up)
+                self._taken_up = None
+            if self.noting:
+                self._noted = self._drawn, self._get_random()
+            self._drawn += 1
+            yield index
+
+    def position(self, batches: int) -> dict[str, Any]:
+        """Return the place after ``batches`` batches, as plain data.
+
+        Raises:
+            ValueError: if it is past: neither all batches drawn so far, nor all but one that was noted.
+        """
+        state = self._get_random()
+        if state is not None and batches != self._drawn:
+            if self._noted is None or self._noted[0] != batches:
+                raise ValueError(f"the place after {batches} batches was not noted: {self._drawn} are drawn")
+            state = self._noted[1]
+        return {"batches": batches, "random": state}
+
+    def take_up(self, position: Mapping[str, Any]) -> None:
+        """Go on from a place that a stream of the same arguments returned.
+
+        Raises:
+            ValueError: if a batch has been drawn already.
+        """
+        if self._drawn:
+            raise ValueError(f"only a fresh stream can be taken up, but {self._drawn} batches are drawn")
+        self._drawn, self._taken_up = position["batches"], position["random"]
+        self._indices = self._restart(self._drawn)
+
+
+def _no_state() -> None:
+    """Return nothing: no generator is drawn from."""
+
+
+def _set_no_state(state: object) -> None:
+    """Do nothing."""
 
 
 class TrainBatches:
@@ -135,12 +270,13 @@ class TrainBatches:
         self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
         # Two generators: the order must not depend on how many numbers the augmentation draws.
         order, self._augment_generator = seeded_generators(seed, images.device, 2)
-        self._indices = endless_indices(len(images), batch_size, order)
+        get_state = self._augment_generator.get_state if augment is not None else _no_state
+        self.stream = IndexStream(len(images), batch_size, order, get_state, self._augment_generator.set_state)
         self._images, self._labels = images, labels
         self._normalise, self._augment = normalise, augment
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for index in self._indices:
+        for index in self.stream:
             images = self._images.index_select(0, index)
             labels = self._labels.index_select(0, index)
             if self._augment is not None:  # the batch as a whole, so that its draws do not depend on micro-batches
@@ -182,18 +318,44 @@ class EndlessBatchSampler(Sampler[list[int]]):
     """Lists of indices, each one micro-batch of an endless stream of batches of exactly B, for a torch DataLoader.
 
     As with :class:`TrainBatches`, there is no length, and each iterator goes on at the next whole batch.
+
+    Args:
+        n: examples in the data set.
+        batch_size: B.
+        micro_batch_size: the most indices in one list; None for B.
+        generator: of the order.
+        in_process: whether the examples are read in this process, one list after the other: then what reading them
+            draws from the generators of Python, numpy and torch is a part of the stream's place.
     """
 
-    def __init__(self, n: int, batch_size: int, micro_batch_size: int | None, generator: torch.Generator) -> None:
+    def __init__(
+        self, n: int, batch_size: int, micro_batch_size: int | None, generator: torch.Generator, in_process: bool
+    ) -> None:
         self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
-        self._indices = endless_indices(n, batch_size, generator)
+        state = (random_state, set_random_state) if in_process else (_no_state, _set_no_state)
+        self.stream = IndexStream(n, batch_size, generator, *state)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for index in self._indices:
+        for index in self.stream:
             batch, start = index.tolist(), 0
             for size in self.micro_batch_sizes:
                 yield batch[start : start + size]
                 start += size
+
+
+def stream_of(batches: object) -> IndexStream:
+    """Return the stream behind :class:`TrainBatches`, or behind what :func:`rebatch` returned.
+
+    Raises:
+        ConfigError: for any other batches, whose place nobody knows.
+    """
+    source = batches.batch_sampler if isinstance(batches, DataLoader) else batches
+    if isinstance(source, TrainBatches | EndlessBatchSampler):
+        return source.stream
+    raise ConfigError(
+        f"a trial on batches from {type(batches).__name__} cannot be stopped to go on later: take them from "
+        "TrainBatches, or from a DataLoader through rebatch()"
+    )
 
 
 def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed: int) -> DataLoader[Any]:
@@ -201,6 +363,11 @@ def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed:
 
     The data set, collate function, workers and pinning are those of ``loader``; its batch size, ``drop_last`` and
     order are replaced. An iterator that is dropped loses what its workers had fetched ahead.
+
+    A trial that goes on from another one's state gets the same examples in the same order. Without workers, what
+    reading them draws from the generators of Python, numpy and torch is repeated too, bit for bit. With workers it is
+    not: their generators live in other processes, and begin anew as at a trial's start. Nor are generators of the data
+    set's own.
 
     Args:
         loader: a torch DataLoader over a map-style data set.
@@ -224,9 +391,10 @@ def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed:
             " batch_size=..., shuffle=True) over a map-style data set, with a Subset to choose its examples"
         )
     order, workers = seeded_generators(seed, "cpu", 2)
+    examples = len(loader.dataset)  # type: ignore[arg-type]
     return DataLoader(
         loader.dataset,
-        batch_sampler=EndlessBatchSampler(len(loader.dataset), batch_size, micro_batch_size, order),  # type: ignore[arg-type]
+        batch_sampler=EndlessBatchSampler(examples, batch_size, micro_batch_size, order, loader.num_workers == 0),
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,

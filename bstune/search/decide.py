@@ -6,8 +6,8 @@ continued from its checkpoint as long as draws still prefer it, and never past w
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,9 @@ from bstune.search.foretell import foretell, log_excess
 from bstune.search.posterior import (
     B_CRIT,
     NOISE,
+    OTHER,
     Observations,
     Prior,
-    frontier,
     log_steps,
     optimum,
     sample_posterior,
@@ -28,8 +28,13 @@ from bstune.search.residual import Residuals, draw_residual
 from bstune.search.steptime import StepTimes, fit_step_times
 
 Array = NDArray[np.float64]
+Weight = Callable[[Array], Array]
 
-LN2 = math.log(2.0)
+FINALISTS = 4  # reached trials around which a third of the candidates lie
+ENOUGH = 3  # reached trials before the objective ``curve`` looks at what it learns
+MISFIT = 0.06  # of the model of the frontier, in log S: what no number of trials at one point averages out
+TAIL = 1.5  # in log T: what is further from the best does not matter to it
+CURVE_MARGIN = 1.6  # a trial of the objective ``curve`` ends at this many times what was expected of it
 
 
 @dataclass(frozen=True)
@@ -39,23 +44,26 @@ class Policy:
     Args:
         particles, moves: of the posterior's sampler.
         candidates: points that a decision chooses from.
-        share: until a trial has reached the target, none adds more than this share of what has been spent.
         first: the first trial gets this share of the settings' budget.
+        share: until a trial has reached the target, none adds more than this share of what has been spent.
         look: a new trial is first given this share of the cost of the incumbent.
+        half: ... but no more than this share of the steps that the draw foretells it.
         margin: a trial ends once it costs this many times the incumbent.
         saving: weight of the cost to go, in log T per incumbent's cost, between candidates that a draw likes equally.
         strays: share of the decisions that look at a random place, in case the model is wrong everywhere.
     """
 
-    particles: int = 192
-    moves: int = 3
-    candidates: int = 240
-    share: float = 0.35
-    first: float = 1.0 / 64.0
-    look: float = 0.4
-    margin: float = 1.1
-    saving: float = 0.15
-    strays: float = 0.05
+    particles: int
+    moves: int
+    candidates: int
+    first: float
+    share: float
+    look_share: float
+    look: float
+    half: float
+    margin: float
+    saving: float
+    strays: float
 
 
 @dataclass(frozen=True)
@@ -66,69 +74,114 @@ class Domain:
         low, high: batch sizes.
         snap: returns the batch size that a trial uses.
         lrs: returns the lowest and highest log2 learning rate over log2 batch sizes, two arrays (n,).
+        others: columns of other hyper-parameters, each in [0, 1].
     """
 
     low: int
     high: int
     snap: Callable[[float], int]
     lrs: Callable[[Array], tuple[Array, Array]]
+    others: int
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A trial, or a chain of trials that continue each other, as the last one left it."""
+    """A trial, or a chain of trials that continue each other, as the last one left it.
+
+    ``log_factor`` is what its history foretells of log(steps to target/steps), with ``spread``; None if nothing.
+    """
 
     number: int
-    batch_size: int
-    lr: float
     status: str
     steps: int
     seconds_per_step: float | None
     x: float
     z: float
+    other: tuple[float, ...]
     log_factor: float | None
     spread: float
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What to run: at most ``limit`` steps, continuing trial ``parent`` if there is one."""
+    """What to run: for steps up to ``limit``, from the start or on from the stopped trial ``parent``."""
 
-    batch_size: int
-    lr: float
+    x: float
+    z: float
+    other: tuple[float, ...]
     limit: int
     parent: int | None
 
 
-def arms(trials: Sequence[TrialResult], target: Target | None, ideal: float | None) -> list[Arm]:
-    """Return the trials with chains joined, each with what its history foretells; failed and oom ones are left out."""
+@dataclass(frozen=True)
+class Known:
+    """All that a decision rests on: the arms, the posterior's draws, the step times, and what has been spent."""
+
+    arms: tuple[Arm, ...]
+    observations: Observations
+    theta: Array
+    tau: StepTimes
+    spent: float
+    prior: Prior
+
+
+def learn(
+    trials: Sequence[TrialResult],
+    others: dict[int, tuple[float, ...]],
+    *,
+    prior: Prior,
+    target: Target | None,
+    ideal: float | None,
+    step_time: Callable[[float], float] | None,
+    policy: Policy,
+    rng: np.random.Generator,
+) -> Known:
+    """Return what the finished trials tell.
+
+    Args:
+        trials: the finished ones; chains are joined, failed ones and those out of memory are passed over.
+        others: the other hyper-parameters of each trial by number, each in [0, 1]; absent: none.
+        prior: of the posterior's parameters.
+        target: of the histories; None: they are not read.
+        ideal: the best value of the target's metric, None if unknown.
+        step_time: seconds per step over batch size, measured before the first trial; None: not measured.
+        policy: how many particles.
+        rng: the source of chance.
+    """
     parents = {trial.parent for trial in trials if trial.parent is not None}
-    last = [trial for trial in trials if trial.number not in parents and trial.status in ("reached", "budget", "diverged")]
+    last = [t for t in trials if t.number not in parents and t.status in ("reached", "budget", "diverged")]
     curves = {t.number: log_excess(t.history, target, ideal) if target is not None else [] for t in last}
     reached = [t for t in last if t.reached and len(curves[t.number]) > 2]
-    return [_arm(trial, curves, reached) for trial in last]
+    arms = tuple(_arm(trial, others.get(trial.number, ()), curves, reached) for trial in last)
+    measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
+    tau = fit_step_times(measured, 2.0**prior.log_mid, step_time)
+    spent = sum(_cost(trial, tau) for trial in trials)
+    observations = observe(arms, (prior.mean.size - OTHER) // 3)
+    theta = sample_posterior(observations, prior, rng, policy.particles, policy.moves)
+    return Known(arms, observations, theta, tau, spent, prior)
 
 
-def _arm(trial: TrialResult, curves: dict[int, list[tuple[float, float]]], reached: Sequence[TrialResult]) -> Arm:
-    factor, spread = None, 0.0
+def _arm(
+    trial: TrialResult,
+    other: tuple[float, ...],
+    curves: dict[int, list[tuple[float, float]]],
+    reached: Sequence[TrialResult],
+) -> Arm:
+    foretold = None
     if trial.status == "budget" and curves[trial.number]:
-        similar = sorted(reached, key=lambda other: _distance(other, trial))[:8]
-        foretold = foretell(
-            curves[trial.number], trial.steps, [(curves[o.number], math.log(o.steps)) for o in similar]
-        )
-        if foretold is not None:
-            factor, spread = foretold.log_factor, foretold.spread
+        similar = sorted(reached, key=lambda known: _distance(known, trial))[:8]
+        known = [(curves[other.number], math.log(other.steps)) for other in similar]
+        foretold = foretell(curves[trial.number], trial.steps, known)
     return Arm(
-        trial.number,
-        trial.batch_size,
-        trial.lr,
-        trial.status,
-        max(trial.steps, 1),
-        trial.seconds_per_step,
-        math.log2(trial.batch_size),
-        math.log2(trial.lr),
-        factor,
-        spread,
+        number=trial.number,
+        status=trial.status,
+        steps=max(trial.steps, 1),
+        seconds_per_step=trial.seconds_per_step,
+        x=math.log2(trial.batch_size),
+        z=math.log2(trial.lr),
+        other=other,
+        log_factor=None if foretold is None else foretold.log_factor,
+        spread=0.0 if foretold is None else foretold.spread,
     )
 
 
@@ -136,14 +189,20 @@ def _distance(a: TrialResult, b: TrialResult) -> float:
     return abs(math.log2(a.batch_size / b.batch_size)) + abs(math.log2(a.lr / b.lr))
 
 
-def observe(seen: Sequence[Arm]) -> Observations:
-    """Return the arms as the likelihood takes them.
+def _cost(trial: TrialResult, tau: StepTimes) -> float:
+    if trial.train_seconds > 0:
+        return trial.train_seconds
+    return float(trial.steps * tau(np.array(float(trial.batch_size))))
 
-    A stopped trial whose history says how far it is from the target is an estimate; one that is further than its
-    estimate's own error away, or whose history does not say, is a bound.
+
+def observe(arms: Sequence[Arm], others: int) -> Observations:
+    """Return the arms, with ``others`` further hyper-parameters, as the likelihood takes them.
+
+    A stopped trial whose history says how far it is from the target is an estimate; one that is far away, or whose
+    history does not say, is a bound.
     """
     y, spread, bound = [], [], []
-    for arm in seen:
+    for arm in arms:
         done = math.log(arm.steps)
         if arm.status == "reached":
             values = done, 0.0, False
@@ -155,110 +214,134 @@ def observe(seen: Sequence[Arm]) -> Observations:
             values = done + arm.log_factor, arm.spread, False
         y.append(values[0])
         spread.append(values[1])
-        bound.append(values[2])
+        bound.append(values[2] and arm.status != "diverged")
     return Observations(
-        x=np.array([arm.x for arm in seen], dtype=np.float64),
-        z=np.array([arm.z for arm in seen], dtype=np.float64),
+        x=np.array([arm.x for arm in arms], dtype=np.float64),
+        z=np.array([arm.z for arm in arms], dtype=np.float64),
+        other=np.array([arm.other for arm in arms], dtype=np.float64).reshape(len(arms), others),
         y=np.array(y, dtype=np.float64),
         spread=np.array(spread, dtype=np.float64),
-        bound=np.array([b and arm.status != "diverged" for b, arm in zip(bound, seen, strict=True)], dtype=np.bool_),
-        diverged=np.array([arm.status == "diverged" for arm in seen], dtype=np.bool_),
+        bound=np.array(bound, dtype=np.bool_),
+        diverged=np.array([arm.status == "diverged" for arm in arms], dtype=np.bool_),
     )
 
 
+@dataclass(frozen=True)
+class _Choices:
+    """Points (m,), (m,), (m, k) to choose from; the first ``len(arms)`` of them are arms that can be continued."""
+
+    arms: tuple[Arm, ...]
+    x: Array
+    z: Array
+    other: Array
+    done: Array
+
+
 def decide(
-    trials: Sequence[TrialResult],
-    pending: Sequence[tuple[int, float, int | None]],
+    known: Known,
+    pending: Sequence[tuple[float, float, int | None]],
     *,
     objective: str,
     domain: Domain,
-    prior: Prior,
     budget: Callable[[float], float],
-    target: Target | None,
-    ideal: float | None,
+    resumable: Callable[[int], bool],
     policy: Policy,
     rng: np.random.Generator,
 ) -> Proposal:
     """Return the next trial.
 
     Args:
-        trials: the finished ones.
-        pending: batch size, learning rate and parent of those that run now.
+        known: from :func:`learn`.
+        pending: log2 batch size, log2 learning rate and parent of the trials that run now.
         objective: ``time``, ``steps`` or ``curve``.
         domain: where to look.
-        prior: of the posterior's parameters.
         budget: the settings' budget in steps over batch size; a scale, not a limit.
-        target: of the histories; None: they are not read.
-        ideal: the best value of the target's metric, None if unknown.
+        resumable: whether a stopped trial can be continued, by number.
         policy: how to spend.
         rng: the source of chance.
     """
-    seen = arms(trials, target, ideal)
-    measured = [(arm.batch_size, arm.seconds_per_step) for arm in seen if arm.seconds_per_step is not None]
-    tau = fit_step_times([(b, s) for b, s in measured if s is not None], 2.0**prior.log_mid)
-    spent = sum(_cost(trial, tau) for trial in trials)
-    observations = observe(seen)
-    theta = sample_posterior(observations, prior, rng, policy.particles, policy.moves)
-    draw = theta[int(rng.integers(len(theta)))]
-    taken = {parent for _, _, parent in pending if parent is not None}
-    reached = [arm for arm in seen if arm.status == "reached"]
-    weight = _objective_weight(objective, tau)
-    incumbent = min((arm.steps * weight(arm.x) for arm in reached), default=None)
-    open_arms = [arm for arm in seen if arm.status == "budget" and arm.number not in taken]
-    if incumbent is not None:
-        open_arms = [arm for arm in open_arms if arm.steps * weight(arm.x) < 0.97 * policy.margin * incumbent]
-    x, z = _candidates(theta, seen, domain, prior, policy, rng)
-    all_x = np.concatenate([[arm.x for arm in open_arms], x])
-    all_z = np.concatenate([[arm.z for arm in open_arms], z])
-    if rng.random() < policy.strays and seen:
-        stray = len(open_arms) + int(rng.integers(len(x)))
-        all_x[stray], all_z[stray] = _anywhere(domain, rng)
-        chosen = stray
-        drawn = log_steps(draw[None], all_x, all_z, prior)[0]
+    weight = _weight(objective, known.tau)
+    reached = [arm for arm in known.arms if arm.status == "reached"]
+    maps = objective == "curve" and len(reached) >= ENOUGH
+    incumbent = min((arm.steps * float(weight(np.array(arm.x))) for arm in reached), default=None)
+    choices = _choices(known, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
+    if maps:
+        chosen, expected = _most_learned(known, choices, pending)
+        cap = CURVE_MARGIN * expected
+        limit = cap if choices.done[chosen] >= policy.look * expected else policy.look * expected
+        return _proposal(choices, chosen, max(limit, 1.3 * float(choices.done[chosen])))
+    draw = known.theta[int(rng.integers(len(known.theta)))]
+    if known.arms and rng.random() < policy.strays:
+        chosen, foretold = len(choices.arms) + 2, math.inf
+        choices.x[chosen], choices.z[chosen] = _anywhere(domain, rng)
     else:
-        drawn = _draw(draw, theta, observations, seen, all_x, all_z, weight, prior, rng)
-        score = drawn + np.log(weight(all_x))
-        score += policy.saving * _to_go(drawn, all_x, open_arms, tau, score)
-        for size, lr, _ in pending:
-            near = (np.abs(all_x - math.log2(size)) < 0.3) & (np.abs(all_z - math.log2(lr)) < 0.3)
-            score[near] += 0.3
-        chosen = int(score.argmin())
-    return _proposal(chosen, drawn, all_x, all_z, open_arms, domain, tau, weight, incumbent, spent, budget, policy, theta)
+        chosen, foretold = _liked_best(known, choices, draw, weight, pending, policy, rng)
+    done, seconds = float(choices.done[chosen]), float(known.tau(np.exp2(choices.x[chosen])))
+    if incumbent is None:
+        share = policy.share if done else policy.look_share
+        added = max(share * known.spent / seconds, policy.first * budget(float(np.exp2(choices.x[chosen]))))
+        return _proposal(choices, chosen, done + max(added, 0.4 * done))
+    cap = policy.margin * incumbent / float(weight(choices.x[chosen]))
+    # A second stage: where nothing can be continued, the first look is the last.
+    looks = resumable is not never_resumable and done < 0.75 * min(policy.look * cap, policy.half * foretold)
+    return _proposal(choices, chosen, min(policy.look * cap, policy.half * foretold) if looks else cap)
 
 
-def _objective_weight(objective: str, tau: StepTimes) -> Callable[[Array | float], Array]:
+def never_resumable(number: int) -> bool:
+    """Return False: no stopped trial can be continued."""
+    return False
+
+
+def _weight(objective: str, tau: StepTimes) -> Weight:
+    """Return the factor that makes the objective of steps: seconds per step, or 1."""
     if objective == "steps":
-        return lambda x: np.ones_like(np.asarray(x, dtype=np.float64))
-    return lambda x: tau(np.exp2(np.asarray(x, dtype=np.float64)))
+        return lambda x: np.ones_like(x)
+    return lambda x: tau(np.exp2(x))
 
 
-def _cost(trial: TrialResult, tau: StepTimes) -> float:
-    if trial.train_seconds > 0:
-        return trial.train_seconds
-    return float(trial.steps * tau(np.array(float(trial.batch_size))))
-
-
-def _candidates(
-    theta: Array, seen: Sequence[Arm], domain: Domain, prior: Prior, policy: Policy, rng: np.random.Generator
-) -> tuple[Array, Array]:
-    """Return points to choose from: some along the posterior's optima, some anywhere, some near good trials."""
-    n = policy.candidates
-    low, high = math.log2(domain.low), math.log2(domain.high)
+def _choices(
+    known: Known,
+    pending: Sequence[tuple[float, float, int | None]],
+    domain: Domain,
+    incumbent: float | None,
+    weight: Weight,
+    resumable: Callable[[int], bool],
+    policy: Policy,
+    rng: np.random.Generator,
+) -> _Choices:
+    """Return the arms that may be continued, and new points along the posterior's optima and around the best trials."""
+    taken = {parent for _, _, parent in pending}
+    arms = [arm for arm in known.arms if arm.status == "budget" and arm.number not in taken and resumable(arm.number)]
+    if incumbent is not None:
+        arms = [arm for arm in arms if arm.steps * float(weight(np.array(arm.x))) < 0.95 * policy.margin * incumbent]
+    low, high, n = math.log2(domain.low), math.log2(domain.high), policy.candidates
     x = rng.uniform(low, high, n)
     x[:2] = low, high
-    along = theta[rng.integers(len(theta), size=n)]
-    best = np.array([optimum(row[None], np.array([value]), prior)[0, 0] for row, value in zip(along, x, strict=True)])
-    z = best + rng.normal(0.0, 0.5, n)
-    near = [arm for arm in seen if arm.status == "reached"]
-    near = sorted(near, key=lambda arm: arm.steps * (arm.seconds_per_step or 1.0))[:4]
-    for i, arm in enumerate(near * (n // 16)):
-        if i >= n // 3:
-            break
+    rows = known.theta[rng.integers(len(known.theta), size=-(-n // 8))]
+    best = np.concatenate([optimum(row[None], x[8 * i : 8 * i + 8], known.prior)[0] for i, row in enumerate(rows)])
+    z = best[:n] + rng.normal(0.0, 0.5, n)
+    other = rng.random((n, domain.others))
+    for j in range(domain.others):
+        preferred = known.theta[rng.integers(len(known.theta), size=n), OTHER + 3 * j] + rng.normal(0.0, 0.1, n)
+        other[::2, j] = np.clip(preferred[::2], 0.0, 1.0)
+    reached = sorted((arm for arm in known.arms if arm.status == "reached"), key=lambda arm: _merit(arm, weight))
+    for i, arm in enumerate((reached[:FINALISTS] * n)[: n // 3]):
         x[n - 1 - i] = arm.x + rng.normal(0.0, 0.5)
         z[n - 1 - i] = arm.z + rng.normal(0.0, 0.5)
+        other[n - 1 - i] = np.clip(np.array(arm.other) + rng.normal(0.0, 0.1, domain.others), 0.0, 1.0)
     x = np.array([math.log2(domain.snap(2.0 ** min(max(value, low), high))) for value in x])
     bottom, top = domain.lrs(x)
-    return x, np.clip(z, bottom, top)
+    return _Choices(
+        arms=tuple(arms),
+        x=np.concatenate([[arm.x for arm in arms], x]),
+        z=np.concatenate([[arm.z for arm in arms], np.clip(z, bottom, top)]),
+        other=np.concatenate([np.array([arm.other for arm in arms]).reshape(len(arms), domain.others), other]),
+        done=np.concatenate([[float(arm.steps) for arm in arms], np.zeros(n)]),
+    )
+
+
+def _merit(arm: Arm, weight: Weight) -> float:
+    return arm.steps * float(weight(np.array(arm.x)))
 
 
 def _anywhere(domain: Domain, rng: np.random.Generator) -> tuple[float, float]:
@@ -267,70 +350,84 @@ def _anywhere(domain: Domain, rng: np.random.Generator) -> tuple[float, float]:
     return x, float(rng.uniform(bottom[0], top[0]))
 
 
-def _draw(
+def _liked_best(
+    known: Known,
+    choices: _Choices,
     draw: Array,
-    theta: Array,
-    observations: Observations,
-    seen: Sequence[Arm],
-    x: Array,
-    z: Array,
-    weight: Callable[[Array | float], Array],
-    prior: Prior,
-    rng: np.random.Generator,
-) -> Array:
-    """Return log S at the points in one draw of the posterior, residual included."""
-    base = log_steps(draw[None], x, z, prior)[0]
-    if not seen:
-        return np.asarray(base)
-    fitted = log_steps(draw[None], observations.x, observations.z, prior)[0]
-    gap = observations.y - fitted
-    # A bound matters where it lies above the draw; far from the best the residual would only learn the tails' shape.
-    told = ~observations.diverged & (~observations.bound | (gap > 0))
-    level = np.maximum(observations.y, fitted) + np.log(weight(observations.x))
-    if told.any():
-        told &= level < level[told].min() + 1.5
-    variance = observations.spread**2 + math.exp(2.0 * draw[NOISE])
-    residuals = Residuals(observations.x[told], observations.z[told], gap[told], variance[told])
-    return np.asarray(base + draw_residual(residuals, x, z, rng)[0])
-
-
-def _to_go(drawn: Array, x: Array, open_arms: Sequence[Arm], tau: StepTimes, score: Array) -> Array:
-    """Return the cost to go of each candidate over the cost of the one that is liked best."""
-    done = np.zeros(x.size)
-    done[: len(open_arms)] = [arm.steps for arm in open_arms]
-    seconds = np.maximum(np.exp(np.minimum(drawn, 50.0)) - done, 0.0) * tau(np.exp2(x))
-    best = int(score.argmin())
-    whole = float(np.exp(min(drawn[best], 50.0)) * tau(np.exp2(x[best])))
-    return np.asarray(np.minimum(seconds / max(whole, 1e-300), 10.0))
-
-
-def _proposal(
-    chosen: int,
-    drawn: Array,
-    x: Array,
-    z: Array,
-    open_arms: Sequence[Arm],
-    domain: Domain,
-    tau: StepTimes,
-    weight: Callable[[Array | float], Array],
-    incumbent: float | None,
-    spent: float,
-    budget: Callable[[float], float],
+    weight: Weight,
+    pending: Sequence[tuple[float, float, int | None]],
     policy: Policy,
-    theta: Array,
-) -> Proposal:
-    batch_size = domain.snap(2.0 ** float(x[chosen]))
-    seconds = float(tau(np.array(float(batch_size))))
-    arm = open_arms[chosen] if chosen < len(open_arms) else None
-    done = 0 if arm is None else arm.steps
-    if incumbent is None:
-        added = max(policy.share * spent / seconds, policy.first * budget(batch_size))
-        limit = done + max(added, 0.4 * done, 1.0)
-    else:
-        cap = policy.margin * incumbent / float(weight(float(x[chosen])))
-        limit = policy.look * cap if arm is None else cap
-        if arm is not None and done < 0.3 * cap:
-            limit = policy.look * cap
-    lr = 2.0 ** float(z[chosen]) if arm is None else arm.lr
-    size = batch_size if arm is None else arm.batch_size
-    return Proposal(size, lr, max(math.ceil(limit), done + 1), None if arm is None else arm.number)
+    rng: np.random.Generator,
+) -> tuple[int, float]:
+    """Return the choice with the least objective in one draw, and its steps in that draw.
+
+    Of choices that are liked about equally, it is the one with the least to go.
+    """
+    drawn = np.minimum(_draw(known, choices, draw, weight, rng), 50.0)
+    score = drawn + np.log(weight(choices.x))
+    cost = np.exp(drawn) * known.tau(np.exp2(choices.x))
+    to_go = cost * np.maximum(1.0 - choices.done / np.exp(drawn), 0.0)
+    score += policy.saving * np.minimum(to_go / cost[int(score.argmin())], 10.0)
+    for x, z, _ in pending:
+        score[(np.abs(choices.x - x) < 0.3) & (np.abs(choices.z - z) < 0.3)] += 0.3
+    chosen = int(score.argmin())
+    return chosen, float(np.exp(drawn[chosen]))
+
+
+def _draw(known: Known, choices: _Choices, draw: Array, weight: Weight, rng: np.random.Generator) -> Array:
+    """Return log S at the choices in one draw of the posterior, residual included."""
+    base = log_steps(draw[None], choices.x, choices.z, choices.other, known.prior)[0]
+    if not known.arms:
+        return np.asarray(base)
+    seen = known.observations
+    fitted = log_steps(draw[None], seen.x, seen.z, seen.other, known.prior)[0]
+    gap = seen.y - fitted
+    # A bound matters where it lies above the draw. Where both the draw and the trial are far from the best, the
+    # residual would only learn the tails' shape.
+    told = ~seen.diverged & (~seen.bound | (gap > 0))
+    gap = np.clip(gap, -TAIL, TAIL)
+    level = np.minimum(seen.y, fitted) + np.log(weight(seen.x))
+    if told.any():
+        told &= level < level[told].min() + TAIL
+    variance = seen.spread**2 + math.exp(2.0 * draw[NOISE])
+    at = np.column_stack([seen.x, seen.z, seen.other])
+    residuals = Residuals(at[told], gap[told], variance[told])
+    return np.asarray(base + draw_residual(residuals, np.column_stack([choices.x, choices.z, choices.other]), rng))
+
+
+def _most_learned(
+    known: Known, choices: _Choices, pending: Sequence[tuple[float, float, int | None]]
+) -> tuple[int, float]:
+    """Return the choice that tells most of log B_crit for its cost, and the steps that it is expected to take.
+
+    Told is the fall of the variance of log B_crit by one observation of log S there, as if all were jointly normal:
+    cov(log S, log B_crit)^2 / (var log S + noise^2).
+    """
+    steps = log_steps(known.theta, choices.x, choices.z, choices.other, known.prior)
+    b_crit = known.theta[:, B_CRIT]
+    noise = float(np.mean(np.exp(2.0 * known.theta[:, NOISE]))) + MISFIT**2
+    centred = steps - steps.mean(axis=0)
+    gain = (centred.T @ (b_crit - b_crit.mean()) / len(b_crit)) ** 2 / (centred.var(axis=0) + noise)
+    expected = np.exp(np.minimum(np.median(steps, axis=0), 50.0))
+    to_go = np.maximum(expected - choices.done, 0.1 * expected) * known.tau(np.exp2(choices.x))
+    for x, z, _ in pending:
+        gain[(np.abs(choices.x - x) < 0.5) & (np.abs(choices.z - z) < 0.5)] *= 0.3
+    chosen = int((gain / to_go).argmax())
+    return chosen, float(expected[chosen])
+
+
+def _proposal(choices: _Choices, chosen: int, limit: float) -> Proposal:
+    arm = choices.arms[chosen] if chosen < len(choices.arms) else None
+    done = int(choices.done[chosen])
+    return Proposal(
+        x=float(choices.x[chosen]),
+        z=float(choices.z[chosen]),
+        other=tuple(float(value) for value in choices.other[chosen]),
+        limit=max(math.ceil(min(limit, 1e15)), done + 1),
+        parent=None if arm is None else arm.number,
+    )
+
+
+def b_crit_quantiles(known: Known, shares: Collection[float]) -> Array:
+    """Return quantiles of the posterior of B_crit, in examples."""
+    return np.asarray(np.exp2(known.prior.log_mid) * np.exp(np.quantile(known.theta[:, B_CRIT], list(shares))))

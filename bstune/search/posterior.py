@@ -2,7 +2,7 @@
 
 The model of log S is
 
-    log S(B, lr) = level + log((1 + B_crit/B) / (1 + B_crit/B_mid)) + penalty(d) + residual,    d = log2 lr - optimum(B),
+    log S(B, lr) = level + log((1 + B_crit/B) / (1 + B_crit/B_mid)) + penalty(d) + residual,  d = log2 lr - optimum(B),
 
 - the frontier S*(B) = S_min (1 + B_crit/B) (McCandlish et al. 2018, arXiv 1812.06162, eq. 2.11), B_mid the geometric
   middle of the batch sizes;
@@ -10,10 +10,12 @@ The model of log S is
   with a bend at B_crit, above which the exponent may differ (the rule is the prior mean, never the model);
 - the cost of being off the optimum, ours: below, where S grows as lr falls (at most as 1/lr, log 2 an octave),
   a hyperbola of slope ``low_slope`` an octave; above, a parabola, whose curvature soon means that nothing is reached;
+- other hyper-parameters, each scaled to [0, 1]: a parabola around a best value, and a shift of the best learning rate
+  in proportion to it (as momentum shifts it);
 - the residual, a Gaussian process over (log2 B, log2 lr), so that a wrong shape cannot trap the search
   (see :mod:`bstune.search.residual`).
 
-The posterior of the nine parameters is sampled by sequential Monte Carlo: particles from the prior, tempered to the
+The posterior of the parameters is sampled by sequential Monte Carlo: particles from the prior, tempered to the
 likelihood, moved by random-walk Metropolis steps at each temperature. Reached trials are normal in log S with an
 outlier mixture, censored ones are bounds (softened by what their history foretells), diverged ones say that the
 penalty is large. All of it is a function of the observations and the generator: the same study asks the same trials.
@@ -44,6 +46,10 @@ LEVEL, B_CRIT, SHIFT, EXPONENT, BEND, LOW_SLOPE, LOW_WIDTH, HIGH_WIDTH, NOISE = 
 
 OUTLIER_SHARE = 0.04
 OUTLIER_SPREAD = 0.8  # in log S
+OTHER = len(
+    PARAMETERS
+)  # where those of the other hyper-parameters begin: for each its best value, log curvature, shift
+OTHER_MEAN, OTHER_SPREAD = (0.5, math.log(0.3), 0.0), (0.35, 1.0, 1.0)
 DIVERGED_PENALTY = 1.5  # a trial that diverged is at least this far above the frontier, in log S ...
 DIVERGED_SPREAD = 0.4  # ... give or take this
 SHIFT_FREEDOM = 3.0  # degrees of freedom of Student's t: the reference learning rate may be wrong by ten times
@@ -56,7 +62,8 @@ class Prior:
     Args:
         log_mid: log2 of B_mid.
         rule: log2 of the rule's learning rate over log2 B.
-        mean, spread: shape (9,), in the order of :data:`PARAMETERS`; the shift's prior has heavy tails.
+        mean, spread: shape (p,), in the order of :data:`PARAMETERS`, then three for each other hyper-parameter; the
+            shift's prior has heavy tails.
     """
 
     log_mid: float
@@ -72,6 +79,7 @@ class Observations:
     Args:
         x: log2 of the batch size.
         z: log2 of the learning rate.
+        other: the other hyper-parameters, each in [0, 1], shape (n, k); k may be 0.
         y: log of steps to target where known, of the estimate or the bound elsewhere.
         spread: standard deviation of ``y`` beside the noise from seed to seed: 0 where the target was reached.
         bound: whether log S lies above ``y`` rather than around it.
@@ -80,6 +88,7 @@ class Observations:
 
     x: Array
     z: Array
+    other: Array
     y: Array
     spread: Array
     bound: NDArray[np.bool_]
@@ -87,13 +96,54 @@ class Observations:
 
 
 def optimum(theta: Array, x: Array, prior: Prior) -> Array:
-    """Return log2 of the best learning rate: parameters (m, 9) and log2 batch sizes (n,) give (m, n)."""
+    """Return log2 of the best learning rate: parameters (m, p) and log2 batch sizes (n,) give (m, n)."""
     t = theta[:, :, None]
     away = x[None, :] - prior.log_mid
     corner = t[:, B_CRIT] / math.log(2.0)
     # softplus with a width of an octave, zero at B_mid: the bend is where the frontier flattens
     bend = _softplus(away - corner) - _softplus(-corner)
     return np.asarray(prior.rule(x)[None, :] + t[:, SHIFT] + t[:, EXPONENT] * away + t[:, BEND] * bend)
+
+
+def make_prior(
+    *,
+    low: float,
+    high: float,
+    rule: Callable[[Array], Array],
+    log_budget: float,
+    sigma: float,
+    exponent_sigma: float,
+    noise_scale: float | None,
+    others: int,
+) -> Prior:
+    """Return the prior of a study.
+
+    Args:
+        low: smallest batch size.
+        high: largest batch size.
+        rule: log2 of the rule's learning rate over log2 B, arrays of one shape.
+        log_budget: log of the settings' budget in steps at the middle batch size: a rough scale.
+        sigma: of the rule's level, in octaves.
+        exponent_sigma: of the exponent of lr*(B) around the rule's.
+        noise_scale: in examples, a hint at B_crit; None for none.
+        others: columns of other hyper-parameters.
+    """
+    log_mid = 0.5 * (math.log2(low) + math.log2(high))
+    b_crit = 0.0 if noise_scale is None else math.log(noise_scale) - log_mid * math.log(2.0)
+    normal = {
+        LEVEL: (log_budget - math.log(4.0), 3.0),
+        B_CRIT: (b_crit, math.log(6.0 if noise_scale is None else 4.0)),
+        SHIFT: (0.0, sigma),
+        EXPONENT: (0.0, exponent_sigma),
+        BEND: (-0.15, 0.3),
+        LOW_SLOPE: (math.log(0.45), 0.35),
+        LOW_WIDTH: (math.log(1.2), 0.5),
+        HIGH_WIDTH: (math.log(1.2), 0.4),
+        NOISE: (math.log(0.12), 0.5),
+    }
+    mean = [normal[i][0] for i in range(len(PARAMETERS))] + list(OTHER_MEAN) * others
+    spread = [normal[i][1] for i in range(len(PARAMETERS))] + list(OTHER_SPREAD) * others
+    return Prior(log_mid, rule, np.array(mean), np.array(spread))
 
 
 def _softplus(value: Array) -> Array:
@@ -118,9 +168,21 @@ def penalty(theta: Array, d: Array) -> Array:
     return np.asarray(low + 0.5 * above**2 * np.exp(-2.0 * t[:, HIGH_WIDTH]))
 
 
-def log_steps(theta: Array, x: Array, z: Array, prior: Prior) -> Array:
-    """Return log S without the residual, shape (m, n), for parameters (m, 9) and points (n,)."""
-    return frontier(theta, x, prior) + penalty(theta, z[None, :] - optimum(theta, x, prior))
+def off_optimum(theta: Array, x: Array, z: Array, other: Array, prior: Prior) -> Array:
+    """Return how many octaves the learning rate lies above the best one, shape (m, n)."""
+    d = z[None, :] - optimum(theta, x, prior)
+    for j in range(other.shape[1]):
+        d = d - theta[:, OTHER + 3 * j + 2, None] * (other[None, :, j] - 0.5)
+    return np.asarray(d)
+
+
+def log_steps(theta: Array, x: Array, z: Array, other: Array, prior: Prior) -> Array:
+    """Return log S without the residual, shape (m, n), for parameters (m, p) and points (n,), (n,) and (n, k)."""
+    total = frontier(theta, x, prior) + penalty(theta, off_optimum(theta, x, z, other, prior))
+    for j in range(other.shape[1]):
+        best, curvature = theta[:, OTHER + 3 * j, None], np.exp(theta[:, OTHER + 3 * j + 1, None])
+        total = total + curvature * (other[None, :, j] - best) ** 2
+    return np.asarray(total)
 
 
 def log_prior(theta: Array, prior: Prior) -> Array:
@@ -136,34 +198,35 @@ def log_likelihood(theta: Array, seen: Observations, prior: Prior) -> Array:
     exact = ~seen.bound & ~seen.diverged
     noise = np.exp(theta[:, NOISE, None])
     if exact.any():
-        gap = seen.y[exact] - log_steps(theta, seen.x[exact], seen.z[exact], prior)
+        gap = seen.y[exact] - log_steps(theta, seen.x[exact], seen.z[exact], seen.other[exact], prior)
         sigma = np.hypot(noise, seen.spread[exact])
         wide = np.hypot(sigma, OUTLIER_SPREAD)
         core = math.log1p(-OUTLIER_SHARE) - np.log(sigma) - 0.5 * (gap / sigma) ** 2
         bad = math.log(OUTLIER_SHARE) - np.log(wide) - 0.5 * (gap / wide) ** 2
         total += np.logaddexp(core, bad).sum(axis=1)
     if seen.bound.any():
-        over = log_steps(theta, seen.x[seen.bound], seen.z[seen.bound], prior) - seen.y[seen.bound]
+        at = seen.x[seen.bound], seen.z[seen.bound], seen.other[seen.bound]
+        over = log_steps(theta, *at, prior) - seen.y[seen.bound]
         sigma = np.hypot(noise, seen.spread[seen.bound])
         total += np.logaddexp(log_ndtr(over / sigma), math.log(OUTLIER_SHARE / 4.0)).sum(axis=1)
     if seen.diverged.any():
-        x, z = seen.x[seen.diverged], seen.z[seen.diverged]
+        at = seen.x[seen.diverged], seen.z[seen.diverged], seen.other[seen.diverged]
         # Only too high a learning rate makes a trial diverge.
-        above = np.maximum(z[None, :] - optimum(theta, x, prior), 0.0)
+        above = np.maximum(off_optimum(theta, *at, prior), 0.0)
         over = penalty(theta, above) - DIVERGED_PENALTY
         total += np.logaddexp(log_ndtr(over / DIVERGED_SPREAD), math.log(OUTLIER_SHARE / 4.0)).sum(axis=1)
     return np.asarray(total)
 
 
 def draw_prior(prior: Prior, count: int, rng: np.random.Generator) -> Array:
-    """Return parameters drawn from the prior, shape (count, 9)."""
-    drawn = rng.standard_normal((count, len(PARAMETERS)))
+    """Return parameters drawn from the prior, shape (count, p)."""
+    drawn = rng.standard_normal((count, prior.mean.size))
     drawn[:, SHIFT] = rng.standard_t(SHIFT_FREEDOM, count)
     return np.asarray(prior.mean + prior.spread * drawn)
 
 
 def sample_posterior(seen: Observations, prior: Prior, rng: np.random.Generator, count: int, moves: int) -> Array:
-    """Return draws of the posterior, shape (count, 9), by sequential Monte Carlo.
+    """Return draws of the posterior, shape (count, p), by sequential Monte Carlo.
 
     Args:
         seen: the trials; without any the prior is returned.

@@ -10,28 +10,31 @@ from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
 
 Array = NDArray[np.float64]
 
 AMPLITUDES = {0.04: 0.25, 0.12: 0.4, 0.3: 0.25, 0.8: 0.1}  # in log S, with their prior weights
 LENGTHS = {(1.2, 0.9): 0.5, (3.0, 2.0): 0.5}  # octaves of B and of lr
+OTHER_LENGTH = 0.5  # of the other hyper-parameters, scaled to [0, 1]
 JITTER = 1e-6
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """Residuals of log S at some points, arrays of shape (n,); ``variance`` is that of the noise."""
+    """Residuals of log S, arrays of shape (n,), at points (n, 2 + k); ``variance`` is that of the noise.
 
-    x: Array
-    z: Array
+    A point is log2 of batch size and learning rate, then the k other hyper-parameters, each in [0, 1].
+    """
+
+    at: Array
     value: Array
     variance: Array
 
 
-def _covariance(x: Array, z: Array, other_x: Array, other_z: Array, lengths: tuple[float, float]) -> Array:
-    along = ((x[:, None] - other_x[None, :]) / lengths[0]) ** 2
-    across = ((z[:, None] - other_z[None, :]) / lengths[1]) ** 2
-    return np.asarray(np.exp(-0.5 * (along + across)))
+def _covariance(at: Array, other: Array, lengths: tuple[float, float]) -> Array:
+    scale = np.array([*lengths, *[OTHER_LENGTH] * (at.shape[1] - 2)])
+    return np.asarray(np.exp(-0.5 * cdist(at / scale, other / scale, "sqeuclidean")))
 
 
 def _evidence(covariance: Array, value: Array) -> float:
@@ -40,30 +43,30 @@ def _evidence(covariance: Array, value: Array) -> float:
     return float(-0.5 * white @ white - np.log(np.diag(root)).sum())
 
 
-def draw_residual(seen: Residuals, x: Array, z: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return one draw of the residual at the points (x, z), and its mean there, both of shape (m,).
+def draw_residual(seen: Residuals, at: Array, rng: np.random.Generator) -> Array:
+    """Return one draw of the residual at the points, shape (m,).
 
     Args:
         seen: residuals of the trials; may be empty.
-        x, z: log2 of batch size and learning rate, (m,).
+        at: the points, (m, 2 + k).
         rng: the source of chance.
     """
     options = list(product(AMPLITUDES.items(), LENGTHS.items()))
     weights = np.array([math.log(a[1] * k[1]) for a, k in options])
-    if seen.x.size:
-        kernels = {lengths: _covariance(seen.x, seen.z, seen.x, seen.z, lengths) for lengths in LENGTHS}
+    if seen.value.size:
+        kernels = {lengths: _covariance(seen.at, seen.at, lengths) for lengths in LENGTHS}
         for i, ((amplitude, _), (lengths, _)) in enumerate(options):
             covariance = amplitude**2 * kernels[lengths] + np.diag(seen.variance + JITTER)
             weights[i] += _evidence(covariance, seen.value)
     share = np.exp(weights - weights.max())
     (amplitude, _), (lengths, _) = options[int(rng.choice(len(options), p=share / share.sum()))]
-    own = amplitude**2 * _covariance(x, z, x, z, lengths)
-    mean = np.zeros(x.size)
-    if seen.x.size:
-        cross = amplitude**2 * _covariance(x, z, seen.x, seen.z, lengths)
+    own = amplitude**2 * _covariance(at, at, lengths)
+    mean = np.zeros(len(at))
+    if seen.value.size:
+        cross = amplitude**2 * _covariance(at, seen.at, lengths)
         covariance = amplitude**2 * kernels[lengths] + np.diag(seen.variance + JITTER)
         solved = np.linalg.solve(covariance, np.column_stack([seen.value, cross.T]))
         mean = cross @ solved[:, 0]
         own = own - cross @ solved[:, 1:]
-    root = np.linalg.cholesky(own + (JITTER + 1e-4 * amplitude**2) * np.eye(x.size))
-    return mean + root @ rng.standard_normal(x.size), mean
+    root = np.linalg.cholesky(own + (JITTER + 1e-4 * amplitude**2) * np.eye(len(at)))
+    return np.asarray(mean + root @ rng.standard_normal(len(at)))

@@ -16,6 +16,7 @@ class Space:
         multiple: batch sizes are snapped to multiples of this.
         sigma: standard deviation of delta, in octaves; samplers get delta uniform within +-3 sigma.
         rule: the scaling rule.
+        lr_low, lr_high: smallest and largest learning rate that can be had; what the rule says beyond is clipped.
     """
 
     low: int
@@ -23,6 +24,8 @@ class Space:
     multiple: int
     sigma: float
     rule: ScalingRule
+    lr_low: float = 0.0
+    lr_high: float = math.inf
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high:
@@ -31,6 +34,8 @@ class Space:
             raise ConfigError(f"search.batch_size.multiple must be at least 1, but got {self.multiple}")
         if not (math.isfinite(self.sigma) and self.sigma > 0):
             raise ConfigError(f"scaling.sigma must be a positive number of octaves, but got {self.sigma}")
+        if not 0 <= self.lr_low <= self.lr_high:
+            raise ConfigError(f"learning rates need 0 <= low <= high, but got {self.lr_low} and {self.lr_high}")
 
     @property
     def delta_bound(self) -> float:
@@ -57,8 +62,12 @@ class Space:
         return self.snap(self.low * (self.high / self.low) ** share)
 
     def lr(self, batch_size: int, delta: float) -> float:
-        """Return rule(B) 2^delta."""
-        return learning_rate(self.rule, batch_size, delta)
+        """Return rule(B) 2^delta, clipped to the learning rates that can be had."""
+        return min(max(learning_rate(self.rule, batch_size, delta), self.lr_low), self.lr_high)
+
+    def delta(self, batch_size: int, lr: float) -> float:
+        """Return log2(lr / rule(B)): after clipping it is another delta than was asked for, beyond the bound maybe."""
+        return math.log2(lr / self.rule(batch_size))
 
 
 def van_der_corput(index: int) -> float:

@@ -26,12 +26,12 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
+from bstune.building import build
 from bstune.errors import ConfigError, StudyError
 from bstune.output import check_writable
 from bstune.records import Target, TrialResult, TrialSpec, dump_json
 from bstune.search.plan import Plan
 from bstune.search.space import Space
-from bstune.workload import build
 
 logger = logging.getLogger(__name__)
 

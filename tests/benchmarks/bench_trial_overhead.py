@@ -32,8 +32,9 @@ from omegaconf import DictConfig
 from bstune.cadence import Cadence
 from bstune.command import quieten
 from bstune.data.module import resolve_device
+from bstune.protocol import Budget, Protocol
 from bstune.records import Target, TrialResult, TrialSpec
-from bstune.trial import Budget, Protocol, device_name, run_trial, versions
+from bstune.trial import device_name, run_trial, versions
 from bstune.workload import Workload, build_workload
 
 NEVER = Target("val/error", -1.0, "min")

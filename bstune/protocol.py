@@ -1,0 +1,51 @@
+"""What stays fixed in every trial of a study, whether it is trained or answered from a table."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bstune.cadence import Cadence
+from bstune.errors import ConfigError
+from bstune.records import Target
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A trial ends without its target once ``steps`` steps are applied and ``examples`` examples are trained on."""
+
+    steps: int
+    examples: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.examples < 1:
+            raise ConfigError(
+                f"budget.steps and budget.examples must be at least 1, but got {self.steps} and {self.examples}"
+            )
+
+    def last_step(self, batch_size: int) -> int:
+        """Return the steps after which both are spent: the frontier's own shape, flat in steps, then in examples."""
+        return max(self.steps, math.ceil(self.examples / batch_size))
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What stays fixed in every trial of a study.
+
+    Args:
+        target: what to reach.
+        budget: when to give up.
+        cadence: when to evaluate.
+        micro_batch_size: a larger batch is accumulated from micro-batches of this many examples; None: never.
+        warmup_steps: steps in a segment of their own at the start, left out of tau(B).
+        divergence: diverged is a trial whose metric is this many times as far from its goal as at the start.
+        trainer: further arguments of the Lightning Trainer, such as ``accelerator`` and ``precision``.
+    """
+
+    target: Target
+    budget: Budget
+    cadence: Cadence
+    micro_batch_size: int | None
+    warmup_steps: int
+    divergence: float
+    trainer: Mapping[str, Any]

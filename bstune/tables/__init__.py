@@ -1,0 +1,1 @@
+"""Small tables of recorded runs, as package data: ``workload.table=NAME``."""

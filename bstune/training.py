@@ -1,0 +1,200 @@
+"""A workload that is trained: what a job needs of it, and what can be wrong with it on this machine."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.data import sized_len
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from omegaconf import DictConfig
+
+from bstune.building import flatten, plain
+from bstune.data.batches import micro_batch_sizes
+from bstune.data.module import resolve_device
+from bstune.errors import ConfigError
+from bstune.estimate import most_seconds, probe_step_time
+from bstune.output import Output
+from bstune.protocol import Protocol
+from bstune.records import TrialResult, TrialSpec
+from bstune.runner import Runner, Settled
+from bstune.search.plan import Plan
+from bstune.search.space import Space
+from bstune.trial import device_name, make_trainer, met_before_training, metric, versions
+from bstune.workload import Workload, build_workload, evaluate, train
+
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+# Arguments of the Trainer that bstune sets: another value would change what a trial is, and say nothing of it.
+OWNED = frozenset(
+    {"accelerator", "barebones", "callbacks", "check_val_every_n_epoch", "devices", "enable_checkpointing"}
+    | {"accumulate_grad_batches", "enable_progress_bar", "fast_dev_run", "limit_train_batches", "limit_val_batches"}
+    | {"logger", "max_epochs", "max_steps", "max_time", "min_epochs", "min_steps", "num_nodes", "num_sanity_val_steps"}
+    | {"overfit_batches", "precision", "reload_dataloaders_every_n_epochs", "strategy", "val_check_interval"}
+)
+START_EXAMPLES = 2000  # validation examples that tell whether untrained weights meet the target
+HORIZON_CAVEAT = (
+    "The workload's schedule ends with the budget, so its trials take about as many examples at every batch size: "
+    "the curve shows where this schedule stops working rather than the fewest steps."
+)
+ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
+ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's source does: there is no other test."
+
+
+def settle(config: DictConfig) -> Settled:
+    """Return the config with its device and precision settled, and the Trainer's arguments that follow.
+
+    Raises:
+        ConfigError: for a device or precision that there is not, or an impossible micro-batch size.
+    """
+    config = config.copy()
+    config.device = _device(config.device)
+    config.precision = resolve_precision(config.precision, config.device)
+    if config.protocol.micro_batch_size is not None:
+        micro_batch_sizes(1, config.protocol.micro_batch_size)
+    return Settled(config, open_runner, trainer_options(config))
+
+
+def _device(name: str) -> str:
+    try:
+        return str(resolve_device(name))
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("data.device", "device")) from error
+
+
+def resolve_precision(precision: str, device: str) -> str:
+    """Return the precision, with ``auto`` settled: bf16-mixed on CUDA, 32-true elsewhere.
+
+    Raises:
+        ConfigError: for an unknown precision, and for one that the device does not have. (Lightning would turn
+            16-mixed on a CPU into bf16 and say nothing.)
+    """
+    cuda = device.startswith("cuda")
+    if precision == "auto":
+        return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision must be one of auto, {', '.join(PRECISIONS)}, but got {precision!r}")
+    if precision == "16-mixed" and not cuda:
+        raise ConfigError(f"precision=16-mixed needs a CUDA device, but this is {device}: use bf16-mixed or 32-true")
+    if precision == "bf16-mixed" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError(
+            f"precision=bf16-mixed: {torch.cuda.get_device_name()} has no bfloat16: use 16-mixed or 32-true"
+        )
+    return precision
+
+
+def trainer_options(config: DictConfig) -> dict[str, Any]:
+    """Return the arguments of the Lightning Trainer for a settled device and precision."""
+    device = torch.device(config.device)
+    return {
+        **plain(config.trainer),
+        "accelerator": device.type,
+        "devices": [device.index or 0] if device.type == "cuda" else 1,
+        "precision": config.precision,
+    }
+
+
+def open_runner(config: DictConfig, plan: Plan, space: Space, protocol: Protocol, trial: TrialSpec | None) -> Runner:
+    """Build the workload, rehearse it, and return how its trials are run.
+
+    Raises:
+        DataError: if the data cannot be had.
+        ConfigError: for whatever else is found: the last check is a few steps and an evaluation, which find what only
+            training finds.
+    """
+    workload = build_workload(config)
+    largest = space.high if trial is None else trial.batch_size
+    if largest > workload.train_examples:
+        option = "search.batch_size.high" if trial is None else "trial.batch_size"
+        raise ConfigError(
+            f"batch size {largest} is larger than the training data ({workload.train_examples} examples): "
+            f"set {option} to at most {workload.train_examples}"
+        )
+    check_trainer(config, protocol)
+    step_time = probe_step_time(space, protocol, lambda spec, probe: train(workload, spec, probe))
+    check_start(workload, protocol, trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0))
+
+    def run(spec: TrialSpec, output: Output | None = None, parent: TrialResult | None = None) -> TrialResult:
+        return train(workload, spec, protocol, None if output is None else output.checkpoint(spec.number))
+
+    device = device_name(protocol.trainer)
+    on_test = workload.validates_on_test
+    return Runner(
+        train=run,
+        test=lambda spec, output: test_metrics(workload, protocol, spec, output),
+        step_time=step_time,
+        most_seconds=most_seconds(plan, space, protocol.budget.last_step, step_time, protocol.cadence.share),
+        device=device,
+        place=f"{device} in {config.precision}",
+        versions=versions(),
+        identity=identity(config, device),
+        notes=(ON_TEST_NOTE,) if on_test else (),
+        caveats=((HORIZON_CAVEAT,) if has_horizon(config) else ()) + ((ON_TEST_CAVEAT,) if on_test else ()),
+    )
+
+
+def test_metrics(workload: Workload, protocol: Protocol, spec: TrialSpec, output: Output) -> dict[str, float]:
+    """Return a trial's metrics on the test set, from its checkpoint; empty if there is no such set or checkpoint."""
+    checkpoint = output.checkpoint(spec.number)
+    if workload.test_batches is None or not checkpoint.exists():
+        return {}
+    module = workload.build_module(spec)
+    module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
+    trainer = evaluate(workload, module, protocol, test=workload.test_batches)
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def check_trainer(config: DictConfig, protocol: Protocol) -> None:
+    """Build a Trainer, to find arguments that it does not take.
+
+    Raises:
+        ConfigError: with Lightning's own words, or for an argument that would break the protocol.
+    """
+    owned = sorted(OWNED & set(config.trainer))
+    if owned:
+        raise ConfigError(f"trainer.{owned[0]} is bstune's own: see device, precision, budget and protocol")
+    try:
+        make_trainer(protocol.trainer)
+    except (TypeError, ValueError, MisconfigurationException) as error:
+        raise ConfigError(f"trainer: {str(error).splitlines()[0]}") from error
+
+
+class _EveryNth:
+    """Every n-th of some batches, so that a few of them stand for all, in whatever order the data are."""
+
+    def __init__(self, batches: Iterable[Any], n: int) -> None:
+        self._batches, self._n = batches, n
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._batches, 0, None, self._n)
+
+    def __len__(self) -> int:
+        return -(-(sized_len(self._batches) or 1) // self._n)
+
+
+def check_start(workload: Workload, protocol: Protocol, spec: TrialSpec) -> None:
+    """Refuse a target that untrained weights meet on validation batches of ``START_EXAMPLES`` examples or a few more.
+
+    Raises:
+        ConfigError: if the target is met.
+    """
+    few = _EveryNth(workload.validation_batches, max(1, workload.validation_examples // START_EXAMPLES))
+    trainer = evaluate(workload, workload.build_module(spec), protocol, val=few)
+    value = metric(trainer, protocol.target.metric)
+    if value is not None and protocol.target.reached(value):
+        raise met_before_training(protocol.target, value)
+
+
+def identity(config: DictConfig, device: str) -> Mapping[str, Any]:
+    """Return device and precision, and the budget if the schedule ends with it, flat."""
+    budget = flatten({"budget": plain(config.budget)}) if has_horizon(config) else {}
+    return {"precision": config.precision, "device": device, **budget}
+
+
+def has_horizon(config: DictConfig) -> bool:
+    """Return whether the workload's module depends on the trial's number of steps, as a schedule with an end does."""
+    modules = []
+    for total_steps in (1, 2):
+        own = config.copy()
+        own.trial.batch_size, own.trial.lr, own.trial.total_steps = 1, 1.0, total_steps
+        modules.append(plain(own.workload.module))
+    return modules[0] != modules[1]

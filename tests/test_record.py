@@ -1,0 +1,250 @@
+"""Tables written from real training and from studies, and what cannot be recorded."""
+
+import json
+import math
+from dataclasses import replace as changed
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bstune import training
+from bstune.errors import TableError
+from bstune.record import Grid, main, record_grid, rows_of_study, write_table
+from bstune.records import Target, TrialResult, TrialSpec
+from bstune.replay import read_table, replay
+
+DIGITS = ("+workload=digits", "device=cpu", "workload.target.metric=val/error", "workload.target.value=0.1")
+BUDGET = ("budget.steps=60", "budget.examples=6000")
+SHAPE = ("--batch-sizes", "32,128", "--lrs", "0.05,0.4", "--seeds", "0,1")
+TARGET = Target("val/error", 0.1, "min")
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def rows_in(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """Work in an empty folder; the list holds the records of the grid, as they are trained."""
+    monkeypatch.chdir(tmp_path)
+    train, records = training.train, []
+
+    def keep(workload, spec, protocol, *others, **named):
+        result = train(workload, spec, protocol, *others, **named)
+        if protocol.budget.steps == 60:  # not the probe's
+            records.append(result)
+        return result
+
+    monkeypatch.setattr(training, "train", keep)
+    return records
+
+
+def test_a_grid_is_recorded_resumed_and_replayed(trained, tmp_path, monkeypatch, capsys):
+    command = ("grids/t.jsonl", *SHAPE, *DIGITS, *BUDGET)
+    folder, keep = tmp_path / "grids", training.train
+
+    def interrupt_the_fourth(*arguments, **named):
+        if len(trained) == 3:
+            raise SystemExit(1)  # what Lightning makes of Ctrl-C
+        return keep(*arguments, **named)
+
+    monkeypatch.setattr(training, "train", interrupt_the_fourth)
+    assert main(command) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert entries(folder) == ["t.jsonl.runs", "t.jsonl.settings"]
+    assert len(rows_in(folder / "t.jsonl.runs")) == 3
+    with (folder / "t.jsonl.runs").open("a") as file:
+        file.write('{"batch_size": 32, "lr": 0.')  # cut short
+
+    monkeypatch.setattr(training, "train", keep)
+    assert main((*command, "workload.target.value=0.2")) == 2
+    assert "workload.target.value: was 0.1, now 0.2" in capsys.readouterr().err
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "run 4/8  B 128  lr 0.4  seed 0  reached at" in out
+    assert "run 3/8" not in out, "what is there is not trained again"
+    assert "wrote grids/t.jsonl: python -m bstune +workload=replay workload.table=grids/t.jsonl" in out
+    assert entries(folder) == ["t.jsonl"]
+    assert entries(tmp_path) == ["grids"], "nothing else is written"
+    assert len(trained) == 8
+    assert {record.status for record in trained} == {"reached", "budget"}
+
+    table = read_table(folder / "t.jsonl")
+    assert len(table.runs) == 8
+    for record in trained:
+        # A trial's seed draws one of the cell's runs: find one that draws this run.
+        runs = table.cells[record.batch_size, record.lr]
+        seed = next(
+            s for s in range(99) if runs[int(np.random.default_rng(s).random() * len(runs))].seed == record.seed
+        )
+        spec = TrialSpec(0, 0, record.batch_size, record.lr, None, seed)
+        again = replay(table, spec, TARGET, 1000)
+        assert (again.status, again.steps) == (record.status, record.steps)
+        history = {step: float(f"{value:.6g}") for step, value in record.history}
+        assert set(again.history) <= set(history.items())
+        assert again.history[-1] == (record.steps, history[record.steps])
+        # Evaluations are thinned, but steps to any target stay as they were.
+        for goal in history.values():
+            target = Target("val/error", goal, "min")
+            first = next(step for step, value in history.items() if value <= goal)
+            assert replay(table, spec, target, 1000).steps == first
+
+
+def fake(status="reached", steps=40, history=((10, 0.5), (20, 0.3), (40, 0.1)), tau=0.01, **others):
+    base = TrialResult(0, 0, 8, 0.1, None, 0, status, steps, 0, 0, 1.0, 0.0, 0.0, 1.0, tau, "cpu", {}, history)
+    return changed(base, **others)
+
+
+def test_steps_to_any_target_survive_the_thinning(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = []
+    for seed in range(20):
+        steps = np.unique(np.round(np.geomspace(10, 5000, 60)).astype(int))
+        metric = 0.5 * steps**-0.2 + rng.normal(0, 0.02, len(steps))
+        history = tuple((int(step), float(value)) for step, value in zip(steps, metric, strict=True))
+        runs.append(fake("budget", int(steps[-1]), history, seed=seed, batch_size=8 + 8 * (seed % 2)))
+    write_table(tmp_path / "t.jsonl", rows_of_study(runs))
+    table = read_table(tmp_path / "t.jsonl")
+    kept = sum(len(run.steps) for run in table.runs)
+    assert kept < 0.8 * sum(len(run.history) for run in runs)
+    found = {(run.batch_size, run.seed): run for run in table.runs}
+    for run in runs:
+        for goal, mode in ((goal, mode) for goal in np.linspace(0.05, 0.4, 50) for mode in ("min", "max")):
+            target = Target("metric", float(goal), mode)
+            first = next((step for step, value in run.history if target.reached(value)), None)
+            assert found[run.batch_size, run.seed].steps_to(target) == first
+
+
+def test_a_step_takes_the_median_time_of_its_batch_size(tmp_path):
+    runs = [fake(tau=tau, seed=seed) for seed, tau in enumerate((0.0123456, 0.01, 99.0, None))]
+    write_table(tmp_path / "t.jsonl", rows_of_study([*runs, fake(batch_size=16, tau=0.5)]))
+    times = {(run.batch_size, run.seconds_per_step) for run in read_table(tmp_path / "t.jsonl").runs}
+    assert times == {(8, 0.01235), (16, 0.5)}
+
+
+def test_of_a_study_what_can_be_used_is_recorded(tmp_path):
+    stopped = fake("budget", 20, ((10, 0.5), (20, 0.3)), number=1)
+    study = [
+        fake(batch_size=16, lr=0.2),
+        stopped,
+        fake(number=2, parent=1),  # continues it: one run, not two
+        fake("failed", 0, (), None, number=3, batch_size=16),
+        fake("oom", 10, ((10, 0.5),), number=4, batch_size=512),
+        fake("diverged", 10, ((10, None),), number=5, batch_size=16, lr=9.0),
+        fake("budget", 20, ((10, 0.5), (20, math.nan)), number=6, batch_size=16, lr=0.01),
+    ]
+    path = tmp_path / "trials.jsonl"
+    path.write_text("".join(trial.to_json() + "\n" for trial in study))
+    assert main((str(tmp_path / "t.jsonl"), "--trials", str(path))) == 0
+    runs = {(run.batch_size, run.lr): run for run in read_table(tmp_path / "t.jsonl").runs}
+    assert set(runs) == {(8, 0.1), (16, 0.2), (16, 9.0), (16, 0.01)}
+    assert runs[8, 0.1].steps == (10, 20, 40)
+    assert (runs[16, 9.0].steps, runs[16, 9.0].diverged) == ((), True)
+    assert runs[16, 0.01].steps == (10,)
+
+
+def test_a_metric_that_rises_is_recorded_as_it_is(tmp_path):
+    def train(spec):
+        return fake(batch_size=spec.batch_size, lr=spec.lr, seed=spec.seed, history=((10, 0.2), (20, 0.7), (40, 0.91)))
+
+    record_grid(Grid((8, 16), (0.1,), (0,)), train, tmp_path / "t.jsonl", lambda line: None)
+    table = read_table(tmp_path / "t.jsonl")
+    assert table.outcome(8, 0.1, 0, Target("accuracy", 0.9, "max")).steps == 40
+    assert table.runs[0].metric == (0.2, 0.7, 0.91)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([fake()], r"1 usable runs at 1 batch size\(s\): a table needs two batch sizes or more"),
+        ([fake(), fake("oom", 0, (), None, batch_size=16)], r"1 usable runs at 1 batch size\(s\)"),
+        ([], r"0 usable runs at 0 batch size\(s\)"),
+    ],
+)
+def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path, rows, message):
+    with pytest.raises(TableError, match=message):
+        write_table(tmp_path / "t.jsonl", rows_of_study(rows))
+    assert entries(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "a grid needs --batch-sizes and --lrs; or give --trials=TRIALS_JSONL of a study"),
+        (DIGITS, "a grid needs --batch-sizes and --lrs"),
+        (("--batch-sizes", "8,16", *DIGITS), "a grid needs --batch-sizes and --lrs"),
+        (("--batch-sizes", "8,16", "--lrs", "0.1,fast"), "such as 0.001,0.002,0.004, but got '0.1,fast'"),
+        (("--batch-sizes", "8,1.5", "--lrs", "0.1"), "such as 8,16,32, but got '8,1.5'"),
+        (("--batch-sizes", "8,16", "--lrs", "0.1", "--seeds", ""), "but got ''"),
+        (("--batch-sizes", "8,0", "--lrs", "0.1"), "--batch-sizes must be finite and positive, but got 0"),
+        (("--batch-sizes", "8,16", "--lrs", "0.1,nan"), "--lrs must be finite and positive, but got nan"),
+        (("--batch-sizes", "8,16", "--lrs", "0"), "--lrs must be finite and positive, but got 0.0"),
+        (
+            ("--batch-sizes", "8,16", "--lrs", "0.1", "--seeds=-1,0"),
+            "--seeds must be finite and at least 0, but got -1",
+        ),
+        (("--batch-sizes", "8,16,8", "--lrs", "0.1"), "--batch-sizes names a value twice: 8,16,8"),
+        (("--batch-sizes", "8", "--lrs", "0.1"), "a table needs two batch sizes or more, but got --batch-sizes 8"),
+        (("--batch-sizes", "8,16", "--lrs", "0.1"), "no workload was given"),
+        (("--batch-sizes", "8,16", "--lrs", "0.1", "+workload=no"), "there is no workload 'no'"),
+        (("--batch-sizes", "8,16", "--lrs", "0.1", *DIGITS, "budget.steps=0"), "budget.steps and budget.examples must"),
+        (("--batch-sizes", "8,5000", "--lrs", "0.1", *DIGITS), "set --batch-sizes to at most 1200"),
+        (("--trials", "no.jsonl"), "--trials=no.jsonl cannot be read: No such file or directory"),
+        (("--trials", "."), "--trials=. cannot be read: Is a directory"),
+        (("--trials", "other.txt"), "--trials=other.txt is no trials.jsonl of bstune: "),
+        (("--trials", "bytes.txt"), "--trials=bytes.txt is no trials.jsonl of bstune: "),
+        (("--trials", "other.txt", *DIGITS), "--trials takes a study as it is: leave out the grid and"),
+        (("--trials", "other.txt", "--lrs", "0.1"), "--trials takes a study as it is: leave out the grid and"),
+    ],
+)
+def test_bad_input_ends_in_a_plain_line_and_writes_nothing(tmp_path, monkeypatch, capfd, arguments, message):
+    (tmp_path / "other.txt").write_text('{"steps": 3}\n')
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main(("t.jsonl", *arguments))
+    except SystemExit as exit_:  # argparse
+        status = exit_.code
+    printed = capfd.readouterr()
+    assert status == 2
+    assert message in printed.err
+    assert "Traceback" not in printed.out + printed.err
+    assert entries(tmp_path) == ["bytes.txt", "other.txt"]
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("there.jsonl", "there.jsonl is there already: choose another name, or delete it"),
+        (".", ". is there already"),
+        ("there.jsonl/t.jsonl", "there.jsonl is not a folder"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_found_before_training(tmp_path, monkeypatch, capsys, file, message):
+    (tmp_path / "there.jsonl").write_text("mine\n")
+    monkeypatch.chdir(tmp_path)
+    assert main((file, *SHAPE, *DIGITS)) == 2
+    assert message in capsys.readouterr().err
+    assert (tmp_path / "there.jsonl").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("content", ["other\n", '{"steps": 3}\n', "5\n"])
+def test_other_lines_in_the_runs_are_refused(tmp_path, content):
+    (tmp_path / "t.jsonl.runs").write_text(content)
+    with pytest.raises(TableError, match=r"t\.jsonl\.runs holds other lines than those of an earlier run: delete it"):
+        record_grid(Grid((8, 16), (0.1,), (0,)), lambda spec: fake(), tmp_path / "t.jsonl", lambda line: None)
+
+
+def test_a_batch_size_that_does_not_fit_is_left_out(tmp_path):
+    def train(spec):
+        fits = spec.batch_size < 512
+        point = {"batch_size": spec.batch_size, "lr": spec.lr, "seed": spec.seed}
+        return fake(**point) if fits else fake("oom", 10, ((10, 0.5),), **point)
+
+    record_grid(Grid((8, 16, 512), (0.1,), (0,)), train, tmp_path / "t.jsonl", lambda line: None)
+    assert read_table(tmp_path / "t.jsonl").batch_sizes == (8, 16)

@@ -1,0 +1,377 @@
+"""Reading between the cells of a table, trials answered from it, and tables that are refused."""
+
+import json
+import math
+from dataclasses import replace as changed
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bstune.errors import TableError
+from bstune.records import Target, TrialResult, TrialSpec
+from bstune.replay import Run, Table, always_reached, main, never_reached, read_table, replay
+
+TARGET = Target("val/error", 0.1, "min")
+
+
+def run(batch_size=8, lr=0.1, seed=0, *, hit=100, end=None, tau=0.01, diverged=False):
+    """A run with four evaluations before ``hit``, which meets the target, and ``end`` after it; ``hit=None`` misses."""
+    last = hit if hit is not None else end
+    steps = [max(1, last * part // 5) for part in (1, 2, 3, 4)] + [last]
+    metric = [0.5, 0.4, 0.3, 0.2, 0.09 if hit is not None else 0.19]
+    if hit is not None and end is not None:
+        steps, metric = [*steps, end], [*metric, 0.12]
+    return Run(batch_size, lr, seed, tuple(steps), tuple(metric), tau, diverged)
+
+
+def spec(batch_size=8, lr=0.1, seed=0, **others):
+    return TrialSpec(number=7, slot=5, batch_size=batch_size, lr=lr, delta=0.25, seed=seed, **others)
+
+
+def grid(steps, tau=lambda size: 0.01, sizes=(8, 16, 64), lrs=(0.01, 0.1, 0.2)):
+    return Table(tuple(run(size, lr, hit=steps(size, lr), tau=tau(size)) for size, lr in product(sizes, lrs)))
+
+
+@pytest.mark.parametrize(("size", "lr"), list(product((8, 16, 64), (0.01, 0.1, 0.2))))
+def test_a_recorded_point_is_answered_as_it_was_recorded(size, lr):
+    table = grid(lambda size, lr: round(1000 / size / lr) + 5, lambda size: 0.001 * size + 0.0123)
+    recorded = next(r for r in table.runs if (r.batch_size, r.lr) == (size, lr))
+    outcome = table.outcome(size, lr, 3, TARGET)
+    assert outcome.steps == outcome.end == recorded.steps[-1]
+    assert outcome.seconds_per_step == recorded.seconds_per_step
+    assert outcome.history == tuple(zip(recorded.steps, recorded.metric, strict=True))
+
+
+def test_power_laws_are_recovered_between_the_cells():
+    """Log-bilinear interpolation is exact where log S and log tau are linear in log B and log lr."""
+
+    def steps(size, lr):
+        return 1e6 * size**-0.5 * lr**-0.25
+
+    table = grid(lambda size, lr: round(steps(size, lr)), lambda size: 1e-3 * size**0.7)
+    for size, lr in product((9, 12.5, 17, 63), (0.011, 0.05, 0.15)):
+        outcome = table.outcome(size, lr, 0, TARGET)
+        assert outcome.steps == pytest.approx(steps(size, lr), rel=1e-4)
+        assert outcome.seconds_per_step == pytest.approx(1e-3 * size**0.7)
+
+
+def test_in_the_middle_of_four_corners_steps_are_their_geometric_mean():
+    corners = {(8, 0.1): 10, (8, 0.4): 30, (32, 0.1): 50, (32, 0.4): 70}
+    table = Table(tuple(run(*cell, hit=steps) for cell, steps in corners.items()))
+    expected = math.prod(corners.values()) ** 0.25
+    assert table.outcome(16, 0.2, 0, TARGET).steps == round(expected)
+
+
+@pytest.mark.parametrize(
+    ("point", "steps", "end"),
+    [
+        ((16, 0.2), None, 900),  # of equally near corners the first: the one that missed
+        ((12, 0.13), None, 900),
+        ((12, 0.3), 100, 100),  # the nearest corner reached it, and another did not: not rescaled
+        ((25, 0.13), 200, 200),
+        ((32, 0.2), round(math.sqrt(200 * 300)), round(math.sqrt(200 * 300))),  # on an edge whose two ends reached it
+        ((8, 0.2), None, 900),  # on one of whose ends one did not
+    ],
+)
+def test_where_a_corner_missed_the_target_the_nearest_one_speaks(point, steps, end):
+    corners = (run(8, 0.1, hit=None, end=900), run(8, 0.4, hit=100), run(32, 0.1, hit=200), run(32, 0.4, hit=300))
+    outcome = Table(corners).outcome(*point, 0, TARGET)
+    assert (outcome.steps, outcome.end) == (steps, end)
+    assert outcome.history[-1][0] == end
+
+
+def test_a_missing_cell_is_its_nearest_recorded_one_in_log_distance():
+    # (8, 0.8) is missing: (8, 0.4) is one octave away, (32, 0.8) two.
+    table = Table(tuple(run(*cell, hit=h) for cell, h in {(8, 0.4): 100, (32, 0.4): 50, (32, 0.8): 40}.items()))
+    assert table.nearest_cell(8, 0.8) == (8, 0.4)
+    assert table.outcome(8, 0.8, 0, TARGET).steps == 100
+    assert table.outcome(8, 0.55, 0, TARGET).steps == 100
+    middle = table.outcome(16, math.sqrt(0.4 * 0.8), 0, TARGET).steps
+    assert middle == round((100 * 100 * 50 * 40) ** 0.25)
+
+
+@pytest.mark.parametrize(("point", "edge"), [((1, 0.1), (8, 0.1)), ((999, 9.0), (64, 0.2)), ((12, 1e-9), (12, 0.01))])
+def test_outside_of_the_table_its_edge_speaks(point, edge):
+    table = grid(lambda size, lr: round(1000 / size / lr))
+    assert table.outcome(*point, 0, TARGET) == table.outcome(*edge, 0, TARGET)
+
+
+def test_a_cells_runs_are_drawn_by_the_trials_seed_alike_in_every_cell():
+    table = Table(tuple(run(size, 0.1, s, hit=size * 100 + s) for size in (8, 16) for s in (30, 10, 20)))
+    drawn = [(table.outcome(8, 0.1, s, TARGET).steps, table.outcome(16, 0.1, s, TARGET).steps) for s in range(300)]
+    assert {first for first, _ in drawn} == {810, 820, 830}
+    assert all(second - first == 800 for first, second in drawn)
+    assert all(70 < [first for first, _ in drawn].count(steps) < 130 for steps in (810, 820, 830))
+    assert drawn[5][0] == table.outcome(8, 0.1, 5, TARGET).steps
+
+
+def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
+    table = Table((run(8, 0.1, hit=100, end=110), run(32, 0.1, hit=400)))
+    outcome = table.outcome(11, 0.1, 0, TARGET)
+    scale = 4 ** (math.log(11 / 8) / math.log(4))
+    assert outcome.steps == round(100 * scale)
+    assert outcome.history == tuple(
+        (round(step * outcome.steps / 100), value)
+        for step, value in ((20, 0.5), (40, 0.4), (60, 0.3), (80, 0.2), (100, 0.09))
+    )
+
+
+def test_evaluations_that_fall_together_leave_the_last_so_that_the_hit_stays():
+    fine = Run(8, 0.1, 0, (1, 2, 3), (0.5, 0.4, 0.05), 0.01, False)
+    coarse = Run(32, 0.1, 0, (1,), (0.05,), 0.01, False)
+    outcome = Table((fine, coarse)).outcome(12, 0.1, 0, TARGET)
+    assert outcome.steps == 2
+    assert outcome.history == ((1, 0.4), (2, 0.05))
+
+
+def test_what_is_recorded_after_the_target_does_not_matter():
+    table = Table((run(8, 0.1, hit=100, end=500), run(16, 0.1, hit=100, end=500)))
+    assert table.outcome(8, 0.1, 0, TARGET).history[-1] == (100, 0.09)
+    easier = replay(table, spec(), Target("val/error", 0.3, "min"), 10_000)
+    assert (easier.status, easier.steps, easier.steps_low) == ("reached", 60, 40)
+
+
+@pytest.mark.parametrize(
+    ("point", "last_step", "status", "steps", "steps_low", "evaluations"),
+    [
+        ((8, 0.1), 10_000, "reached", 100, 80, 5),
+        ((8, 0.1), 100, "reached", 100, 80, 5),
+        ((8, 0.1), 99, "budget", 99, 99, 4),  # a bound: the history has no evaluation at its end
+        ((8, 0.1), 1, "budget", 1, 1, 0),
+        ((8, 0.4), 10_000, "budget", 300, 300, 5),  # past a record's end it is censored there
+        ((8, 0.4), 250, "budget", 250, 250, 4),
+        ((32, 0.4), 10_000, "diverged", 50, 50, 5),
+        ((32, 0.4), 50, "diverged", 50, 50, 5),
+        ((32, 0.4), 49, "budget", 49, 49, 4),
+        ((32, 0.1), 10_000, "diverged", 1, 1, 0),  # before its first evaluation
+    ],
+)
+def test_what_a_trial_comes_to(point, last_step, status, steps, steps_low, evaluations):
+    table = Table(
+        (
+            run(8, 0.1, hit=100),
+            run(8, 0.4, hit=None, end=300),
+            run(32, 0.4, hit=None, end=50, diverged=True),
+            Run(32, 0.1, 0, (), (), 0.01, True),
+        )
+    )
+    result = replay(table, spec(*point), TARGET, last_step)
+    assert (result.status, result.steps, result.steps_low, len(result.history)) == (
+        status,
+        steps,
+        steps_low,
+        evaluations,
+    )
+    assert result.train_seconds == result.wall_seconds == pytest.approx(steps * 0.01)
+    assert result.examples == steps * point[0]
+    assert (result.number, result.slot, result.delta, result.device) == (7, 5, 0.25, "replay")
+    assert (result.message is not None) == (status == "diverged")
+    assert TrialResult.from_json(result.to_json()) == result
+
+
+def test_steps_to_target_lie_in_an_interval_that_the_history_agrees_with():
+    """Over random tables with holes, noise and several seeds, at random points."""
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        sizes, lrs = 2 ** np.arange(3, 9), 10.0 ** np.arange(-3, 1)
+        runs = []
+        for size, lr, seed in product(sizes, lrs, range(2)):
+            if rng.random() < 0.8:
+                steps = np.unique(rng.integers(1, 60, size=12))
+                metric = tuple(float(value) for value in rng.uniform(0.05, 0.5, size=len(steps)))
+                runs.append(Run(int(size), float(lr), seed, tuple(int(s) for s in steps), metric, 0.01, False))
+        table = Table(tuple(runs))
+        for trial in range(30):
+            size, lr = round(2 ** rng.uniform(3, 8)), 10 ** rng.uniform(-3, 0)
+            result = replay(table, spec(size, lr, trial), TARGET, int(rng.integers(1, 80)))
+            steps = [step for step, _ in result.history]
+            assert steps == sorted(set(steps))
+            hits = [step for step, value in result.history if TARGET.reached(value)]
+            assert hits == ([result.steps] if result.reached else [])
+            assert result.steps_low < result.steps if result.reached else result.steps_low == result.steps
+
+
+@pytest.mark.parametrize("limits", [(30, 60), (1, 99), (80, 80), (50, 10_000)])
+@pytest.mark.parametrize("point", [(8, 0.1), (12, 0.2), (8, 0.4)])
+def test_a_trial_that_is_stopped_and_continued_comes_to_the_same_and_costs_what_was_added(limits, point):
+    table = Table((run(8, 0.1, hit=100), run(8, 0.4, hit=None, end=120), run(16, 0.1, hit=90), run(16, 0.4, hit=70)))
+    whole = replay(table, spec(*point), TARGET, 10_000)
+    first = replay(table, spec(*point), TARGET, limits[0])
+    second = replay(table, changed(spec(*point), number=8, parent=7), TARGET, limits[1], first)
+    last = replay(table, changed(spec(*point), number=9, parent=8), TARGET, 10_000, second)
+    assert (last.status, last.steps, last.steps_low, last.history) == (
+        whole.status,
+        whole.steps,
+        whole.steps_low,
+        whole.history,
+    )
+    assert last.parent == 8
+    spent = first.train_seconds + second.train_seconds + last.train_seconds
+    assert spent == pytest.approx(whole.train_seconds)
+    assert min(first.train_seconds, second.train_seconds, last.train_seconds) >= 0.0
+
+
+def test_a_budget_below_the_steps_that_are_done_adds_none():
+    table = Table((run(8, 0.1, hit=100), run(16, 0.1, hit=90)))
+    first = replay(table, spec(), TARGET, 50)
+    second = replay(table, changed(spec(), number=8, parent=7), TARGET, 20, first)
+    assert (second.steps, second.train_seconds) == (50, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("own", "parent", "message"),
+    [
+        ({"parent": 3}, None, "the trial names parent 3, but got None"),
+        ({}, {}, "the trial names parent None, but got 7"),
+        ({"parent": 7}, {"lr": 0.2}, r"\(8, 0.2, 0\), but got \(8, 0.1, 0\)"),
+        ({"parent": 7}, {"seed": 2}, r"\(8, 0.1, 2\), but got \(8, 0.1, 0\)"),
+    ],
+)
+def test_another_trial_cannot_be_continued(own, parent, message):
+    table = Table((run(8, 0.1, hit=100), run(16, 0.1, hit=90)))
+    earlier = None if parent is None else changed(replay(table, spec(), TARGET, 50), **parent)
+    with pytest.raises(ValueError, match=message):
+        replay(table, changed(spec(), **own), TARGET, 100, earlier)
+
+
+def test_the_best_cell_is_that_of_least_median_time():
+    table = Table(
+        (
+            *(run(8, 0.1, seed, hit=hit, tau=0.01) for seed, hit in enumerate((50, 400, 500))),
+            *(run(16, 0.1, seed, hit=hit, tau=0.02) for seed, hit in enumerate((150, 160, 900))),
+            *(run(32, 0.1, seed, hit=hit, end=10, tau=0.001) for seed, hit in enumerate((5, None, None))),
+        )
+    )
+    assert table.median_time(8, 0.1, TARGET) == pytest.approx(400 * 0.01)
+    assert table.median_time(32, 0.1, TARGET) is None  # most seeds missed it
+    assert table.best(TARGET) == (16, 0.1, pytest.approx(160 * 0.02))
+    assert table.best(Target("val/error", 0.01, "min")) is None
+
+
+def test_the_median_counts_a_cell_with_fewer_seeds_as_often():
+    table = Table(
+        (run(8, 0.1, 0, hit=100), run(8, 0.1, 1, hit=200), run(8, 0.1, 2, hit=300), run(16, 0.1, hit=100, tau=0.02))
+    )
+    assert table.median_time(8, 0.1, TARGET) == pytest.approx(2.0)
+    assert table.median_time(16, 0.1, TARGET) == pytest.approx(2.0)
+
+
+GOOD = {
+    "batch_size": 8,
+    "lr": 0.1,
+    "seed": 0,
+    "steps": [10, 20],
+    "metric": [0.5, 0.09],
+    "seconds_per_step": 0.01,
+    "status": "reached",
+}
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def test_a_table_is_read_back(tmp_path):
+    none = GOOD | {"batch_size": 16, "steps": [], "metric": [], "status": "diverged"}
+    whole = GOOD | {"batch_size": 32.0, "lr": 1, "seed": -1}
+    table = read_table(write(tmp_path / "t.jsonl", GOOD, "", none, {k: v for k, v in whole.items() if k != "status"}))
+    assert table.runs == (
+        Run(8, 0.1, 0, (10, 20), (0.5, 0.09), 0.01, False),
+        Run(16, 0.1, 0, (), (), 0.01, True),
+        Run(32, 1.0, -1, (10, 20), (0.5, 0.09), 0.01, False),
+    )
+    assert (table.batch_sizes, table.lrs) == ((8, 16, 32), (0.1, 1.0))
+
+
+OTHER = GOOD | {"batch_size": 16}
+BAD_ROWS = [
+    ([{k: v for k, v in GOOD.items() if k != "lr"}], "line 2 lacks lr: a run has batch_size, lr, seed, steps, metric"),
+    (["[1, 2]"], "line 2 lacks batch_size, lr, seed, steps, metric, seconds_per_step"),
+    (["null"], "line 2 lacks batch_size"),
+    (["{"], "line 2 is not JSON"),
+    ([GOOD | {"batch_size": 0}], "line 2: batch_size must be a positive number, but got 0"),
+    ([GOOD | {"batch_size": 8.5}], "line 2: batch_size must be an integer, but got 8.5"),
+    ([GOOD | {"batch_size": True}], "line 2: batch_size must be a positive number, but got True"),
+    ([GOOD | {"lr": -0.1}], "line 2: lr must be a positive number, but got -0.1"),
+    ([GOOD | {"lr": "0.1"}], "line 2: lr must be a positive number, but got '0.1'"),
+    ([GOOD | {"seed": None}], "line 2: seed must be an integer, but got None"),
+    ([GOOD | {"seconds_per_step": math.nan}], "line 2: seconds_per_step must be a positive number, but got nan"),
+    ([GOOD | {"seconds_per_step": 10**400}], "line 2: seconds_per_step must be a positive number, but got 1000"),
+    ([GOOD | {"metric": [0.5, math.nan]}], "line 2: metric must hold finite numbers, but got nan: end the run before"),
+    ([GOOD | {"metric": [math.inf, 0.5]}], "line 2: metric must hold finite numbers, but got inf"),
+    ([GOOD | {"metric": [0.5, None]}], "line 2: metric must hold finite numbers, but got None"),
+    ([GOOD | {"metric": [0.5, "0.1"]}], "line 2: metric must hold finite numbers, but got '0.1'"),
+    ([GOOD | {"metric": [0.5]}], "line 2 has 2 steps but 1 values of the metric"),
+    ([GOOD | {"metric": 0.5}], "line 2: steps and metric must be lists, but got [10, 20] and 0.5"),
+    ([GOOD | {"steps": [], "metric": []}], "line 2 has no evaluation: only a run whose status is diverged may"),
+    ([GOOD | {"steps": [20, 10]}], "line 2: steps must be ascending positive integers, but got [20, 10]"),
+    ([GOOD | {"steps": [10, 10]}], "line 2: steps must be ascending positive integers"),
+    ([GOOD | {"steps": [0, 10]}], "line 2: steps must be ascending positive integers"),
+    ([GOOD | {"steps": [10, 20.5]}], "line 2: steps must be ascending positive integers"),
+    ([GOOD, GOOD | {"steps": [1, 2]}], "line 3: batch_size=8, lr=0.1, seed=0 is there twice: drop one of the two"),
+]
+
+
+@pytest.mark.parametrize(("rows", "message"), BAD_ROWS)
+def test_a_bad_row_is_named(tmp_path, rows, message):
+    with pytest.raises(TableError) as error:
+        read_table(write(tmp_path / "t.jsonl", OTHER, *rows))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no evaluated run"),
+        (b"\n\n", "holds no evaluated run"),
+        ((json.dumps(GOOD) + "\n").encode(), "has batch size 8 only: a search over batch sizes needs two or more"),
+        (b"\xff\xfe\x00", "cannot be read (it is not UTF-8 text)"),
+        (None, "cannot be read (No such file or directory)"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused(tmp_path, content, message):
+    path = tmp_path / "t.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TableError) as error:
+        read_table(path)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "never", "always"),
+    [
+        (TARGET, None, None),
+        (
+            Target("val/error", 0.05, "min"),
+            "val/error <= 0.05 is never reached in this table; lowest val/error 0.09, at batch size 8 and learning "
+            "rate 0.1: set workload.target.value to one that some run reached",
+            None,
+        ),
+        (
+            Target("val/accuracy", 0.9, "max"),
+            "val/accuracy >= 0.9 is never reached in this table; highest val/accuracy 0.5, at batch size 8 and "
+            "learning rate 0.1: set workload.target.value to one that some run reached",
+            None,
+        ),
+        (
+            Target("val/error", 0.5, "min"),
+            None,
+            "val/error <= 0.5 is met by every run in this table at its first evaluation: "
+            "check workload.target.mode and workload.target.value",
+        ),
+    ],
+)
+def test_goals_that_a_table_says_nothing_of(target, never, always):
+    table = Table((run(8, 0.1, hit=100), run(16, 0.1, hit=None, end=100)))
+    assert never_reached(table, target) == never
+    assert always_reached(table, target) == always
+
+
+@pytest.mark.parametrize("arguments", [[], ["replay"], ["--help"]])
+def test_the_module_records_and_does_nothing_else(arguments, capsys):
+    assert main(arguments) == 2
+    assert "usage: python -m bstune.replay record FILE" in capsys.readouterr().err

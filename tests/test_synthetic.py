@@ -1,0 +1,105 @@
+import math
+
+import numpy as np
+import pytest
+
+from bstune.curve import fit_curve, frontier_points
+from bstune.errors import TableError
+from bstune.records import Target, TrialSpec
+from bstune.replay import replay
+from bstune.synthetic import CADENCE, Law, Metric, synthetic_table
+
+TARGET = Target("error", 0.1, "min")
+
+
+def spec(batch_size: int, lr: float, seed: int = 0) -> TrialSpec:
+    return TrialSpec(0, 0, batch_size, lr, None, seed)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "octaves", "expected"),
+    [
+        (128, 0, 200 * (1 + 400 / 128)),
+        (32, 0, 200 * (1 + 400 / 32)),
+        (128, -2, 825 * math.exp(0.12 * 4)),
+        (128, 1, 825 * math.exp(0.5)),
+        (128, 3, None),
+    ],
+)
+def test_steps_are_the_frontier_times_the_penalty(batch_size: int, octaves: float, expected: float | None) -> None:
+    law = Law()
+    lr = 0.1 * math.sqrt(batch_size / 128) * 2**octaves
+    assert law.steps(batch_size, lr) == pytest.approx(expected)
+    result = replay(synthetic_table(law, (32, 128), (lr,)), spec(batch_size, lr), TARGET, 10**9)
+    if expected is None:
+        assert result.status == "diverged"
+        assert result.steps < 0.11 * law.frontier(batch_size)
+    else:
+        assert result.reached
+        assert result.steps == round(expected)
+        assert result.train_seconds == pytest.approx(round(expected) * (1e-3 + 5e-6 * batch_size))
+
+
+@pytest.mark.parametrize("exponent", [-0.3, 0.0, 0.5, 1.0])
+def test_the_best_cell_is_where_the_law_says(exponent: float) -> None:
+    law = Law(exponent=exponent, lr=0.125, batch_size=256, b_crit=512, overhead=1e-3, per_example=7.8125e-6)
+    table = synthetic_table(law, lrs=tuple(2.0**k for k in range(-8, 1)))
+    assert law.b_crit * law.overhead / law.per_example == 256**2  # the fastest batch size, squared
+    best = table.best(TARGET)
+    assert best is not None
+    assert best[:2] == (256, 0.125)
+    assert best[2] == pytest.approx(600 * 3e-3)
+
+
+def test_b_crit_comes_back_from_the_frontier() -> None:
+    law = Law(b_crit=300)
+    table = synthetic_table(law, lrs=tuple(law.best_lr(2**k) for k in range(3, 13)))
+    results = [replay(table, spec(*cell), TARGET, 10**9) for cell in table.cells]
+    fit = fit_curve(frontier_points(results))
+    assert fit.b_crit == pytest.approx(300, rel=0.01)
+    assert fit.s_min == pytest.approx(200, rel=0.01)
+
+
+def test_a_run_too_far_off_is_censored_at_its_longest() -> None:
+    law = Law(left=0.12)
+    lr = 0.1 * 2**-6  # exp(0.12 x 36) is 75 times the frontier
+    result = replay(synthetic_table(law, (64, 128), (lr,), longest=4.0), spec(128, lr), TARGET, 10**9)
+    assert result.status == "budget"
+    assert result.steps == result.steps_low == 4 * 825
+
+
+def test_noise_from_run_to_run_has_its_size() -> None:
+    law = Law(noise=0.2, s_min=2000)
+    table = synthetic_table(law, (64, 128), (0.1,), seeds=range(400))
+    logs = [math.log(run.steps_to(TARGET) or 0) for run in table.cells[128, 0.1]]
+    assert np.std(logs) == pytest.approx(0.2, rel=0.1)
+    assert np.mean(logs) == pytest.approx(math.log(8250), abs=0.04)
+    other = [run.steps_to(TARGET) for run in table.cells[64, 0.1]]
+    assert np.corrcoef(logs, np.log(np.array(other, dtype=float)))[0, 1] < 0.2  # every cell has its own noise
+    assert synthetic_table(law, (64, 128), (0.1,), seeds=range(400)) == table  # and the same each time
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_history_falls_to_the_target_at_the_last_step(noise: float) -> None:
+    run = synthetic_table(Law(), (64, 128), (0.1,), metric=Metric(noise=noise)).cells[128, 0.1][0]
+    assert run.steps_to(TARGET) == run.steps[-1] == 825
+    assert all(b <= max(a * CADENCE + 1, a + 1) for a, b in zip(run.steps, run.steps[1:], strict=False))
+    assert run.metric[0] > 0.5
+    assert (np.diff(run.metric) < 0).all() == (noise == 0.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Law(b_crit=0), "positive b_crit, but got 0"),
+        (lambda: Law(lr=math.nan), "positive lr, but got nan"),
+        (lambda: Law(noise=-1), "noise of at least 0, but got -1"),
+        (lambda: Law(exponent=math.inf), "finite exponent, but got inf"),
+        (lambda: Metric(target=0.01), "floor < target"),
+        (lambda: synthetic_table(Law(), (8,)), "two or more batch sizes"),
+        (lambda: synthetic_table(Law(), lrs=()), "a learning rate"),
+    ],
+)
+def test_bad_arguments_are_named(make: object, message: str) -> None:
+    with pytest.raises(TableError, match=message):
+        make()  # type: ignore[operator]
