@@ -103,10 +103,9 @@ def rule_of(problem: Problem, axis: str) -> scaling.ScalingRule | None:
         ConfigError: for ``saturating`` and ``surge`` without a noise scale.
     """
     bound = {"reference_batch_size": problem.reference_batch_size, "reference_lr": problem.reference_lr}
-    if axis == "sqrt":
-        return partial(scaling.sqrt, **bound)
-    if axis == "linear":
-        return partial(scaling.linear, **bound)
+    plain = {"none": scaling.none, "sqrt": scaling.sqrt, "linear": scaling.linear}
+    if axis in plain:
+        return partial(plain[axis], **bound)
     if axis in ("saturating", "surge"):
         if problem.noise_scale is None:
             raise ConfigError(f"the axis {axis} needs a noise scale, and the table does not determine its B_crit")

@@ -18,28 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import yaml
 
 from bstune.baselines import Entry, baselines
-from bstune.bench_report import GP_RULE, RULES, Standing, draw, print_tables, standing, summary
+from bstune.bench_report import GP_RULE, OWN_RULE, RULES, Standing, draw, print_tables, standing, summary
 from bstune.contest import MULTIPLES, Objective, Played, Task, make_task, play
 from bstune.errors import BstuneError, ConfigError, Interrupted, TableError
 from bstune.output import check_writable, write_text
+from bstune.own_search import OWN, own_searches
 from bstune.records import Target, dump_json
 from bstune.replay import read_table
+from bstune.replaying import SHIPPED, Source, read_index
 
-SHIPPED = Path(__file__).parent / "tables"
 SEEDS, QUICK_SEEDS = 20, 3
-QUICK = ("bstune", "random/lr", "tpe/lr", "tpe/sqrt", "shallue", "zeus")
-
-
-@dataclass(frozen=True)
-class Source:
-    """A table's file, the target that it was recorded for, and the command that made it."""
-
-    path: Path
-    target: Target | None
-    command: str | None
+QUICK = (OWN, "random/lr", "tpe/lr", "tpe/sqrt", "shallue", "zeus")
 
 
 @dataclass(frozen=True)
@@ -61,24 +52,26 @@ class Settings:
 
 def searches() -> tuple[Entry, ...]:
     """Return all searches that are known by name."""
-    return baselines()
+    return (*own_searches(), *baselines())
 
 
 def chosen(names: Sequence[str], quick: bool) -> list[Entry]:
     """Return the searches that are named; of none, all, or the few of ``--quick``.
 
     A name is ``NAME``, ``NAME/AXIS`` or ``NAME/AXIS/FORM``, or ``MODULE:FUNCTION`` for a function of
-    (:class:`bstune.contest.Problem`, seed) that returns a :class:`bstune.contest.Search`.
+    (:class:`bstune.contest.Problem`, seed) that returns a :class:`bstune.contest.Search`. ``bstune`` alone is the one
+    with its usual rule.
 
     Raises:
         ConfigError: for a name that is not known.
     """
     known = searches()
     if not names:
-        return [entry for entry in known if not quick or {entry.name, entry.group} & set(QUICK)]
+        return [entry for entry in known if not quick or entry.group in QUICK]
     found: dict[str, Entry] = {}
     for name in names:
-        matching = [entry for entry in known if name in (entry.name, entry.group, entry.key)]
+        matching = [entry for entry in known if name in (entry.group, entry.key)]
+        matching = matching or [entry for entry in known if name == entry.name]
         if not matching and ":" in name:
             matching = [_imported(name)]
         if not matching:
@@ -97,40 +90,6 @@ def _imported(name: str) -> Entry:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"the search {name!r} cannot be imported ({error}): give MODULE:FUNCTION") from error
     return Entry(name, None, None, make)
-
-
-def read_index(folder: Path) -> dict[str, Source]:
-    """Return the tables that ``tables.yaml`` in a folder lists, by name.
-
-    It maps the name of each file, without ``.jsonl``, to ``metric``, ``target`` (the value; the metric is an error) and
-    ``command`` (that made it); further keys are not read. A folder without an index has no tables.
-
-    Raises:
-        TableError: for an index that is no such mapping, or lists a file that is missing.
-    """
-    path = folder / "tables.yaml"
-    if not path.exists():
-        return {}
-    try:
-        listed = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TableError(f"{path} cannot be read ({error}): it lists the tables beside it") from error
-    if not isinstance(listed, dict):
-        raise TableError(f"{path} must map the name of each table to metric, target and command")
-    found = {}
-    for name, values in listed.items():
-        missing = [key for key in ("metric", "target", "command") if not isinstance(values, dict) or key not in values]
-        if missing:
-            raise TableError(f"{path}: {name} lacks {', '.join(missing)}")
-        if not isinstance(values["target"], int | float):
-            raise TableError(f"{path}: {name} needs a number as target, but got {values['target']!r}")
-        file = folder / f"{name}.jsonl"
-        if not file.exists():
-            raise TableError(f"{path} lists {name}, but {file} does not exist")
-        found[str(name)] = Source(
-            file, Target(str(values["metric"]), float(values["target"]), "min"), values["command"]
-        )
-    return found
 
 
 def load(names: Sequence[str], index: dict[str, Source], target: float | None, settings: Settings) -> list[Loaded]:
@@ -369,7 +328,8 @@ def report(
 ) -> None:
     """Print the tables; write ``bench.json`` and ``bench.png``."""
     capped = [GP_RULE] if any(one.entry.name == "gp" for one in found) else []
-    notes = [*RULES[settings.objective], *capped, *notes]
+    own = [OWN_RULE] if any(one.entry.name == OWN for one in found) else []
+    notes = [*RULES[settings.objective], *own, *capped, *notes]
     plain = [loaded.task for loaded in tasks]
     print_tables(plain, found, notes)
     shown = summary(plain, found, notes) | asdict(settings)

@@ -27,6 +27,7 @@ from bstune.contest import (
     ratio_after,
     spending_within,
 )
+from bstune.own_search import OWN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,13 +39,18 @@ WIDTH = 112  # of the printed tables, also where the output goes into a file
 HIGHEST_RATIO = 10.0  # of the figure
 ABOVE = 2.0 * HIGHEST_RATIO
 BUDGET_RULE = (
-    f"First budget: {BUDGET_FACTOR:g} times what the best cell needs (times --budget-factor); no trial outlives it. "
-    "Only trials that finished within the spending count. tau(B) is known beforehand, at no cost."
+    f"First budget: {BUDGET_FACTOR:g} times what the best cell needs (times --budget-factor); no trial outlives it but "
+    "bstune's own, which take it for a scale. Only trials that finished within the spending count. tau(B) is known "
+    "beforehand, at no cost."
 )
 FORMS_RULE = (
     "Of an Optuna sampler's two forms (a stopped trial told as pruned, or as complete at its bound) the better one is "
     "shown, chosen on these seeds, in its favour; values are log seconds. The rules saturating and surge are given the "
     "table's own B_crit as noise scale, in their favour."
+)
+OWN_RULE = (
+    "bstune has the square-root rule through the reference as prior mean and no noise scale; with another rule it is "
+    "bstune/none or bstune/linear, which the figure and the line below the table leave out."
 )
 GP_RULE = f"Optuna's GP is ended after {MOST_GP_TRIALS} trials and keeps what it has: it takes 0.1 to 0.2 s for each."
 RULES: dict[Objective, tuple[str, ...]] = {
@@ -182,7 +188,7 @@ def leader(task: Task, found: Sequence[Standing]) -> str | None:
     """Return what the best of Optuna's samplers and the best other search spent to come within; None for ``curve``."""
     if task.problem.objective == "curve":
         return None
-    ordered = best_by([one for one in found if one.table == task.name], lambda standing: standing.entry.group)
+    ordered = best_by(_contenders(task, found), lambda standing: standing.entry.group)
     optunas = [one for one in ordered if _is_optuna(one)]
     others = [one for one in ordered if not _is_optuna(one)]
     last = MULTIPLES["time"][-1]
@@ -256,7 +262,7 @@ def draw(tasks: Sequence[Task], found: Sequence[Standing], path: Path) -> None:
         figure = Figure(figsize=(1.2 + 4.6 * len(tasks), 4.8), dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
         for axes, task in zip(np.atleast_1d(figure.subplots(1, len(tasks))), tasks, strict=True):
-            best = best_by([one for one in found if one.table == task.name], lambda standing: standing.entry.name)
+            best = best_by(_contenders(task, found), lambda standing: standing.entry.name)
             lines = {one.entry.name: one for one in best}
             optunas, others = [name for name in lines if name in SAMPLERS], [n for n in lines if n not in SAMPLERS]
             banded = optunas[:1] + others[:1]
@@ -275,12 +281,19 @@ def draw(tasks: Sequence[Task], found: Sequence[Standing], path: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def _contenders(task: Task, found: Iterable[Standing]) -> list[Standing]:
+    """Return the standings on a table; bstune's own only with its usual rule, which was not chosen on these seeds."""
+    here = [one for one in found if one.table == task.name]
+    usual = any(one.entry.key == OWN for one in here)
+    return [one for one in here if not usual or one.entry.name != OWN or one.entry.key == OWN]
+
+
 def _is_optuna(one: Standing) -> bool:
     return one.entry.name in SAMPLERS
 
 
 def _own_first(one: Standing) -> tuple[bool, int, str]:
-    return one.entry.name != "bstune", SAMPLERS.index(one.entry.name) if _is_optuna(one) else -1, one.entry.name
+    return one.entry.name != OWN, SAMPLERS.index(one.entry.name) if _is_optuna(one) else -1, one.entry.name
 
 
 def _draw_line(axes: "Axes", one: Standing, colour: str, with_band: bool) -> None:

@@ -82,8 +82,8 @@ def most_seconds(
 
 
 def remaining_seconds(plan: Plan, results: Sequence[TrialResult]) -> float | None:
-    """Return the seconds that the rest of a study takes if its trials go on as they did; None before the first."""
-    done = [result.wall_seconds for result in results if result.status != "failed"]
+    """Return the seconds that the rest of a search takes if its trials go on as they did; None before the first."""
+    done = [result.wall_seconds for result in results if result.status != "failed" and result.confirms is None]
     if not done:
         return None
     return max(0, plan.trials - len(done)) * sum(done) / len(done)

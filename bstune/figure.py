@@ -190,7 +190,7 @@ def _decimal_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
 
 
 def _draw_winner(axes: "Axes", winner: Row, y: float, key: str) -> None:
-    """Mark the winner and write its batch size and learning rate below it, where nothing can be: it is the least."""
+    """Mark the winner and write its batch size and learning rate below it, where little is: it is of the least."""
     x = winner["batch_size"]
     axes.scatter([x], [y], marker="*", s=190, facecolor=VERMILION, edgecolor="white", zorder=6, label="best trial")
     position = axes.transLimits.transform(axes.transScale.transform((x, y)))[0]

@@ -1,14 +1,15 @@
 """Runs a checked job: a study from its plan to its report, or one trial by itself."""
 
+import math
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import optuna
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -18,17 +19,41 @@ from bstune.building import flatten, plain
 from bstune.curve import CurveError, CurveFit, fit_curve, frontier_points, predict_steps
 from bstune.estimate import remaining_seconds
 from bstune.figure import draw_curve
+from bstune.held import which_rule_held
 from bstune.output import Output, locked, redact, write_text
 from bstune.preflight import Job
 from bstune.progress import Progress, plan_text
 from bstune.records import TrialResult, TrialSpec, dump_json
-from bstune.report import print_final, summarize, winners
-from bstune.search.study import STUDY_ID, finish_abandoned, next_slot, open_study, results, run_slot
+from bstune.report import format_count, print_final, summarize, winners
+from bstune.search.confirm import contenders, next_confirmation
+from bstune.search.decide import Known, b_crit_quantiles, learn
+from bstune.search.foretell import ideal_value
+from bstune.search.frontier import default_policy
+from bstune.search.posterior import make_prior
+from bstune.search.study import (
+    STUDY_ID,
+    ask,
+    ask_confirmation,
+    build_sampler,
+    distributions,
+    ended_by_themselves,
+    finish_abandoned,
+    next_slot,
+    open_study,
+    results,
+    run_trial_of,
+)
 
 if TYPE_CHECKING:
     from bstune.tracking import Tracking
 
 TESTS = "bstune:tests"  # attribute in the storage: test metrics by trial number
+INTERVAL = (0.05, 0.95)  # of B_crit's posterior, for search.precision
+MOST_CERTAIN_AFTER = 6  # reached trials, before the search may end by search.precision
+ABANDONED_AT = 1.2  # times the best trial's time or steps: a stopped trial that has taken more is not continued
+MOST_STATES = 32
+CERTAIN_PARTICLES, REPORT_PARTICLES = 400, 1000  # of the posterior, while the search goes on and for its report
+CERTAIN_EVERY = 4  # slots between looks at search.precision
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 
 
@@ -46,17 +71,17 @@ def run_study(job: Job, arguments: Sequence[str], console: Console) -> None:
     with locked(job.output):
         study = open_study(job.config.study, job.config.storage, job.plan.objective, job.fingerprint, job.output.root)
         finish_abandoned(study, job.plan.objective)
-        done = results(study, job.plan, job.space)
+        done = results(study)
         console.print(plan_text(job, done, _estimate(job, done)), soft_wrap=True)
         job.output.checkpoints.mkdir(exist_ok=True)
         write_text(job.output.config, shareable_yaml(job.config))
         tracking = _open_tracking(job, study)
         try:
-            stopped = _run_slots(job, study, tracking, console)
+            ended = _run_slots(job, study, tracking, console)
         finally:  # a trial that was cut short is a record too
-            write_trials(job.output, results(study, job.plan, job.space))
-        console.print(stopped)
-        _report(job, study, tracking, arguments, console)
+            write_trials(job.output, results(study))
+        console.print(ended)
+        _report(job, study, tracking, ended, arguments, console)
 
 
 def run_single(job: Job, spec: TrialSpec, console: Console) -> TrialResult:
@@ -84,39 +109,142 @@ def _estimate(job: Job, done: Sequence[TrialResult]) -> tuple[float, bool]:
 
 
 def _run_slots(job: Job, study: optuna.Study, tracking: "Tracking | None", console: Console) -> str:
-    """Run one slot after another and return, in words, what ended the study."""
+    """Search, then confirm the winners; return, in words, what ended the search."""
     with Progress(job.plan.trials, job.protocol.target, console) as progress:
         while True:
-            done = results(study, job.plan, job.space)
-            write_trials(job.output, done)
-            job.output.keep_checkpoints({winner.number for winner in winners(done).values()})
-            progress.show(done)
+            done = _write(job, study, progress)
             slot = next_slot(study, job.plan)
-            if slot is None:
-                return f"the plan is done: search.trials={job.plan.trials}"
-            spent = job.plan.spent(done)
-            if spent is not None:
-                return f"stopped: {spent}"
-
-            result = run_slot(
-                study,
-                slot,
-                job.plan,
-                job.space,
-                job.config.sampler,
-                job.protocol.target,
-                partial(_train, job, done),
-            )
-            if tracking is not None:
-                tracking.send_trial(result)
+            ended = f"the plan is done: search.trials={job.plan.trials}" if slot is None else _ended(job, done)
+            if ended is not None or slot is None:
+                break
+            sampler = build_sampler(job.config.sampler, job.plan, slot, own_arguments(job, ended_by_themselves(study)))
+            asked = ask(study, slot, job.plan, job.space, sampler, job.runner.stops)
+            _run(job, study, asked, done, tracking)
+        while True:
+            done = _write(job, study, progress)
+            due = next_confirmation(done, job.plan.objective, job.plan.confirmations, job.plan.finalists)
+            if due is None:
+                return ended or ""
+            asked = ask_confirmation(study, *due, job.plan, job.space, job.runner.stops)
+            _run(job, study, asked, done, tracking)
 
 
-def _train(job: Job, done: Sequence[TrialResult], spec: TrialSpec) -> TrialResult:
-    """Run the trial, from where the trial that it continues was stopped, if it names one."""
-    parent = next((result for result in done if result.number == spec.parent), None)
-    if spec.delta is not None:  # the record holds the delta of the learning rate that is used: it may be a clipped one
-        spec = replace(spec, delta=job.space.delta(spec.batch_size, spec.lr))
-    return job.runner.train(spec, job.output, parent)
+def _ended(job: Job, done: Sequence[TrialResult]) -> str | None:
+    """Return which limit or which certainty ends the search, in words; None if none."""
+    spent = job.plan.spent(done)
+    if spent is not None:
+        return f"stopped: {spent}"
+    # Of the search alone: a study that is continued while its winners run again, or after it, has ended here before.
+    searched = [trial for trial in done if trial.confirms is None and trial.status != "failed"]
+    reached = sum(trial.reached for trial in searched)
+    if job.plan.precision is None or reached < MOST_CERTAIN_AFTER or len(searched) % CERTAIN_EVERY:
+        return None
+    low, high = b_crit_quantiles(known_of(job, searched, CERTAIN_PARTICLES), INTERVAL)
+    if high / low >= job.plan.precision:
+        return None
+    return (
+        f"stopped: B_crit lies between {format_count(low)} and {format_count(high)}, "
+        f"within search.precision={job.plan.precision:g}"
+    )
+
+
+def _write(job: Job, study: optuna.Study, progress: Progress) -> list[TrialResult]:
+    """Write what has been done, show it, delete the files that nothing needs any more, and return the trials."""
+    done = results(study)
+    write_trials(job.output, done)
+    kept = [*winners(done).values(), *contenders(done, job.plan.objective, job.plan.finalists)]
+    job.output.keep_checkpoints({trial.number for trial in kept})
+    job.output.keep_states(worth_continuing(done, job.plan.objective))
+    progress.show(done)
+    return done
+
+
+def worth_continuing(done: Sequence[TrialResult], objective: str) -> set[int]:
+    """Return the numbers of the stopped trials that may still be continued: the newest ``MOST_STATES`` of them.
+
+    Those that have taken more than the best trial are not worth it: seconds for ``time``, steps for ``steps``, both of
+    the two for ``both``; the curve needs them all. A state is as large as the model and its optimizer.
+    """
+    parents = {trial.parent for trial in done if trial.status != "failed"}  # what was cut short is asked again
+    reached = [trial for trial in done if trial.reached and trial.confirms is None]
+    fastest = min((time for trial in reached if (time := trial.time_to_target) is not None), default=math.inf)
+    fewest = min((trial.steps for trial in reached), default=math.inf)
+
+    def may_win(trial: TrialResult) -> bool:
+        by_time = trial.steps * (trial.seconds_per_step or 0.0) < ABANDONED_AT * fastest
+        by_steps = trial.steps < ABANDONED_AT * fewest
+        return {"time": by_time, "steps": by_steps, "both": by_time or by_steps, "curve": True}[objective]
+
+    ends = [trial for trial in done if trial.status == "budget" and trial.number not in parents]
+    return {trial.number for trial in [t for t in ends if t.confirms is None and may_win(t)][-MOST_STATES:]}
+
+
+def _run(
+    job: Job,
+    study: optuna.Study,
+    asked: tuple[optuna.Trial, TrialSpec],
+    done: Sequence[TrialResult],
+    tracking: "Tracking | None",
+) -> None:
+    """Run a trial that was asked for, from where the trial that it continues was stopped, if it names one."""
+
+    def train(spec: TrialSpec) -> TrialResult:
+        parent = next((result for result in done if result.number == spec.parent), None)
+        result = job.runner.train(spec, job.output, parent)
+        return replace(result, confirms=spec.confirms)
+
+    result = run_trial_of(study, asked, job.plan.objective, job.protocol.target, train)
+    if tracking is not None:
+        tracking.send_trial(result)
+
+
+def own_arguments(job: Job, ended: Collection[int] = ()) -> dict[str, Any]:
+    """Return what bstune's own sampler is told of the job, where ``ended`` trials go no further."""
+    bounds = job.config.workload.target.bounds
+    space = job.space
+
+    def resumable(number: int) -> bool:
+        return number not in ended and job.runner.resumable(number, job.output)
+
+    return {
+        "objective": job.plan.objective,
+        "rule": space.rule,
+        "budget": lambda batch_size: float(job.protocol.budget.last_step(round(batch_size))),
+        "target": job.protocol.target,
+        "ideal": ideal_value(job.protocol.target, None if bounds is None else list(bounds)),
+        "resumable": resumable if job.runner.stops else None,
+        "snap": space.snap,
+        "lr_range": (space.lr_low, space.lr_high),
+        "step_time": job.runner.step_time,
+        "search_space": distributions(space),
+    }
+
+
+def known_of(job: Job, done: Sequence[TrialResult], particles: int) -> Known:
+    """Return the posterior of the frontier after these trials, whatever sampler asked them."""
+    space, budget, target = job.space, job.protocol.budget, job.protocol.target
+    bounds = job.config.workload.target.bounds
+    prior = make_prior(
+        low=space.low,
+        high=space.high,
+        rule=lambda x: np.log2([space.rule(2.0**value) for value in np.ravel(x)]).reshape(np.shape(x)),
+        log_budget=math.log(budget.last_step(round(math.sqrt(space.low * space.high)))),
+        sigma=space.sigma,
+        exponent_sigma=job.config.scaling.exponent_sigma,
+        noise_scale=job.config.scaling.noise_scale,
+        others=0,
+    )
+    return learn(
+        [trial for trial in done if trial.status != "failed"],
+        {},
+        prior=prior,
+        target=target,
+        ideal=ideal_value(target, None if bounds is None else list(bounds)),
+        step_time=job.runner.step_time,
+        in_examples=False,
+        policy=replace(default_policy(), particles=particles),
+        rng=np.random.default_rng(job.plan.seed),
+    )
 
 
 def write_trials(output: Output, done: Sequence[TrialResult]) -> None:
@@ -125,16 +253,22 @@ def write_trials(output: Output, done: Sequence[TrialResult]) -> None:
 
 
 def _report(
-    job: Job, study: optuna.Study, tracking: "Tracking | None", arguments: Sequence[str], console: Console
+    job: Job,
+    study: optuna.Study,
+    tracking: "Tracking | None",
+    ended: str,
+    arguments: Sequence[str],
+    console: Console,
 ) -> None:
-    done = results(study, job.plan, job.space)
+    done = results(study)
     fit = _fit(done)
-    summary = summarize(done, job.protocol.target, fit)
+    held = which_rule_held(known_of(job, done, REPORT_PARTICLES), job.space.low, job.space.high)
+    summary = summarize(done, job.protocol.target, fit, held, ended)
     tests = _test_winners(job, study, winners(done))
     output, workload = job.output, job.config.workload.name
     summary = {"study": job.config.study, "workload": workload, **summary, "test": tests}
     write_text(output.curve, dump_json(summary, indent=2) + "\n")
-    write_text(output.best, best_yaml(winners(done), arguments, output))
+    write_text(output.best, best_yaml(winners(done), arguments, output, job.runner.stops))
     curve = fit if isinstance(fit, CurveFit) else None
     draw_curve(done, summary, curve, workload, output.figure)
     ui = "not logged (mlflow.enabled=false)"
@@ -170,11 +304,15 @@ def _spec(result: TrialResult) -> TrialSpec:
     return TrialSpec(result.number, result.slot, result.batch_size, result.lr, result.delta, result.seed)
 
 
-def best_yaml(best: Mapping[str, TrialResult], arguments: Sequence[str], output: Output) -> str:
-    """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again."""
+def best_yaml(best: Mapping[str, TrialResult], arguments: Sequence[str], output: Output, stops: bool) -> str:
+    """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again.
+
+    Where trials ``stops`` early, what was evaluated depends on their limits: the command's budget ends with the winner.
+    """
     values: dict[str, Any] = {}
     for name, result in best.items():
         own = [f"trial.batch_size={result.batch_size}", f"trial.lr={result.lr!r}", f"trial.seed={result.seed}"]
+        own += [f"budget.steps={result.steps}", "budget.examples=1"] if stops else []
         kept = [redact(argument) for argument in arguments if not argument.startswith("trial.")]
         checkpoint = output.checkpoint(result.number)
         fields = ("number", "batch_size", "lr", "seed", "steps", "steps_low", "seconds_per_step")
@@ -253,7 +391,7 @@ def _open_tracking(job: Job, study: optuna.Study) -> "Tracking | None":
         study_seconds=config.mlflow.study_seconds,
     )
     tracking = open_tracking(_mlflow_uri(config), config.mlflow.experiment, tags, limits)
-    for result in results(study, job.plan, job.space):
+    for result in results(study):
         tracking.send_trial(result)
     return tracking
 

@@ -57,6 +57,22 @@ class Output:
         """Weights of trial ``number`` at the target."""
         return self.checkpoints / f"trial-{number}.ckpt"
 
+    @property
+    def states(self) -> Path:
+        """Whole training states of stopped trials that may be continued."""
+        return self.root / "states"
+
+    def state(self, number: int) -> Path:
+        """State of stopped trial ``number``."""
+        return self.states / f"trial-{number}.ckpt"
+
+    def keep_states(self, numbers: set[int]) -> None:
+        """Delete the states of all trials but these."""
+        kept = {self.state(number) for number in numbers}
+        for path in self.states.glob("trial-*"):
+            if path not in kept:
+                path.unlink()
+
     def single_trial(self, batch_size: int, lr: float, seed: int) -> "Output":
         """Return the folder of a trial that is trained by itself."""
         return Output(self.root / f"trial-B{batch_size}-lr{lr:.6g}-seed{seed}")

@@ -1,5 +1,6 @@
 """Everything that can be wrong with a job, found before anything is written."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from bstune.records import Target, TrialSpec
 from bstune.runner import Runner, Settled
 from bstune.search.plan import Plan
 from bstune.search.space import Space
-from bstune.search.study import build_sampler, check_storage
+from bstune.search.study import build_sampler, check_storage, is_own
 from bstune.settings import is_replayed
 
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
@@ -60,6 +61,9 @@ def prepare(config: DictConfig) -> Job:
         wall_seconds=config.search.wall_seconds,
         stratified=config.search.stratified,
         seed=config.seed,
+        precision=config.search.precision,
+        confirmations=config.search.confirmations,
+        finalists=config.search.finalists,
     )
     space = _space(config, settled.lr_range)
     protocol = make_protocol(config, target, settled.trainer)
@@ -114,10 +118,15 @@ def _space(config: DictConfig, lr_range: tuple[float, float]) -> Space:
         multiple=multiple,
         sigma=config.scaling.sigma,
         rule=build(config.scaling.rule, "scaling"),
+        octaves=config.scaling.octaves if is_own(config.sampler) else None,
         lr_low=lr_range[0],
         lr_high=lr_range[1],
     )
     space.lr(space.low, 0.0)  # a rule that lacks its noise scale says so now
+    for name in ("exponent_sigma", "noise_scale"):  # the report's posterior takes them whatever the sampler
+        value = config.scaling[name]
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"scaling.{name} must be a positive number, but got {value}")
     return space
 
 

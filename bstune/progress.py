@@ -12,6 +12,7 @@ from rich.progress import Progress as Bar
 from bstune.preflight import Job
 from bstune.records import Target, TrialResult
 from bstune.report import format_count, format_number, format_seconds, trials_table
+from bstune.search.study import is_own
 
 
 def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool]) -> str:
@@ -22,7 +23,7 @@ def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool
         done: trials that an earlier run of the study finished.
         estimate: seconds, and whether they bound a study in which every trial runs to its budget.
     """
-    plan, space, budget = job.plan, job.space, job.protocol.budget
+    plan, space = job.plan, job.space
     seconds, bound = estimate
     rule = job.config.scaling.rule["_target_"].rpartition(".")[2]
     limits = [f"{plan.trials} trials"]
@@ -36,8 +37,7 @@ def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool
         f"learning rates within a factor of {format_number(2**space.delta_bound)} of rule {rule} "
         f"through B = {format_count(job.config.scaling.batch_size)}, lr = {format_number(job.config.scaling.lr)}"
         + (f", within {format_number(space.lr_low)} to {format_number(space.lr_high)}" if space.lr_low > 0 else ""),
-        f"  {', '.join(limits)}, {plan.stratified:.0%} of them spread evenly over log B; each ends at the target or "
-        f"after {format_count(budget.steps)} steps and {format_count(budget.examples)} examples",
+        f"  {', '.join(limits)}{_ends(job)}",
     ]
     if done:
         lines.append(f"  continues after {len(done)} trials; about {format_seconds(seconds)} to go")
@@ -46,6 +46,16 @@ def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool
         lines.append(f"  {kind} {format_seconds(seconds)} if every trial ran to its budget")
     lines += [f"  {note}" for note in job.runner.notes]
     return "\n".join(lines)
+
+
+def _ends(job: Job) -> str:
+    budget = job.protocol.budget
+    spent = f"{format_count(budget.steps)} steps and {format_count(budget.examples)} examples"
+    if is_own(job.config.sampler) and job.runner.stops:
+        return "; each ends at the target or once it cannot matter, and may be continued; winners run again"
+    if is_own(job.config.sampler):
+        return f"; each ends at the target or after {spent}"
+    return f", {job.plan.stratified:.0%} of them spread evenly over log B; each ends at the target or after {spent}"
 
 
 class Progress:
@@ -81,7 +91,7 @@ class Progress:
     def show(self, done: Sequence[TrialResult]) -> None:
         """Show the trials that are done; those of an earlier run are not repeated as lines."""
         if self._live is not None:
-            finished = sum(result.status != "failed" for result in done)
+            finished = sum(result.status != "failed" and result.confirms is None for result in done)
             self._bar.update(self._task, completed=finished)
             self._live.update(Group(trials_table(done, self._target), self._bar))
             return
@@ -94,6 +104,10 @@ class Progress:
     def line(result: TrialResult, total: int | None) -> str:
         """Return one trial as a plain line."""
         place = f"trial {result.slot + 1}/{total}" if total is not None else "trial"
+        if result.confirms is not None:
+            place = f"confirms trial {result.confirms} on a fresh seed"
+        elif result.parent is not None:
+            place += f" (continues number {result.parent})"
         last = result.history[-1][1] if result.history else None
         time = f", {format_seconds(result.time_to_target)} to target" if result.reached else ""
         reason = f": {result.message}" if result.message else ""

@@ -66,6 +66,7 @@ class TrialSpec:
             continues, if any; None: after the study's budget.
         parent: number of the stopped trial that it continues, at the same batch size, learning rate and seed; None:
             it starts afresh.
+        confirms: number of the trial whose batch size and learning rate it runs again on a fresh seed; None: none's.
     """
 
     number: int
@@ -76,6 +77,7 @@ class TrialSpec:
     seed: int
     limit: int | None = None
     parent: int | None = None
+    confirms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class TrialResult:
     """What one trial came to.
 
     Args:
-        number, slot, batch_size, lr, delta, seed, parent: as in :class:`TrialSpec`.
+        number, slot, batch_size, lr, delta, seed, parent, confirms: as in :class:`TrialSpec`.
         status: ``reached``; ``budget`` (out of steps or stopped early: right-censored); or how the trial went wrong.
         steps: optimizer steps applied until the first evaluation that met the target, or steps run if censored; those
             of the trial that it continues are counted.
@@ -122,6 +124,7 @@ class TrialResult:
     history: tuple[tuple[int, float | None], ...] = field(default=())
     message: str | None = None
     parent: int | None = None
+    confirms: int | None = None
 
     @property
     def reached(self) -> bool:
@@ -150,7 +153,7 @@ class TrialResult:
         if not isinstance(values, dict):
             raise ValueError(f"a trial record is a JSON object, but got {text[:80]!r}")
         names = {f.name for f in fields(cls)}
-        missing = names - set(values) - {"history", "message", "parent"}
+        missing = names - set(values) - {"history", "message", "parent", "confirms"}
         unknown = set(values) - names
         if missing or unknown:
             raise ValueError(f"a trial record lacks {sorted(missing)} and has unknown fields {sorted(unknown)}")

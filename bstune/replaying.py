@@ -3,12 +3,14 @@
 import hashlib
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 import bstune
@@ -23,6 +25,15 @@ from bstune.search.plan import Plan
 from bstune.search.space import Space
 
 SHIPPED = Path(__file__).parent / "tables"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table's file, the target that it was recorded for, and the command that made it."""
+
+    path: Path
+    target: Target | None
+    command: str | None
 
 
 def shipped_tables() -> list[str]:
@@ -49,38 +60,97 @@ def find_table(name: str) -> Path:
     raise TableError(f"workload.table={name} {reason}: give a file of recorded runs as JSON lines{others}")
 
 
+def read_index(folder: Path) -> dict[str, Source]:
+    """Return the tables that ``tables.yaml`` in a folder lists, by name.
+
+    It maps the name of each file, without ``.jsonl``, to ``metric``, ``target`` (the value; the metric is an error) and
+    ``command`` (that made it); further keys are not read. A folder without an index has no tables.
+
+    Raises:
+        TableError: for an index that is no such mapping, or lists a file that is missing.
+    """
+    path = folder / "tables.yaml"
+    if not path.exists():
+        return {}
+    try:
+        listed = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TableError(f"{path} cannot be read ({error}): it lists the tables beside it") from error
+    if not isinstance(listed, dict):
+        raise TableError(f"{path} must map the name of each table to metric, target and command")
+    found = {}
+    for name, values in listed.items():
+        missing = [key for key in ("metric", "target", "command") if not isinstance(values, dict) or key not in values]
+        if missing:
+            raise TableError(f"{path}: {name} lacks {', '.join(missing)}")
+        if not isinstance(values["target"], int | float):
+            raise TableError(f"{path}: {name} needs a number as target, but got {values['target']!r}")
+        file = folder / f"{name}.jsonl"
+        if not file.exists():
+            raise TableError(f"{path} lists {name}, but {file} does not exist")
+        found[str(name)] = Source(
+            file, Target(str(values["metric"]), float(values["target"]), "min"), values["command"]
+        )
+    return found
+
+
+def shipped_target(path: Path) -> Target | None:
+    """Return the target that a table was recorded for, if it is one of those that ship.
+
+    Raises:
+        TableError: if their index cannot be read.
+    """
+    sources = read_index(SHIPPED).values()
+    return next((source.target for source in sources if source.path.resolve() == path.resolve()), None)
+
+
 def complete(config: DictConfig) -> DictConfig:
     """Return a replayed workload's config with what it leaves open (``???``) taken from its table.
 
     These are the range of batch sizes; the reference of the scaling rule, the geometric middle of the batch sizes and
-    of the learning rates; and a budget that no recorded run exceeds, so that it is the records that end trials.
+    of the learning rates; a budget that no recorded run exceeds, so that it is the records that end trials; and, of a
+    table that ships, the target that it was recorded for.
 
     Raises:
         TableError: if the table cannot be read.
-        ConfigError: if no table is named.
+        ConfigError: if no table is named, or one that does not ship without a target.
     """
     config = config.copy()
     if OmegaConf.is_missing(config.workload, "table"):
         raise ConfigError("workload.table is missing: name a file of recorded runs, workload.table=FILE")
-    table = read_table(find_table(config.workload.table))
+    path = find_table(config.workload.table)
+    table = read_table(path)
     low, high = table.batch_sizes[0], table.batch_sizes[-1]
-    ends = [(run.end, run.end * run.batch_size) for run in table.runs]
+    steps, examples = _recorded_budget(table)
     own: Mapping[str, Mapping[str, Any]] = {
         "batch_size": {"low": low, "high": high},
         "reference": {"batch_size": math.sqrt(low * high), "lr": math.sqrt(table.lrs[0] * table.lrs[-1])},
-        "budget": {"steps": max(steps for steps, _ in ends), "examples": max(examples for _, examples in ends)},
+        "budget": {"steps": steps, "examples": examples},
     }
     for group, values in own.items():
         for name, value in values.items():
             if OmegaConf.is_missing(config.workload[group], name):
                 config.workload[group][name] = value
     if OmegaConf.is_missing(config.workload.target, "value"):
+        target = shipped_target(path)
+        if target is not None:
+            config.workload.target.value = target.value
+            return config
         seen = [value for run in table.runs for value in run.metric]
         raise ConfigError(
             "workload.target.value is missing: give the value to reach, such as workload.target.value=0.1 "
             f"(this table's values lie between {min(seen):g} and {max(seen):g})"
         )
     return config
+
+
+def _recorded_budget(table: Table) -> tuple[int, int]:
+    """Return the least budget, in steps and in examples, that no recorded run exceeds: so many of the one or the other.
+
+    Steps are those of the longest run at the largest batch size, examples the most in a run that took more steps.
+    """
+    steps = max(run.end for run in table.runs if run.batch_size == table.batch_sizes[-1])
+    return steps, max((run.end * run.batch_size for run in table.runs if run.end > steps), default=1)
 
 
 def settle(config: DictConfig) -> Settled:
@@ -116,9 +186,7 @@ def open_runner(
     step_time = _step_time(table)
 
     def run(spec: TrialSpec, output: Output | None = None, parent: TrialResult | None = None) -> TrialResult:
-        last_step = protocol.budget.last_step(spec.batch_size)
-        if spec.limit is not None:
-            last_step = min(last_step, spec.limit)
+        last_step = protocol.budget.last_step(spec.batch_size) if spec.limit is None else spec.limit
         return replay(table, spec, protocol.target, last_step, parent)
 
     def longest(batch_size: int) -> int:
@@ -129,6 +197,7 @@ def open_runner(
     return Runner(
         train=run,
         test=lambda spec, output: {},
+        resumable=lambda number, output: True,
         step_time=step_time,
         most_seconds=most_seconds(plan, space, longest, step_time, 0.0),
         device=DEVICE,

@@ -16,7 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bstune.curve import SLOPE_RATIO, CurveFit, FrontierPoint, frontier_points, log_slope
+from bstune.held import Held, held_row
 from bstune.records import STATUSES, Target, TrialResult
+from bstune.search.confirm import confirmed, confirmed_row, steps_order, time_order
 
 Summary = dict[str, Any]
 Row = Mapping[str, Any]
@@ -30,6 +32,9 @@ WHAT_TO_CHANGE = (
     "learning rate (scaling.lr)"
 )
 WINNERS = {"best_by_time": "least time", "best_by_steps": "fewest steps"}
+OBJECTIVES = {"best_by_time": "time", "best_by_steps": "steps"}
+SINGLE_RUNS = "of single runs, not repeated on fresh seeds: optimistic"
+CHOSEN_RUNS = "time and steps to target are the chosen run's own: expect those on fresh seeds"
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
@@ -71,48 +76,68 @@ def time_unit(seconds: float) -> tuple[float, str]:
     return (60.0, "min") if seconds < 7200.0 else (3600.0, "h")
 
 
-def summarize(trials: Iterable[TrialResult], target: Target, fit: CurveFit | str) -> Summary:
+def summarize(
+    trials: Iterable[TrialResult],
+    target: Target,
+    fit: CurveFit | str,
+    held: Held | None = None,
+    ended: str | None = None,
+) -> Summary:
     """Return the content of ``curve.json``, ready for :func:`bstune.records.dump_json`.
 
     Args:
         trials: all trials of the study, in any order.
         target: what they had to reach.
         fit: the curve fitted to ``frontier_points(trials)``, or the sentence that says why there is none.
+        held: which scaling rule held; None where nothing can be said of it.
+        ended: which rule ended the study, in words; None where it is not known.
 
     Returns:
-        target, devices, trials (their number), statuses (a count for each status), note (null, or that the target
+        target, devices, ended, trials (their number; one that was stopped and continued counts once, as its last part
+        left it), continued (how often one was), statuses (a count for each status), note (null, or that the target
         was never reached, the closest value seen and what to change), points (one a frontier point), small_end, fit,
-        fit_note, regimes (only those that the fit can tell), best_by_time, best_by_steps, pareto (the trials that none
-        beats in both, from least time to fewest steps). A point's steps lie in (steps_low, steps], its time in
-        (time_low, time_to_target], in seconds, its examples in (examples_low, examples]; the upper end of a censored
-        point is null. Without a reached trial both winners are null.
+        fit_note, regimes (only those that the fit can tell), scaling (see :func:`bstune.held.held_row`, or null),
+        best_by_time, best_by_steps, pareto (the trials that none beats in both, from least time to fewest steps). A
+        point's steps lie in (steps_low, steps], its time in (time_low, time_to_target], in seconds, its examples in
+        (examples_low, examples]; the upper end of a censored point is null. Without a reached trial both winners are
+        null; a winner's ``confirmed`` is :func:`bstune.search.confirm.confirmed_row`, null for a single run.
     """
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
     reached = [trial for trial in trials if trial.reached]
-    best = winners(reached)
+    own = _last_parts(trials)
     return {
         "target": str(target),
         "devices": sorted({trial.device for trial in trials}),
-        "trials": len(trials),
-        "statuses": {status: sum(trial.status == status for trial in trials) for status in STATUSES},
+        "ended": ended,
+        "trials": len(own),
+        "continued": len(trials) - len(own),
+        "statuses": {status: sum(trial.status == status for trial in own) for status in STATUSES},
         "note": None if reached else _never_reached(trials, target),
         "points": [_point_row(point, trials) for point in points],
         "small_end": _small_end(points),
         "fit": None if isinstance(fit, str) else {k: v for k, v in asdict(fit).items() if k != "points"},
         "fit_note": fit if isinstance(fit, str) else fit.note,
         "regimes": [] if isinstance(fit, str) else _regimes(fit),
-        **{name: _winner(best[name]) if name in best else None for name in WINNERS},
+        "scaling": None if held is None else held_row(held),
+        **{name: _winner_row(trials, name) for name in WINNERS},
         "pareto": [_winner(trial) for trial in pareto_front(trials)],
     }
 
 
 def winners(trials: Iterable[TrialResult]) -> dict[str, TrialResult]:
-    """Return ``best_by_time`` and ``best_by_steps``, of equals the first number; empty if none reached the target."""
-    reached = [trial for trial in trials if trial.reached]
+    """Return ``best_by_time`` and ``best_by_steps``, of equals the first number; empty if none reached the target.
+
+    Each is the one with the best fresh runs where there are any (see :func:`bstune.search.confirm.confirmed`), the
+    best single run elsewhere; never a fresh run itself.
+    """
+    trials = list(trials)
+    reached = [trial for trial in trials if trial.reached and trial.confirms is None]
     timed = [trial for trial in reached if trial.time_to_target is not None]
-    best = {"best_by_time": min(timed, key=_time_order)} if timed else {}
-    return {**best, "best_by_steps": min(reached, key=_steps_order)} if reached else {}
+    best = {"best_by_time": min(timed, key=time_order)} if timed else {}
+    best |= {"best_by_steps": min(reached, key=steps_order)} if reached else {}
+    found = {name: confirmed(trials, OBJECTIVES[name]) for name in best}
+    return {name: trial if (stood := found[name]) is None else stood.winner for name, trial in best.items()}
 
 
 def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
@@ -121,22 +146,23 @@ def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
     Of equals the first number stays. Trials that did not reach the target are left out.
     """
     front: list[TrialResult] = []
-    for trial in sorted((trial for trial in trials if trial.time_to_target is not None), key=_time_order):
+    for trial in sorted((trial for trial in trials if trial.time_to_target is not None), key=time_order):
         if not front or trial.steps < front[-1].steps:
             front.append(trial)
     return front
 
 
-def _seconds(trial: TrialResult) -> float:
-    return math.inf if trial.time_to_target is None else trial.time_to_target
+def _last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return the trials, those that continue each other as the last one of them; a failed one continues none."""
+    continued = {trial.parent for trial in trials if trial.status != "failed"}
+    return [trial for trial in trials if trial.number not in continued]
 
 
-def _time_order(trial: TrialResult) -> tuple[float, int, int]:
-    return _seconds(trial), trial.steps, trial.number
-
-
-def _steps_order(trial: TrialResult) -> tuple[int, float, int]:
-    return trial.steps, _seconds(trial), trial.number
+def _winner_row(trials: Sequence[TrialResult], name: str) -> dict[str, Any] | None:
+    best, stood = winners(trials).get(name), confirmed(trials, OBJECTIVES[name])
+    if best is None:
+        return None
+    return {**_winner(best), "confirmed": None if stood is None else confirmed_row(stood)}
 
 
 def _winner(trial: TrialResult) -> dict[str, Any]:
@@ -208,7 +234,7 @@ def _regimes(fit: CurveFit) -> list[dict[str, Any]]:
 def _never_reached(trials: Sequence[TrialResult], target: Target) -> str:
     if not trials:
         return f"no trial has run, so {target} was not reached"
-    count = _trials_text(len(trials))
+    count = _trials_text(len(_last_parts(trials)))
     seen = [(value, step, trial) for trial in trials for step, value in trial.history if value is not None]
     if not seen:
         return f"{target} was never reached in {count}, and no evaluation gave a finite value: try {WHAT_TO_CHANGE}"
@@ -223,7 +249,7 @@ def _never_reached(trials: Sequence[TrialResult], target: Target) -> str:
 def trials_table(trials: Sequence[TrialResult], target: Target, rows: int = 12) -> Table:
     """Return the live view: the last ``rows`` trials, newest last; it fits 80 columns."""
     reached = sum(trial.reached for trial in trials)
-    title = f"target {target}: reached by {reached} of {_trials_text(len(trials))}"
+    title = f"target {target}: reached by {reached} of {_trials_text(len(_last_parts(trials)))}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("trial", "batch", "lr", "status", "steps", "time", "s/step", "last value"):
         justify: Any = "left" if name == "status" else "right"
@@ -261,11 +287,15 @@ def final_table(summary: Summary, tests: Tests | None = None) -> Group:
     facts.add_column(no_wrap=True, style="bold")
     facts.add_column(overflow="fold")
     facts.add_row("target", f"{summary['target']}: {counts_text(summary)}")
+    if summary["ended"]:
+        facts.add_row("ended", summary["ended"])
     if summary["note"]:
         facts.add_row("note", summary["note"])
     facts.add_row("critical batch", critical_text(summary["fit"]))
     if summary["regimes"]:
         facts.add_row("regimes", regimes_text(summary["regimes"], summary["points"]))
+    if summary["scaling"]:
+        facts.add_row("scaling rule", summary["scaling"]["text"])
     if summary["small_end"]:
         facts.add_row("small end", _small_end_text(summary["small_end"]))
     if summary["fit_note"]:
@@ -291,14 +321,50 @@ def _winners_table(summary: Summary, tests: Tests | None) -> Table:
     row("learning rate", "lr", format_number)
     row("time to target", "time_to_target", format_seconds)
     row("steps to target", "steps", format_count)
+    fresh = [(winner or {}).get("confirmed") for winner in winners]
+    if any(fresh):
+        _add_fresh_rows(table, fresh)
     row("time per step", "seconds_per_step", format_seconds)
     measured = [(tests or {}).get(key, {}) for key in WINNERS]
     for name in sorted({name for metrics in measured for name in metrics}):
         table.add_row(name, *(format_number(metrics.get(name)) for metrics in measured))
     row("trial", "number", str)
     row("seed", "seed", str)
-    table.caption = "each the best of single runs, not repeated on fresh seeds: optimistic"
+    table.caption = _caption(summary)
     return table
+
+
+def _add_fresh_rows(table: Table, fresh: Sequence[Row | None]) -> None:
+    """Add time and steps over the fresh runs, one cell a winner; one that has none gets a dash."""
+    counts = sorted({row["runs"] for row in fresh if row is not None})
+    seeds = "fresh seeds" if len(counts) > 1 else f"{counts[0]} fresh seed{'s' * (counts[0] > 1)}"
+    table.add_row(f"time on {seeds}", *("-" if row is None else _spread_text(row, "time") for row in fresh))
+    table.add_row(f"steps on {seeds}", *("-" if row is None else _spread_text(row, "steps") for row in fresh))
+    if any(row is not None and row["reached"] < row["runs"] for row in fresh) or len(counts) > 1:
+        reached = ("-" if row is None else f"{row['reached']} of {row['runs']}" for row in fresh)
+        table.add_row("reached on fresh seeds", *reached)
+
+
+def _spread_text(row: Row, name: str) -> str:
+    """Return median, least and most over fresh runs, ``410 ms (390 to 470)``; a run short of the target opens it."""
+    median, low, high = (row[f"{name}_{end}"] for end in ("median", "low", "high"))
+    if low is None:
+        return "-"
+    scale, unit = time_unit(low if median is None else median) if name == "time" else (1.0, "")
+
+    def text(value: float) -> str:
+        return format_number(value / scale) if name == "time" else format_count(value)
+
+    middle = "over" if median is None else f"{text(median)} {unit}".rstrip()
+    return f"{middle} ({text(low)} {'and more' if high is None else f'to {text(high)}'})"
+
+
+def _caption(summary: Summary) -> str:
+    known = {name: summary[key]["confirmed"] for key, name in WINNERS.items() if summary[key] is not None}
+    single = [name for name, fresh in known.items() if fresh is None]
+    if len(single) == len(known):
+        return f"each the best {SINGLE_RUNS}"
+    return "; ".join([CHOSEN_RUNS, *(f"{name}: the best {SINGLE_RUNS}" for name in single)])
 
 
 def print_final(
@@ -325,6 +391,8 @@ def _pareto_text(front: Sequence[Row]) -> str:
 def counts_text(summary: Summary) -> str:
     """Return how many trials reached the target, and what became of the others, in words."""
     others = [f"{n} {status}" for status, n in summary["statuses"].items() if n and status != "reached"]
+    if times := summary["continued"]:
+        others.append(f"a stopped one was continued {'once' if times == 1 else f'{times} times'}")
     tail = f" ({', '.join(others)})" if others else ""
     return f"reached by {summary['statuses']['reached']} of {_trials_text(summary['trials'])}{tail}"
 

@@ -26,6 +26,7 @@ class Runner:
         test: returns the metrics of a trial that reached the target on the test set, from what it left in the folder;
             empty where there is nothing to test.
         step_time: seconds per step over batch size: good enough for an estimate.
+        resumable: whether a stopped trial can be continued, by number, from what it left in the folder.
         most_seconds: of a study in which every trial runs to its end.
         device: name of the device, as in the trials' records.
         place: where trials run, in words.
@@ -33,10 +34,12 @@ class Runner:
         identity: flat settings that, beside the config's own, must not change while a study goes on.
         notes: what the plan says besides.
         caveats: what the report says below its table.
+        stops: whether a trial may be stopped early; one whose schedule ends with the budget may not.
     """
 
     train: Train
     test: Test
+    resumable: Callable[[int, Output], bool]
     step_time: Callable[[float], float]
     most_seconds: float
     device: str
@@ -45,6 +48,7 @@ class Runner:
     identity: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
+    stops: bool = True
 
 
 Open = Callable[[DictConfig, Plan, Space, Protocol, TrialSpec | None], Runner]

@@ -94,6 +94,9 @@ class SearchSettings:
     seconds: float | None
     wall_seconds: float | None
     stratified: float
+    precision: float | None
+    confirmations: int
+    finalists: int
     batch_size: BatchSizeSettings
 
 
@@ -105,6 +108,8 @@ class ScalingSettings:
     lr: float
     noise_scale: float | None
     sigma: float
+    octaves: float
+    exponent_sigma: float
     rule: Any
 
 

@@ -58,7 +58,7 @@ SUPERSEDED, PARENT = "bstune.superseded", "mlflow.parentRunId"
 # mlflow.utils.validation: names of 250 characters, parameters of 6000; tags of 5000 before mlflow 3 and 8000 since.
 _KEY_LENGTH, _PARAM_LENGTH, _TAG_LENGTH = 250, 6000, 5000
 
-_TRIAL_PARAMS = ("batch_size", "lr", "delta", "seed", "slot")
+_TRIAL_PARAMS = ("batch_size", "lr", "delta", "seed", "slot", "parent", "confirms")
 _TRIAL_SECONDS = ("train_seconds", "eval_seconds", "startup_seconds", "wall_seconds", "seconds_per_step")
 _TRIAL_METRICS = ("steps", "steps_low", "examples", "time_to_target", *_TRIAL_SECONDS)
 

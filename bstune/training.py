@@ -1,6 +1,9 @@
 """A workload that is trained: what a job needs of it, and what can be wrong with it on this machine."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -12,16 +15,19 @@ from omegaconf import DictConfig
 from bstune.building import flatten, plain
 from bstune.data.batches import micro_batch_sizes
 from bstune.data.module import resolve_device
-from bstune.errors import ConfigError
+from bstune.errors import ConfigError, StateError
 from bstune.estimate import most_seconds, probe_step_time
 from bstune.output import Output
-from bstune.protocol import Protocol
+from bstune.protocol import Budget, Protocol
 from bstune.records import TrialResult, TrialSpec
 from bstune.runner import Runner, Settled
 from bstune.search.plan import Plan
 from bstune.search.space import Space
+from bstune.state import Stopped
 from bstune.trial import device_name, make_trainer, met_before_training, metric, versions
 from bstune.workload import Workload, build_workload, evaluate, train
+
+logger = logging.getLogger(__name__)
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 # Arguments of the Trainer that bstune sets: another value would change what a trial is, and say nothing of it.
@@ -112,15 +118,13 @@ def open_runner(config: DictConfig, plan: Plan, space: Space, protocol: Protocol
     check_trainer(config, protocol)
     step_time = probe_step_time(space, protocol, lambda spec, probe: train(workload, spec, probe))
     check_start(workload, protocol, trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0))
-
-    def run(spec: TrialSpec, output: Output | None = None, parent: TrialResult | None = None) -> TrialResult:
-        return train(workload, spec, protocol, None if output is None else output.checkpoint(spec.number))
-
+    stops = not has_horizon(config)
     device = device_name(protocol.trainer)
     on_test = workload.validates_on_test
     return Runner(
-        train=run,
+        train=partial(run_limited, workload, protocol),
         test=lambda spec, output: test_metrics(workload, protocol, spec, output),
+        resumable=lambda number, output: output.state(number).exists(),
         step_time=step_time,
         most_seconds=most_seconds(plan, space, protocol.budget.last_step, step_time, protocol.cadence.share),
         device=device,
@@ -128,8 +132,32 @@ def open_runner(config: DictConfig, plan: Plan, space: Space, protocol: Protocol
         versions=versions(),
         identity=identity(config, device),
         notes=(ON_TEST_NOTE,) if on_test else (),
-        caveats=((HORIZON_CAVEAT,) if has_horizon(config) else ()) + ((ON_TEST_CAVEAT,) if on_test else ()),
+        caveats=(() if stops else (HORIZON_CAVEAT,)) + ((ON_TEST_CAVEAT,) if on_test else ()),
+        stops=stops,
     )
+
+
+def run_limited(
+    workload: Workload, protocol: Protocol, spec: TrialSpec, output: Output | None, parent: TrialResult | None
+) -> TrialResult:
+    """Train one trial up to its own limit, which takes the budget's place, from where its parent was stopped.
+
+    A parent whose state is gone, or cannot be used, is trained again from the start.
+    """
+    checkpoint = None if output is None else output.checkpoint(spec.number)
+    if spec.limit is None or output is None:
+        return train(workload, spec, protocol, checkpoint)
+    output.states.mkdir(exist_ok=True)
+    limited = replace(protocol, budget=Budget(spec.limit, 1))
+    stopped = None if parent is None else Stopped(parent, output.state(parent.number))
+    try:
+        return train(workload, spec, limited, checkpoint, state=output.state(spec.number), resume=stopped)
+    except StateError as error:
+        logger.warning("%s", error)
+        if stopped is not None:
+            stopped.state.unlink(missing_ok=True)  # it would be tried again and again
+    afresh = replace(spec, parent=None)
+    return train(workload, afresh, limited, checkpoint, state=output.state(spec.number))
 
 
 def test_metrics(workload: Workload, protocol: Protocol, spec: TrialSpec, output: Output) -> dict[str, float]:

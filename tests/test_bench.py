@@ -146,10 +146,11 @@ def test_processes_find_the_same(folder, tmp_path):
     assert (tmp_path / "one" / "bench.json").read_text() == (tmp_path / "two" / "bench.json").read_text()
 
 
-def test_quick_has_few_searches_and_seeds(folder, tmp_path):
+def test_quick_has_few_searches_and_seeds(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(bench.MULTIPLES, "time", (1.0, 5.0))
     assert go("--quick", "--tables", "easy", "--out", tmp_path / "out") == 0
     shown = json.loads((tmp_path / "out" / "bench.json").read_text())
-    assert {row["search"] for row in shown["results"]} == {"random/lr", "tpe/lr", "tpe/sqrt", "shallue", "zeus"}
+    assert {row["search"] for row in shown["results"]} == set(bench.QUICK)
     assert {row["seeds"] for row in shown["results"]} == {bench.QUICK_SEEDS}
 
 
@@ -188,7 +189,10 @@ def test_a_rule_without_a_noise_scale_is_left_out_and_said_so(tmp_path, capsys, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--searches", "nonsense"], "no search is named 'nonsense': choose from random/lr"),
+        (
+            ["--searches", "nonsense"],
+            "no search is named 'nonsense': choose from bstune, bstune/none, bstune/linear, random/lr",
+        ),
         (["--searches", "nowhere:make"], "the search 'nowhere:make' cannot be imported"),
         (["--searches", "math:nothing"], "cannot be imported"),
         (["--tables", "missing.jsonl"], "there is no table missing.jsonl: give the path of a file"),

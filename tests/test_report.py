@@ -15,8 +15,10 @@ from rich.console import Console
 
 from bstune.curve import CurveError, CurveFit, FrontierPoint, fit_curve, frontier_points
 from bstune.figure import curve_figure, draw_curve
+from bstune.held import Exponent, Held
 from bstune.records import Target, TrialResult, dump_json
 from bstune.report import (
+    counts_text,
     critical_text,
     final_table,
     format_count,
@@ -27,6 +29,7 @@ from bstune.report import (
     regimes_text,
     summarize,
     trials_table,
+    winners,
 )
 
 TARGET = Target("val/error", 0.1, "min")
@@ -175,7 +178,9 @@ def test_summary_on_points_of_the_curve_itself():
         "steps": 104,
         "seconds_per_step": trials[6].seconds_per_step,
         "time_to_target": trials[6].time_to_target,
+        "confirmed": None,
     }
+    assert (summary["scaling"], summary["ended"], summary["continued"]) == (None, None, 0)
     assert json.loads(dump_json(summary))["points"][0]["batch_size"] == 8
 
 
@@ -372,6 +377,142 @@ def test_final_table_names_winners_and_test_errors():
     assert "reached by 2 of 3 trials (1 oom)" in "\n".join(lines)
     assert max(map(len, lines)) <= 80
     assert "\x1b" not in "".join(lines)
+
+
+def fresh(number, of, batch_size=64, lr=0.1, **changes):
+    return trial(number, batch_size, lr, confirms=of, **changes)
+
+
+LUCKY, STEADY = trial(0, 64, 0.1, steps=400), trial(1, 256, 0.4, steps=420)
+CONFIRMED = [
+    *(LUCKY, STEADY, trial(2, 4096, 0.8, steps=90, tau=0.1)),
+    *(fresh(3 + i, 0, steps=steps) for i, steps in enumerate((440, 460, 480))),
+    *(fresh(6 + i, 1, 256, 0.4, steps=steps) for i, steps in enumerate((430, 450, 410))),
+]
+
+
+def test_a_confirmed_winner_is_the_best_on_fresh_seeds_and_no_fresh_run():
+    # the best fresh run, of the steady point, is better than any on the lucky one's
+    assert {name: found.number for name, found in winners(CONFIRMED).items()} == {"best_by_time": 1, "best_by_steps": 2}
+    summary = summarize(CONFIRMED, TARGET, "no fit")
+    assert summary["best_by_time"]["confirmed"] == {
+        "seeds": [1006, 1007, 1008],
+        "reached": 3,
+        "runs": 3,
+        "time_median": pytest.approx(4.3),
+        "time_low": pytest.approx(4.1),
+        "time_high": pytest.approx(4.5),
+        "steps_median": 430,
+        "steps_low": 410,
+        "steps_high": 450,
+    }
+    assert summary["best_by_steps"]["confirmed"] is None  # a point of its own, that no fresh run stood at
+    json.loads(dump_json(summary))
+
+
+def test_a_fresh_run_is_never_a_winner():
+    found = winners([LUCKY, STEADY, fresh(3, 0, steps=50)])
+    assert {name: winner.number for name, winner in found.items()} == {"best_by_time": 0, "best_by_steps": 0}
+    # nor where a better point was found since, that has none
+    found = winners([LUCKY, fresh(3, 0, steps=50), trial(4, 256, 0.4, steps=390)])
+    assert {name: winner.number for name, winner in found.items()} == {"best_by_time": 4, "best_by_steps": 4}
+
+
+def test_the_final_table_shows_the_spread_over_fresh_seeds():
+    lines = printed(final_table(summarize(CONFIRMED, TARGET, "no fit"))).splitlines()
+    rows = {line[:24].strip(): line[24:].split() for line in lines}
+    assert rows["time on 3 fresh seeds"] == ["4.3", "s", "(4.1", "to", "4.5)", "-"]
+    assert rows["steps on 3 fresh seeds"] == ["430", "(410", "to", "450)", "-"]
+    assert rows["time to target"] == ["4.20", "s", "9.00", "s"]
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    assert "time and steps to target are the chosen run's own: expect those on fresh seeds; fewest steps: the" in text
+    assert "fewest steps: the best of single runs, not repeated on fresh seeds: optimistic" in text
+    assert "each the best" not in text
+
+
+def test_runs_short_of_the_target_open_the_spread():
+    runs = [fresh(3, 0, steps=440), fresh(4, 0, steps=460), fresh(5, 0, status="budget", steps=800)]
+    text = " ".join(printed(final_table(summarize([LUCKY, *runs], TARGET, "no fit"))).split())
+    assert "time on 3 fresh seeds 4.6 s (4.4 and more)" in text
+    assert "reached on fresh seeds 2 of 3" in text
+    worse = [fresh(3, 0, steps=440), *(fresh(n, 0, status="budget", steps=800) for n in (4, 5))]
+    summary = summarize([LUCKY, *worse], TARGET, "no fit")
+    assert "time on 3 fresh seeds over (4.4 and more)" in " ".join(printed(final_table(summary)).split())
+    none = [fresh(3, 0, status="diverged", steps=8)]
+    text = " ".join(printed(final_table(summarize([LUCKY, *none], TARGET, "no fit"))).split())
+    assert "time on 1 fresh seed - -" in text
+    assert "reached on fresh seeds 0 of 1" in text
+
+
+def test_single_runs_are_said_to_be_optimistic():
+    text = " ".join(printed(final_table(summarize([LUCKY], TARGET, "no fit"))).split())
+    assert "each the best of single runs, not repeated on fresh seeds: optimistic" in text
+    assert "fresh seeds 0" not in text
+    both = [fresh(3 + i, 0, steps=440) for i in range(3)]
+    text = " ".join(printed(final_table(summarize([LUCKY, *both], TARGET, "no fit"))).split())
+    assert "optimistic" not in text
+
+
+def stopped(number, parent=None, steps=100):
+    return trial(number, status="budget", steps=steps, steps_low=steps, parent=parent)
+
+
+@pytest.mark.parametrize(
+    ("trials", "text"),
+    [
+        ([trial(0), trial(1)], "reached by 2 of 2 trials"),
+        ([stopped(0), trial(1, parent=0)], "reached by 1 of 1 trial (a stopped one was continued once)"),
+        (
+            [stopped(0), stopped(1), stopped(2, 0, 200), trial(3, parent=2)],
+            "reached by 1 of 2 trials (1 budget, a stopped one was continued 2 times)",
+        ),
+        # a continuation that failed leaves the stopped trial as it was, and is asked again
+        ([stopped(0), trial(1, status="failed", parent=0)], "reached by 0 of 2 trials (1 budget, 1 failed)"),
+        (
+            [stopped(0), trial(1, status="failed", parent=0), trial(2, parent=0)],
+            "reached by 1 of 2 trials (1 failed, a stopped one was continued once)",
+        ),
+    ],
+)
+def test_a_trial_that_was_continued_counts_once(trials, text):
+    summary = summarize(trials, TARGET, "no fit")
+    assert counts_text(summary) == text
+    assert sum(summary["statuses"].values()) == summary["trials"]
+
+
+def test_trials_that_were_continued_count_once_where_nothing_was_reached():
+    trials = [stopped(0), stopped(1, 0, 200)]
+    assert "was never reached in 1 trial;" in summarize(trials, TARGET, "no fit")["note"]
+    assert "reached by 0 of 1 trial" in printed(trials_table(trials, TARGET))
+
+
+def test_the_scaling_rule_and_what_ended_the_study_are_in_the_summary_and_the_table():
+    exponent = Exponent(0.62, 0.48, 0.75, -0.08, 1.08, 8.0, 900.0, 7, True)
+    held = Held(exponent, None, 0.9, "lr grew as B^0.62 [0.48, 0.75] up to B = 900: between sqrt and linear")
+    summary = summarize([LUCKY], TARGET, "no fit", held, "stopped: search.seconds=60 of training are spent (61.0 s)")
+    assert summary["ended"] == "stopped: search.seconds=60 of training are spent (61.0 s)"
+    assert summary["scaling"] == {
+        "exponent": 0.62,
+        "low": 0.48,
+        "high": 0.75,
+        "prior_low": -0.08,
+        "prior_high": 1.08,
+        "from": 8.0,
+        "to": 900.0,
+        "reached": 7,
+        "told": True,
+        "below_b_crit": None,
+        "level": 0.9,
+        "text": held.text,
+    }
+    assert json.loads(dump_json(summary))["scaling"]["from"] == 8
+    text = " ".join(printed(final_table(summary)).split())
+    assert f"scaling rule {held.text}" in text
+    assert "ended stopped: search.seconds=60 of training are spent (61.0 s)" in text
+    bare = printed(final_table(summarize([LUCKY], TARGET, "no fit")))
+    assert "scaling rule" not in bare
+    assert "ended" not in bare
 
 
 def test_paths_and_the_command_are_printed_unbroken(tmp_path):

@@ -24,15 +24,17 @@ from bstune.search.posterior import (
     optimum,
     sample_posterior,
 )
-from bstune.search.residual import Residuals, draw_residual
+from bstune.search.residual import Process, Residuals, draw_process, draw_residual, mean_residual
 from bstune.search.steptime import StepTimes, fit_step_times
 
 Array = NDArray[np.float64]
 Weight = Callable[[Array], Array]
 
+FEWEST_STEPS = 10.0  # of any trial: a shorter one costs more to set up than to train
 FINALISTS = 4  # reached trials around which a third of the candidates lie
 ENOUGH = 3  # reached trials before the objective ``curve`` looks at what it learns
 MISFIT = 0.06  # of the model of the frontier, in log S: what no number of trials at one point averages out
+SMOOTHING_DRAWS = 4  # of the posterior, for the mean
 TAIL = 1.5  # in log T: what is further from the best does not matter to it
 CURVE_MARGIN = 1.6  # a trial of the objective ``curve`` ends at this many times what was expected of it
 
@@ -51,6 +53,8 @@ class Policy:
         margin: a trial ends once it costs this many times the incumbent.
         saving: weight of the cost to go, in log T per incumbent's cost, between candidates that a draw likes equally.
         strays: share of the decisions that look at a random place, in case the model is wrong everywhere.
+        curve_after: once so many times the incumbent's cost have been spent, whatever the objective ...
+        curve_share: ... this share of the decisions goes to what the objective ``curve`` would ask.
     """
 
     particles: int
@@ -64,6 +68,8 @@ class Policy:
     margin: float
     saving: float
     strays: float
+    curve_after: float
+    curve_share: float
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,7 @@ def learn(
     target: Target | None,
     ideal: float | None,
     step_time: Callable[[float], float] | None,
+    in_examples: bool,
     policy: Policy,
     rng: np.random.Generator,
 ) -> Known:
@@ -145,6 +152,7 @@ def learn(
         target: of the histories; None: they are not read.
         ideal: the best value of the target's metric, None if unknown.
         step_time: seconds per step over batch size, measured before the first trial; None: not measured.
+        in_examples: count costs in examples, not in seconds, so that they do not depend on the clock.
         policy: how many particles.
         rng: the source of chance.
     """
@@ -154,8 +162,10 @@ def learn(
     reached = [t for t in last if t.reached and len(curves[t.number]) > 2]
     arms = tuple(_arm(trial, others.get(trial.number, ()), curves, reached) for trial in last)
     measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
-    tau = fit_step_times(measured, 2.0**prior.log_mid, step_time)
-    spent = sum(_cost(trial, tau) for trial in trials)
+    seconds = fit_step_times(measured, 2.0**prior.log_mid, step_time)
+    tau = StepTimes(0.0, 1.0) if in_examples else seconds
+    steps = {trial.number: trial.steps for trial in trials}
+    spent = sum(_cost(t, t.steps - steps.get(t.parent, 0) if t.parent is not None else t.steps, tau) for t in trials)
     observations = observe(arms, (prior.mean.size - OTHER) // 3)
     theta = sample_posterior(observations, prior, rng, policy.particles, policy.moves)
     return Known(arms, observations, theta, tau, spent, prior)
@@ -189,10 +199,9 @@ def _distance(a: TrialResult, b: TrialResult) -> float:
     return abs(math.log2(a.batch_size / b.batch_size)) + abs(math.log2(a.lr / b.lr))
 
 
-def _cost(trial: TrialResult, tau: StepTimes) -> float:
-    if trial.train_seconds > 0:
-        return trial.train_seconds
-    return float(trial.steps * tau(np.array(float(trial.batch_size))))
+def _cost(trial: TrialResult, added: int, tau: StepTimes) -> float:
+    """Return what the trial cost, measured in its own steps: those that it continues are not paid again."""
+    return float(added * tau(np.array(float(trial.batch_size))))
 
 
 def observe(arms: Sequence[Arm], others: int) -> Observations:
@@ -262,8 +271,13 @@ def decide(
     """
     weight = _weight(objective, known.tau)
     reached = [arm for arm in known.arms if arm.status == "reached"]
-    maps = objective == "curve" and len(reached) >= ENOUGH
-    incumbent = min((arm.steps * float(weight(np.array(arm.x))) for arm in reached), default=None)
+    ranked = sorted(smoothed(known, objective, rng), key=lambda pair: pair[0])
+    incumbent = ranked[0][0] if ranked else None
+    maps = objective == "curve"
+    if ranked and not maps:
+        cost = ranked[0][1].steps * float(known.tau(np.exp2(ranked[0][1].x)))
+        maps = known.spent > policy.curve_after * cost and rng.random() < policy.curve_share
+    maps &= len(reached) >= ENOUGH
     choices = _choices(known, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
     if maps:
         chosen, expected = _most_learned(known, choices, pending)
@@ -279,7 +293,8 @@ def decide(
     done, seconds = float(choices.done[chosen]), float(known.tau(np.exp2(choices.x[chosen])))
     if incumbent is None:
         share = policy.share if done else policy.look_share
-        added = max(share * known.spent / seconds, policy.first * budget(float(np.exp2(choices.x[chosen]))))
+        first = max(policy.first * budget(float(np.exp2(choices.x[chosen]))), FEWEST_STEPS)
+        added = max(share * known.spent / seconds, first)
         return _proposal(choices, chosen, done + max(added, 0.4 * done))
     cap = policy.margin * incumbent / float(weight(choices.x[chosen]))
     # A second stage: where nothing can be continued, the first look is the last.
@@ -363,7 +378,9 @@ def _liked_best(
 
     Of choices that are liked about equally, it is the one with the least to go.
     """
-    drawn = np.minimum(_draw(known, choices, draw, weight, rng), 50.0)
+    drawn = log_steps(draw[None], choices.x, choices.z, choices.other, known.prior)[0]
+    at = np.column_stack([choices.x, choices.z, choices.other])
+    drawn = np.minimum(drawn + draw_residual(_process(known, draw, weight, rng), at, rng), 50.0)
     score = drawn + np.log(weight(choices.x))
     cost = np.exp(drawn) * known.tau(np.exp2(choices.x))
     to_go = cost * np.maximum(1.0 - choices.done / np.exp(drawn), 0.0)
@@ -374,11 +391,8 @@ def _liked_best(
     return chosen, float(np.exp(drawn[chosen]))
 
 
-def _draw(known: Known, choices: _Choices, draw: Array, weight: Weight, rng: np.random.Generator) -> Array:
-    """Return log S at the choices in one draw of the posterior, residual included."""
-    base = log_steps(draw[None], choices.x, choices.z, choices.other, known.prior)[0]
-    if not known.arms:
-        return np.asarray(base)
+def _process(known: Known, draw: Array, weight: Weight, rng: np.random.Generator) -> Process:
+    """Return the process of what one draw of the parameters leaves of the trials."""
     seen = known.observations
     fitted = log_steps(draw[None], seen.x, seen.z, seen.other, known.prior)[0]
     gap = seen.y - fitted
@@ -391,8 +405,28 @@ def _draw(known: Known, choices: _Choices, draw: Array, weight: Weight, rng: np.
         told &= level < level[told].min() + TAIL
     variance = seen.spread**2 + math.exp(2.0 * draw[NOISE])
     at = np.column_stack([seen.x, seen.z, seen.other])
-    residuals = Residuals(at[told], gap[told], variance[told])
-    return np.asarray(base + draw_residual(residuals, np.column_stack([choices.x, choices.z, choices.other]), rng))
+    return draw_process(Residuals(at[told], gap[told], variance[told]), rng)
+
+
+def smoothed(known: Known, objective: str, rng: np.random.Generator) -> list[tuple[float, Arm]]:
+    """Return the reached arms with the posterior mean of their objective: seconds, or steps for ``steps``.
+
+    A trial's own result is a lucky one where it is the least of many; the mean leans on all trials around it.
+    """
+    reached = [arm for arm in known.arms if arm.status == "reached"]
+    if not reached:
+        return []
+    weight = _weight(objective, known.tau)
+    x, z = np.array([arm.x for arm in reached]), np.array([arm.z for arm in reached])
+    other = np.array([arm.other for arm in reached]).reshape(len(reached), -1)
+    total = np.zeros(len(reached))
+    for _ in range(SMOOTHING_DRAWS):
+        draw = known.theta[int(rng.integers(len(known.theta)))]
+        process = _process(known, draw, weight, rng)
+        total += log_steps(draw[None], x, z, other, known.prior)[0]
+        total += mean_residual(process, np.column_stack([x, z, other]))
+    values = np.exp(total / SMOOTHING_DRAWS + np.log(weight(x)))
+    return list(zip(values.tolist(), reached, strict=True))
 
 
 def _most_learned(

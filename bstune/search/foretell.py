@@ -48,7 +48,8 @@ def log_excess(history: History, target: Target, ideal: float | None) -> list[tu
 
     Without an ideal value, the distance from goal to ideal is taken as a quarter of the first gap.
     """
-    known = [(step, target.gap(value)) for step, value in history if value is not None and step > 0]
+    known = [(step, target.gap(value)) for step, value in history if step > 0 and value is not None]
+    known = [(step, gap) for step, gap in known if math.isfinite(gap)]
     if not known:
         return []
     scale = abs(target.value - ideal) if ideal is not None else max(known[0][1], 1e-12) / 4.0
@@ -96,7 +97,8 @@ def foretell(
         slope = -float(x @ e) / square
         residual = e - e.mean() + slope * x
         scatter = math.hypot(SCATTER, math.sqrt(float(residual @ residual) / max(len(e) - 2, 1)))
-        own = slope * SLOWDOWN, scatter / math.sqrt(square)
+        # One that gets worse says no more than a flat one; its misfit would favour fast rates, whose spread is wide.
+        own = max(slope, 0.0) * SLOWDOWN, scatter / math.sqrt(square)
         level = max(float(e.mean() - slope * x[-1]), 0.02)
     rates = [rate for other, log_steps in reached if (rate := reached_rate(other, log_steps, level)) is not None]
     log_rate, spread = math.log(RATE), RATE_SPREAD

@@ -18,6 +18,7 @@ where ``resumable`` says that it can be. Further parameters of the study join th
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from importlib.resources import files
 from typing import Any
 
@@ -27,6 +28,7 @@ from omegaconf import OmegaConf
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.search_space import IntersectionSearchSpace
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from bstune.errors import ConfigError
@@ -52,10 +54,13 @@ def default_policy() -> Policy:
 class FrontierSampler(BaseSampler):
     """Asks for the trial that a draw of the frontier's posterior likes best, for its cost.
 
-    The study needs an integer ``batch_size`` and either ``lr`` or, with a rule, ``delta`` = log2(lr / rule(B)).
+    The study needs an integer ``batch_size`` and either ``lr`` or, with a rule, ``delta`` = log2(lr / rule(B)), in all
+    of its trials; its values are minimized. Failed trials are passed over, and so are those that tell neither steps nor
+    a positive, finite value.
 
     Args:
-        objective: ``time`` (steps x seconds per step), ``steps``, ``both`` (in turn), or ``curve`` (B_crit).
+        objective: ``time`` (steps x seconds per step), ``steps``, ``both`` (in turn, of a study whose two values are
+            steps and seconds), or ``curve`` (B_crit).
         rule: learning rate over batch size, the prior mean of the best one; None: the square-root rule through the
             middle of both ranges.
         sigma: how far from the rule, in octaves: the scale of a Student's t with 3 degrees of freedom.
@@ -74,7 +79,8 @@ class FrontierSampler(BaseSampler):
         seed: None for one that is drawn.
 
     Raises:
-        ConfigError: for an unknown objective.
+        ConfigError: for an unknown objective; as trials are asked, for a study that is maximized, or whose trials share
+            parameters but not those above.
     """
 
     def __init__(
@@ -109,27 +115,36 @@ class FrontierSampler(BaseSampler):
         self._intersection = IntersectionSearchSpace(include_pruned=True)
         self._policy = policy or default_policy()
         self._rng = np.random.default_rng(seed)
-        self._proposals: dict[int, Proposal] = {}
+        self._limits: dict[int, int] = {}
+        self._parents: dict[int, int] = {}
+        self._passed_over: set[int] = set()
 
     def limit(self, number: int) -> int | None:
         """Return the steps up to which trial ``number`` is to be trained; None where there is no limit."""
-        proposal = self._proposals.get(number)
-        return None if proposal is None else proposal.limit
+        return self._limits.get(number)
 
     def parent(self, number: int) -> int | None:
         """Return the number of the stopped trial that trial ``number`` continues; None if it starts afresh."""
-        proposal = self._proposals.get(number)
-        return None if proposal is None else proposal.parent
+        return self._parents.get(number)
 
     def reseed_rng(self) -> None:
         """Draw a new seed, as Optuna asks of a sampler that is copied to another process."""
         self._rng = np.random.default_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the parameters that all trials share, if the batch size and a learning rate are among them."""
+        """Return the parameters that all trials share; empty before the first one has finished."""
+        if StudyDirection.MAXIMIZE in study.directions:
+            raise ConfigError(f"steps and seconds are minimized, but study {study.study_name!r} maximizes")
+        return self._space(study)
+
+    def _space(self, study: optuna.Study) -> dict[str, BaseDistribution]:
         space = self._search_space or self._intersection.calculate(study)
-        known = BATCH_SIZE in space and (LR in space or (DELTA in space and self._rule is not None))
-        return dict(space) if known else {}
+        if space and not (BATCH_SIZE in space and (LR in space or (DELTA in space and self._rule is not None))):
+            raise ConfigError(
+                "FrontierSampler needs batch_size and lr, or delta and a rule, as parameters of all trials of a study, "
+                f"but what they share is {', '.join(sorted(space))}"
+            )
+        return dict(space)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -140,7 +155,7 @@ class FrontierSampler(BaseSampler):
         coordinates = Coordinates(search_space, self._rule, self._snap, self._lr_range)
         prior = self._prior(coordinates)
         finished = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-        known = self._learn(finished, coordinates, prior)
+        known = self._learn(finished, coordinates, prior, self._rng)
         pending = [
             (*coordinates.point(t.params), t.user_attrs.get(PARENT))
             for t in finished
@@ -160,8 +175,9 @@ class FrontierSampler(BaseSampler):
             rng=self._rng,
         )
         if self._budget is not None or any(arm.status == "reached" for arm in known.arms):
-            self._proposals[trial.number] = proposal
+            self._limits[trial.number] = proposal.limit
         if proposal.parent is not None:
+            self._parents[trial.number] = proposal.parent
             parent = next(t for t in finished if t.number == proposal.parent)
             return {name: parent.params[name] for name in search_space}
         return coordinates.parameters(proposal)
@@ -169,21 +185,27 @@ class FrontierSampler(BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Return the middle of a range for what the model does not know yet, and any choice of a category."""
+        """Return what the model does not know yet: the middle of a range in the first trial, anything in it later.
+
+        A first trial that fails, and parameters that not all trials have, would never move otherwise.
+        """
         if isinstance(param_distribution, CategoricalDistribution):
             return param_distribution.choices[int(self._rng.integers(len(param_distribution.choices)))]
         if isinstance(param_distribution, IntDistribution | FloatDistribution):
-            return _unscaled(0.5, param_distribution)
+            return _unscaled(0.5 if trial.number == 0 else self._rng.random(), param_distribution)
         raise ConfigError(f"the parameter {param_name} has a distribution of unknown kind, {param_distribution}")
 
     def posterior(self, study: optuna.Study) -> tuple[Known, Prior] | None:
-        """Return what the study's trials tell of the frontier; None if its parameters are not known yet."""
-        space = self._search_space or self._intersection.calculate(study)
-        if BATCH_SIZE not in space:
+        """Return what the study's trials tell of the frontier; None if its parameters are not known yet.
+
+        Asking changes nothing of the trials to come.
+        """
+        space = self._space(study)
+        if not space:
             return None
         coordinates = Coordinates(space, self._rule, self._snap, self._lr_range)
         prior = self._prior(coordinates)
-        return self._learn(study.get_trials(deepcopy=False), coordinates, prior), prior
+        return self._learn(study.get_trials(deepcopy=False), coordinates, prior, deepcopy(self._rng)), prior
 
     def _prior(self, coordinates: "Coordinates") -> Prior:
         low, high = coordinates.low, coordinates.high
@@ -200,7 +222,9 @@ class FrontierSampler(BaseSampler):
             others=coordinates.columns,
         )
 
-    def _learn(self, finished: Sequence[FrozenTrial], coordinates: "Coordinates", prior: Prior) -> Known:
+    def _learn(
+        self, finished: Sequence[FrozenTrial], coordinates: "Coordinates", prior: Prior, rng: np.random.Generator
+    ) -> Known:
         results, others = [], {}
         for trial in finished:
             if trial.state not in (TrialState.COMPLETE, TrialState.PRUNED) or not coordinates.complete(trial.params):
@@ -209,6 +233,14 @@ class FrontierSampler(BaseSampler):
             if result is not None:
                 results.append(result)
                 others[trial.number] = coordinates.others(trial.params)
+            elif trial.number not in self._passed_over:
+                self._passed_over.add(trial.number)
+                logger.warning(
+                    "trial %d is passed over: set its user attributes 'steps' and 'seconds_per_step', or a positive "
+                    "value; its values are %s",
+                    trial.number,
+                    trial.values,
+                )
         return learn(
             results,
             others,
@@ -216,8 +248,9 @@ class FrontierSampler(BaseSampler):
             target=self._target,
             ideal=self._ideal,
             step_time=self._step_time,
+            in_examples=self.objective == "steps",
             policy=self._policy,
-            rng=self._rng,
+            rng=rng,
         )
 
 
@@ -241,10 +274,10 @@ class Coordinates:
         low, high = lr_range or (0.0, math.inf)
         self._log_lrs = math.log2(low) if low > 0 else -math.inf, math.log2(high)
         self._snap = snap
-        self._sizes = space[BATCH_SIZE]
-        if not isinstance(self._sizes, IntDistribution):
-            raise ConfigError(f"batch_size must be an integer parameter, but got {self._sizes}: use suggest_int")
-        self.low, self.high = self._sizes.low, self._sizes.high
+        sizes = space[BATCH_SIZE]
+        if not isinstance(sizes, IntDistribution):
+            raise ConfigError(f"batch_size must be an integer parameter, but got {sizes}: use suggest_int")
+        self._sizes, self.low, self.high = sizes, sizes.low, sizes.high
         self._axis = LR if LR in space else DELTA
         rates = space[self._axis]
         if not isinstance(rates, FloatDistribution) or (self._axis == LR and rates.low <= 0):
@@ -288,20 +321,22 @@ class Coordinates:
         return Domain(self.low, self.high, self._snapped, self._bounds, self.columns)
 
     def _snapped(self, batch_size: float) -> int:
-        return min(max(int(self._snap(batch_size)), self.low), self.high)
+        return int(_nearest(self._snap(batch_size), self._sizes))
 
     def _bounds(self, x: Array) -> tuple[Array, Array]:
+        low, high = self._log_lrs
         if self._axis == LR:
-            return np.full(x.shape, math.log2(self._rates.low)), np.full(x.shape, math.log2(self._rates.high))
-        rule, (low, high) = self.log_rule(x), self._log_lrs
-        return np.clip(rule + self._rates.low, low, high), np.clip(rule + self._rates.high, low, high)
+            bottom, top = np.full(x.shape, math.log2(self._rates.low)), np.full(x.shape, math.log2(self._rates.high))
+        else:
+            rule = self.log_rule(x)
+            bottom, top = rule + self._rates.low, rule + self._rates.high
+        return np.clip(bottom, low, high), np.clip(top, low, high)
 
     def parameters(self, proposal: Proposal) -> dict[str, Any]:
         """Return a proposal as parameters of the study."""
         batch_size = self._snapped(2.0**proposal.x)
         rate = 2.0**proposal.z if self._axis == LR else proposal.z - math.log2(self._rule(batch_size))
-        rate = min(max(rate, self._rates.low), self._rates.high)
-        found: dict[str, Any] = {BATCH_SIZE: batch_size, self._axis: rate}
+        found: dict[str, Any] = {BATCH_SIZE: batch_size, self._axis: _nearest(rate, self._rates)}
         column = 0
         for name in self._names:
             distribution = self._space[name]
@@ -332,17 +367,21 @@ def _scaled(value: Any, distribution: BaseDistribution) -> list[float]:
 
 def _unscaled(share: float, distribution: IntDistribution | FloatDistribution) -> int | float:
     low, high = float(distribution.low), float(distribution.high)
-    value = low * (high / low) ** share if distribution.log else low + share * (high - low)
+    return _nearest(low * (high / low) ** share if distribution.log else low + share * (high - low), distribution)
+
+
+def _nearest(value: float, distribution: IntDistribution | FloatDistribution) -> int | float:
+    """Return the nearest value of the distribution: Optuna drops, without a word, one that is not on its grid."""
     if distribution.step is not None:
-        value = low + round((value - low) / distribution.step) * distribution.step
-    value = min(max(value, low), high)
+        value = distribution.low + round((value - distribution.low) / distribution.step) * distribution.step
+    value = min(max(value, distribution.low), distribution.high)
     return round(value) if isinstance(distribution, IntDistribution) else value
 
 
 def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -> TrialResult | None:
     """Return a finished trial's record: bstune's own, or one made of a foreign trial's values and attributes.
 
-    None where the steps that it was trained for are not known.
+    None where the steps that it was trained for, or a positive, finite number of seconds or steps, are not known.
     """
     if RECORD in trial.user_attrs:
         return TrialResult.from_json(trial.user_attrs[RECORD])
@@ -351,14 +390,16 @@ def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -
     steps = trial.user_attrs.get("steps")
     if steps is None and history:
         steps = history[-1][0]
-    if steps is None and complete and objective == "steps":
-        steps = round(trial.values[0])
-    if not steps or steps < 1:
-        logger.warning("trial %d is passed over: set its user attribute 'steps'", trial.number)
+    if steps is None and complete and (objective == "steps" or len(trial.values) == 2):
+        steps = trial.values[0]
+    if steps is None or not (math.isfinite(steps) and steps >= 1):
         return None
+    steps = round(steps)
     seconds = trial.user_attrs.get("seconds_per_step")
-    if seconds is None and complete and objective in ("time", "curve"):
-        seconds = trial.values[0] / steps
+    if seconds is None and complete and (objective in ("time", "curve") or len(trial.values) == 2):
+        seconds = trial.values[-1] / steps
+    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+        return None
     x, z = coordinates.point(trial.params)
     status: Status = "reached" if complete else trial.user_attrs.get("status", "budget")
     return TrialResult(
@@ -369,9 +410,9 @@ def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -
         delta=None,
         seed=0,
         status=status,
-        steps=int(steps),
-        steps_low=0 if complete else int(steps),
-        examples=int(steps) * round(2.0**x),
+        steps=steps,
+        steps_low=0 if complete else steps,
+        examples=steps * round(2.0**x),
         train_seconds=0.0 if seconds is None else steps * seconds,
         eval_seconds=0.0,
         startup_seconds=0.0,

@@ -10,7 +10,8 @@ from bstune.errors import ConfigError
 from bstune.records import TrialResult
 from bstune.search.space import Space
 
-OBJECTIVES = ("time", "steps", "both")
+OBJECTIVES = ("time", "steps", "both", "curve")
+CONFIRMATIONS = 1_000_000  # slots of confirmation runs begin here; no search has so many
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,15 @@ class Plan:
     """What a study will do.
 
     Args:
-        objective: ``time``, ``steps`` or ``both``.
-        trials: slots of the whole study.
-        seconds: of training, over the whole study; None for no limit.
-        wall_seconds: of trials' wall time, over the whole study; None for no limit.
-        stratified: share of the slots whose batch size is spread evenly over log B.
+        objective: ``time``, ``steps``, ``both`` or ``curve``.
+        trials: slots of the search.
+        seconds: of training, over the whole search; None for no limit.
+        wall_seconds: of trials' wall time, over the whole search; None for no limit.
+        stratified: share of the slots whose batch size is spread evenly over log B, for samplers other than bstune's.
         seed: of the study.
+        precision: the search ends once B_crit's interval is narrower than this factor; None: it does not.
+        confirmations: fresh seeds on which each finalist runs again; 0 for none.
+        finalists: how many trials may be confirmed.
     """
 
     objective: str
@@ -32,6 +36,9 @@ class Plan:
     wall_seconds: float | None
     stratified: float
     seed: int
+    precision: float | None = None
+    confirmations: int = 0
+    finalists: int = 1
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -43,12 +50,28 @@ class Plan:
                 raise ConfigError(f"search.{name} must be positive, or null for no limit, but got {value}")
         if not 0.0 <= self.stratified <= 1.0:
             raise ConfigError(f"search.stratified must be a share from 0 to 1, but got {self.stratified}")
+        if self.precision is not None and not self.precision > 1:
+            raise ConfigError(
+                f"search.precision must be a factor over 1, or null for no such end, but got {self.precision}"
+            )
+        if self.confirmations < 0 or self.finalists < 1:
+            raise ConfigError(
+                "search.confirmations must be at least 0 and search.finalists at least 1, but got "
+                f"{self.confirmations} and {self.finalists}"
+            )
         if self.seed < 0:
             raise ConfigError(f"seed must be at least 0, but got {self.seed}")
 
     def trial_seed(self, slot: int) -> int:
         """Return the seed of the slot's trial: initial weights, order of the data, augmentation."""
         return _seed(self.seed, slot, 0)
+
+    def confirmation_slot(self, slot: int, replicate: int) -> int:
+        """Return the slot of the run that confirms the trial of ``slot`` for the ``replicate``-th time, from 0.
+
+        It does not depend on how many confirmations there are: their number may grow while a study goes on.
+        """
+        return CONFIRMATIONS * (1 + replicate) + slot
 
     def sampler_seed(self, slot: int) -> int:
         """Return the seed of the sampler at the slot: a sampler seeded once would repeat itself after a restart."""
@@ -62,8 +85,11 @@ class Plan:
         return space.stratum(before, _seed(self.seed, 0, 2) / 2**32)
 
     def spent(self, results: Iterable[TrialResult]) -> str | None:
-        """Return which of the two limits in seconds the finished trials have reached, in words; None if none."""
-        done = list(results)
+        """Return which of the two limits in seconds the finished trials have reached, in words; None if none.
+
+        Confirmations come after the search and are not counted.
+        """
+        done = [result for result in results if result.confirms is None]
         train, wall = sum(r.train_seconds for r in done), sum(r.wall_seconds for r in done)
         if self.seconds is not None and train >= self.seconds:
             return f"search.seconds={self.seconds:g} of training are spent ({train:.1f} s)"

@@ -43,30 +43,46 @@ def _evidence(covariance: Array, value: Array) -> float:
     return float(-0.5 * white @ white - np.log(np.diag(root)).sum())
 
 
-def draw_residual(seen: Residuals, at: Array, rng: np.random.Generator) -> Array:
-    """Return one draw of the residual at the points, shape (m,).
+@dataclass(frozen=True)
+class Process:
+    """A Gaussian process given its residuals: amplitude and lengths, and (K + noise)^-1 times the residuals."""
+
+    seen: Residuals
+    amplitude: float
+    lengths: tuple[float, float]
+    covariance: Array
+    weights: Array
+
+
+def draw_process(seen: Residuals, rng: np.random.Generator) -> Process:
+    """Return a process whose amplitude and lengths are drawn in proportion to prior times evidence.
 
     Args:
         seen: residuals of the trials; may be empty.
-        at: the points, (m, 2 + k).
         rng: the source of chance.
     """
     options = list(product(AMPLITUDES.items(), LENGTHS.items()))
-    weights = np.array([math.log(a[1] * k[1]) for a, k in options])
+    kernels = {lengths: _covariance(seen.at, seen.at, lengths) for lengths in LENGTHS}
+    noise = np.diag(seen.variance + JITTER)
+    evidence = np.array([math.log(a[1] * k[1]) for a, k in options])
     if seen.value.size:
-        kernels = {lengths: _covariance(seen.at, seen.at, lengths) for lengths in LENGTHS}
-        for i, ((amplitude, _), (lengths, _)) in enumerate(options):
-            covariance = amplitude**2 * kernels[lengths] + np.diag(seen.variance + JITTER)
-            weights[i] += _evidence(covariance, seen.value)
-    share = np.exp(weights - weights.max())
+        evidence += [_evidence(a[0] ** 2 * kernels[k[0]] + noise, seen.value) for a, k in options]
+    share = np.exp(evidence - evidence.max())
     (amplitude, _), (lengths, _) = options[int(rng.choice(len(options), p=share / share.sum()))]
-    own = amplitude**2 * _covariance(at, at, lengths)
-    mean = np.zeros(len(at))
-    if seen.value.size:
-        cross = amplitude**2 * _covariance(at, seen.at, lengths)
-        covariance = amplitude**2 * kernels[lengths] + np.diag(seen.variance + JITTER)
-        solved = np.linalg.solve(covariance, np.column_stack([seen.value, cross.T]))
-        mean = cross @ solved[:, 0]
-        own = own - cross @ solved[:, 1:]
-    root = np.linalg.cholesky(own + (JITTER + 1e-4 * amplitude**2) * np.eye(len(at)))
-    return np.asarray(mean + root @ rng.standard_normal(len(at)))
+    covariance = amplitude**2 * kernels[lengths] + noise
+    weights = np.asarray(np.linalg.solve(covariance, seen.value), dtype=np.float64)
+    return Process(seen, amplitude, lengths, covariance, weights)
+
+
+def mean_residual(process: Process, at: Array) -> Array:
+    """Return the mean of the residual at points (m, 2 + k), shape (m,)."""
+    return np.asarray(process.amplitude**2 * _covariance(at, process.seen.at, process.lengths) @ process.weights)
+
+
+def draw_residual(process: Process, at: Array, rng: np.random.Generator) -> Array:
+    """Return one joint draw of the residual at points (m, 2 + k), shape (m,)."""
+    cross = process.amplitude**2 * _covariance(at, process.seen.at, process.lengths)
+    own = process.amplitude**2 * _covariance(at, at, process.lengths)
+    own = own - cross @ np.linalg.solve(process.covariance, cross.T)
+    root = np.linalg.cholesky(own + (JITTER + 1e-4 * process.amplitude**2) * np.eye(len(at)))
+    return np.asarray(cross @ process.weights + root @ rng.standard_normal(len(at)))

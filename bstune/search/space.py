@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from bstune.errors import ConfigError
 from bstune.scaling import ScalingRule, learning_rate
 
+MOST_OCTAVES = 100  # 2^octaves stays a number with room to spare
+
 
 @dataclass(frozen=True)
 class Space:
@@ -14,8 +16,9 @@ class Space:
     Args:
         low, high: smallest and largest batch size; ``high`` is always a candidate.
         multiple: batch sizes are snapped to multiples of this.
-        sigma: standard deviation of delta, in octaves; samplers get delta uniform within +-3 sigma.
+        sigma: standard deviation of delta, in octaves.
         rule: the scaling rule.
+        octaves: delta lies within plus and minus this; None: 3 sigma, for samplers that take it as uniform there.
         lr_low, lr_high: smallest and largest learning rate that can be had; what the rule says beyond is clipped.
     """
 
@@ -24,6 +27,7 @@ class Space:
     multiple: int
     sigma: float
     rule: ScalingRule
+    octaves: float | None = None
     lr_low: float = 0.0
     lr_high: float = math.inf
 
@@ -34,13 +38,17 @@ class Space:
             raise ConfigError(f"search.batch_size.multiple must be at least 1, but got {self.multiple}")
         if not (math.isfinite(self.sigma) and self.sigma > 0):
             raise ConfigError(f"scaling.sigma must be a positive number of octaves, but got {self.sigma}")
+        if self.octaves is not None and not 0 < self.octaves <= MOST_OCTAVES:
+            raise ConfigError(
+                f"scaling.octaves must be a positive number of octaves up to {MOST_OCTAVES}, but got {self.octaves}"
+            )
         if not 0 <= self.lr_low <= self.lr_high:
             raise ConfigError(f"learning rates need 0 <= low <= high, but got {self.lr_low} and {self.lr_high}")
 
     @property
     def delta_bound(self) -> float:
         """Delta lies within plus and minus this, in octaves."""
-        return 3.0 * self.sigma
+        return 3.0 * self.sigma if self.octaves is None else self.octaves
 
     def snap(self, batch_size: float) -> int:
         """Return the nearest candidate: a multiple within the range, or the largest batch size itself."""

@@ -13,11 +13,13 @@ import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import optuna
 from omegaconf import DictConfig, OmegaConf
+from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, RandomSampler
 from optuna.study import StudyDirection
@@ -30,6 +32,7 @@ from bstune.building import build
 from bstune.errors import ConfigError, StudyError
 from bstune.output import check_writable
 from bstune.records import Target, TrialResult, TrialSpec, dump_json
+from bstune.search.frontier import PARENT, RECORD, FrontierSampler
 from bstune.search.plan import Plan
 from bstune.search.space import Space
 
@@ -38,9 +41,9 @@ logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 5
 
 # Attributes in the storage.
-SLOT, RECORD = "bstune:slot", "bstune:record"
+SLOT, SPEC = "bstune:slot", "bstune:spec"
 SETTINGS, STUDY_ID, OUTPUT = "bstune:settings", "bstune:study_id", "bstune:output"
-PARAMETERS = frozenset({"batch_size", "delta"})
+CONFIRMATION_LIMIT = 2  # times the finalist's steps: what a fresh seed is given
 
 
 def engine_arguments(url: str) -> dict[str, Any]:
@@ -107,7 +110,7 @@ def open_study(name: str, url: str, objective: str, settings: Mapping[str, Any],
     Args:
         name: of the study.
         url: of the storage.
-        objective: ``time``, ``steps`` or ``both``.
+        objective: ``time``, ``steps``, ``both`` or ``curve``.
         settings: what must not change while a study goes on, flat, as strict JSON values.
         output: the study's folder, whose lock the caller holds: a study has one, so that one process runs it.
 
@@ -172,27 +175,29 @@ def finish_abandoned(study: optuna.Study, objective: str) -> None:
             _tell(study, trial.number, TrialResult.from_json(record), objective)
 
 
-def results(study: optuna.Study, plan: Plan, space: Space) -> list[TrialResult]:
+def results(study: optuna.Study) -> list[TrialResult]:
     """Return the records of the finished trials in order of their numbers; one that was cut short is ``failed``."""
     found = []
     for trial in study.get_trials(deepcopy=False):
         if trial.state.is_finished() and RECORD in trial.user_attrs:
             found.append(TrialResult.from_json(trial.user_attrs[RECORD]))
-        elif trial.state == TrialState.FAIL and SLOT in trial.user_attrs and trial.params.keys() >= PARAMETERS:
-            found.append(_failed(trial, plan, space))
+        elif trial.state == TrialState.FAIL and SPEC in trial.user_attrs:
+            found.append(_failed(_spec(trial)))
     return found
 
 
-def _failed(trial: FrozenTrial, plan: Plan, space: Space) -> TrialResult:
-    slot, delta = trial.user_attrs[SLOT], trial.params["delta"]
-    batch_size = space.snap(trial.params["batch_size"])
+def _spec(trial: FrozenTrial) -> TrialSpec:
+    return TrialSpec(**json.loads(trial.user_attrs[SPEC]))
+
+
+def _failed(spec: TrialSpec) -> TrialResult:
     return TrialResult(
-        number=trial.number,
-        slot=slot,
-        batch_size=batch_size,
-        lr=space.lr(batch_size, delta),
-        delta=delta,
-        seed=plan.trial_seed(slot),
+        number=spec.number,
+        slot=spec.slot,
+        batch_size=spec.batch_size,
+        lr=spec.lr,
+        delta=spec.delta,
+        seed=spec.seed,
         status="failed",
         steps=0,
         steps_low=0,
@@ -205,7 +210,20 @@ def _failed(trial: FrozenTrial, plan: Plan, space: Space) -> TrialResult:
         device="",
         versions={},
         message="the process ended before the trial did; its slot is asked again",
+        parent=spec.parent,
+        confirms=spec.confirms,
     )
+
+
+def ended_by_themselves(study: optuna.Study) -> set[int]:
+    """Return the numbers of the censored trials that ended ahead of their limit, as a recorded run does."""
+    found = set()
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.PRUNED,)):
+        if RECORD in trial.user_attrs and SPEC in trial.user_attrs:
+            limit, result = _spec(trial).limit, TrialResult.from_json(trial.user_attrs[RECORD])
+            if result.status == "budget" and limit is not None and result.steps < limit:
+                found.add(trial.number)
+    return found
 
 
 def next_slot(study: optuna.Study, plan: Plan) -> int | None:
@@ -218,31 +236,29 @@ def next_slot(study: optuna.Study, plan: Plan) -> int | None:
     return next((slot for slot in range(plan.trials) if slot not in done), None)
 
 
-def run_slot(
+def run_trial_of(
     study: optuna.Study,
-    slot: int,
-    plan: Plan,
-    space: Space,
-    sampler: DictConfig,
+    asked: tuple[optuna.Trial, TrialSpec],
+    objective: str,
     target: Target,
     train: Callable[[TrialSpec], TrialResult],
 ) -> TrialResult:
-    """Ask for the slot's trial, train it, and store what it came to.
+    """Train a trial that was asked for, and store what it came to.
 
     An error in training fails the trial and goes on up; its slot is asked again with the same parameters.
     """
-    trial, spec = ask(study, slot, plan, space, sampler)
+    trial, spec = asked
     finished = False
     try:
         result = train(spec)
-        if not result.reached and plan.objective != "both":  # Optuna reports no values to two objectives
+        if not result.reached and objective != "both":  # Optuna reports no values to two objectives
             _report_gap(trial, result, target)
         trial.set_user_attr(RECORD, result.to_json())  # from here on a killed process loses nothing of the trial
-        _tell(study, trial.number, result, plan.objective)
+        _tell(study, trial.number, result, objective)
         finished = True
     finally:
         if not finished:
-            finish_abandoned(study, plan.objective)
+            finish_abandoned(study, objective)
             logger.warning(
                 "trial %d (B %d, lr %g) was cut short; the finished ones are stored, the same command asks it again",
                 trial.number,
@@ -253,43 +269,122 @@ def run_slot(
 
 
 def ask(
-    study: optuna.Study, slot: int, plan: Plan, space: Space, sampler: DictConfig
+    study: optuna.Study, slot: int, plan: Plan, space: Space, sampler: BaseSampler, stops: bool
 ) -> tuple[optuna.Trial, TrialSpec]:
-    """Ask Optuna for the slot's trial: batch size and delta, from the sampler or as they were asked before."""
-    fixed: dict[str, Any] = {}
-    stratum = plan.stratum(slot, space)
-    if stratum is not None:
-        fixed = {"batch_size": stratum}
-    for earlier in study.get_trials(deepcopy=False, states=(TrialState.FAIL,)):
-        if earlier.user_attrs.get(SLOT) == slot and earlier.params.keys() >= PARAMETERS:
-            fixed = dict(earlier.params)
+    """Ask Optuna for the slot's trial, from the sampler or as it was asked before.
+
+    Args:
+        study: where the trial goes.
+        slot: of the plan.
+        plan: seeds, and the batch sizes of stratified slots, which bstune's own sampler has none of.
+        space: what is searched.
+        sampler: of this slot.
+        stops: whether a trial can be stopped early and continued; the sampler's limits are left out otherwise.
+    """
+    own = isinstance(sampler, FrontierSampler)
+    earlier = _asked_before(study, slot)
+    stratum = None if own else plan.stratum(slot, space)
+    fixed: dict[str, Any] = {} if stratum is None else {"batch_size": stratum}
+    if earlier is not None:
+        fixed = dict(earlier.params)
+    trial, batch_size, delta = _suggested(study, slot, space, sampler, fixed)
+    lr, seed, limit, parent = space.lr(batch_size, delta), plan.trial_seed(slot), None, None
+    if earlier is not None:
+        before = _spec(earlier)
+        lr, seed, limit, parent = before.lr, before.seed, before.limit, before.parent
+    elif isinstance(sampler, FrontierSampler) and stops:
+        limit, parent = sampler.limit(trial.number), sampler.parent(trial.number)
+        if parent is not None:
+            continued = _spec(study.get_trials(deepcopy=False)[parent])
+            lr, seed = continued.lr, continued.seed
+    spec = TrialSpec(trial.number, slot, batch_size, lr, space.delta(batch_size, lr), seed, limit, parent)
+    _note(trial, spec)
+    return trial, spec
+
+
+def ask_confirmation(
+    study: optuna.Study, finalist: TrialResult, replicate: int, plan: Plan, space: Space, stops: bool
+) -> tuple[optuna.Trial, TrialSpec]:
+    """Ask for a finalist's batch size and learning rate again, on a fresh seed.
+
+    Where trials can be stopped early, for at most twice the finalist's steps.
+    """
+    slot = plan.confirmation_slot(finalist.slot, replicate)
+    params = study.get_trials(deepcopy=False)[finalist.number].params
+    trial, _, _ = _suggested(study, slot, space, RandomSampler(seed=0), dict(params))
+    spec = TrialSpec(
+        number=trial.number,
+        slot=slot,
+        batch_size=finalist.batch_size,
+        lr=finalist.lr,
+        delta=finalist.delta,
+        seed=plan.trial_seed(slot),
+        limit=CONFIRMATION_LIMIT * finalist.steps if stops else None,
+        confirms=finalist.number,
+    )
+    _note(trial, spec)
+    return trial, spec
+
+
+def _asked_before(study: optuna.Study, slot: int) -> FrozenTrial | None:
+    """Return the slot's last trial that was cut short; one without its spec was not asked to the end."""
+    failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+    return next((t for t in reversed(failed) if t.user_attrs.get(SLOT) == slot and SPEC in t.user_attrs), None)
+
+
+def _suggested(
+    study: optuna.Study, slot: int, space: Space, sampler: BaseSampler, fixed: dict[str, Any]
+) -> tuple[optuna.Trial, int, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        base = build_sampler(sampler, plan, slot)
-        study.sampler = PartialFixedSampler(fixed, base) if fixed else base
+        study.sampler = PartialFixedSampler(fixed, sampler) if fixed else sampler
         trial = study.ask()
         trial.set_user_attr(SLOT, slot)
         suggested = trial.suggest_int("batch_size", space.low, space.high, log=True)
         delta = trial.suggest_float("delta", -space.delta_bound, space.delta_bound)
-    batch_size = space.snap(suggested)
-    lr = space.lr(batch_size, delta)
-    return trial, TrialSpec(trial.number, slot, batch_size, lr, delta, plan.trial_seed(slot))
+    return trial, space.snap(suggested), delta
 
 
-def build_sampler(config: DictConfig, plan: Plan, slot: int) -> BaseSampler:
+def _note(trial: optuna.Trial, spec: TrialSpec) -> None:
+    trial.set_user_attr(SPEC, dump_json(asdict(spec)))
+    if spec.parent is not None:
+        trial.set_user_attr(PARENT, spec.parent)
+
+
+def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution]:
+    """Return the parameters of a study, as :func:`ask` suggests them."""
+    return {
+        "batch_size": IntDistribution(space.low, space.high, log=True),
+        "delta": FloatDistribution(-space.delta_bound, space.delta_bound),
+    }
+
+
+def build_sampler(config: DictConfig, plan: Plan, slot: int, own: Mapping[str, Any] | None = None) -> BaseSampler:
     """Build the sampler of one slot, seeded by the study's seed and the slot.
 
     A quasi-random sequence is the exception: it keeps one seed, and its place in it is kept in the storage.
+
+    Args:
+        config: node of the sampler.
+        plan: of the study.
+        slot: of the plan.
+        own: further arguments of bstune's own sampler; other samplers do not take them.
 
     Raises:
         ConfigError: if the config builds no sampler.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        return _build_sampler(config, plan, slot)
+        return _build_sampler(config, plan, slot, own or {})
 
 
-def _build_sampler(config: DictConfig, plan: Plan, slot: int) -> BaseSampler:
+def is_own(config: DictConfig) -> bool:
+    """Return whether the config names bstune's own sampler."""
+    own = f"{FrontierSampler.__module__}.{FrontierSampler.__qualname__}"
+    return bool(config.get("_target_") == own)
+
+
+def _build_sampler(config: DictConfig, plan: Plan, slot: int, own: Mapping[str, Any]) -> BaseSampler:
     node = config.copy()
     OmegaConf.update(node, "_partial_", True, force_add=True)
     partial = build(node, "sampler")
@@ -302,6 +397,8 @@ def _build_sampler(config: DictConfig, plan: Plan, slot: int) -> BaseSampler:
         arguments["seed"] = seed
     if issubclass(target, QMCSampler):
         arguments = {"seed": plan.seed, "independent_sampler": RandomSampler(seed=seed)}
+    if issubclass(target, FrontierSampler):
+        arguments |= own
     try:
         built: BaseSampler = partial(**arguments)
     except (TypeError, ValueError) as error:
@@ -319,7 +416,12 @@ def _tell(study: optuna.Study, number: int, result: TrialResult, objective: str)
         study.tell(number, state=TrialState.PRUNED)
         return
     steps = float(result.steps)
-    values = {"time": [time_to_target], "steps": [steps], "both": [steps, time_to_target]}
+    values = {
+        "time": [time_to_target],
+        "steps": [steps],
+        "both": [steps, time_to_target],
+        "curve": [steps * result.batch_size],
+    }
     study.tell(number, values[objective])
 
 

@@ -1,0 +1,510 @@
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler
+from optuna.trial import TrialState, create_trial
+
+from bstune.errors import ConfigError
+from bstune.records import Target, TrialResult, TrialSpec
+from bstune.replay import replay
+from bstune.search.decide import Proposal
+from bstune.search.frontier import PARENT, RECORD, Coordinates, FrontierSampler, default_policy, trial_result
+from bstune.synthetic import Law, synthetic_table
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)  # T is least at B = 283
+BEST = LAW.frontier(283) * LAW.tau(283)
+SPACE = {"batch_size": IntDistribution(8, 4096, log=True), "lr": FloatDistribution(1e-3, 2.0, log=True)}
+Objective = Callable[[optuna.Trial], float]
+
+
+def sqrt_rule(batch_size: float) -> float:
+    return 0.1 * math.sqrt(batch_size / 128.0)
+
+
+def answer(trial: optuna.Trial, batch_size: int, lr: float, factor: float = 1.0) -> float:
+    """Return the seconds that LAW says, with what the sampler needs to know; raise TrialPruned past a limit."""
+    limit = trial.study.sampler.limit(trial.number) if isinstance(trial.study.sampler, FrontierSampler) else None
+    steps = LAW.steps(batch_size, lr)
+    trial.set_user_attr("seconds_per_step", LAW.tau(batch_size))
+    if steps is None:
+        trial.set_user_attr("steps", 20)
+        trial.set_user_attr("status", "diverged")
+        raise optuna.TrialPruned
+    steps *= factor
+    if limit is not None and steps > limit:
+        trial.set_user_attr("steps", limit)
+        raise optuna.TrialPruned
+    trial.set_user_attr("steps", round(steps))
+    return round(steps) * LAW.tau(batch_size)
+
+
+def plain(trial: optuna.Trial) -> float:
+    batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
+    return answer(trial, batch_size, trial.suggest_float("lr", 1e-3, 2.0, log=True))
+
+
+def run(objective: Objective, count: int, sampler: BaseSampler | None = None, **arguments: Any) -> optuna.Study:
+    study = optuna.create_study(sampler=sampler or FrontierSampler(seed=0), **arguments)
+    study.optimize(objective, n_trials=count)
+    return study
+
+
+def distinct(study: optuna.Study, name: str) -> int:
+    return len({trial.params[name] for trial in study.trials})
+
+
+def test_define_by_run_without_a_known_space() -> None:
+    study = run(plain, 25)
+    assert study.trials[0].params == {"batch_size": 181, "lr": pytest.approx(math.sqrt(2e-3))}  # the middle
+    assert distinct(study, "batch_size") > 15
+    assert study.best_value < 1.25 * BEST
+    assert {t.state for t in study.trials} <= {TrialState.COMPLETE, TrialState.PRUNED}
+
+
+def test_a_known_space_is_searched_from_the_first_trial() -> None:
+    firsts = {run(plain, 1, FrontierSampler(seed=seed, search_space=SPACE)).trials[0].params["lr"] for seed in range(3)}
+    assert len(firsts) == 3
+
+
+def test_delta_with_a_rule() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
+        return answer(trial, batch_size, sqrt_rule(batch_size) * 2 ** trial.suggest_float("delta", -3.0, 3.0))
+
+    study = run(objective, 20, FrontierSampler(seed=0, rule=sqrt_rule))
+    assert study.best_value < 1.25 * BEST
+    assert abs(study.best_params["delta"]) < 1.5
+
+
+@pytest.mark.parametrize(
+    ("suggest", "grid"),
+    [
+        (lambda t: (t.suggest_int("batch_size", 16, 512, step=16), t.suggest_float("lr", 1e-3, 1, log=True)), 16),
+        (lambda t: (t.suggest_int("batch_size", 3, 512, log=True), t.suggest_float("lr", 0.01, 1.0, step=0.01)), 1),
+        (lambda t: (t.suggest_int("batch_size", 3, 512), t.suggest_float("lr", 0.01, 1.0)), 1),
+    ],
+    ids=["steps of batch size", "steps of lr", "linear"],
+)
+def test_spaces_with_a_grid_are_searched(suggest: Callable[[optuna.Trial], tuple[int, float]], grid: int) -> None:
+    study = run(lambda trial: answer(trial, *suggest(trial)), 16)
+    assert distinct(study, "batch_size") > 8
+    assert distinct(study, "lr") > 8
+    assert all(trial.params["batch_size"] % grid == 0 for trial in study.trials)
+    assert study.best_value < 1.6 * BEST
+
+
+@pytest.mark.parametrize("fixed", ["batch_size", "lr"])
+def test_a_space_with_a_single_batch_size_or_learning_rate(fixed: str) -> None:
+    sizes, rates = ((283, 283), (1e-3, 1.0)) if fixed == "batch_size" else ((8, 4096), (0.1487, 0.1487))
+
+    def objective(trial: optuna.Trial) -> float:
+        lr = trial.suggest_float("lr", *rates, log=True)
+        return answer(trial, trial.suggest_int("batch_size", *sizes, log=True), lr)
+
+    study = run(objective, 12)
+    assert distinct(study, fixed) == 1
+    assert study.best_value < 1.25 * BEST
+
+
+def test_other_hyper_parameters_are_searched_as_well() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
+        lr = trial.suggest_float("lr", 1e-3, 2.0, log=True)
+        decay = trial.suggest_float("decay", 1e-5, 1e-1, log=True)
+        kind = trial.suggest_categorical("kind", ["a", "b", "c"])
+        trial.suggest_categorical("only", ["x"])
+        trial.suggest_int("layers", 1, 7, step=2)
+        factor = math.exp(0.3 * math.log10(decay / 1e-3) ** 2 + {"a": 0.8, "b": 0.0, "c": 0.8}[kind])
+        return answer(trial, batch_size, lr, factor)
+
+    study = run(objective, 50, FrontierSampler(seed=1))
+    assert study.best_params["kind"] == "b"
+    assert study.best_value < 1.6 * BEST
+    late = study.trials[25:]
+    assert sum(trial.params["kind"] == "b" for trial in late) > len(late) / 2
+    assert abs(np.median([math.log10(trial.params["decay"] / 1e-3) for trial in late])) < 1.0
+    assert {trial.params["layers"] for trial in study.trials} <= {1, 3, 5, 7}
+
+
+def test_parameters_that_not_all_trials_have_are_sampled_anywhere() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        if trial.suggest_categorical("kind", ["sgd", "adam"]) == "sgd":
+            trial.suggest_float("momentum", 0.0, 1.0)
+        return plain(trial)
+
+    study = run(objective, 16)
+    values = [trial.params["momentum"] for trial in study.trials if "momentum" in trial.params]
+    assert len(set(values)) == len(values) > 3
+
+
+def test_a_history_that_is_reported_is_read() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
+        needed = LAW.steps(batch_size, trial.suggest_float("lr", 1e-3, 2.0, log=True)) or 1e9
+        limit = min(trial.study.sampler.limit(trial.number) or 1500, 1500)
+        for step in np.unique(np.geomspace(1, min(limit, needed), 40).round()):
+            trial.report(0.1 * (step / needed) ** -0.4, int(step))
+        trial.set_user_attr("seconds_per_step", LAW.tau(batch_size))
+        if limit < needed:
+            raise optuna.TrialPruned
+        return needed * LAW.tau(batch_size)
+
+    sampler = FrontierSampler(seed=0, target=Target("error", 0.1, "min"), ideal=0.0, budget=lambda size: 1500.0)
+    study = run(objective, 20, sampler)
+    found = sampler.posterior(study)
+    assert found is not None
+    arms = {arm.number: arm for arm in found[0].arms}
+    assert len(arms) == 20
+    censored = [trial for trial in study.trials if trial.state == TrialState.PRUNED]
+    assert len(censored) > 3
+    for trial in censored:
+        arm = arms[trial.number]
+        needed = LAW.steps(trial.params["batch_size"], trial.params["lr"]) or 1e9
+        assert arm.steps == max(trial.intermediate_values)
+        assert arm.log_factor == pytest.approx(math.log(needed / arm.steps), abs=3.0 * arm.spread + 0.1)
+    assert study.best_value < 1.3 * BEST
+
+
+def test_a_first_trial_that_fails_is_not_asked_for_ever() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        value = plain(trial)
+        if trial.params["batch_size"] > 150:
+            raise MemoryError
+        return value
+
+    study = optuna.create_study(sampler=FrontierSampler(seed=0))
+    study.optimize(objective, n_trials=20, catch=(MemoryError,))
+    states = [trial.state for trial in study.trials]
+    assert states[0] == TrialState.FAIL
+    assert TrialState.COMPLETE in states
+    assert distinct(study, "batch_size") > 10
+
+
+def test_workers_in_threads() -> None:
+    study = optuna.create_study(sampler=FrontierSampler(seed=0))
+    study.optimize(plain, n_trials=24, n_jobs=2)
+    assert len(study.trials) == 24
+    assert all(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in study.trials)
+    assert study.best_value < 1.4 * BEST
+
+
+def test_trials_that_run_are_kept_apart() -> None:
+    apart = []
+    for told in (True, False):
+        study = optuna.create_study(sampler=FrontierSampler(seed=3, search_space=SPACE))
+        study.optimize(plain, n_trials=12)
+        points = []
+        for _ in range(12):
+            trial = study.ask(SPACE)
+            points.append((math.log2(trial.params["batch_size"]), math.log2(trial.params["lr"])))
+            if not told:
+                study.tell(trial, state=TrialState.FAIL)
+        at = np.array(points)
+        gaps = np.abs(at[:, None] - at[None]).max(axis=2)[np.triu_indices(12, 1)]
+        apart.append(np.mean(gaps < 0.3))
+    assert apart[0] <= apart[1]
+
+
+def test_two_directions_are_searched_in_turn() -> None:
+    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
+        steps = LAW.steps(batch_size, trial.suggest_float("lr", 1e-3, 2.0, log=True)) or 1e7
+        return steps, steps * LAW.tau(batch_size)
+
+    sampler = FrontierSampler(objective="both", seed=0)
+    study = optuna.create_study(sampler=sampler, directions=["minimize", "minimize"])
+    study.optimize(objective, n_trials=40)
+    found = sampler.posterior(study)
+    assert found is not None
+    assert len(found[0].arms) == 40
+    assert float(found[0].tau(np.array(512.0))) == pytest.approx(LAW.tau(512), rel=0.05)
+    late = study.trials[20:]
+    times = [trial.params["batch_size"] for trial in late if trial.number % 2 == 0]
+    steps = [trial.params["batch_size"] for trial in late if trial.number % 2 == 1]
+    assert np.median(times) < 0.7 * np.median(steps)
+    assert min(trial.values[1] for trial in late) < 1.3 * BEST
+
+
+def test_two_samplers_in_turn_share_a_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    optuna.create_study(study_name="shared", storage=url)
+    studies = [
+        optuna.load_study(study_name="shared", storage=url, sampler=FrontierSampler(seed=seed)) for seed in (0, 1)
+    ]
+    for turn in range(8):
+        studies[turn % 2].optimize(plain, n_trials=1)
+    trials = studies[0].trials
+    assert len(trials) == 8
+    assert len({(trial.params["batch_size"], trial.params["lr"]) for trial in trials}) == 8
+    found = studies[0].sampler.posterior(studies[0])  # type: ignore[attr-defined]
+    assert len(found[0].arms) == 8
+
+
+def test_a_resumed_study_goes_on() -> None:
+    study = run(plain, 8, FrontierSampler(seed=5))
+    asked = []
+    for _ in range(2):  # a decision is a function of the trials and the seed
+        study.sampler = FrontierSampler(seed=5)
+        trial = study.ask(SPACE)
+        asked.append(trial.params)
+        study.tell(trial, state=TrialState.FAIL)
+    assert asked[0] == asked[1]
+    assert asked[0] not in [trial.params for trial in study.trials[:8]]
+    again = run(plain, 8, FrontierSampler(seed=5))
+    assert [trial.params for trial in again.trials] == [trial.params for trial in study.trials[:8]]
+
+
+def test_asking_for_the_posterior_does_not_change_the_search() -> None:
+    first, second = (optuna.create_study(sampler=FrontierSampler(seed=0)) for _ in range(2))
+    for _ in range(6):
+        first.optimize(plain, n_trials=1)
+        second.optimize(plain, n_trials=1)
+        second.sampler.posterior(second)  # type: ignore[attr-defined]
+    assert [trial.params for trial in first.trials] == [trial.params for trial in second.trials]
+
+
+def test_there_is_no_posterior_before_the_first_trial() -> None:
+    sampler = FrontierSampler(seed=0)
+    assert sampler.posterior(optuna.create_study()) is None
+    assert sampler.limit(0) is None
+    assert sampler.parent(0) is None
+
+
+def test_without_a_budget_there_is_no_limit_until_something_has_reached_the_target() -> None:
+    study = optuna.create_study(sampler=FrontierSampler(seed=0, search_space=SPACE))
+    first = study.ask(SPACE)
+    assert study.sampler.limit(first.number) is None  # type: ignore[attr-defined]
+    first.set_user_attr("steps", 1000)
+    study.tell(first, 5.0)
+    second = study.ask(SPACE)
+    assert study.sampler.limit(second.number) is not None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("budget", [None, lambda size: 50_000.0])
+def test_stopped_trials_are_continued_where_they_can_be(budget: Callable[[float], float] | None) -> None:
+    sampler = FrontierSampler(seed=0, search_space=SPACE, budget=budget, resumable=lambda number: number % 3 != 0)
+    study = optuna.create_study(sampler=sampler)
+    parents = []
+    for _ in range(25):
+        trial = study.ask(SPACE)
+        limit, parent = sampler.limit(trial.number), sampler.parent(trial.number)
+        size, lr = trial.params["batch_size"], trial.params["lr"]
+        if parent is not None:
+            before = study.trials[parent]
+            trial.set_user_attr(PARENT, parent)
+            assert parent % 3 != 0
+            assert before.params == trial.params
+            assert limit is None or limit > before.user_attrs["steps"]
+            assert parent not in parents
+            parents.append(parent)
+        needed = LAW.steps(size, lr) or 1e9
+        steps = min(needed, 300 * (trial.number + 1) if limit is None else limit)
+        trial.set_user_attr("steps", round(steps))
+        trial.set_user_attr("seconds_per_step", LAW.tau(size))
+        if steps < needed:
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            study.tell(trial, needed * LAW.tau(size))
+    assert parents
+
+
+@pytest.mark.parametrize(
+    ("suggest", "said"),
+    [
+        (lambda t: t.suggest_int("batch_size", 8, 64) + t.suggest_float("learning_rate", 0.1, 1.0), "learning_rate"),
+        (lambda t: t.suggest_int("batch_size", 8, 64) + t.suggest_float("delta", -1.0, 1.0), "and a rule"),
+        (lambda t: t.suggest_float("lr", 0.1, 1.0), "batch_size"),
+        (lambda t: t.suggest_categorical("batch_size", [8, 64]) + t.suggest_float("lr", 0.1, 1.0), "use suggest_int"),
+        (lambda t: t.suggest_int("batch_size", 8, 64) + t.suggest_float("lr", 0.0, 1.0), "over positive rates"),
+        (lambda t: t.suggest_int("batch_size", 8, 64) + t.suggest_int("lr", 1, 2), "must be a float"),
+    ],
+)
+def test_a_space_that_it_cannot_search_is_refused(suggest: Objective, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(suggest, 3)
+
+
+def test_other_mistakes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="time, steps, both, curve, but got 'speed'"):
+        FrontierSampler(objective="speed")
+    with pytest.raises(ConfigError, match="maximizes"):
+        run(plain, 1, direction="maximize")
+
+
+@pytest.mark.parametrize(
+    ("objective", "value", "attributes"),
+    [
+        ("time", 3.0, {}),
+        ("time", -3.0, {"steps": 100}),
+        ("time", 0.0, {"steps": 100}),
+        ("time", math.inf, {"steps": 100}),
+        ("steps", math.inf, {}),
+        ("steps", -8.0, {}),
+        ("steps", 0.2, {}),
+        ("time", 3.0, {"steps": 0}),
+        ("time", 3.0, {"steps": 100, "seconds_per_step": -1.0}),
+    ],
+)
+def test_trials_that_say_nothing_are_passed_over_and_named_once(
+    caplog: pytest.LogCaptureFixture, objective: str, value: float, attributes: dict[str, float]
+) -> None:
+    def silent(trial: optuna.Trial) -> float:
+        trial.suggest_int("batch_size", 8, 4096, log=True)
+        trial.suggest_float("lr", 1e-3, 1.0, log=True)
+        for name, given in attributes.items():
+            trial.set_user_attr(name, given)
+        return value
+
+    sampler = FrontierSampler(objective=objective, seed=0)
+    with caplog.at_level(logging.WARNING, "bstune"):
+        study = run(silent, 4, sampler)
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("bstune")]
+    assert [line.split(" is passed over")[0] for line in lines] == ["trial 0", "trial 1", "trial 2"]
+    assert "'steps'" in lines[0]
+    found = sampler.posterior(study)
+    assert found is not None
+    assert found[0].arms == ()
+
+
+def known(**changes: Any) -> Coordinates:
+    space = {**SPACE, "kind": CategoricalDistribution(["a", "b"]), "one": IntDistribution(3, 3)}
+    space["depth"] = IntDistribution(2, 10, step=4)
+    space["decay"] = FloatDistribution(1e-4, 1e-2, log=True)
+    arguments = {"rule": None, "snap": round, "lr_range": None}
+    return Coordinates(space, **(arguments | changes))
+
+
+def test_parameters_as_the_model_sees_them() -> None:
+    coordinates = known()
+    params = {"batch_size": 256, "lr": 0.125, "kind": "b", "one": 3, "depth": 6, "decay": 1e-3}
+    assert coordinates.point(params) == (8.0, -3.0)
+    assert coordinates.columns == 4
+    assert coordinates.others(params) == pytest.approx((0.5, 0.5, 0.0, 1.0))  # decay, depth, kind
+    assert coordinates.complete(params)
+    assert not coordinates.complete({"batch_size": 256, "lr": 0.125})
+    back = coordinates.parameters(Proposal(8.0, -3.0, (0.5, 0.45, 0.2, 0.7), 1, None))
+    assert back == pytest.approx({name: value for name, value in params.items() if name != "one"})
+
+
+@pytest.mark.parametrize("x", [3.0, 5.1, 12.0])
+def test_learning_rates_stay_within_what_can_be_had(x: float) -> None:
+    coordinates = known(lr_range=(0.01, 0.5))
+    low, high = coordinates.domain().lrs(np.array([x]))
+    assert (2.0 ** low[0], 2.0 ** high[0]) == pytest.approx((0.01, 0.5))
+    offsets = {"batch_size": SPACE["batch_size"], "delta": FloatDistribution(-2.0, 2.0)}
+    low, high = Coordinates(offsets, sqrt_rule, round, (0.01, 0.5)).domain().lrs(np.array([x]))
+    rule = sqrt_rule(2.0**x)
+    assert 2.0 ** low[0] == pytest.approx(min(max(rule / 4, 0.01), 0.5))
+    assert 2.0 ** high[0] == pytest.approx(min(max(rule * 4, 0.01), 0.5))
+
+
+def test_batch_sizes_are_snapped() -> None:
+    coordinates = known(snap=lambda size: 8 * round(size / 8))
+    assert coordinates.domain().snap(21.0) == 24
+    assert coordinates.domain().snap(1e9) == 4096
+    assert coordinates.parameters(Proposal(math.log2(21), -3.0, (0.5,) * 4, 1, None))["batch_size"] == 24
+    assert coordinates.point({"batch_size": 21, "lr": 0.5}) == (math.log2(24), -1.0)
+
+
+def test_the_record_of_a_trial_is_preferred(make_result: Callable[..., TrialResult]) -> None:
+    record = make_result(number=7, steps=123)
+    trial = create_trial(
+        params={"batch_size": 64, "lr": 0.1},
+        distributions=SPACE,
+        value=1.0,
+        user_attrs={RECORD: record.to_json(), "steps": 5},
+    )
+    assert trial_result(trial, known(), "time") == record
+
+
+def test_a_pruned_trial_is_censored_at_its_last_report() -> None:
+    trial = create_trial(
+        state=TrialState.PRUNED,
+        params={"batch_size": 64, "lr": 0.125},
+        distributions=SPACE,
+        intermediate_values={10: 0.5, 20: math.nan, 40: 0.3},
+        user_attrs={"seconds_per_step": 0.5},
+    )
+    result = trial_result(trial, known(), "time")
+    assert result is not None
+    assert (result.status, result.steps, result.steps_low, result.batch_size) == ("budget", 40, 40, 64)
+    assert result.lr == pytest.approx(0.125)
+    assert result.train_seconds == 20.0
+    assert result.history == ((10, 0.5), (20, None), (40, 0.3))
+
+
+def test_the_default_policy_is_that_of_the_config() -> None:
+    policy = default_policy()
+    assert policy.particles >= 64
+    assert 0.0 < policy.share < 1.0 < policy.margin
+
+
+@pytest.mark.filterwarnings("ignore:PartialFixedSampler is experimental")
+def test_it_can_be_wrapped_as_any_sampler() -> None:
+    study = run(plain, 6, PartialFixedSampler({"batch_size": 64}, FrontierSampler(seed=0)))
+    assert {trial.params["batch_size"] for trial in study.trials} == {64}
+    assert distinct(study, "lr") > 3
+
+
+def spending(sampler: BaseSampler, law: Law, seed: int, most: float = 20.0) -> float:
+    """Return what was spent, in costs of the best trial, until one was within 1.25 of it; infinite past ``most``."""
+    table, target = synthetic_table(law, seeds=(0,)), Target("error", 0.1, "min")
+    best = table.best(target)
+    assert best is not None
+    budget = 4.0 * best[2]
+    study = optuna.create_study(sampler=sampler)
+    fastest, spent = math.inf, 0.0
+    while spent < most * best[2]:
+        trial = study.ask(SPACE)
+        size, lr = trial.params["batch_size"], trial.params["lr"]
+        limit: int | None = max(1, round(min(budget, 2.0 * fastest) / law.tau(size)))
+        parent = None
+        if isinstance(sampler, FrontierSampler):
+            limit, parent = sampler.limit(trial.number), sampler.parent(trial.number)
+        before = None if parent is None else TrialResult.from_json(study.trials[parent].user_attrs[RECORD])
+        spec = TrialSpec(trial.number, trial.number, size, lr, None, seed, limit, parent)
+        result = replay(table, spec, target, limit or round(budget / law.tau(size)), before)
+        trial.set_user_attr(RECORD, result.to_json())
+        trial.set_user_attr(PARENT, parent)
+        spent += result.train_seconds
+        if result.time_to_target is None:
+            study.tell(trial, state=TrialState.PRUNED)
+            continue
+        study.tell(trial, result.time_to_target)
+        fastest = min(fastest, result.time_to_target)
+        if fastest <= 1.25 * best[2]:
+            return spent / best[2]
+    return math.inf
+
+
+FLAT = Law(lr=0.02, exponent=0.0, b_crit=1500.0, overhead=3e-3)  # its best learning rate does not follow the rule
+
+
+@pytest.mark.parametrize("law", [LAW, FLAT], ids=["rule", "no rule"])
+def test_it_finds_what_random_search_does_not(law: Law) -> None:
+    def own(seed: int) -> FrontierSampler:
+        steps = 4.0 * BEST / LAW.tau(283)
+        ended: set[int] = set()
+        return FrontierSampler(
+            seed=seed,
+            budget=lambda size: steps * max(1.0, 283 / size),
+            target=Target("error", 0.1, "min"),
+            ideal=0.0,
+            resumable=lambda number: number not in ended,
+            search_space=SPACE,
+            step_time=law.tau,
+        )
+
+    ours = [spending(own(seed), law, seed) for seed in range(3)]
+    random = [spending(RandomSampler(seed=seed), law, seed) for seed in range(5)]
+    assert max(ours) < math.inf
+    assert np.median(ours) < 0.5 * np.median(random)

@@ -1,0 +1,380 @@
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bstune.search.posterior import (
+    B_CRIT,
+    BEND,
+    DIVERGED_PENALTY,
+    DIVERGED_SPREAD,
+    EXPONENT,
+    HIGH_WIDTH,
+    LEVEL,
+    LOW_SLOPE,
+    LOW_WIDTH,
+    NOISE,
+    OTHER,
+    OUTLIER_SHARE,
+    OUTLIER_SPREAD,
+    PARAMETERS,
+    SHIFT,
+    SHIFT_FREEDOM,
+    Array,
+    Observations,
+    Prior,
+    draw_prior,
+    frontier,
+    log_likelihood,
+    log_prior,
+    log_steps,
+    make_prior,
+    off_optimum,
+    optimum,
+    penalty,
+    sample_posterior,
+)
+
+LOW, HIGH = 8.0, 8192.0
+MIDDLE = 8.0  # log2 of the geometric middle
+
+
+def sqrt_rule(x: Array) -> Array:
+    return -4.0 + 0.5 * x
+
+
+def make(others: int = 0, noise_scale: float | None = None) -> Prior:
+    return make_prior(
+        low=LOW,
+        high=HIGH,
+        rule=sqrt_rule,
+        log_budget=math.log(4000.0),
+        sigma=1.0,
+        exponent_sigma=0.3,
+        noise_scale=noise_scale,
+        others=others,
+    )
+
+
+def pinned(free: dict[int, tuple[float, float]], others: int = 0) -> Prior:
+    """Return a prior that is a point but for some parameters, {place: (mean, spread)}."""
+    prior = make(others)
+    mean, spread = prior.mean.copy(), np.full(prior.mean.size, 1e-5)
+    for place, (middle, width) in free.items():
+        mean[place], spread[place] = middle, width
+    return replace(prior, mean=mean, spread=spread)
+
+
+def at(prior: Prior, **values: float) -> Array:
+    """Return one set of parameters, (1, p): the prior's mean but for those named."""
+    theta = prior.mean.copy()
+    for name, value in values.items():
+        theta[PARAMETERS.index(name)] = value
+    return theta[None]
+
+
+def observed(
+    points: Sequence[tuple[float, float, float]],
+    *,
+    status: str = "reached",
+    spread: float = 0.0,
+    other: Sequence[Sequence[float]] | None = None,
+) -> Observations:
+    x, z, y = np.array(points, dtype=float).reshape(-1, 3).T
+    columns = np.zeros((len(x), 0)) if other is None else np.array(other, dtype=float)
+    full = np.full(len(x), True)
+    return Observations(x, z, columns, y, full * spread, full & (status == "bound"), full & (status == "diverged"))
+
+
+def together(*parts: Observations) -> Observations:
+    names = ("x", "z", "other", "y", "spread", "bound", "diverged")
+    return Observations(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+NOTHING = observed([])
+
+
+@pytest.mark.parametrize("b_crit", [16.0, 300.0, 1e5])
+def test_the_frontier_is_that_of_mccandlish(b_crit: float) -> None:
+    prior = make()
+    theta = at(prior, level=5.0, b_crit=math.log(b_crit / 2**MIDDLE))
+    x = np.linspace(3.0, 13.0, 11)
+    s_min = math.exp(5.0) / (1.0 + b_crit / 2**MIDDLE)
+    np.testing.assert_allclose(np.exp(frontier(theta, x, prior)[0]), s_min * (1.0 + b_crit / 2**x), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("octaves", "expected"),
+    [
+        (0.0, 0.0),
+        (2.0, 0.5),  # one width above
+        (4.0, 2.0),
+        (-3.0, 0.4 * (5.0 - 4.0)),  # 3, 4, 5: a hyperbola of width 4
+        (-1e6, 0.4 * (1e6 - 4.0)),  # its asymptote
+    ],
+)
+def test_the_cost_of_being_off_the_optimum(octaves: float, expected: float) -> None:
+    theta = at(make(), low_slope=math.log(0.4), low_width=math.log(4.0), high_width=math.log(2.0))
+    assert penalty(theta, np.array([[octaves]]))[0, 0] == pytest.approx(expected, rel=1e-5, abs=1e-12)
+
+
+def test_the_optimum_follows_the_rule_and_bends_at_b_crit() -> None:
+    prior = make()
+    theta = at(prior, shift=0.7, exponent=0.2, bend=-0.4, b_crit=math.log(2.0**2))
+    x = np.array([MIDDLE, -20.0, -21.0, 40.0, 41.0])
+    best = optimum(theta, x, prior)[0]
+    assert best[0] == pytest.approx(sqrt_rule(np.array(MIDDLE)) + 0.7)
+    assert best[1] - best[2] == pytest.approx(0.5 + 0.2)  # far below B_crit
+    assert best[4] - best[3] == pytest.approx(0.5 + 0.2 - 0.4)  # far above
+    # The two lines meet at B_crit, 10 octaves.
+    below = best[1] + 0.7 * (10.0 - x[1])
+    above = best[3] + 0.3 * (10.0 - x[3])
+    assert below == pytest.approx(above, abs=1e-6)
+
+
+def test_other_hyper_parameters_cost_a_parabola_and_shift_the_learning_rate() -> None:
+    prior = make(others=2)
+    theta = at(prior)
+    theta[0, OTHER:] = [0.2, math.log(3.0), 1.5, 0.9, math.log(0.5), -2.0]
+    x, z, other = np.array([5.0]), np.array([-1.0]), np.array([[0.7, 0.4]])
+    d = z[0] - optimum(theta, x, prior)[0, 0] - 1.5 * 0.2 + 2.0 * -0.1
+    assert off_optimum(theta, x, z, other, prior)[0, 0] == pytest.approx(d)
+    expected = frontier(theta, x, prior) + penalty(theta, np.array([[d]])) + 3.0 * 0.5**2 + 0.5 * 0.5**2
+    assert log_steps(theta, x, z, other, prior)[0, 0] == pytest.approx(expected[0, 0])
+
+
+def test_the_prior_is_centred_on_the_budget_the_rule_and_the_noise_scale() -> None:
+    plain, hinted = make(), make(noise_scale=1000.0)
+    assert plain.log_mid == MIDDLE
+    assert plain.mean[SHIFT] == plain.mean[EXPONENT] == 0.0
+    assert 2**MIDDLE * math.exp(hinted.mean[B_CRIT]) == pytest.approx(1000.0)
+    assert 2**MIDDLE * math.exp(plain.mean[B_CRIT]) == pytest.approx(2**MIDDLE)
+    assert hinted.spread[B_CRIT] < plain.spread[B_CRIT]
+    assert math.exp(plain.mean[LEVEL]) < 4000.0  # the budget is more than enough
+    assert make(others=3).mean.size == OTHER + 9
+
+
+def test_the_prior_density_is_normal_and_students() -> None:
+    prior = make(others=1)
+    theta = draw_prior(prior, 50, np.random.default_rng(0))
+    scaled = (theta - prior.mean) / prior.spread
+    expected = stats.norm.logpdf(np.delete(scaled, SHIFT, axis=1)).sum(axis=1)
+    expected += stats.t.logpdf(scaled[:, SHIFT], SHIFT_FREEDOM)
+    found = log_prior(theta, prior)
+    np.testing.assert_allclose(found - found[0], expected - expected[0], rtol=1e-9, atol=1e-9)
+
+
+def test_draws_of_the_prior_have_its_distribution() -> None:
+    prior = make(others=1)
+    scaled = (draw_prior(prior, 4000, np.random.default_rng(1)) - prior.mean) / prior.spread
+    for place in range(scaled.shape[1]):
+        law = stats.t(SHIFT_FREEDOM) if place == SHIFT else stats.norm()
+        assert stats.kstest(scaled[:, place], law.cdf).pvalue > 1e-3
+
+
+def test_the_likelihood_is_the_sum_over_trials() -> None:
+    prior = make()
+    theta = draw_prior(prior, 6, np.random.default_rng(2))
+    reached = observed([(6.0, -1.0, 7.0), (9.0, 0.0, 6.0)])
+    estimate = observed([(4.0, -2.0, 9.0)], spread=0.5)
+    bound = observed([(8.0, -6.0, 8.0)], status="bound", spread=0.05)
+    diverged = observed([(5.0, 1.0, 0.0)], status="diverged")
+    expected = np.zeros(6)
+    for i, row in enumerate(theta):
+        noise, none = math.exp(row[NOISE]), np.zeros((1, 0))
+        for x, z, y, spread in ((6.0, -1.0, 7.0, 0.0), (9.0, 0.0, 6.0, 0.0), (4.0, -2.0, 9.0, 0.5)):
+            mean = log_steps(row[None], np.array([x]), np.array([z]), none, prior)[0, 0]
+            sigma = math.hypot(noise, spread)
+            core = stats.norm.pdf(y, mean, sigma)
+            wide = stats.norm.pdf(y, mean, math.hypot(sigma, OUTLIER_SPREAD))
+            mixture = (1.0 - OUTLIER_SHARE) * core + OUTLIER_SHARE * wide
+            expected[i] += math.log(mixture) + 0.5 * math.log(2.0 * math.pi)
+        mean = log_steps(row[None], np.array([8.0]), np.array([-6.0]), none, prior)[0, 0]
+        above = stats.norm.sf(8.0, mean, math.hypot(noise, 0.05))
+        expected[i] += math.log(above + OUTLIER_SHARE / 4.0)
+        high = max(1.0 - optimum(row[None], np.array([5.0]), prior)[0, 0], 0.0)
+        over = penalty(row[None], np.array([[high]]))[0, 0] - DIVERGED_PENALTY
+        expected[i] += math.log(stats.norm.cdf(over / DIVERGED_SPREAD) + OUTLIER_SHARE / 4.0)
+    found = log_likelihood(theta, together(reached, estimate, bound, diverged), prior)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    assert not log_likelihood(theta, NOTHING, prior).any()
+
+
+def test_without_observations_the_prior_is_returned() -> None:
+    prior = make()
+    found = sample_posterior(NOTHING, prior, np.random.default_rng(3), 64, 3)
+    np.testing.assert_array_equal(found, draw_prior(prior, 64, np.random.default_rng(3)))
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        observed([(MIDDLE, 0.0, 7.5)]),
+        observed([(MIDDLE, 0.0, 6.0), (MIDDLE, 0.0, 6.3), (MIDDLE, 0.0, 9.0)]),
+        observed([(MIDDLE, 0.0, 8.5)], status="bound"),
+        together(observed([(MIDDLE, 1.5, 8.0)], spread=0.4), observed([(MIDDLE, 0.0, 6.5)], status="bound")),
+    ],
+    ids=["reached", "an outlier", "bound", "estimate and bound"],
+)
+def test_the_level_against_quadrature(seen: Observations) -> None:
+    prior = pinned({LEVEL: (7.0, 1.0)})
+    grid = np.linspace(1.0, 14.0, 4000)
+    theta = np.repeat(prior.mean[None], grid.size, axis=0)
+    theta[:, LEVEL] = grid
+    weight = np.exp(log_likelihood(theta, seen, prior) + stats.norm.logpdf(grid, 7.0, 1.0))
+    weight /= weight.sum()
+    mean = weight @ grid
+    deviation = math.sqrt(weight @ (grid - mean) ** 2)
+    drawn = sample_posterior(seen, prior, np.random.default_rng(4), 2000, 4)[:, LEVEL]
+    assert drawn.mean() == pytest.approx(mean, abs=0.12 * deviation)
+    assert drawn.std() == pytest.approx(deviation, rel=0.12)
+    for share in (0.1, 0.5, 0.9):
+        quantile = grid[np.searchsorted(np.cumsum(weight), share)]
+        assert np.mean(drawn < quantile) == pytest.approx(share, abs=0.05)
+
+
+def test_level_and_shift_against_quadrature() -> None:
+    prior = pinned({LEVEL: (7.0, 1.0), SHIFT: (0.0, 1.0)})
+    seen = together(
+        observed([(MIDDLE, -1.5, 7.4), (MIDDLE, 0.5, 7.1)]),
+        observed([(MIDDLE, -4.0, 7.6)], status="bound", spread=0.1),
+        observed([(MIDDLE, 3.0, 0.0)], status="diverged"),
+    )
+    level, shift = np.meshgrid(np.linspace(5.0, 9.0, 200), np.linspace(-5.0, 5.0, 400), indexing="ij")
+    theta = np.repeat(prior.mean[None], level.size, axis=0)
+    theta[:, LEVEL], theta[:, SHIFT] = level.ravel(), shift.ravel()
+    density = log_likelihood(theta, seen, prior)
+    density += stats.norm.logpdf(theta[:, LEVEL], 7.0, 1.0) + stats.t.logpdf(theta[:, SHIFT], SHIFT_FREEDOM)
+    weight = np.exp(density - density.max())
+    weight /= weight.sum()
+    drawn = sample_posterior(seen, prior, np.random.default_rng(5), 2000, 5)
+    for place in (LEVEL, SHIFT):
+        mean = weight @ theta[:, place]
+        deviation = math.sqrt(weight @ (theta[:, place] - mean) ** 2)
+        assert drawn[:, place].mean() == pytest.approx(mean, abs=0.15 * deviation)
+        assert drawn[:, place].std() == pytest.approx(deviation, rel=0.15)
+    both = weight @ (theta[:, LEVEL] * theta[:, SHIFT]) - (weight @ theta[:, LEVEL]) * (weight @ theta[:, SHIFT])
+    assert np.cov(drawn[:, LEVEL], drawn[:, SHIFT])[0, 1] == pytest.approx(both, abs=0.03)
+
+
+def test_a_bound_pushes_the_level_up_and_never_down() -> None:
+    prior = pinned({LEVEL: (7.0, 1.0)})
+    means = []
+    for bound in (4.0, 7.0, 8.0, 9.0):
+        seen = observed([(MIDDLE, 0.0, bound)], status="bound")
+        means.append(sample_posterior(seen, prior, np.random.default_rng(6), 1000, 4)[:, LEVEL].mean())
+    assert means[0] == pytest.approx(7.0, abs=0.1)  # far below: it says nothing
+    assert means[1] < means[2] < means[3]
+    assert means[3] > 8.5
+
+
+def test_a_diverged_trial_pushes_the_optimum_down() -> None:
+    prior = pinned({SHIFT: (0.0, 1.0)})
+    shifts = []
+    for z in (-2.0, 0.0, 8.0):
+        seen = observed([(MIDDLE, z, 0.0)], status="diverged")
+        shifts.append(np.median(sample_posterior(seen, prior, np.random.default_rng(7), 1000, 4)[:, SHIFT]))
+    assert shifts[0] < shifts[1] < -0.5
+    assert shifts[2] == pytest.approx(0.0, abs=0.15)
+
+
+def test_one_wild_trial_among_many_moves_little() -> None:
+    prior = pinned({LEVEL: (7.0, 2.0), NOISE: (math.log(0.12), 0.5)})
+    rng = np.random.default_rng(8)
+    good = observed([(MIDDLE, 0.0, 6.0 + value) for value in 0.1 * rng.standard_normal(8)])
+    wild = together(good, observed([(MIDDLE, 0.0, 8.5)]))
+    clean = sample_posterior(good, prior, np.random.default_rng(9), 500, 4)
+    moved = sample_posterior(wild, prior, np.random.default_rng(9), 500, 4)
+    assert moved[:, LEVEL].mean() == pytest.approx(clean[:, LEVEL].mean(), abs=0.06)
+    assert np.exp(moved[:, NOISE]).mean() < 0.3  # and it is not taken for noise; 0.8 without the mixture
+
+
+def simulated(theta: Array, prior: Prior, rng: np.random.Generator, trials: int) -> Observations:
+    """Return trials that the model itself would have made: normal noise and censoring at a limit."""
+    x = rng.uniform(3.0, 13.0, trials)
+    z = sqrt_rule(x) + rng.uniform(-2.5, 2.5, trials)
+    mean = log_steps(theta[None], x, z, np.zeros((trials, 0)), prior)[0]
+    y = mean + math.exp(theta[NOISE]) * rng.standard_normal(trials)
+    limit = theta[LEVEL] + rng.uniform(0.0, 3.0, trials)
+    bound = y > limit
+    none = np.full(trials, False)
+    return Observations(x, z, np.zeros((trials, 0)), np.minimum(y, limit), np.zeros(trials), bound, none)
+
+
+def test_truths_drawn_from_the_prior_are_covered() -> None:
+    prior = make()
+    inside = []
+    for study in range(30):
+        rng = np.random.default_rng(100 + study)
+        truth = draw_prior(prior, 1, rng)[0]
+        drawn = sample_posterior(simulated(truth, prior, rng, 12), prior, rng, 400, 12)
+        low, high = np.quantile(drawn, [0.1, 0.9], axis=0)
+        inside.append((low < truth) & (truth < high))
+    covered = np.array(inside)
+    # 270 in all, correlated within a study: 80% give or take about 4. Moved too little, the draws are too narrow.
+    assert 0.72 < covered.mean() < 0.90
+    assert covered[:, [LEVEL, B_CRIT, SHIFT]].mean() > 0.65
+
+
+def test_many_trials_find_the_truth() -> None:
+    prior = make()
+    rng = np.random.default_rng(10)
+    truth = prior.mean.copy()
+    truth[[LEVEL, B_CRIT, SHIFT, EXPONENT, NOISE]] = 6.2, math.log(4.0), -1.6, 0.25, math.log(0.06)
+    drawn = sample_posterior(simulated(truth, prior, rng, 80), prior, rng, 256, 3)
+    for place, tolerance in ((LEVEL, 0.1), (B_CRIT, 0.4), (SHIFT, 0.3), (EXPONENT, 0.12)):
+        assert np.median(drawn[:, place]) == pytest.approx(truth[place], abs=tolerance)
+        assert drawn[:, place].std() < 0.35 * prior.spread[place]
+
+
+def test_the_best_value_of_another_hyper_parameter_is_found() -> None:
+    prior = make(others=1)
+    truth = prior.mean.copy()
+    truth[OTHER:] = 0.8, math.log(2.0), 1.0
+    rng = np.random.default_rng(11)
+    x, other = rng.uniform(3.0, 13.0, 40), rng.random((40, 1))
+    z = sqrt_rule(x) + rng.uniform(-2.0, 2.0, 40)
+    y = log_steps(truth[None], x, z, other, prior)[0] + 0.1 * rng.standard_normal(40)
+    none = np.full(40, False)
+    seen = Observations(x, z, other, y, np.zeros(40), none, none)
+    drawn = sample_posterior(seen, prior, rng, 256, 12)
+    assert np.median(drawn[:, OTHER]) == pytest.approx(0.8, abs=0.2)
+    assert drawn[:, OTHER].std() < 0.15
+    assert np.median(drawn[:, OTHER + 2]) == pytest.approx(1.0, abs=0.3)
+
+
+def test_the_same_generator_gives_the_same_draws() -> None:
+    prior = make()
+    seen = simulated(prior.mean, prior, np.random.default_rng(12), 10)
+    first, second, third = (sample_posterior(seen, prior, np.random.default_rng(seed), 96, 2) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, second)
+    assert not np.array_equal(first, third)
+
+
+def test_contradictions_and_far_away_observations_give_finite_draws() -> None:
+    prior = make()
+    seen = together(
+        observed([(3.0, 20.0, 60.0), (13.0, -40.0, 0.0), (8.0, 0.0, 3.0)]),
+        observed([(8.0, 0.0, 40.0)], status="bound", spread=0.05),
+        observed([(8.0, -30.0, 0.0)], status="diverged"),
+    )
+    drawn = sample_posterior(seen, prior, np.random.default_rng(13), 96, 2)
+    assert np.isfinite(drawn).all()
+
+
+def test_the_widths_of_the_penalty_are_learned_from_one_batch_size() -> None:
+    prior = make()
+    truth = at(prior, low_slope=math.log(0.7), low_width=math.log(0.5), high_width=math.log(2.5))[0]
+    rng = np.random.default_rng(14)
+    z = sqrt_rule(np.array(MIDDLE)) + np.repeat(np.linspace(-6.0, 5.0, 12), 4)
+    x = np.full(z.size, MIDDLE)
+    y = log_steps(truth[None], x, z, np.zeros((z.size, 0)), prior)[0] + 0.05 * rng.standard_normal(z.size)
+    none = np.full(z.size, False)
+    seen = Observations(x, z, np.zeros((z.size, 0)), y, np.zeros(z.size), none, none)
+    drawn = sample_posterior(seen, prior, rng, 256, 4)
+    for place, tolerance in ((LOW_SLOPE, 0.15), (LOW_WIDTH, 0.5), (HIGH_WIDTH, 0.2)):
+        assert np.median(drawn[:, place]) == pytest.approx(truth[place], abs=tolerance)
+    assert np.std(drawn[:, BEND]) > 0.5 * prior.spread[BEND]  # of which nothing was seen

@@ -1,0 +1,85 @@
+"""The tables that ship, and their index."""
+
+import shlex
+import shutil
+
+import pytest
+
+from bstune.command import compose_checked
+from bstune.errors import ConfigError
+from bstune.protocol import Budget
+from bstune.record import Grid
+from bstune.replay import always_reached, read_table
+from bstune.replaying import SHIPPED, find_table, read_index, shipped_tables, shipped_target
+
+INDEX = read_index(SHIPPED)
+RECORD = ["python", "-m", "bstune.replay", "record"]
+
+
+def recordings(name):
+    """Return (file, grid, overrides) of each recording in the command that made a table."""
+    *recorded, last = (shlex.split(part) for part in INDEX[name].command.split("&&"))
+    if last[0] != "cat":
+        recorded, last = [*recorded, last], ["cat", last[4], ">", last[4]]
+    found = []
+    for words in recorded:
+        assert words[:4] == RECORD
+        options = dict(zip(words[5:11:2], words[6:11:2], strict=True))
+        grid = Grid(*([float(value) for value in options[o].split(",")] for o in ("--batch-sizes", "--lrs", "--seeds")))
+        found.append((words[4], grid, words[11:]))
+    assert last[1:] == [*(file for file, _, _ in found), ">", f"{name}.jsonl"]
+    return found
+
+
+def test_every_table_is_listed():
+    assert sorted(INDEX) == shipped_tables() != []
+
+
+@pytest.mark.parametrize("name", INDEX)
+def test_its_target_is_reached_in_most_batch_sizes_and_says_something(name):
+    source = INDEX[name]
+    table = read_table(source.path)
+    assert table.best(source.target) is not None
+    assert always_reached(table, source.target) is None
+    reached = {run.batch_size for run in table.runs if run.steps_to(source.target) is not None}
+    assert len(reached) > 0.5 * len(table.batch_sizes)
+
+
+@pytest.mark.parametrize("name", INDEX)
+def test_its_command_makes_it(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    runs = {(run.batch_size, run.lr, run.seed): run for run in read_table(INDEX[name].path).runs}
+    recorded = recordings(name)
+    assert sorted(point for _, grid, _ in recorded for point in grid.points()) == sorted(runs)
+    target = INDEX[name].target
+    for _, grid, overrides in recorded:
+        config = compose_checked(overrides)
+        budget = Budget(config.budget.steps, config.budget.examples)
+        assert (config.workload.name, config.workload.target.metric) == (name, target.metric)
+        assert config.workload.target.value < target.value  # what it was recorded to
+        for run in (runs[point] for point in grid.points()):  # nor was one cut short
+            assert run.steps_to(target) or run.diverged or run.end == budget.last_step(run.batch_size)
+
+
+@pytest.mark.parametrize("name", INDEX)
+@pytest.mark.parametrize("path", [False, True])
+def test_it_is_replayed_to_its_own_target_unless_another_is_given(name, path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    options = ["+workload=replay", f"workload.table={find_table(name) if path else name}"]
+    assert compose_checked(options).workload.target.value == INDEX[name].target.value
+    assert compose_checked([*options, "workload.target.value=0.3"]).workload.target.value == 0.3
+
+
+def test_a_study_on_a_shipped_table_needs_no_target(bstune):
+    options = "workload.table=fashion_mlp", "mlflow.enabled=false", "sampler=random", "search.trials=2"
+    status, out, err = bstune("+workload=replay", *options)
+    assert (status, err) == (0, "")
+    assert "val/error <= 0.14" in out
+
+
+def test_a_copy_is_anyones_table(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(find_table("fashion_mlp"), "fashion_mlp")
+    assert shipped_target(find_table("fashion_mlp")) is None
+    with pytest.raises(ConfigError, match=r"workload.target.value is missing: give the value to reach"):
+        compose_checked(["+workload=replay", "workload.table=fashion_mlp"])
