@@ -53,6 +53,7 @@ MOST_CERTAIN_AFTER = 6  # reached trials, before the search may end by search.pr
 ABANDONED_AT = 1.2  # times the best trial's time or steps: a stopped trial that has taken more is not continued
 MOST_STATES = 32
 CERTAIN_PARTICLES, REPORT_PARTICLES = 400, 1000  # of the posterior, while the search goes on and for its report
+REPORT_MOVES = 10  # of its sampler: at the few of a decision, intervals come out too narrow
 CERTAIN_EVERY = 4  # slots between looks at search.precision
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 
@@ -242,7 +243,7 @@ def known_of(job: Job, done: Sequence[TrialResult], particles: int) -> Known:
         ideal=ideal_value(target, None if bounds is None else list(bounds)),
         step_time=job.runner.step_time,
         in_examples=False,
-        policy=replace(default_policy(), particles=particles),
+        policy=replace(default_policy(), particles=particles, moves=REPORT_MOVES),
         rng=np.random.default_rng(job.plan.seed),
     )
 

@@ -148,3 +148,5 @@ def test_remaining_seconds(trials, done, expected, make_result):
     remaining = remaining_seconds(plan(trials), results)
     assert remaining == (None if expected is None else pytest.approx(expected))
     assert remaining is None or math.isfinite(remaining)
+    fresh = make_result(wall_seconds=1000.0, confirms=0)
+    assert remaining_seconds(plan(trials), [*results, fresh]) == remaining  # it takes no slot of the plan

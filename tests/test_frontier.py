@@ -14,7 +14,8 @@ from optuna.trial import TrialState, create_trial
 from bstune.errors import ConfigError
 from bstune.records import Target, TrialResult, TrialSpec
 from bstune.replay import replay
-from bstune.search.decide import Proposal
+from bstune.search import frontier
+from bstune.search.decide import Proposal, decide
 from bstune.search.frontier import PARENT, RECORD, Coordinates, FrontierSampler, default_policy, trial_result
 from bstune.synthetic import Law, synthetic_table
 
@@ -85,6 +86,14 @@ def test_delta_with_a_rule() -> None:
     assert abs(study.best_params["delta"]) < 1.5
 
 
+class OnlyOnceIndependent(FrontierSampler):
+    """Refuses to fall back: Optuna asks for an independent value where a proposed one is not on the grid."""
+
+    def sample_independent(self, study: Any, trial: Any, *arguments: Any) -> Any:
+        assert trial.number == 0
+        return super().sample_independent(study, trial, *arguments)
+
+
 @pytest.mark.parametrize(
     ("suggest", "grid"),
     [
@@ -95,7 +104,7 @@ def test_delta_with_a_rule() -> None:
     ids=["steps of batch size", "steps of lr", "linear"],
 )
 def test_spaces_with_a_grid_are_searched(suggest: Callable[[optuna.Trial], tuple[int, float]], grid: int) -> None:
-    study = run(lambda trial: answer(trial, *suggest(trial)), 16)
+    study = run(lambda trial: answer(trial, *suggest(trial)), 16, OnlyOnceIndependent(seed=0))
     assert distinct(study, "batch_size") > 8
     assert distinct(study, "lr") > 8
     assert all(trial.params["batch_size"] % grid == 0 for trial in study.trials)
@@ -165,7 +174,7 @@ def test_a_history_that_is_reported_is_read() -> None:
     arms = {arm.number: arm for arm in found[0].arms}
     assert len(arms) == 20
     censored = [trial for trial in study.trials if trial.state == TrialState.PRUNED]
-    assert len(censored) > 3
+    assert censored
     for trial in censored:
         arm = arms[trial.number]
         needed = LAW.steps(trial.params["batch_size"], trial.params["lr"]) or 1e9
@@ -197,21 +206,22 @@ def test_workers_in_threads() -> None:
     assert study.best_value < 1.4 * BEST
 
 
-def test_trials_that_run_are_kept_apart() -> None:
-    apart = []
-    for told in (True, False):
-        study = optuna.create_study(sampler=FrontierSampler(seed=3, search_space=SPACE))
-        study.optimize(plain, n_trials=12)
-        points = []
-        for _ in range(12):
-            trial = study.ask(SPACE)
-            points.append((math.log2(trial.params["batch_size"]), math.log2(trial.params["lr"])))
-            if not told:
-                study.tell(trial, state=TrialState.FAIL)
-        at = np.array(points)
-        gaps = np.abs(at[:, None] - at[None]).max(axis=2)[np.triu_indices(12, 1)]
-        apart.append(np.mean(gaps < 0.3))
-    assert apart[0] <= apart[1]
+def test_trials_that_run_are_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def spy(known: Any, pending: Any, **arguments: Any) -> Proposal:
+        seen.append(list(pending))
+        return decide(known, pending, **arguments)
+
+    monkeypatch.setattr(frontier, "decide", spy)
+    study = run(plain, 4, FrontierSampler(seed=0, search_space=SPACE))
+    running = [study.ask(SPACE), study.ask(SPACE)]
+    running[1].set_user_attr(PARENT, 2)
+    study.ask()  # without parameters yet
+    study.ask(SPACE)
+    points = [(math.log2(trial.params["batch_size"]), math.log2(trial.params["lr"])) for trial in running]
+    assert seen[3] == []
+    assert seen[-1] == [(*points[0], None), (*points[1], 2)]
 
 
 def test_two_directions_are_searched_in_turn() -> None:
@@ -336,6 +346,10 @@ def test_a_space_that_it_cannot_search_is_refused(suggest: Objective, said: str)
 def test_other_mistakes_are_refused() -> None:
     with pytest.raises(ConfigError, match="time, steps, both, curve, but got 'speed'"):
         FrontierSampler(objective="speed")
+    with pytest.raises(ConfigError, match="sigma must be a positive number, but got 0"):
+        FrontierSampler(sigma=0)
+    with pytest.raises(ConfigError, match="noise_scale must be a positive number, but got nan"):
+        FrontierSampler(noise_scale=math.nan)
     with pytest.raises(ConfigError, match="maximizes"):
         run(plain, 1, direction="maximize")
 

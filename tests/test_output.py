@@ -83,3 +83,14 @@ def test_checkpoints_of_others_are_deleted(tmp_path):
         output.checkpoint(number).touch()
     output.keep_checkpoints({1, 3})
     assert sorted(path.name for path in output.checkpoints.iterdir()) == ["trial-1.ckpt", "trial-3.ckpt"]
+
+
+def test_states_of_others_are_deleted_and_what_was_half_written(tmp_path):
+    output = Output(tmp_path)
+    output.keep_states({0})  # there may be none
+    output.states.mkdir()
+    for number in range(4):
+        output.state(number).touch()
+    (output.states / "trial-4.ckpt.partial").touch()
+    output.keep_states({1, 3, 7})
+    assert sorted(path.name for path in output.states.iterdir()) == ["trial-1.ckpt", "trial-3.ckpt"]

@@ -1,3 +1,4 @@
+import math
 from functools import partial
 
 import pytest
@@ -31,6 +32,14 @@ def test_seeds_are_functions_of_seed_and_slot():
     assert not set(seeds) & {plan(seed=8).trial_seed(slot) for slot in range(100)}
 
 
+def test_slots_and_seeds_of_confirmations_are_their_own_and_stay_as_their_number_grows():
+    few, more = plan(confirmations=3), plan(confirmations=5)
+    slots = [few.confirmation_slot(slot, replicate) for slot in range(100) for replicate in range(3)]
+    assert slots == [more.confirmation_slot(slot, replicate) for slot in range(100) for replicate in range(3)]
+    assert len({*slots, *range(1000)}) == 300 + 1000
+    assert len({few.trial_seed(slot) for slot in [*slots, *range(1000)]}) == 300 + 1000
+
+
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.25, 5), (0.5, 10), (0.3, 6), (1.0, 20)])
 def test_the_stated_share_is_stratified_and_spread_over_the_plan(share, count):
     strata = [plan(stratified=share).stratum(slot, SPACE) for slot in range(20)]
@@ -58,16 +67,21 @@ def test_strata_do_not_depend_on_the_length_of_the_plan():
 def test_spent(make_result, limits, message):
     done = [make_result(), make_result(), make_result()]
     assert plan(**limits).spent(done) == message
+    assert plan(**limits).spent([*done, make_result(confirms=0)]) == message, "a confirmation is not the search's"
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": "speed"}, "search.objective must be one of time, steps, both, but got 'speed'"),
+        ({"objective": "speed"}, "search.objective must be one of time, steps, both, curve, but got 'speed'"),
         ({"trials": 0}, "search.trials must be at least 1, but got 0"),
         ({"seconds": 0}, "search.seconds must be positive, or null for no limit, but got 0"),
         ({"wall_seconds": -1}, "search.wall_seconds must be positive, or null for no limit, but got -1"),
         ({"stratified": 1.5}, "search.stratified must be a share from 0 to 1, but got 1.5"),
+        ({"precision": 1.0}, "search.precision must be a factor over 1, or null for no such end, but got 1.0"),
+        ({"precision": math.nan}, "search.precision must be a factor over 1, or null for no such end, but got nan"),
+        ({"confirmations": -1}, "search.confirmations must be at least 0 and search.finalists at least 1, but got -1"),
+        ({"finalists": 0}, "search.finalists at least 1, but got 0 and 0"),
         ({"seed": -1}, "seed must be at least 0, but got -1"),
     ],
 )

@@ -17,7 +17,7 @@ def composed(*overrides):
     "overrides",
     [[f"+workload={workload}"] for workload in ("digits", "fashion_cnn", "resnet_cifar")]
     + [["+workload=digits", f"scaling={rule}"] for rule in ("none", "sqrt", "linear", "saturating", "surge")]
-    + [["+workload=digits", f"sampler={sampler}"] for sampler in ("random", "tpe", "gp", "qmc")],
+    + [["+workload=digits", f"sampler={sampler}"] for sampler in ("frontier", "random", "tpe", "gp", "qmc")],
 )
 def test_what_ships_passes_and_stays_as_it_is(overrides):
     config = composed(*overrides)
@@ -37,7 +37,7 @@ def test_what_a_replayed_workload_leaves_open_is_its_tables(tmp_path):
     checked = check_settings(composed("+workload=replay", table_of(tmp_path), "workload.target.value=0.1"))
     assert (checked.search.batch_size.low, checked.search.batch_size.high) == (8, 32)
     assert (checked.scaling.batch_size, checked.scaling.lr) == (pytest.approx(16), pytest.approx(0.2))
-    assert (checked.budget.steps, checked.budget.examples) == (30, 960)
+    assert (checked.budget.steps, checked.budget.examples) == (30, 1)  # the smaller batch's runs took no more steps
     assert (checked.workload.target.metric, checked.workload.target.mode) == ("val/error", "min")
 
 
@@ -99,6 +99,8 @@ def test_whole_numbers_become_floats_where_the_type_says_so():
     "override",
     [
         "search.seconds=null",
+        "search.precision=null",
+        "search.confirmations=0",
         "protocol.micro_batch_size=null",
         "trial.lr=0.5",
         "~workload.target.bounds",
@@ -115,6 +117,9 @@ def test_allows(override):
     ("override", "text"),
     [
         ("search.trials=many", "search.trials: Value 'many' of type 'str' could not be converted to Integer"),
+        ("search.finalists=two", "search.finalists: Value 'two' of type 'str' could not be converted to Integer"),
+        ("search.precision=sharp", "search.precision: Value 'sharp' of type 'str' could not be converted to Float"),
+        ("scaling.octaves=null", "scaling.octaves: Incompatible value 'None' for field of type 'float'"),
         ("budget.steps=1.5", "budget.steps: Value '1.5' of type 'float' could not be converted to Integer"),
         ("trial.batch_size=3.5", "trial.batch_size: Value '3.5' of type 'float' could not be converted to Integer"),
         (

@@ -11,8 +11,8 @@ from bstune.search.space import Space, van_der_corput
 RULE = partial(scaling.sqrt, reference_batch_size=64, reference_lr=0.1)
 
 
-def space(low=8, high=500, multiple=1, sigma=1.0, **lrs):
-    return Space(low, high, multiple, sigma, RULE, **lrs)
+def space(low=8, high=500, multiple=1, sigma=1.0, **others):
+    return Space(low, high, multiple, sigma, RULE, **others)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,7 @@ def test_delta_is_in_octaves_of_the_rule():
     assert space().lr(64, 0.0) == pytest.approx(0.1)
     assert space().lr(256, 1.0) == pytest.approx(0.4)
     assert space(sigma=1.5).delta_bound == 4.5
+    assert space(sigma=1.5, octaves=10.0).delta_bound == 10.0
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,9 @@ def test_strata_spread_evenly_over_log_b(offset):
         ({"low": 501}, "search.batch_size needs 1 <= low <= high, but got low=501 and high=500"),
         ({"multiple": 0}, "search.batch_size.multiple must be at least 1, but got 0"),
         ({"sigma": 0.0}, "scaling.sigma must be a positive number of octaves, but got 0.0"),
+        ({"octaves": 0.0}, "scaling.octaves must be a positive number of octaves up to 100, but got 0.0"),
+        ({"octaves": math.nan}, "scaling.octaves must be a positive number of octaves up to 100, but got nan"),
+        ({"octaves": 1e4}, "scaling.octaves must be a positive number of octaves up to 100, but got 10000.0"),
         ({"lr_low": 0.2, "lr_high": 0.1}, "learning rates need 0 <= low <= high, but got 0.2 and 0.1"),
         ({"lr_low": math.nan}, "learning rates need 0 <= low <= high, but got nan and inf"),
         ({"sigma": math.nan}, "scaling.sigma must be a positive number of octaves, but got nan"),

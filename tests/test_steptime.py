@@ -1,9 +1,10 @@
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from bstune.search.steptime import StepTimes, fit_step_times
+from bstune.search.steptime import BANDWIDTH, DOUBT, StepTimes, fit_step_times
 
 
 def test_overhead_and_throughput_are_recovered() -> None:
@@ -15,21 +16,26 @@ def test_overhead_and_throughput_are_recovered() -> None:
     np.testing.assert_allclose(tau(at), 2e-3 + 3e-6 * at, rtol=1e-9)
 
 
+@pytest.mark.parametrize("count", [1, 5, 200])
+def test_what_was_measured_corrects_what_was_given(count: int) -> None:
+    tau = fit_step_times([(64, 3.0)] * count, 128.0, lambda size: 1.5)
+    octaves = np.array([0.0, 0.5 * BANDWIDTH, BANDWIDTH, 20.0 * BANDWIDTH])
+    weight = count * np.exp(-0.5 * (octaves / BANDWIDTH) ** 2)
+    expected = 1.5 * 2.0 ** (weight / (weight + DOUBT))  # a normal kernel, shrunk to no correction
+    np.testing.assert_allclose(tau(64.0 * 2.0**octaves), expected, rtol=1e-9)
+    np.testing.assert_allclose(tau(64.0 * 2.0**-octaves), expected, rtol=1e-9)
+
+
 @pytest.mark.parametrize("given", [None, lambda size: 1e-3 * math.sqrt(size)])
-def test_measured_batch_sizes_get_what_was_measured(given) -> None:
-    measured = {16: 1e-3, 100: 5e-3, 128: 2e-3, 1024: 9e-3}
-    tau = fit_step_times(measured.items(), 128.0, given)
-    np.testing.assert_allclose(tau(np.array([16.0, 100.0, 128.0, 1024.0])), list(measured.values()), rtol=1e-9)
+def test_batch_sizes_measured_many_times_get_what_was_measured(given: Callable[[float], float] | None) -> None:
+    measured = {8: 1e-3, 100: 5e-3, 400: 2e-3, 4096: 9e-3}
+    tau = fit_step_times([pair for pair in measured.items() for _ in range(300)], 128.0, given)
+    np.testing.assert_allclose(tau(np.array([8.0, 100.0, 400.0, 4096.0])), list(measured.values()), rtol=0.01)
 
 
-def test_a_batch_size_measured_more_than_once_gets_the_median() -> None:
-    tau = fit_step_times([(64, 1.0), (8, 0.5), (64, 9.0), (64, 2.0)], 32.0)
-    np.testing.assert_allclose(tau(np.array([64.0, 8.0])), [2.0, 0.5], rtol=1e-9)
-
-
-def test_between_measured_ones_the_correction_is_linear_in_log_batch_size_and_beyond_it_is_the_last() -> None:
-    tau = fit_step_times([(10, 2.0), (1000, 8.0)], 100.0, lambda size: 1.0)
-    np.testing.assert_allclose(tau(np.array([1.0, 10.0, 100.0, 1000.0, 1e6])), [2.0, 2.0, 4.0, 8.0, 8.0], rtol=1e-9)
+def test_what_was_measured_at_one_batch_size_is_averaged() -> None:
+    tau = fit_step_times([(64, 1.0), (64, 4.0)] * 100, 32.0, lambda size: 1.0)
+    assert tau(np.array(64.0)) == pytest.approx(2.0, rel=0.01)
 
 
 @pytest.mark.parametrize(("measured", "size", "seconds"), [([(64, 0.2)], 64.0, 0.2), ([], 128.0, 256.0)])
@@ -44,7 +50,7 @@ def test_with_one_or_none_half_of_a_step_is_overhead(
 
 def test_what_was_given_holds_where_nothing_was_measured() -> None:
     tau = fit_step_times([], 128.0, lambda size: 0.1 + 0.01 * size)
-    np.testing.assert_allclose(tau(np.array([[1.0, 10.0], [100.0, 0.0]])), [[0.11, 0.2], [1.1, 0.1]], rtol=1e-12)
+    np.testing.assert_allclose(tau(np.array([[1.0, 10.0], [100.0, 2.0]])), [[0.11, 0.2], [1.1, 0.12]], rtol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3)])

@@ -1,29 +1,37 @@
 import json
 import math
 import socket
+from dataclasses import replace
 from functools import partial
 
 import optuna
 import pytest
 from omegaconf import OmegaConf
+from optuna.samplers import RandomSampler
 
 from bstune import scaling
 from bstune.errors import ConfigError, StudyError
 from bstune.records import Target, TrialResult
+from bstune.search.frontier import FrontierSampler
 from bstune.search.plan import Plan
 from bstune.search.space import Space
 from bstune.search.study import (
     RECORD,
     SLOT,
+    SPEC,
     ask,
+    ask_confirmation,
     build_sampler,
     check_storage,
+    distributions,
+    ended_by_themselves,
     engine_arguments,
     finish_abandoned,
+    is_own,
     next_slot,
     open_study,
     results,
-    run_slot,
+    run_trial_of,
 )
 
 TARGET = Target("val/error", 0.1, "min")
@@ -34,6 +42,16 @@ SAMPLERS = {
     "gp": {"_target_": "optuna.samplers.GPSampler", "n_startup_trials": 4},
     "qmc": {"_target_": "optuna.samplers.QMCSampler", "qmc_type": "sobol", "scramble": True},
     "random": {"_target_": "optuna.samplers.RandomSampler"},
+    "frontier": {"_target_": "bstune.search.frontier.FrontierSampler"},
+}
+OWN = {
+    "objective": "steps",
+    "rule": SPACE.rule,
+    "budget": lambda batch_size: 400.0,
+    "target": TARGET,
+    "resumable": lambda number: True,
+    "snap": SPACE.snap,
+    "search_space": distributions(SPACE),
 }
 
 
@@ -50,6 +68,31 @@ def sampler(name="tpe"):
     return OmegaConf.create(SAMPLERS[name])
 
 
+def built(name="tpe", slot=0):
+    return build_sampler(sampler(name), plan(), slot, OWN)
+
+
+def asked(study, slot, name="tpe", stops=True):
+    return ask(study, slot, plan(), SPACE, built(name, slot), stops)
+
+
+class Fixed(FrontierSampler):
+    """Proposes one point, limit and parent."""
+
+    def __init__(self, limit=None, parent=None, batch_size=64, delta=1.0):
+        super().__init__(**OWN)
+        self.given = limit, parent, batch_size, delta
+
+    def sample_relative(self, study, trial, search_space):
+        if not search_space:
+            return {}
+        limit, parent, batch_size, delta = self.given
+        self._limits[trial.number] = limit
+        if parent is not None:
+            self._parents[trial.number] = parent
+        return {"batch_size": batch_size, "delta": delta}
+
+
 def url(tmp_path, name="study"):
     return f"sqlite:///{tmp_path}/{name}.db"
 
@@ -57,7 +100,9 @@ def url(tmp_path, name="study"):
 def train(make_result, spec):
     """B_crit = 100 and a penalty for delta off 0.5; far above it a trial diverges, far below it is censored."""
     status = "diverged" if spec.delta > 2.5 else "budget" if spec.delta < -2.0 else "reached"
-    steps = round(50 * (1 + 100 / spec.batch_size) * 2 ** abs(spec.delta - 0.5))
+    steps = round(50 * (1 + 100 / spec.batch_size) * 2 ** min(abs(spec.delta - 0.5), 9))
+    if spec.limit is not None and steps > spec.limit:
+        status, steps = "budget", spec.limit
     return make_result(
         number=spec.number,
         slot=spec.slot,
@@ -69,16 +114,19 @@ def train(make_result, spec):
         steps=steps,
         seconds_per_step=1e-3 + 1e-5 * spec.batch_size,
         history=((steps, 0.09 if status == "reached" else 0.3),),
+        parent=spec.parent,
     )
 
 
 def go_on(study, some_plan, name, make_result, until=None):
-    """Run slots to the plan's end, or to ``until`` of them; return what was asked."""
-    asked = []
+    """Run slots to the plan's end, or to ``until`` of them; return what was asked, with the parent by its slot."""
+    found = []
     while (slot := next_slot(study, some_plan)) is not None and slot != until:
-        result = run_slot(study, slot, some_plan, SPACE, sampler(name), TARGET, partial(train, make_result))
-        asked.append((slot, result.batch_size, result.delta, result.seed))
-    return asked
+        trial, spec = ask(study, slot, some_plan, SPACE, built(name, slot), stops=True)
+        result = run_trial_of(study, (trial, spec), "steps", TARGET, partial(train, make_result))
+        parent = None if spec.parent is None else study.get_trials()[spec.parent].user_attrs[SLOT]
+        found.append((slot, result.batch_size, result.delta, result.seed, spec.limit, parent))
+    return found
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -88,15 +136,15 @@ def test_a_study_killed_and_continued_asks_the_same_trials(tmp_path, make_result
     expected = go_on(whole, plan(), name, make_result)
 
     study = open_study("toy", url(tmp_path, "killed"), "steps", SETTINGS, tmp_path)
-    asked = go_on(study, plan(), name, make_result, until=killed_at)
-    ask(study, killed_at, plan(), SPACE, sampler(name))  # SIGKILL: the trial stays RUNNING
+    found = go_on(study, plan(), name, make_result, until=killed_at)
+    asked(study, killed_at, name)  # SIGKILL: the trial stays RUNNING
 
     study = open_study("toy", url(tmp_path, "killed"), "steps", SETTINGS, tmp_path)
     finish_abandoned(study, "steps")
-    asked += go_on(study, plan(), name, make_result)
-    assert asked == expected
+    found += go_on(study, plan(), name, make_result)
+    assert found == expected
     # Only the first ones: a GP, which does not see censored trials, may come back to one of them.
-    assert len({delta for _, _, delta, _ in asked[:4]}) == 4, "a sampler that is seeded anew repeats itself"
+    assert len({delta for _, _, delta, *_ in found[:4]}) == 4, "a sampler that is seeded anew repeats itself"
 
 
 def test_an_error_fails_the_trial_and_its_slot_is_asked_again(tmp_path, make_result):
@@ -108,12 +156,12 @@ def test_an_error_fails_the_trial_and_its_slot_is_asked_again(tmp_path, make_res
         raise RuntimeError("a bug in the module")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        run_slot(study, 0, plan(), SPACE, sampler(), TARGET, fail)
+        run_trial_of(study, asked(study, 0), "steps", TARGET, fail)
     assert [t.state.name for t in study.get_trials()] == ["FAIL"]
     assert next_slot(study, plan()) == 0
-    result = run_slot(study, 0, plan(), SPACE, sampler("random"), TARGET, partial(train, make_result))
+    result = run_trial_of(study, asked(study, 0, "random"), "steps", TARGET, partial(train, make_result))
     assert (result.slot, result.batch_size, result.delta, result.seed) == seen[0]
-    found = results(study, plan(), SPACE)
+    found = results(study)
     assert [(r.number, r.slot, r.status) for r in found] == [(0, 0, "failed"), (1, 0, "reached")]
     assert (found[0].batch_size, found[0].lr) == (result.batch_size, result.lr)
 
@@ -126,17 +174,17 @@ def test_an_interruption_leaves_no_running_trial(tmp_path, make_result, interrup
         raise interruption
 
     with pytest.raises(interruption):
-        run_slot(study, 0, plan(), SPACE, sampler(), TARGET, interrupt)
+        run_trial_of(study, asked(study, 0), "steps", TARGET, interrupt)
     assert [t.state.name for t in study.get_trials()] == ["FAIL"]
 
 
 def test_a_trial_whose_record_was_stored_is_not_lost(tmp_path, make_result):
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
-    trial, spec = ask(study, 0, plan(), SPACE, sampler())
+    trial, spec = asked(study, 0)
     result = train(make_result, spec)
     trial.set_user_attr(RECORD, result.to_json())  # SIGKILL between this and tell
     finish_abandoned(study, "steps")
-    assert results(study, plan(), SPACE) == [result]
+    assert results(study) == [result]
     assert next_slot(study, plan()) == 1
     assert study.best_value == result.steps
 
@@ -145,18 +193,19 @@ def test_a_trial_whose_record_was_stored_is_not_lost(tmp_path, make_result):
     ("status", "state"),
     [("reached", "COMPLETE"), ("budget", "PRUNED"), ("diverged", "PRUNED"), ("oom", "PRUNED"), ("failed", "FAIL")],
 )
-@pytest.mark.parametrize("objective", ["time", "steps", "both"])
+@pytest.mark.parametrize("objective", ["time", "steps", "both", "curve"])
 def test_what_optuna_is_told(tmp_path, make_result, status, state, objective):
     settings = {**SETTINGS, "search.objective": objective}
     study = open_study("toy", url(tmp_path), objective, settings, tmp_path)
     history = () if status == "oom" else ((90, 0.4), (100, 0.25))
     result = make_result(status=status, steps=100, seconds_per_step=0.02, history=history)
-    run_slot(study, 0, plan(objective), SPACE, sampler(), TARGET, lambda _: result)
+    run_trial_of(study, asked(study, 0), objective, TARGET, lambda _: result)
     trial = study.get_trials()[0]
     assert trial.state.name == state
     assert TrialResult.from_json(trial.user_attrs[RECORD]) == result
     if status == "reached":
-        assert trial.values == {"time": [2.0], "steps": [100.0], "both": [100.0, 2.0]}[objective]
+        told = {"time": [2.0], "steps": [100.0], "both": [100.0, 2.0], "curve": [3200.0]}
+        assert trial.values == told[objective]
     gap = {} if status in ("reached", "oom") or objective == "both" else {1: pytest.approx(0.15)}
     assert trial.intermediate_values == gap
 
@@ -164,16 +213,106 @@ def test_what_optuna_is_told(tmp_path, make_result, status, state, objective):
 def test_stratified_slots_have_the_plans_batch_size(tmp_path, make_result):
     some = plan(stratified=0.5)
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
-    asked = go_on(study, some, "tpe", make_result)
-    for slot, batch_size, _, _ in asked:
+    for slot, batch_size, *_ in go_on(study, some, "tpe", make_result):
         assert some.stratum(slot, SPACE) in (None, batch_size)
+
+
+def test_bstunes_own_sampler_chooses_every_batch_size(tmp_path):
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
+    some = plan(stratified=1.0)
+    _, spec = ask(study, 0, some, SPACE, Fixed(batch_size=77), stops=True)
+    assert some.stratum(0, SPACE) not in (None, 77)
+    assert spec.batch_size == 77
+
+
+def stopped(study, make_result, slot=0, limit=20):
+    """Run a trial that is stopped early, and return its spec."""
+    trial, spec = ask(study, slot, plan(), SPACE, Fixed(limit), stops=True)
+    run_trial_of(study, (trial, spec), "steps", TARGET, partial(train, make_result))
+    return spec
+
+
+def test_a_trial_that_continues_another_has_its_point_and_its_seed(tmp_path, make_result):
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
+    first = stopped(study, make_result)
+    second = ask(study, 1, plan(), SPACE, Fixed(50, parent=0), stops=True)
+    assert (second[1].limit, second[1].parent, second[1].slot) == (50, 0, 1)
+    assert replace(second[1], number=0, slot=0, limit=20, parent=None) == first
+    assert second[1].seed == plan().trial_seed(0)
+    run_trial_of(study, second, "steps", TARGET, partial(train, make_result))
+    _, third = ask(study, 2, plan(), SPACE, Fixed(90, parent=1), stops=True)
+    assert (third.parent, third.seed, third.lr) == (1, first.seed, first.lr)
+
+
+def test_a_slot_that_was_cut_short_is_asked_again_as_it_was(tmp_path, make_result):
+    """Its limit and its parent too, which the sampler is not asked for again."""
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
+    stopped(study, make_result)
+    _, spec = ask(study, 1, plan(), SPACE, Fixed(50, parent=0), stops=True)
+    for number in (2, 3):  # and again
+        finish_abandoned(study, "steps")
+        _, again = ask(study, 1, plan(), SPACE, Fixed(999, batch_size=8, delta=-1.0), stops=True)
+        assert again == replace(spec, number=number)
+    assert [result.parent for result in results(study)] == [None, 0, 0]
+
+
+def test_a_trial_that_was_not_asked_to_the_end_is_asked_anew(tmp_path):
+    """A kill between its parameters and its spec would lose its limit and its parent."""
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bstune.search.study._note", lambda trial, spec: None)
+        ask(study, 0, plan(), SPACE, Fixed(30), stops=True)
+    finish_abandoned(study, "steps")
+    assert results(study) == []
+    _, spec = ask(study, 0, plan(), SPACE, Fixed(30), stops=True)
+    assert (spec.number, spec.limit, spec.batch_size) == (1, 30, 64)
+
+
+@pytest.mark.parametrize(
+    ("some_sampler", "stops", "limit"), [(Fixed(30), True, 30), (Fixed(30), False, None), (RandomSampler(), True, None)]
+)
+def test_a_limit_is_for_trials_that_can_be_stopped(tmp_path, some_sampler, stops, limit):
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
+    assert ask(study, 0, plan(), SPACE, some_sampler, stops)[1].limit == limit
+
+
+def test_trials_that_ended_ahead_of_their_limit_go_no_further(tmp_path, make_result):
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
+
+    def end(trial, **changes):
+        run_trial_of(study, trial, "steps", TARGET, lambda _: make_result(**changes))
+
+    for slot, (status, steps) in enumerate([("budget", 20), ("budget", 19), ("reached", 19), ("diverged", 19)]):
+        end(ask(study, slot, plan(), SPACE, Fixed(20), stops=True), status=status, steps=steps)
+    end(asked(study, 4, "random"), status="budget", steps=19)  # it had no limit
+    assert ended_by_themselves(study) == {1}
+
+
+@pytest.mark.parametrize(("stops", "limit"), [(True, 200), (False, None)])
+def test_a_finalist_is_asked_for_again_on_a_fresh_seed(tmp_path, make_result, stops, limit):
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
+    result = run_trial_of(
+        study, asked(study, 0), "steps", TARGET, lambda spec: replace(train(make_result, spec), steps=100)
+    )
+    specs = []
+    for replicate in (0, 0, 1):  # the first one is cut short
+        _, spec = ask_confirmation(study, result, replicate, plan(), SPACE, stops)
+        specs.append(spec)
+        finish_abandoned(study, "steps")
+    assert {(s.batch_size, s.lr, s.delta) for s in specs} == {(result.batch_size, result.lr, result.delta)}
+    assert {(s.confirms, s.parent, s.limit) for s in specs} == {(0, None, limit)}
+    assert specs[1] == replace(specs[0], number=2)
+    assert len({result.seed, specs[1].seed, specs[2].seed}) == 3
+    assert [r.confirms for r in results(study)] == [None, 0, 0, 0]
+    assert next_slot(study, plan()) == 1, "a confirmation takes no slot of the search"
 
 
 def test_the_record_holds_the_batch_size_and_rate_that_were_used(tmp_path, make_result):
     snapped = Space(8, 1000, 64, 1.0, SPACE.rule)
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     for slot in range(8):
-        result = run_slot(study, slot, plan(), snapped, sampler(), TARGET, partial(train, make_result))
+        trial = ask(study, slot, plan(), snapped, built(slot=slot), stops=True)
+        result = run_trial_of(study, trial, "steps", TARGET, partial(train, make_result))
         assert result.batch_size % 64 == 0 or result.batch_size == 1000
         assert result.lr == pytest.approx(snapped.rule(result.batch_size) * 2**result.delta)
 
@@ -254,8 +393,8 @@ def test_connections_are_given_a_time_out(storage, option):
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_samplers_are_built_from_the_config(name):
-    built = build_sampler(sampler(name), plan(), 4)
-    assert type(built).__name__ == SAMPLERS[name]["_target_"].rpartition(".")[2]
+    assert type(built(name, 4)).__name__ == SAMPLERS[name]["_target_"].rpartition(".")[2]
+    assert is_own(sampler(name)) == (name == "frontier")
 
 
 @pytest.mark.parametrize(
@@ -264,6 +403,8 @@ def test_samplers_are_built_from_the_config(name):
         ({"_target_": "nowhere.Sampler"}, "sampler cannot be built: Error locating target 'nowhere.Sampler'"),
         ({"_target_": "builtins.dict"}, "sampler must name an optuna.samplers.BaseSampler"),
         ({"_target_": "optuna.samplers.TPESampler", "nonsense": 1}, "unexpected keyword argument 'nonsense'"),
+        (SAMPLERS["frontier"] | {"nonsense": 1}, "unexpected keyword argument 'nonsense'"),
+        (SAMPLERS["frontier"] | {"sigma": -1.0}, "sigma must be a positive number, but got -1.0"),
     ],
 )
 def test_other_samplers_are_refused(config, message):
@@ -279,6 +420,7 @@ def test_the_study_is_an_ordinary_one(tmp_path, make_result):
     for trial in loaded.get_trials():
         assert set(trial.params) == {"batch_size", "delta"}
         assert trial.user_attrs[SLOT] == trial.number
+        assert json.loads(trial.user_attrs[SPEC])["number"] == trial.number
         assert math.isfinite(json.loads(trial.user_attrs[RECORD])["lr"])
 
 

@@ -236,6 +236,16 @@ def test_trial_is_readable_back(uri):
     assert child.data.tags["bstune.version.torch"] == "2.13.0"
 
 
+def test_what_a_trial_continues_or_confirms_is_among_its_parameters(uri):
+    tracking = opened(uri)
+    for result in (trial(0), trial(1, parent=0), trial(2, confirms=1)):
+        tracking.send_trial(result)
+    relations = [
+        {k: v for k, v in run.data.params.items() if k in ("parent", "confirms")} for run in runs(uri, "trial")
+    ]
+    assert relations == [{}, {"parent": "0"}, {"confirms": "1"}]
+
+
 @pytest.mark.parametrize(
     ("status", "expected"),
     [

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bstune.errors import ConfigError
 from bstune.records import Target, TrialResult
 from bstune.search.foretell import foretell, log_excess
 from bstune.search.posterior import (
@@ -33,8 +34,11 @@ Weight = Callable[[Array], Array]
 FEWEST_STEPS = 10.0  # of any trial: a shorter one costs more to set up than to train
 FINALISTS = 4  # reached trials around which a third of the candidates lie
 ENOUGH = 3  # reached trials before the objective ``curve`` looks at what it learns
-MISFIT = 0.06  # of the model of the frontier, in log S: what no number of trials at one point averages out
+SETUP = 1.0  # what a trial costs beside its steps, over the cheapest one's cost: few trials rather than many
+MISFIT = 0.08  # of the model of the frontier, in log S: what no number of trials at one point averages out
 SMOOTHING_DRAWS = 4  # of the posterior, for the mean
+ROOM = 0.1  # octaves below a batch size that ran out of memory
+LUCK = 1.5  # at most so much is the least own result bettered by the others around it
 TAIL = 1.5  # in log T: what is further from the best does not matter to it
 CURVE_MARGIN = 1.6  # a trial of the objective ``curve`` ends at this many times what was expected of it
 
@@ -55,6 +59,9 @@ class Policy:
         strays: share of the decisions that look at a random place, in case the model is wrong everywhere.
         curve_after: once so many times the incumbent's cost have been spent, whatever the objective ...
         curve_share: ... this share of the decisions goes to what the objective ``curve`` would ask.
+
+    Raises:
+        ConfigError: for a value that cannot be.
     """
 
     particles: int
@@ -70,6 +77,18 @@ class Policy:
     strays: float
     curve_after: float
     curve_share: float
+
+    def __post_init__(self) -> None:
+        whole = {"particles": 10, "moves": 1, "candidates": 10}
+        above = {"first": 0.0, "share": 0.0, "look_share": 0.0, "look": 0.0, "half": 0.0, "margin": 1.0}
+        shares = {"strays": 1.0, "curve_share": 1.0, "saving": math.inf, "curve_after": math.inf}
+        for name, value in vars(self).items():
+            if name in whole and not value >= whole[name]:
+                raise ConfigError(f"sampler.policy.{name} must be at least {whole[name]}, but got {value}")
+            if name in above and not above[name] < value < math.inf:
+                raise ConfigError(f"sampler.policy.{name} must be a number above {above[name]:g}, but got {value}")
+            if name in shares and not 0 <= value <= shares[name]:
+                raise ConfigError(f"sampler.policy.{name} must lie within 0 and {shares[name]:g}, but got {value}")
 
 
 @dataclass(frozen=True)
@@ -95,6 +114,7 @@ class Arm:
     """A trial, or a chain of trials that continue each other, as the last one left it.
 
     ``log_factor`` is what its history foretells of log(steps to target/steps), with ``spread``; None if nothing.
+    ``stuck`` is one that did not get on when it was last continued, as where a record ends.
     """
 
     number: int
@@ -106,6 +126,7 @@ class Arm:
     other: tuple[float, ...]
     log_factor: float | None
     spread: float
+    stuck: bool
 
 
 @dataclass(frozen=True)
@@ -121,7 +142,10 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Known:
-    """All that a decision rests on: the arms, the posterior's draws, the step times, and what has been spent."""
+    """All that a decision rests on: the arms, the posterior's draws, the step times, and what has been spent.
+
+    ``too_large`` is log2 of the smallest batch size that ran out of memory, infinite if none did.
+    """
 
     arms: tuple[Arm, ...]
     observations: Observations
@@ -129,6 +153,7 @@ class Known:
     tau: StepTimes
     spent: float
     prior: Prior
+    too_large: float
 
 
 def learn(
@@ -156,24 +181,29 @@ def learn(
         policy: how many particles.
         rng: the source of chance.
     """
-    parents = {trial.parent for trial in trials if trial.parent is not None}
-    last = [t for t in trials if t.number not in parents and t.status in ("reached", "budget", "diverged")]
+    usable = [trial for trial in trials if trial.status in ("reached", "budget", "diverged")]
+    parents = {trial.parent for trial in usable}
+    last = [trial for trial in usable if trial.number not in parents]
     curves = {t.number: log_excess(t.history, target, ideal) if target is not None else [] for t in last}
     reached = [t for t in last if t.reached and len(curves[t.number]) > 2]
-    arms = tuple(_arm(trial, others.get(trial.number, ()), curves, reached) for trial in last)
+    steps = {trial.number: trial.steps for trial in trials}
+    stuck = {t.number for t in last if t.parent is not None and t.steps <= steps.get(t.parent, 0)}
+    arms = tuple(_arm(t, others.get(t.number, ()), t.number in stuck, curves, reached) for t in last)
     measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
     seconds = fit_step_times(measured, 2.0**prior.log_mid, step_time)
     tau = StepTimes(0.0, 1.0) if in_examples else seconds
-    steps = {trial.number: trial.steps for trial in trials}
-    spent = sum(_cost(t, t.steps - steps.get(t.parent, 0) if t.parent is not None else t.steps, tau) for t in trials)
+    done = {t.number: 0 if t.parent is None else steps.get(t.parent, 0) for t in trials}
+    spent = sum(_cost(trial, max(trial.steps - done[trial.number], 0), tau) for trial in trials)
+    too_large = min((trial.batch_size for trial in trials if trial.status == "oom"), default=math.inf)
     observations = observe(arms, (prior.mean.size - OTHER) // 3)
     theta = sample_posterior(observations, prior, rng, policy.particles, policy.moves)
-    return Known(arms, observations, theta, tau, spent, prior)
+    return Known(arms, observations, theta, tau, spent, prior, math.log2(too_large))
 
 
 def _arm(
     trial: TrialResult,
     other: tuple[float, ...],
+    stuck: bool,
     curves: dict[int, list[tuple[float, float]]],
     reached: Sequence[TrialResult],
 ) -> Arm:
@@ -192,6 +222,7 @@ def _arm(
         other=other,
         log_factor=None if foretold is None else foretold.log_factor,
         spread=0.0 if foretold is None else foretold.spread,
+        stuck=stuck,
     )
 
 
@@ -272,7 +303,8 @@ def decide(
     weight = _weight(objective, known.tau)
     reached = [arm for arm in known.arms if arm.status == "reached"]
     ranked = sorted(smoothed(known, objective, rng), key=lambda pair: pair[0])
-    incumbent = ranked[0][0] if ranked else None
+    own = min((arm.steps * float(weight(np.array(arm.x))) for arm in reached), default=math.inf)
+    incumbent = min(ranked[0][0], LUCK * own) if ranked else None
     maps = objective == "curve"
     if ranked and not maps:
         cost = ranked[0][1].steps * float(known.tau(np.exp2(ranked[0][1].x)))
@@ -326,10 +358,12 @@ def _choices(
 ) -> _Choices:
     """Return the arms that may be continued, and new points along the posterior's optima and around the best trials."""
     taken = {parent for _, _, parent in pending}
-    arms = [arm for arm in known.arms if arm.status == "budget" and arm.number not in taken and resumable(arm.number)]
+    stopped = [arm for arm in known.arms if arm.status == "budget" and not arm.stuck]
+    arms = [arm for arm in stopped if arm.number not in taken and resumable(arm.number)]
     if incumbent is not None:
         arms = [arm for arm in arms if arm.steps * float(weight(np.array(arm.x))) < 0.95 * policy.margin * incumbent]
-    low, high, n = math.log2(domain.low), math.log2(domain.high), policy.candidates
+    low, n = math.log2(domain.low), policy.candidates
+    high = max(low, min(math.log2(domain.high), known.too_large - ROOM))
     x = rng.uniform(low, high, n)
     x[:2] = low, high
     rows = known.theta[rng.integers(len(known.theta), size=-(-n // 8))]
@@ -439,11 +473,15 @@ def _most_learned(
     """
     steps = log_steps(known.theta, choices.x, choices.z, choices.other, known.prior)
     b_crit = known.theta[:, B_CRIT]
-    noise = float(np.mean(np.exp(2.0 * known.theta[:, NOISE]))) + MISFIT**2
+    # Trials at about one batch size share the model's misfit, so that another one there tells less and less of it.
+    near = np.array([arm.x for arm in known.arms if arm.status == "reached"])
+    crowd = (np.abs(choices.x[:, None] - near[None, :]) < 0.5).sum(axis=1)
+    noise = float(np.mean(np.exp(2.0 * known.theta[:, NOISE]))) + MISFIT**2 * (1 + crowd)
     centred = steps - steps.mean(axis=0)
     gain = (centred.T @ (b_crit - b_crit.mean()) / len(b_crit)) ** 2 / (centred.var(axis=0) + noise)
     expected = np.exp(np.minimum(np.median(steps, axis=0), 50.0))
-    to_go = np.maximum(expected - choices.done, 0.1 * expected) * known.tau(np.exp2(choices.x))
+    whole = expected * known.tau(np.exp2(choices.x))
+    to_go = whole * np.maximum(1.0 - choices.done / expected, 0.1) + SETUP * whole.min()
     for x, z, _ in pending:
         gain[(np.abs(choices.x - x) < 0.5) & (np.abs(choices.z - z) < 0.5)] *= 0.3
     chosen = int((gain / to_go).argmax())

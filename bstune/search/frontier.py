@@ -33,7 +33,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bstune.errors import ConfigError
 from bstune.records import Status, Target, TrialResult
-from bstune.search.decide import Array, Domain, Known, Policy, Proposal, decide, learn, never_resumable
+from bstune.search.decide import Array, Domain, Known, Policy, Proposal, decide, learn, never_resumable, smoothed
 from bstune.search.posterior import Prior, make_prior
 
 logger = logging.getLogger(__name__)
@@ -79,8 +79,8 @@ class FrontierSampler(BaseSampler):
         seed: None for one that is drawn.
 
     Raises:
-        ConfigError: for an unknown objective; as trials are asked, for a study that is maximized, or whose trials share
-            parameters but not those above.
+        ConfigError: for an unknown objective or a number that cannot be; as trials are asked, for a study that is
+            maximized, or whose trials share parameters but not those above.
     """
 
     def __init__(
@@ -104,6 +104,9 @@ class FrontierSampler(BaseSampler):
     ) -> None:
         if objective not in OBJECTIVES:
             raise ConfigError(f"the objective must be one of {', '.join(OBJECTIVES)}, but got {objective!r}")
+        for name, value in (("sigma", sigma), ("exponent_sigma", exponent_sigma), ("noise_scale", noise_scale)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} must be a positive number, but got {value}")
         self.objective = objective
         self._rule = rule
         self._sigma, self._exponent_sigma, self._noise_scale = sigma, exponent_sigma, noise_scale
@@ -163,7 +166,8 @@ class FrontierSampler(BaseSampler):
         ]
         objective = self.objective
         if objective == "both":
-            objective = "time" if trial.number % 2 == 0 else "steps"
+            asked = sum(t.state != TrialState.FAIL for t in finished)  # a trial that is asked again is the same turn
+            objective = "time" if asked % 2 == 0 else "steps"
         proposal = decide(
             known,
             pending,
@@ -206,6 +210,18 @@ class FrontierSampler(BaseSampler):
         coordinates = Coordinates(space, self._rule, self._snap, self._lr_range)
         prior = self._prior(coordinates)
         return self._learn(study.get_trials(deepcopy=False), coordinates, prior, deepcopy(self._rng)), prior
+
+    def recommended(self, study: optuna.Study) -> int | None:
+        """Return the number of the trial that reached the target and whose point is best by the posterior's mean.
+
+        The trial with the least time of its own is the luckiest of many; the mean leans on all trials around it. None
+        while nothing has reached the target. ``both`` goes by time.
+        """
+        found = self.posterior(study)
+        if found is None:
+            return None
+        ranked = smoothed(found[0], "steps" if self.objective == "steps" else "time", self._rng)
+        return min(ranked, key=lambda pair: pair[0])[1].number if ranked else None
 
     def _prior(self, coordinates: "Coordinates") -> Prior:
         low, high = coordinates.low, coordinates.high

@@ -15,7 +15,7 @@ from scipy.spatial.distance import cdist
 Array = NDArray[np.float64]
 
 AMPLITUDES = {0.04: 0.25, 0.12: 0.4, 0.3: 0.25, 0.8: 0.1}  # in log S, with their prior weights
-LENGTHS = {(1.2, 0.9): 0.5, (3.0, 2.0): 0.5}  # octaves of B and of lr
+LENGTHS = {(0.6, 0.5): 0.25, (1.2, 0.9): 0.4, (3.0, 2.0): 0.35}  # octaves of B and of lr, with their prior weights
 OTHER_LENGTH = 0.5  # of the other hyper-parameters, scaled to [0, 1]
 JITTER = 1e-6
 

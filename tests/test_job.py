@@ -1,0 +1,330 @@
+"""Studies as the command runs them: cut short and continued, with trials that are stopped, continued and confirmed."""
+
+import json
+import math
+from itertools import product
+from pathlib import Path
+
+import optuna
+import pytest
+import yaml
+
+from bstune import job as jobs
+from bstune.command import compose_checked
+from bstune.job import MOST_STATES, worth_continuing
+from bstune.preflight import prepare
+from bstune.records import TrialResult, TrialSpec
+from bstune.search.study import SPEC
+
+SIZES, LRS = (8, 32, 128, 512), (0.01, 0.04, 0.16, 0.64)
+REPLAY = ("+workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")
+STEPS = "search.objective=steps"  # its costs are counted in examples: no clock decides anything
+DIGITS = ("+workload=digits", "mlflow.enabled=false", "search.batch_size.low=32", "search.batch_size.high=512")
+EASY = ("workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
+# The length of the warm-up is the budget's: a schedule with a horizon.
+HORIZON = ("workload.module.schedule.warmup_examples=${trial.total_steps}",)
+SLOTS = 20
+
+
+def steps_to_target(size, lr):
+    """A frontier with its critical batch size at 64, and an optimum of the learning rate that grows as its root."""
+    return round(200 * (1 + 64 / size) * (1 + math.log2(lr / (0.16 * (size / 128) ** 0.5)) ** 2))
+
+
+def row(size, lr, seed, reaches=True):
+    hit = steps_to_target(size, lr) + 5 * seed
+    steps = sorted({max(1, round(hit * 1.1**-i)) for i in range(31)})
+    metric = [0.13 + 0.5 * (1 - step / hit) ** 2 + (0.02 if step < hit or not reaches else 0.0) for step in steps]
+    cell = {"batch_size": size, "lr": lr, "seed": seed, "seconds_per_step": 0.01 + 0.0001 * size}
+    return cell | {"steps": steps, "metric": metric}
+
+
+@pytest.fixture
+def table(tmp_path):
+    rows = [row(size, lr, seed) for size, lr, seed in product(SIZES, LRS, (0, 1))]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
+
+
+def trials_of(study: Path) -> list[TrialResult]:
+    return [TrialResult.from_json(line) for line in (study / "trials.jsonl").read_text().splitlines()]
+
+
+def asked_by_slot(study: Path) -> dict[int, tuple]:
+    """Return what came of each slot, whatever the numbers of its trials were: those that were cut short count too."""
+    trials = trials_of(study)
+    slots = {trial.number: trial.slot for trial in trials}
+    return {
+        t.slot: (t.batch_size, t.lr, t.seed, slots.get(t.parent), slots.get(t.confirms), t.status, t.steps, t.history)
+        for t in trials
+        if t.status != "failed"
+    }
+
+
+def cut_short(monkeypatch, at, killed):
+    """End the process at its ``at``-th trial, from 0: killed, which leaves the trial running, or interrupted."""
+    run, calls = jobs.run_trial_of, []
+
+    def ended(*arguments):
+        calls.append(arguments)
+        if len(calls) <= at:
+            return run(*arguments)
+        if killed:
+            raise SystemExit(1)
+        return run(*arguments[:-1], interrupt)
+
+    def interrupt(spec: TrialSpec) -> TrialResult:
+        raise SystemExit(1)  # what Lightning makes of Ctrl-C
+
+    monkeypatch.setattr(jobs, "run_trial_of", ended)
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "interrupted"])
+@pytest.mark.parametrize(("sampler", "objective"), [("frontier", "steps"), ("frontier", "both"), ("tpe", "steps")])
+def test_a_study_cut_short_and_continued_asks_the_same_trials(
+    bstune, tmp_path, monkeypatch, table, sampler, objective, killed
+):
+    arguments = (*REPLAY, f"search.objective={objective}", f"sampler={sampler}", f"search.trials={SLOTS}")
+    assert bstune(*arguments, "study=whole")[0] == 0
+    whole = asked_by_slot(tmp_path / "outputs" / "whole")
+    order = list(whole)
+    assert len([slot for slot in order if slot < SLOTS]) == SLOTS
+    continued = next((i for i, slot in enumerate(order) if whole[slot][3] is not None), 7)
+    assert sampler == "tpe" or whole[order[continued]][3] is not None, "no trial was continued: the test says little"
+    fresh = next(i for i, slot in enumerate(order) if whole[slot][4] is not None)  # there is one: some trial reached it
+    done = 0
+    # Cut short in the first trial, in one that continues another one, and in the second that confirms one.
+    for at in sorted({0, continued, fresh + 1}):
+        with monkeypatch.context() as patch:
+            cut_short(patch, at - done, killed)
+            assert bstune(*arguments, "study=pieces")[0] == 130
+        done = at
+    assert bstune(*arguments, "study=pieces")[0] == 0
+    assert asked_by_slot(tmp_path / "outputs" / "pieces") == whole
+    failed = [trial for trial in trials_of(tmp_path / "outputs" / "pieces") if trial.status == "failed"]
+    assert [trial.slot for trial in failed] == [order[at] for at in sorted({0, continued, fresh + 1})]
+    assert [(t.batch_size, t.lr, t.seed) for t in failed] == [whole[t.slot][:3] for t in failed]
+
+
+@pytest.mark.parametrize("sampler", ["frontier", "tpe"])
+def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(bstune, tmp_path, monkeypatch, sampler):
+    arguments = (*DIGITS, *EASY, STEPS, f"sampler={sampler}", "search.trials=12", "search.confirmations=1")
+    assert bstune(*arguments, "study=whole")[0] == 0
+    whole = asked_by_slot(tmp_path / "outputs" / "whole")
+    continued = next((i for i, slot in enumerate(whole) if whole[slot][3] is not None), 5)
+    assert sampler == "tpe" or whole[list(whole)[continued]][3] is not None
+    with monkeypatch.context() as patch:
+        cut_short(patch, continued, killed=False)
+        assert bstune(*arguments, "study=pieces")[0] == 130
+    assert bstune(*arguments, "study=pieces")[0] == 0
+    assert asked_by_slot(tmp_path / "outputs" / "pieces") == whole
+
+
+def test_a_continued_trial_is_its_parent_gone_further(bstune, tmp_path):
+    assert bstune(*DIGITS, *EASY, STEPS, "search.trials=12", "search.confirmations=0")[0] == 0
+    study = tmp_path / "outputs" / "digits"
+    trials = {trial.number: trial for trial in trials_of(study)}
+    continued = [trial for trial in trials.values() if trial.parent is not None]
+    assert continued
+    for trial in continued:
+        parent = trials[trial.parent]
+        assert (trial.batch_size, trial.lr, trial.seed) == (parent.batch_size, parent.lr, parent.seed)
+        assert trial.steps > parent.steps
+        assert trial.history[: len(parent.history)] == parent.history
+    parents = {trial.parent for trial in continued}
+    stopped = {trial.number for trial in trials.values() if trial.status == "budget"} - parents
+    states = {int(path.stem.removeprefix("trial-")) for path in (study / "states").iterdir()}
+    assert states <= stopped, "the states of the trials that were continued, or reached the target, are deleted"
+    assert states == worth_continuing(list(trials.values()), "steps")
+
+
+def test_the_command_of_the_winner_takes_it_to_the_target_in_as_many_steps(bstune, tmp_path):
+    """Also where its last evaluation was at its limit, or its parent's was."""
+    assert bstune(*DIGITS, *EASY, STEPS, "search.trials=12", "search.confirmations=0")[0] == 0
+    study = tmp_path / "outputs" / "digits"
+    best = yaml.safe_load((study / "best.yaml").read_text())["best_by_steps"]
+    winner = trials_of(study)[best["number"]]
+    assert bstune(*best["command"].split()[3:])[0] == 0
+    (record,) = study.glob("trial-B*/trial.json")
+    again = TrialResult.from_json(record.read_text())
+    assert (again.status, again.steps, again.history[-1]) == ("reached", winner.steps, winner.history[-1])
+    assert set(again.history) <= set(winner.history)
+
+
+@pytest.mark.parametrize("sampler", ["frontier", "tpe"])
+def test_a_schedule_with_a_horizon_is_never_stopped_early(bstune, tmp_path, sampler):
+    arguments = (*DIGITS, *EASY, *HORIZON, STEPS, f"sampler={sampler}", "search.trials=6", "search.confirmations=2")
+    status, out, _ = bstune(*arguments)
+    assert status == 0
+    assert "each ends at the target or after 60 steps and 6000 examples" in " ".join(out.split())
+    study = optuna.load_study(study_name="digits", storage=f"sqlite:///{tmp_path}/bstune.db")
+    specs = [TrialSpec(**json.loads(trial.user_attrs[SPEC])) for trial in study.get_trials()]
+    assert sum(spec.confirms is not None for spec in specs) >= 2
+    assert {(spec.limit, spec.parent) for spec in specs} == {(None, None)}
+    assert not (tmp_path / "outputs" / "digits" / "states").exists()
+    for trial in trials_of(tmp_path / "outputs" / "digits"):
+        assert trial.status != "budget" or trial.steps == max(60, math.ceil(6000 / trial.batch_size))
+
+
+def test_winners_are_confirmed_on_fresh_seeds_beside_the_search(bstune, tmp_path, table):
+    assert bstune(*REPLAY, "search.seconds=60", "search.finalists=1")[0] == 0
+    trials = trials_of(tmp_path / "outputs" / "replay")
+    searched = [trial for trial in trials if trial.confirms is None]
+    fresh = [trial for trial in trials if trial.confirms is not None]
+    assert sum(trial.train_seconds for trial in searched) >= 60
+    assert sum(trial.train_seconds for trial in searched[:-1]) < 60, "the fresh runs were counted"
+    assert [trial.slot for trial in searched] == list(range(len(searched)))
+    assert len(fresh) == 3
+    assert trials[-3:] == fresh, "they come after the search"
+    (winner,) = {trial.confirms for trial in fresh}
+    for trial in fresh:
+        assert (trial.batch_size, trial.lr) == (trials[winner].batch_size, trials[winner].lr)
+        assert trial.parent is None
+        assert trial.steps <= 2 * trials[winner].steps
+    seeds = [trial.seed for trial in trials if trial.parent is None]
+    assert len(set(seeds)) == len(seeds)
+    assert len({trial.slot for trial in trials}) == len(trials)
+
+
+def test_nothing_more_is_done_once_all_is_done_and_confirmations_can_be_added(bstune, tmp_path, table):
+    arguments = (*REPLAY, STEPS, "search.trials=12", "search.finalists=1")
+    study = tmp_path / "outputs" / "replay"
+    assert bstune(*arguments, "search.confirmations=0")[0] == 0
+    none = trials_of(study)
+    assert len(none) == 12
+    assert not any(trial.confirms is not None for trial in none)
+    assert bstune(*arguments, "search.confirmations=2")[0] == 0
+    two = trials_of(study)
+    assert two[:12] == none
+    assert len(two) == 14
+    assert bstune(*arguments, "search.confirmations=4")[0] == 0
+    four = trials_of(study)
+    assert four[:14] == two
+    assert len({(trial.slot, trial.seed) for trial in four[12:]}) == 4
+    assert bstune(*arguments, "search.confirmations=4")[0] == 0
+    assert trials_of(study) == four
+
+
+def test_the_search_ends_once_the_critical_batch_size_is_known_well_enough(bstune, tmp_path, table):
+    arguments = (*REPLAY, "sampler=tpe", "search.precision=1000", "search.trials=40")
+    status, out, _ = bstune(*arguments)
+    assert status == 0
+    sentence = out[out.index("stopped: B_crit lies between ") :].splitlines()[0]
+    assert sentence.endswith(", within search.precision=1000")
+    study = tmp_path / "outputs" / "replay"
+    assert json.loads((study / "curve.json").read_text())["ended"] == sentence
+    first = trials_of(study)
+    assert sum(trial.confirms is None for trial in first) == 8, "the first look after six trials that reached it"
+    assert sum(trial.confirms is not None for trial in first) >= 3
+    assert bstune(*arguments)[0] == 0
+    assert trials_of(study) == first, "the same command goes on searching: the fresh runs were taken for its trials"
+
+
+@pytest.mark.parametrize("precision", ["null", "1.0000001"])
+def test_the_search_goes_on_while_it_is_not(bstune, tmp_path, table, precision):
+    status, out, _ = bstune(*REPLAY, "sampler=tpe", f"search.precision={precision}", "search.trials=12")
+    assert status == 0
+    assert "the plan is done: search.trials=12" in out
+
+
+def test_the_objective_curve_from_end_to_end(bstune, tmp_path, table):
+    status, out, _ = bstune(*REPLAY, "search.objective=curve", "search.seconds=150", "search.precision=null")
+    assert status == 0
+    assert "objective curve" in out
+    curve = json.loads((tmp_path / "outputs" / "replay" / "curve.json").read_text())
+    assert 16 < curve["fit"]["b_crit"] < 256
+    study = optuna.load_study(study_name="replay", storage=f"sqlite:///{tmp_path}/bstune.db")
+    records = {trial.number: trial for trial in trials_of(tmp_path / "outputs" / "replay")}
+    reached = [trial for trial in study.get_trials() if trial.state.name == "COMPLETE"]
+    assert reached
+    assert all(trial.values == [float(records[trial.number].examples)] for trial in reached)
+
+
+def test_a_record_that_ended_is_not_continued(bstune, tmp_path):
+    """Half of the table never reaches the target: its trials end with their records, which go no further."""
+    rows = [row(size, lr, seed, lr < 0.1) for size, lr, seed in product(SIZES, LRS, (0, 1))]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
+    assert bstune(*REPLAY, "search.trials=24", "search.confirmations=0", "search.precision=null")[0] == 0
+    trials = trials_of(tmp_path / "outputs" / "replay")
+    study = optuna.load_study(study_name="replay", storage=f"sqlite:///{tmp_path}/bstune.db")
+    limits = [json.loads(trial.user_attrs[SPEC])["limit"] for trial in study.get_trials()]
+    ended = {t.number for t, limit in zip(trials, limits, strict=True) if t.status == "budget" and t.steps < limit}
+    assert ended, "no record ended ahead of its trial's limit: the test says nothing"
+    assert not ended & {trial.parent for trial in trials}
+    assert all(trial.train_seconds > 0 for trial in trials)
+
+
+NAN_OPTIONS = [f"{name}=nan" for name in ("search.precision", "scaling.octaves", "scaling.exponent_sigma")]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *NAN_OPTIONS,
+        "search.precision=1",
+        "search.confirmations=-1",
+        "search.finalists=0",
+        "scaling.octaves=0",
+        "scaling.octaves=2000",
+        "scaling.exponent_sigma=0",
+        "scaling.noise_scale=-3",
+        "sampler.sigma=0",
+        "sampler.policy.particles=0",
+        "sampler.policy.margin=0.9",
+        "sampler.policy.strays=2",
+        "sampler.policy.first=-1",
+        "+sampler.policy.nope=3",
+        "search.confirmations=many",
+        "search.precision=sharp",
+    ],
+)
+def test_values_that_cannot_be_are_refused(bstune, tmp_path, table, option):
+    status, out, err = bstune(*REPLAY, option)
+    assert status == 2
+    assert err.startswith("error: ")
+    assert option.partition("=")[0].lstrip("+").rpartition(".")[2] in err
+    assert "Traceback" not in out + err
+    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+# Trials as (number, status, steps, seconds a step, parent, confirms); 1 s is the time to target of number 0.
+BEST = (0, "reached", 100, 0.01, None, None)
+
+
+@pytest.mark.parametrize(
+    ("objective", "trials", "kept"),
+    [
+        ("time", [], set()),
+        ("time", [(0, "budget", 10, 0.01, None, None)], {0}),  # nothing has reached the target yet
+        ("time", [(0, "budget", 10, None, None, None)], {0}),
+        ("time", [(0, "diverged", 9, 0.01, None, None), (1, "oom", 9, 0.01, None, None)], set()),
+        ("time", [BEST, (1, "budget", 119, 0.01, None, None), (2, "budget", 121, 0.01, None, None)], {1}),
+        ("time", [BEST, (1, "budget", 200, 0.001, None, None), (2, "budget", 10, 1.0, None, None)], {1}),
+        ("steps", [BEST, (1, "budget", 200, 0.001, None, None), (2, "budget", 10, 1.0, None, None)], {2}),
+        ("both", [BEST, (1, "budget", 200, 0.001, None, None), (2, "budget", 10, 1.0, None, None)], {1, 2}),
+        ("both", [BEST, (1, "budget", 200, 1.0, None, None)], set()),
+        ("curve", [BEST, (1, "budget", 200, 1.0, None, None)], {1}),
+        ("time", [(0, "budget", 10, 0.01, None, None), (1, "budget", 20, 0.01, 0, None)], {1}),
+        ("time", [(0, "budget", 10, 0.01, None, None), (1, "reached", 20, 0.01, 0, None)], set()),
+        ("time", [(0, "budget", 10, 0.01, None, None), (1, "failed", 0, None, 0, None)], {0}),  # is asked again
+        ("time", [BEST, (1, "budget", 20, 0.01, None, 0)], set()),
+        ("time", [BEST, (1, "reached", 10, 0.01, None, 0), (2, "budget", 50, 0.01, None, None)], {2}),  # a lucky seed
+    ],
+)
+def test_the_states_that_are_kept(make_result, objective, trials, kept):
+    names = ("number", "status", "steps", "seconds_per_step", "parent", "confirms")
+    done = [make_result(**dict(zip(names, values, strict=True))) for values in trials]
+    assert worth_continuing(done, objective) == kept
+
+
+def test_the_newest_states_are_kept_where_there_are_many(make_result):
+    done = [make_result(number=number, status="budget", steps=10) for number in range(MOST_STATES + 5)]
+    assert worth_continuing(done, "time") == set(range(5, MOST_STATES + 5))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "bound"),
+    [(("scaling.octaves=4",), 4.0), ((), 10.0), (("sampler=tpe",), 3.0), (("sampler=tpe", "scaling.sigma=2"), 6.0)],
+)
+def test_how_far_from_the_rule_each_sampler_searches(tmp_path, monkeypatch, table, overrides, bound):
+    monkeypatch.chdir(tmp_path)
+    assert prepare(compose_checked([*REPLAY, *overrides])).space.delta_bound == bound

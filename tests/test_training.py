@@ -1,0 +1,111 @@
+"""Training up to a trial's own limit, and on from where it was stopped."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bstune.command import compose_checked
+from bstune.output import Output
+from bstune.preflight import prepare
+from bstune.records import TrialSpec
+
+DIGITS = ("+workload=digits", "mlflow.enabled=false", "budget.steps=40", "budget.examples=1")
+SPEC = TrialSpec(0, 0, 64, 0.4, 0.0, 7)
+
+
+@pytest.fixture
+def output(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    output = Output(tmp_path / "study")
+    output.checkpoints.mkdir(parents=True)
+    return output
+
+
+@pytest.fixture
+def train(output):
+    return prepare(compose_checked(DIGITS)).runner.train
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*"))
+
+
+def test_without_a_limit_the_budget_ends_a_trial_and_no_state_is_left(train, output):
+    result = train(SPEC, output, None)
+    assert (result.status, result.steps) == ("budget", 40)
+    assert not output.states.exists()
+
+
+@pytest.mark.parametrize("limit", [10, 60])
+def test_a_limit_takes_the_place_of_the_budget(train, output, limit):
+    """A larger one too: the budget is a first guess."""
+    result = train(replace(SPEC, limit=limit), output, None)
+    assert (result.status, result.steps) == ("budget", limit)
+    assert files(output.states) == ["trial-0.ckpt"]
+
+
+def test_a_trial_that_ends_otherwise_leaves_no_state(train, output, monkeypatch):
+    assert train(replace(SPEC, limit=30, lr=1e6), output, None).status == "diverged"
+    easy = prepare(compose_checked([*DIGITS, "workload.target.value=1.0"])).runner.train
+    assert easy(replace(SPEC, limit=500), output, None).status == "reached"
+    assert files(output.states) == []
+    assert files(output.checkpoints) == ["trial-0.ckpt"]
+
+
+def test_stopped_and_continued_is_the_same_training(train, output):
+    whole = train(SPEC, output, None)
+    first = train(replace(SPEC, limit=11), output, None)
+    second = train(replace(SPEC, number=1, slot=1, limit=25, parent=0), output, first)
+    third = train(replace(SPEC, number=2, slot=2, limit=40, parent=1), output, second)
+    assert (third.number, third.slot, third.parent, third.steps) == (2, 2, 1, 40)
+    assert set(third.history) >= set(whole.history)
+    assert third.history[-1] == whole.history[-1]
+    assert files(output.states) == ["trial-0.ckpt", "trial-1.ckpt", "trial-2.ckpt"]
+
+
+def deleted(state: Path) -> None:
+    state.unlink()
+
+
+def damaged(state: Path) -> None:
+    content = bytearray(state.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    state.write_bytes(bytes(content))
+
+
+def emptied(state: Path) -> None:
+    state.write_bytes(b"")
+
+
+@pytest.mark.parametrize("spoil", [deleted, damaged, emptied])
+def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(train, output, caplog, spoil):
+    first = train(replace(SPEC, limit=11), output, None)
+    spoil(output.state(0))
+    with caplog.at_level(logging.WARNING, "bstune"):
+        result = train(replace(SPEC, number=1, limit=25, parent=0), output, first)
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "bstune.training"]
+    assert warning.startswith("the state of trial 0 at ")
+    assert warning.endswith("; it starts afresh")
+    assert (result.number, result.parent, result.status, result.steps) == (1, None, "budget", 25)
+    assert replace(SPEC, number=1) == TrialSpec(1, 0, result.batch_size, result.lr, result.delta, result.seed)
+    assert files(output.states) == ["trial-1.ckpt"], "the spoilt one would be tried again and again"
+    assert result.history == train(replace(SPEC, number=5, limit=25), output, None).history
+    third = train(replace(SPEC, number=2, limit=30, parent=1), output, result)
+    assert (third.parent, third.steps) == (1, 30)
+
+
+def test_a_state_can_be_continued_while_it_is_there(train, output):
+    runner = prepare(compose_checked(DIGITS)).runner
+    assert runner.stops
+    assert not runner.resumable(0, output)
+    train(replace(SPEC, limit=5), output, None)
+    assert runner.resumable(0, output)
+    output.keep_states(set())
+    assert not runner.resumable(0, output)
+
+
+def test_a_schedule_with_a_horizon_stops_no_trial(output):
+    horizon = "workload.module.schedule.warmup_examples=${trial.total_steps}"
+    assert not prepare(compose_checked([*DIGITS, horizon])).runner.stops
