@@ -263,8 +263,10 @@ def _report(
 ) -> None:
     done = results(study)
     fit = _fit(done)
-    held = which_rule_held(known_of(job, done, REPORT_PARTICLES), job.space.low, job.space.high)
-    summary = summarize(done, job.protocol.target, fit, held, ended)
+    known = known_of(job, done, REPORT_PARTICLES)
+    held = which_rule_held(known, job.space.low, job.space.high)
+    posterior = b_crit_quantiles(known, (INTERVAL[0], 0.5, INTERVAL[1])).tolist()
+    summary = summarize(done, job.protocol.target, fit, held, ended, posterior)
     tests = _test_winners(job, study, winners(done))
     output, workload = job.output, job.config.workload.name
     summary = {"study": job.config.study, "workload": workload, **summary, "test": tests}

@@ -82,6 +82,7 @@ def summarize(
     fit: CurveFit | str,
     held: Held | None = None,
     ended: str | None = None,
+    posterior: Sequence[float] | None = None,
 ) -> Summary:
     """Return the content of ``curve.json``, ready for :func:`bstune.records.dump_json`.
 
@@ -91,12 +92,14 @@ def summarize(
         fit: the curve fitted to ``frontier_points(trials)``, or the sentence that says why there is none.
         held: which scaling rule held; None where nothing can be said of it.
         ended: which rule ended the study, in words; None where it is not known.
+        posterior: low end, median and high end of the 90% interval of B_crit from the search's model; None for none.
 
     Returns:
         target, devices, ended, trials (their number; one that was stopped and continued counts once, as its last part
         left it), continued (how often one was), statuses (a count for each status), note (null, or that the target
         was never reached, the closest value seen and what to change), points (one a frontier point), small_end, fit,
-        fit_note, regimes (only those that the fit can tell), scaling (see :func:`bstune.held.held_row`, or null),
+        fit_note, regimes (only those that the fit can tell), posterior
+        (B_crit from the search's model, which every trial informs, stopped ones too), scaling (see :func:`bstune.held.held_row`, or null),
         best_by_time, best_by_steps, pareto (the trials that none beats in both, from least time to fewest steps). A
         point's steps lie in (steps_low, steps], its time in (time_low, time_to_target], in seconds, its examples in
         (examples_low, examples]; the upper end of a censored point is null. Without a reached trial both winners are
@@ -119,6 +122,9 @@ def summarize(
         "fit": None if isinstance(fit, str) else {k: v for k, v in asdict(fit).items() if k != "points"},
         "fit_note": fit if isinstance(fit, str) else fit.note,
         "regimes": [] if isinstance(fit, str) else _regimes(fit),
+        "posterior": None
+        if posterior is None or not reached
+        else dict(zip(("b_crit_low", "b_crit", "b_crit_high"), posterior, strict=True)),
         "scaling": None if held is None else held_row(held),
         **{name: _winner_row(trials, name) for name in WINNERS},
         "pareto": [_winner(trial) for trial in pareto_front(trials)],
@@ -292,6 +298,8 @@ def final_table(summary: Summary, tests: Tests | None = None) -> Group:
     if summary["note"]:
         facts.add_row("note", summary["note"])
     facts.add_row("critical batch", critical_text(summary["fit"]))
+    if summary["posterior"]:
+        facts.add_row("posterior", posterior_text(summary["posterior"]))
     if summary["regimes"]:
         facts.add_row("regimes", regimes_text(summary["regimes"], summary["points"]))
     if summary["scaling"]:
@@ -395,6 +403,14 @@ def counts_text(summary: Summary) -> str:
         others.append(f"a stopped one was continued {'once' if times == 1 else f'{times} times'}")
     tail = f" ({', '.join(others)})" if others else ""
     return f"reached by {summary['statuses']['reached']} of {_trials_text(summary['trials'])}{tail}"
+
+
+def posterior_text(posterior: Mapping[str, float]) -> str:
+    """Return the posterior's B_crit and its interval in words."""
+    low, middle, high = (
+        format_count(float(f"{posterior[name]:.2g}")) for name in ("b_crit_low", "b_crit", "b_crit_high")
+    )
+    return f"B_crit {middle} examples (90% interval {low} to {high}), from all trials, stopped ones too"
 
 
 def critical_text(fit: Mapping[str, Any] | None) -> str:
