@@ -98,8 +98,8 @@ def summarize(
         target, devices, ended, trials (their number; one that was stopped and continued counts once, as its last part
         left it), continued (how often one was), statuses (a count for each status), note (null, or that the target
         was never reached, the closest value seen and what to change), points (one a frontier point), small_end, fit,
-        fit_note, regimes (only those that the fit can tell), posterior
-        (B_crit from the search's model, which every trial informs, stopped ones too), scaling (see :func:`bstune.held.held_row`, or null),
+        fit_note, regimes (only those that the fit can tell), posterior (B_crit from the search's model, which every
+        trial informs, stopped ones too; or null), scaling (see :func:`bstune.held.held_row`, or null),
         best_by_time, best_by_steps, pareto (the trials that none beats in both, from least time to fewest steps). A
         point's steps lie in (steps_low, steps], its time in (time_low, time_to_target], in seconds, its examples in
         (examples_low, examples]; the upper end of a censored point is null. Without a reached trial both winners are

@@ -78,10 +78,18 @@ def test_trials_are_told_with_their_records(kept):
     assert {trial.state for trial in trials[:-1]} == {TrialState.COMPLETE, TrialState.PRUNED}
 
 
-def test_it_finds_the_best_and_would_use_its_fastest_trial(kept):
+def test_it_finds_the_best_and_would_use_what_its_posterior_likes(kept, monkeypatch):
     search, played = kept
-    assert search.incumbent(search.finished) == fastest(search.finished)
     assert played.path[-1][1] < 1.5
+    first = next(trial for trial in search.finished if trial.reached)
+    other = max((trial for trial in search.finished if trial.reached), key=lambda trial: trial.time_to_target)
+    assert fastest(search.finished).number not in (first.number, other.number)
+    monkeypatch.setattr(search.sampler, "recommended", lambda study: other.number)
+    before = search.incumbent([])
+    assert search.incumbent(search.finished[: first.number]) == before  # nothing was reached at last: it stays
+    assert search.incumbent(search.finished[: other.number + 1]) == other
+    monkeypatch.setattr(search.sampler, "recommended", lambda study: None)
+    assert search.incumbent(search.finished[: other.number + 1]) is None
 
 
 def test_the_same_seed_asks_the_same(kept):
