@@ -50,8 +50,8 @@ FORMS_RULE = (
 )
 OWN_RULE = (
     "bstune has the square-root rule through the reference as prior mean and no noise scale; with another rule it is "
-    "bstune/none or bstune/linear, which the figure and the line below the table leave out. Its incumbent is the reached "
-    "trial whose point its posterior likes best; that of the others is their fastest."
+    "bstune/none or bstune/linear, which the figure and the line below the table leave out. Its incumbent is the "
+    "reached trial whose point its posterior likes best; that of the others is their fastest."
 )
 GP_RULE = f"Optuna's GP is ended after {MOST_GP_TRIALS} trials and keeps what it has: it takes 0.1 to 0.2 s for each."
 RULES: dict[Objective, tuple[str, ...]] = {

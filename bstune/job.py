@@ -230,7 +230,7 @@ def known_of(job: Job, done: Sequence[TrialResult], particles: int) -> Known:
         high=space.high,
         rule=lambda x: np.log2([space.rule(2.0**value) for value in np.ravel(x)]).reshape(np.shape(x)),
         log_budget=math.log(budget.last_step(round(math.sqrt(space.low * space.high)))),
-        sigma=space.sigma,
+        sigma=job.config.scaling.level_sigma,
         exponent_sigma=job.config.scaling.exponent_sigma,
         noise_scale=job.config.scaling.noise_scale,
         others=0,

@@ -123,7 +123,11 @@ def _space(config: DictConfig, lr_range: tuple[float, float]) -> Space:
         lr_high=lr_range[1],
     )
     space.lr(space.low, 0.0)  # a rule that lacks its noise scale says so now
-    for name in ("exponent_sigma", "noise_scale"):  # the report's posterior takes them whatever the sampler
+    for name in (
+        "level_sigma",
+        "exponent_sigma",
+        "noise_scale",
+    ):  # the report's posterior takes them whatever the sampler
         value = config.scaling[name]
         if value is not None and not (math.isfinite(value) and value > 0):
             raise ConfigError(f"scaling.{name} must be a positive number, but got {value}")

@@ -109,6 +109,7 @@ class ScalingSettings:
     noise_scale: float | None
     sigma: float
     octaves: float
+    level_sigma: float
     exponent_sigma: float
     rule: Any
 

@@ -14,10 +14,10 @@ from bstune.command import compose_checked
 from bstune.records import TrialResult
 
 QUICK = ("+workload=digits", "search.trials=4", "search.batch_size.low=32", "search.batch_size.high=512")
-# An easy target and a small budget: milliseconds a trial. Of a dozen of bstune's own short ones some reach it.
+# An easy target and a small budget: milliseconds a trial. Of sixteen of bstune's own short ones some reach it.
 EASY = ("workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
 # Decided by counts of examples, never by the clock.
-DOZEN = (*QUICK, *EASY, "search.trials=12", "search.objective=steps")
+SIXTEEN = (*QUICK, *EASY, "search.trials=16", "search.objective=steps")
 WORKLOADS = sorted(path.stem for path in (Path(conf.__file__).parent / "workload").glob("*.yaml"))
 
 
@@ -122,10 +122,10 @@ def test_a_debug_flag_shows_the_traceback(bstune):
 
 
 def test_a_study_from_end_to_end(bstune, tmp_path):
-    status, out, err = bstune(*DOZEN, "mlflow.enabled=false", "study=small", "seed=5")
+    status, out, err = bstune(*SIXTEEN, "mlflow.enabled=false", "study=small", "seed=5")
     assert (status, err) == (0, "")
     assert "study small: val/loss <= 1, objective steps" in out
-    assert "12 trials; each ends at the target or once it cannot matter, and may be continued; winners run again" in out
+    assert "16 trials; each ends at the target or once it cannot matter, and may be continued; winners run again" in out
     assert "\x1b[" not in out, "no terminal, no escape sequences"
     folder = tmp_path / "outputs" / "small"
     assert entries(tmp_path) == ["bstune.db", "outputs"]
@@ -134,7 +134,7 @@ def test_a_study_from_end_to_end(bstune, tmp_path):
     trials = [TrialResult.from_json(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
     assert [trial.number for trial in trials] == list(range(len(trials)))
     searched = [trial for trial in trials if trial.confirms is None]
-    assert [trial.slot for trial in searched] == list(range(12))
+    assert [trial.slot for trial in searched] == list(range(16))
     curve = json.loads((folder / "curve.json").read_text())
     best = yaml.safe_load((folder / "best.yaml").read_text())
     for name, key in (("best_by_time", "time_to_target"), ("best_by_steps", "steps")):
@@ -260,7 +260,7 @@ def test_an_interruption_keeps_what_is_finished(bstune, tmp_path, monkeypatch):
 def test_mlflow_holds_the_study(bstune, tmp_path):
     from mlflow import MlflowClient
 
-    assert bstune(*DOZEN)[0] == 0
+    assert bstune(*SIXTEEN)[0] == 0
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.get_experiment_by_name("bstune")
     runs = client.search_runs([experiment.experiment_id])

@@ -11,7 +11,8 @@ import yaml
 
 from bstune import job as jobs
 from bstune.command import compose_checked
-from bstune.job import MOST_STATES, worth_continuing
+from bstune.job import MOST_STATES, best_yaml, worth_continuing
+from bstune.output import Output
 from bstune.preflight import prepare
 from bstune.records import TrialResult, TrialSpec
 from bstune.search.study import SPEC
@@ -23,7 +24,7 @@ DIGITS = ("+workload=digits", "mlflow.enabled=false", "search.batch_size.low=32"
 EASY = ("workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
 # The length of the warm-up is the budget's: a schedule with a horizon.
 HORIZON = ("workload.module.schedule.warmup_examples=${trial.total_steps}",)
-SLOTS = 20
+SLOTS = 24
 
 
 def steps_to_target(size, lr):
@@ -120,7 +121,7 @@ def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(bstune, tmp_p
 
 
 def test_a_continued_trial_is_its_parent_gone_further(bstune, tmp_path):
-    assert bstune(*DIGITS, *EASY, STEPS, "search.trials=12", "search.confirmations=0")[0] == 0
+    assert bstune(*DIGITS, *EASY, STEPS, "search.trials=16", "search.confirmations=0")[0] == 0
     study = tmp_path / "outputs" / "digits"
     trials = {trial.number: trial for trial in trials_of(study)}
     continued = [trial for trial in trials.values() if trial.parent is not None]
@@ -139,7 +140,7 @@ def test_a_continued_trial_is_its_parent_gone_further(bstune, tmp_path):
 
 def test_the_command_of_the_winner_takes_it_to_the_target_in_as_many_steps(bstune, tmp_path):
     """Also where its last evaluation was at its limit, or its parent's was."""
-    assert bstune(*DIGITS, *EASY, STEPS, "search.trials=12", "search.confirmations=0")[0] == 0
+    assert bstune(*DIGITS, *EASY, STEPS, "search.trials=16", "search.confirmations=0")[0] == 0
     study = tmp_path / "outputs" / "digits"
     best = yaml.safe_load((study / "best.yaml").read_text())["best_by_steps"]
     winner = trials_of(study)[best["number"]]
@@ -148,6 +149,13 @@ def test_the_command_of_the_winner_takes_it_to_the_target_in_as_many_steps(bstun
     again = TrialResult.from_json(record.read_text())
     assert (again.status, again.steps, again.history[-1]) == ("reached", winner.steps, winner.history[-1])
     assert set(again.history) <= set(winner.history)
+
+
+@pytest.mark.parametrize(("stops", "ends"), [(True, " budget.steps=100 budget.examples=1"), (False, "")])
+def test_the_command_of_a_winner_ends_with_it_where_its_schedule_has_no_horizon(tmp_path, make_result, stops, ends):
+    written = best_yaml({"best_by_time": make_result()}, ["+workload=mine", "trial.lr=9"], Output(tmp_path), stops)
+    command = yaml.safe_load(written)["best_by_time"]["command"]
+    assert command.endswith(f" -m bstune +workload=mine trial.batch_size=32 trial.lr=0.1 trial.seed=1{ends}")
 
 
 @pytest.mark.parametrize("sampler", ["frontier", "tpe"])
@@ -166,12 +174,12 @@ def test_a_schedule_with_a_horizon_is_never_stopped_early(bstune, tmp_path, samp
 
 
 def test_winners_are_confirmed_on_fresh_seeds_beside_the_search(bstune, tmp_path, table):
-    assert bstune(*REPLAY, "search.seconds=60", "search.finalists=1")[0] == 0
+    assert bstune(*REPLAY, "search.seconds=100", "search.finalists=1")[0] == 0
     trials = trials_of(tmp_path / "outputs" / "replay")
     searched = [trial for trial in trials if trial.confirms is None]
     fresh = [trial for trial in trials if trial.confirms is not None]
-    assert sum(trial.train_seconds for trial in searched) >= 60
-    assert sum(trial.train_seconds for trial in searched[:-1]) < 60, "the fresh runs were counted"
+    assert sum(trial.train_seconds for trial in searched) >= 100
+    assert sum(trial.train_seconds for trial in searched[:-1]) < 100, "the fresh runs were counted"
     assert [trial.slot for trial in searched] == list(range(len(searched)))
     assert len(fresh) == 3
     assert trials[-3:] == fresh, "they come after the search"
@@ -186,7 +194,7 @@ def test_winners_are_confirmed_on_fresh_seeds_beside_the_search(bstune, tmp_path
 
 
 def test_nothing_more_is_done_once_all_is_done_and_confirmations_can_be_added(bstune, tmp_path, table):
-    arguments = (*REPLAY, STEPS, "search.trials=12", "search.finalists=1")
+    arguments = (*REPLAY, STEPS, "sampler=tpe", "search.precision=null", "search.trials=12", "search.finalists=1")
     study = tmp_path / "outputs" / "replay"
     assert bstune(*arguments, "search.confirmations=0")[0] == 0
     none = trials_of(study)
@@ -266,6 +274,7 @@ NAN_OPTIONS = [f"{name}=nan" for name in ("search.precision", "scaling.octaves",
         "scaling.octaves=0",
         "scaling.octaves=2000",
         "scaling.exponent_sigma=0",
+        "scaling.level_sigma=-1",
         "scaling.noise_scale=-3",
         "sampler.sigma=0",
         "sampler.policy.particles=0",
