@@ -226,7 +226,7 @@ def test_both_objectives(bstune, tmp_path):
 
 
 def test_seconds_end_a_study_between_trials(bstune, tmp_path):
-    status, out, _ = bstune(*QUICK, *EASY, "mlflow.enabled=false", "search.seconds=0.000001")
+    status, out, _ = bstune(*QUICK, *EASY, "mlflow.enabled=false", "search.seconds=0.000001", "search.confirmations=0")
     assert status == 0
     assert "stopped: search.seconds=1e-06 of training are spent" in out
     assert len((tmp_path / "outputs" / "digits" / "trials.jsonl").read_text().splitlines()) == 1

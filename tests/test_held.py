@@ -41,8 +41,10 @@ def draws(prior, exponents, b_crit=128.0, bend=0.0):
 
 
 def known_of(prior, theta, sizes=(8, 16, 32, 64, 256, 1024), status="reached"):
-    arms = tuple(Arm(i, status, 100, 0.01, math.log2(size), -4.0, (), None, 0.0) for i, size in enumerate(sizes))
-    return Known(arms, observe(arms, 0), theta, StepTimes(1.0, 1.0), 1.0, prior)
+    arms = tuple(
+        Arm(i, status, 100, 0.01, math.log2(size), -4.0, (), None, 0.0, stuck=False) for i, size in enumerate(sizes)
+    )
+    return Known(arms, observe(arms, 0), theta, StepTimes(1.0, 1.0), 1.0, prior, math.inf)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ from bstune.command import main
 status = main()
 print(json.dumps([status, [name for name in ("torch", "lightning", "mlflow") if name in sys.modules]]))
 """
-    command = [sys.executable, "-c", code, *REPLAY, "search.trials=12"]
+    command = [sys.executable, "-c", code, *REPLAY, "search.trials=12", "search.confirmations=0"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert json.loads(ended.stdout.splitlines()[-1]) == [0, []]
     assert len(trials_of(tmp_path / "outputs" / "replay")) == 12
@@ -111,7 +111,7 @@ print(json.dumps([status, [name for name in ("torch", "lightning", "mlflow") if 
     ],
 )
 def test_simulated_seconds_end_a_study(bstune, tmp_path, table, limit, words):
-    status, out, _ = bstune(*REPLAY, limit)
+    status, out, _ = bstune(*REPLAY, limit, "search.confirmations=0")
     assert status == 0
     assert f"stopped: {words} spent" in out
     seconds = [trial.train_seconds for trial in trials_of(tmp_path / "outputs" / "replay")]
@@ -164,7 +164,7 @@ def test_a_batch_size_range_may_be_narrower(bstune, tmp_path, table):
 def test_mlflow_holds_a_replayed_study(bstune, tmp_path, table):
     from mlflow import MlflowClient
 
-    assert bstune(*REPLAY[:-1], "search.trials=3")[0] == 0
+    assert bstune(*REPLAY[:-1], "search.trials=3", "search.confirmations=0")[0] == 0
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("bstune").experiment_id])
     assert len(runs) == 4
