@@ -191,8 +191,7 @@ def _run(
 
     def train(spec: TrialSpec) -> TrialResult:
         parent = next((result for result in done if result.number == spec.parent), None)
-        result = job.runner.train(spec, job.output, parent)
-        return replace(result, confirms=spec.confirms)
+        return job.runner.train(spec, job.output, parent)
 
     result = run_trial_of(study, asked, job.plan.objective, job.protocol.target, train)
     if tracking is not None:
@@ -201,7 +200,6 @@ def _run(
 
 def own_arguments(job: Job, ended: Collection[int] = ()) -> dict[str, Any]:
     """Return what bstune's own sampler is told of the job, where ``ended`` trials go no further."""
-    bounds = job.config.workload.target.bounds
     space = job.space
 
     def resumable(number: int) -> bool:
@@ -212,7 +210,7 @@ def own_arguments(job: Job, ended: Collection[int] = ()) -> dict[str, Any]:
         "rule": space.rule,
         "budget": lambda batch_size: float(job.protocol.budget.last_step(round(batch_size))),
         "target": job.protocol.target,
-        "ideal": ideal_value(job.protocol.target, None if bounds is None else list(bounds)),
+        "ideal": _ideal(job),
         "resumable": resumable if job.runner.stops else None,
         "snap": space.snap,
         "lr_range": (space.lr_low, space.lr_high),
@@ -221,10 +219,14 @@ def own_arguments(job: Job, ended: Collection[int] = ()) -> dict[str, Any]:
     }
 
 
+def _ideal(job: Job) -> float | None:
+    bounds = job.config.workload.target.bounds
+    return ideal_value(job.protocol.target, None if bounds is None else list(bounds))
+
+
 def known_of(job: Job, done: Sequence[TrialResult], particles: int) -> Known:
     """Return the posterior of the frontier after these trials, whatever sampler asked them."""
-    space, budget, target = job.space, job.protocol.budget, job.protocol.target
-    bounds = job.config.workload.target.bounds
+    space, budget = job.space, job.protocol.budget
     prior = make_prior(
         low=space.low,
         high=space.high,
@@ -239,8 +241,8 @@ def known_of(job: Job, done: Sequence[TrialResult], particles: int) -> Known:
         [trial for trial in done if trial.status != "failed"],
         {},
         prior=prior,
-        target=target,
-        ideal=ideal_value(target, None if bounds is None else list(bounds)),
+        target=job.protocol.target,
+        ideal=_ideal(job),
         step_time=job.runner.step_time,
         in_examples=False,
         policy=replace(default_policy(), particles=particles, moves=REPORT_MOVES),

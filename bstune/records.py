@@ -79,6 +79,10 @@ class TrialSpec:
     parent: int | None = None
     confirms: int | None = None
 
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that a trial's record takes over as they are: all but ``limit``."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "limit"}
+
 
 @dataclass(frozen=True)
 class TrialResult:

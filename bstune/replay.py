@@ -205,12 +205,7 @@ def replay(
     missed = [step for step, value in history if not target.reached(value)]
     seconds = (steps - done) * outcome.seconds_per_step
     return TrialResult(
-        number=spec.number,
-        slot=spec.slot,
-        batch_size=spec.batch_size,
-        lr=spec.lr,
-        delta=spec.delta,
-        seed=spec.seed,
+        **spec.identity(),
         status=status,
         steps=steps,
         steps_low=(missed[-1] if missed else 0) if reached else steps,
@@ -224,7 +219,6 @@ def replay(
         versions={"bstune": bstune.__version__},
         history=history,
         message="the recorded run diverged" if status == "diverged" else None,
-        parent=spec.parent,
     )
 
 

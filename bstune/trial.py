@@ -114,12 +114,7 @@ def run_trial(
 
 def _record(spec: TrialSpec, protocol: Protocol, loop: "_TargetLoop", clock: TrialClock) -> TrialResult:
     return TrialResult(
-        number=spec.number,
-        slot=spec.slot,
-        batch_size=spec.batch_size,
-        lr=spec.lr,
-        delta=spec.delta,
-        seed=spec.seed,
+        **spec.identity(),
         status=loop.status,
         steps=loop.steps,
         steps_low=loop.steps_low,
@@ -133,7 +128,6 @@ def _record(spec: TrialSpec, protocol: Protocol, loop: "_TargetLoop", clock: Tri
         versions=versions(),
         history=tuple(loop.history),
         message=loop.message,
-        parent=spec.parent,
     )
 
 

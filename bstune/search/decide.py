@@ -303,7 +303,7 @@ def decide(
     weight = _weight(objective, known.tau)
     reached = [arm for arm in known.arms if arm.status == "reached"]
     ranked = sorted(smoothed(known, objective, rng), key=lambda pair: pair[0])
-    own = min((arm.steps * float(weight(np.array(arm.x))) for arm in reached), default=math.inf)
+    own = min((_merit(arm, weight) for arm in reached), default=math.inf)
     incumbent = min(ranked[0][0], LUCK * own) if ranked else None
     maps = objective == "curve"
     if ranked and not maps:
@@ -330,8 +330,9 @@ def decide(
         return _proposal(choices, chosen, done + max(added, 0.4 * done))
     cap = policy.margin * incumbent / float(weight(choices.x[chosen]))
     # A second stage: where nothing can be continued, the first look is the last.
-    looks = resumable is not never_resumable and done < 0.75 * min(policy.look * cap, policy.half * foretold)
-    return _proposal(choices, chosen, min(policy.look * cap, policy.half * foretold) if looks else cap)
+    look = min(policy.look * cap, policy.half * foretold)
+    looks = resumable is not never_resumable and done < 0.75 * look
+    return _proposal(choices, chosen, look if looks else cap)
 
 
 def never_resumable(number: int) -> bool:
@@ -361,7 +362,7 @@ def _choices(
     stopped = [arm for arm in known.arms if arm.status == "budget" and not arm.stuck]
     arms = [arm for arm in stopped if arm.number not in taken and resumable(arm.number)]
     if incumbent is not None:
-        arms = [arm for arm in arms if arm.steps * float(weight(np.array(arm.x))) < 0.95 * policy.margin * incumbent]
+        arms = [arm for arm in arms if _merit(arm, weight) < 0.95 * policy.margin * incumbent]
     low, n = math.log2(domain.low), policy.candidates
     high = max(low, min(math.log2(domain.high), known.too_large - ROOM))
     x = rng.uniform(low, high, n)

@@ -192,12 +192,7 @@ def _spec(trial: FrozenTrial) -> TrialSpec:
 
 def _failed(spec: TrialSpec) -> TrialResult:
     return TrialResult(
-        number=spec.number,
-        slot=spec.slot,
-        batch_size=spec.batch_size,
-        lr=spec.lr,
-        delta=spec.delta,
-        seed=spec.seed,
+        **spec.identity(),
         status="failed",
         steps=0,
         steps_low=0,
@@ -210,8 +205,6 @@ def _failed(spec: TrialSpec) -> TrialResult:
         device="",
         versions={},
         message="the process ended before the trial did; its slot is asked again",
-        parent=spec.parent,
-        confirms=spec.confirms,
     )
 
 
@@ -338,11 +331,9 @@ def _suggested(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         study.sampler = PartialFixedSampler(fixed, sampler) if fixed else sampler
-        trial = study.ask()
+        trial = study.ask(dict(distributions(space)))
         trial.set_user_attr(SLOT, slot)
-        suggested = trial.suggest_int("batch_size", space.low, space.high, log=True)
-        delta = trial.suggest_float("delta", -space.delta_bound, space.delta_bound)
-    return trial, space.snap(suggested), delta
+    return trial, space.snap(trial.params["batch_size"]), trial.params["delta"]
 
 
 def _note(trial: optuna.Trial, spec: TrialSpec) -> None:
