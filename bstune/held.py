@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.search.decide import Known
-from bstune.search.posterior import B_CRIT, Prior, draw_prior, optimum
+from bstune.search.known import Known
+from bstune.search.posterior import Prior, draw_prior, optimum
 
 Array = NDArray[np.float64]
 
@@ -57,13 +57,14 @@ class Held:
     text: str
 
 
-def which_rule_held(known: Known, low: float, high: float, level: float = 0.9) -> Held | None:
+def which_rule_held(known: Known, low: float, high: float, b_crit: float, level: float = 0.9) -> Held | None:
     """Return the exponent of lr*(B) over the batch sizes from ``low`` to ``high``, and over those below B_crit.
 
     Args:
         known: what the trials tell, with the posterior's draws and the prior.
         low: smallest batch size.
         high: largest batch size.
+        b_crit: the posterior's median, in examples.
         level: coverage of the intervals.
 
     Returns:
@@ -73,7 +74,6 @@ def which_rule_held(known: Known, low: float, high: float, level: float = 0.9) -
     if not math.log2(high / low) >= LEAST_OCTAVES:
         return None
     sizes = [2.0**arm.x for arm in known.arms if arm.status == "reached"]
-    b_crit = 2.0**known.prior.log_mid * math.exp(float(np.median(known.theta[:, B_CRIT])))
     whole = _exponent(known, (low, high), sizes, level)
     edge = min(high, b_crit)
     below = None

@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,9 @@ from bstune.progress import Progress, plan_text
 from bstune.records import TrialResult, TrialSpec, dump_json
 from bstune.report import format_count, print_final, summarize, winners
 from bstune.search.confirm import contenders, next_confirmation
-from bstune.search.decide import Known, b_crit_quantiles, learn
 from bstune.search.foretell import ideal_value
-from bstune.search.frontier import default_policy
+from bstune.search.known import Known, learn
+from bstune.search.mapping import b_crit_quantiles
 from bstune.search.posterior import make_prior
 from bstune.search.study import (
     STUDY_ID,
@@ -140,7 +140,7 @@ def _ended(job: Job, done: Sequence[TrialResult]) -> str | None:
     reached = sum(trial.reached for trial in searched)
     if job.plan.precision is None or reached < MOST_CERTAIN_AFTER or len(searched) % CERTAIN_EVERY:
         return None
-    low, high = b_crit_quantiles(known_of(job, searched, CERTAIN_PARTICLES), INTERVAL)
+    low, _, high = b_crit_interval(job, known_of(job, searched, CERTAIN_PARTICLES))
     if high / low >= job.plan.precision:
         return None
     return (
@@ -245,9 +245,16 @@ def known_of(job: Job, done: Sequence[TrialResult], particles: int) -> Known:
         ideal=_ideal(job),
         step_time=job.runner.step_time,
         in_examples=False,
-        policy=replace(default_policy(), particles=particles, moves=REPORT_MOVES),
+        particles=particles,
+        moves=REPORT_MOVES,
         rng=np.random.default_rng(job.plan.seed),
     )
+
+
+def b_crit_interval(job: Job, known: Known) -> list[float]:
+    """Return the low end, the median and the high end of B_crit's interval, in examples."""
+    rng = np.random.default_rng([job.plan.seed, len(known.arms)])
+    return [float(value) for value in b_crit_quantiles(known, (INTERVAL[0], 0.5, INTERVAL[1]), rng)]
 
 
 def write_trials(output: Output, done: Sequence[TrialResult]) -> None:
@@ -266,8 +273,8 @@ def _report(
     done = results(study)
     fit = _fit(done)
     known = known_of(job, done, REPORT_PARTICLES)
-    held = which_rule_held(known, job.space.low, job.space.high)
-    posterior = b_crit_quantiles(known, (INTERVAL[0], 0.5, INTERVAL[1])).tolist()
+    posterior = b_crit_interval(job, known)
+    held = which_rule_held(known, job.space.low, job.space.high, posterior[1])
     summary = summarize(done, job.protocol.target, fit, held, ended, posterior)
     tests = _test_winners(job, study, winners(done))
     output, workload = job.output, job.config.workload.name

@@ -7,14 +7,15 @@ It is told the problem's budget as a scale, tau(B), the target and the range of 
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import optuna
 from optuna.distributions import FloatDistribution, IntDistribution
 
 from bstune.baselines import Entry, OptunaSearch, rule_of, trial_seed
 from bstune.contest import Problem, Search
 from bstune.records import TrialResult
-from bstune.search.decide import b_crit_quantiles
 from bstune.search.frontier import BATCH_SIZE, LR, PARENT, RECORD, FrontierSampler
+from bstune.search.mapping import b_crit_quantiles
 
 OWN = "bstune"
 RULES = ("none", "linear")  # besides the square root
@@ -89,9 +90,10 @@ class OwnSearch(OptunaSearch):
         The trials are those that the study has been told, all that had finished when the last one was proposed.
         """
         found = self.sampler.posterior(self.study)
-        if found is None or not any(arm.status == "reached" for arm in found[0].arms):
+        if found is None or not any(arm.status == "reached" for arm in found.arms):
             return None
-        return [float(value) for value in b_crit_quantiles(found[0], shares)]
+        rng = np.random.default_rng(len(found.arms))
+        return [float(value) for value in b_crit_quantiles(found, shares, rng)]
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
         """Return the posterior's median."""

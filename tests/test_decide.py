@@ -8,18 +8,15 @@ import pytest
 from bstune.errors import ConfigError
 from bstune.records import Target, TrialResult
 from bstune.search.decide import (
-    Arm,
     Domain,
-    Known,
     Proposal,
-    b_crit_quantiles,
     decide,
-    learn,
     never_resumable,
-    observe,
 )
 from bstune.search.frontier import default_policy
-from bstune.search.posterior import B_CRIT, Array, Prior, make_prior
+from bstune.search.known import Arm, Known, learn, observe
+from bstune.search.mapping import b_crit_quantiles
+from bstune.search.posterior import Array, Prior, make_prior
 from bstune.synthetic import Law
 
 LOW, HIGH = 8, 4096
@@ -63,7 +60,8 @@ def learned(trials: Sequence[TrialResult], seed: int = 0, **changes: object) -> 
         "ideal": None,
         "step_time": LAW.tau,
         "in_examples": False,
-        "policy": POLICY,
+        "particles": POLICY.particles,
+        "moves": POLICY.moves,
         "rng": np.random.default_rng(seed),
     }
     return learn(trials, others, **(settings | changes))  # type: ignore[arg-type]
@@ -278,7 +276,7 @@ def test_the_curve_is_looked_at_on_both_sides_of_b_crit(tried: Callable[..., Tri
     assert max(sizes) > 1500
     # 90% of the draws of B_crit after 24 trials hold the truth, and they are not the prior's.
     results = [result for _, result in play(tried, 24, 0, objective="curve")]
-    low, middle, high = b_crit_quantiles(learned(results), (0.05, 0.5, 0.95))
+    low, middle, high = b_crit_quantiles(learned(results), (0.05, 0.5, 0.95), np.random.default_rng(0))
     assert 200 < middle < 800
     assert high / low < 8.0
 
@@ -388,12 +386,3 @@ def test_histories_are_read_where_there_is_a_target(tried: Callable[..., TrialRe
 def test_a_policy_that_cannot_be_is_refused(name: str, value: float, said: str) -> None:
     with pytest.raises(ConfigError, match=f"sampler.policy.{name} must .* {said}"):
         replace(POLICY, **{name: value})
-
-
-def test_quantiles_of_b_crit() -> None:
-    known = learned([])
-    theta = known.theta.copy()
-    theta[:, B_CRIT] = np.linspace(-1.0, 1.0, len(theta))
-    found = b_crit_quantiles(replace(known, theta=theta), (0.0, 0.5, 1.0))
-    middle = math.sqrt(LOW * HIGH)
-    np.testing.assert_allclose(found, [middle / math.e, middle, middle * math.e], rtol=1e-9)

@@ -171,7 +171,7 @@ def test_a_history_that_is_reported_is_read() -> None:
     study = run(objective, 20, sampler)
     found = sampler.posterior(study)
     assert found is not None
-    arms = {arm.number: arm for arm in found[0].arms}
+    arms = {arm.number: arm for arm in found.arms}
     assert len(arms) == 20
     censored = [trial for trial in study.trials if trial.state == TrialState.PRUNED]
     assert censored
@@ -235,8 +235,8 @@ def test_two_directions_are_searched_in_turn() -> None:
     study.optimize(objective, n_trials=40)
     found = sampler.posterior(study)
     assert found is not None
-    assert len(found[0].arms) == 40
-    assert float(found[0].tau(np.array(512.0))) == pytest.approx(LAW.tau(512), rel=0.05)
+    assert len(found.arms) == 40
+    assert float(found.tau(np.array(512.0))) == pytest.approx(LAW.tau(512), rel=0.05)
     late = study.trials[20:]
     times = [trial.params["batch_size"] for trial in late if trial.number % 2 == 0]
     steps = [trial.params["batch_size"] for trial in late if trial.number % 2 == 1]
@@ -256,7 +256,7 @@ def test_two_samplers_in_turn_share_a_database(tmp_path: Path) -> None:
     assert len(trials) == 8
     assert len({(trial.params["batch_size"], trial.params["lr"]) for trial in trials}) == 8
     found = studies[0].sampler.posterior(studies[0])  # type: ignore[attr-defined]
-    assert len(found[0].arms) == 8
+    assert len(found.arms) == 8
 
 
 def test_a_resumed_study_goes_on() -> None:
@@ -386,7 +386,7 @@ def test_trials_that_say_nothing_are_passed_over_and_named_once(
     assert "'steps'" in lines[0]
     found = sampler.posterior(study)
     assert found is not None
-    assert found[0].arms == ()
+    assert found.arms == ()
 
 
 def known(**changes: Any) -> Coordinates:

@@ -1,13 +1,14 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from bstune.held import held_row, slopes, verdict, which_rule_held
 from bstune.records import dump_json
-from bstune.search.decide import Arm, Known, observe
-from bstune.search.posterior import B_CRIT, BEND, EXPONENT, SHIFT, Prior, make_prior
+from bstune.search.known import Arm, Known, observe
+from bstune.search.posterior import B_CRIT, BEND, EXPONENT, SHIFT, make_prior
 from bstune.search.steptime import StepTimes
 
 LOW, HIGH = 8, 2048  # B_mid is 128
@@ -29,7 +30,7 @@ def prior_of(slope=0.5, exponent_sigma=0.35, bends=False):
         return prior
     mean, spread = prior.mean.copy(), prior.spread.copy()
     mean[BEND], spread[BEND] = 0.0, 0.0
-    return Prior(prior.log_mid, prior.rule, mean, spread)
+    return replace(prior, mean=mean, spread=spread)
 
 
 def draws(prior, exponents, b_crit=128.0, bend=0.0):
@@ -45,6 +46,11 @@ def known_of(prior, theta, sizes=(8, 16, 32, 64, 256, 1024), status="reached"):
         Arm(i, status, 100, 0.01, math.log2(size), -4.0, (), None, 0.0, stuck=False) for i, size in enumerate(sizes)
     )
     return Known(arms, observe(arms, 0), theta, StepTimes(1.0, 1.0), 1.0, prior, math.inf)
+
+
+def asked(known, low=LOW, high=HIGH, level=0.9):
+    b_crit = 2.0**known.prior.log_mid * math.exp(float(np.median(known.theta[:, B_CRIT])))
+    return which_rule_held(known, low, high, b_crit, level)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +72,7 @@ def test_slopes_in_closed_form(b_crit, low, high, share):
 def test_exponent_and_interval_are_quantiles_of_the_draws():
     prior = prior_of(slope=0.5)
     exponents = np.linspace(-0.1, 0.1, 101) + 0.12
-    held = which_rule_held(known_of(prior, draws(prior, exponents, b_crit=256.0)), LOW, HIGH)
+    held = asked(known_of(prior, draws(prior, exponents, b_crit=256.0)))
     for found, end, reached in ((held.whole, HIGH, 6), (held.below_b_crit, 256.0, 5)):
         assert (found.exponent, found.low, found.high) == pytest.approx((0.62, 0.53, 0.71))
         assert (found.start, found.end) == pytest.approx((LOW, end))
@@ -76,14 +82,14 @@ def test_exponent_and_interval_are_quantiles_of_the_draws():
             (0.5 - NORMAL90 * 0.35, 0.5 + NORMAL90 * 0.35), abs=0.04
         )
     assert held.level == 0.9
-    wide = which_rule_held(known_of(prior, draws(prior, exponents)), LOW, HIGH, level=0.5)
+    wide = asked(known_of(prior, draws(prior, exponents)), level=0.5)
     assert (wide.whole.low, wide.whole.high) == pytest.approx((0.57, 0.67))
 
 
 def test_the_bend_counts_above_b_crit_only():
     prior = prior_of(slope=1.0, bends=True)
     theta = draws(prior, np.linspace(-0.05, 0.05, 11), b_crit=128.0, bend=-0.8)
-    held = which_rule_held(known_of(prior, theta), LOW, HIGH)
+    held = asked(known_of(prior, theta))
     assert held.whole.exponent == pytest.approx(1.0 - 0.8 * 0.5)
     assert held.below_b_crit.exponent == pytest.approx(1.0, abs=0.15)
     assert held.below_b_crit.exponent > 0.85
@@ -101,7 +107,7 @@ def test_the_bend_counts_above_b_crit_only():
 )
 def test_below_b_crit_it_takes_an_octave_and_three_trials(b_crit, sizes, reached):
     prior = prior_of()
-    held = which_rule_held(known_of(prior, draws(prior, [0.0, 0.01], b_crit), sizes), LOW, HIGH)
+    held = asked(known_of(prior, draws(prior, [0.0, 0.01], b_crit), sizes))
     assert (None if held.below_b_crit is None else held.below_b_crit.reached) == reached
     assert ("there are too few batch sizes or reached trials to tell" in held.text) == (reached is None)
 
@@ -110,7 +116,7 @@ def test_below_b_crit_it_takes_an_octave_and_three_trials(b_crit, sizes, reached
 def test_an_interval_as_wide_as_the_priors_tells_nothing(share, told):
     prior = prior_of()
     half = NORMAL90 * 0.35 * share / 0.9
-    held = which_rule_held(known_of(prior, draws(prior, np.linspace(-half, half, 1001))), LOW, HIGH)
+    held = asked(known_of(prior, draws(prior, np.linspace(-half, half, 1001))))
     assert held.whole.told is told
     assert ("the trials hardly tell" in held.text) != told
     assert "(the prior alone: [-0." in held.text
@@ -159,7 +165,7 @@ def test_what_an_interval_says_of_the_rules(low, high, text):
 )
 def test_in_words(exponents, b_crit, start):
     prior = prior_of()
-    text = which_rule_held(known_of(prior, draws(prior, exponents, b_crit)), LOW, HIGH).text
+    text = asked(known_of(prior, draws(prior, exponents, b_crit))).text
     assert text.startswith(start)
     both = "; lr grew as B^0.62 [0.54, 0.70] from B = 8 to 2048: between sqrt and linear (the prior alone: ["
     assert (both in text) == (b_crit == 912.0)
@@ -175,22 +181,22 @@ def test_in_words(exponents, b_crit, start):
 )
 def test_too_few_reached_trials_are_said_to_be(sizes, start):
     prior = prior_of()
-    held = which_rule_held(known_of(prior, draws(prior, [0.0, 0.01]), sizes), LOW, HIGH)
+    held = asked(known_of(prior, draws(prior, [0.0, 0.01]), sizes))
     assert held.text.startswith(start)
     assert not held.whole.told
-    stopped = which_rule_held(known_of(prior, draws(prior, [0.0]), (8, 64, 512), status="budget"), LOW, HIGH)
+    stopped = asked(known_of(prior, draws(prior, [0.0]), (8, 64, 512), status="budget"))
     assert stopped.whole.reached == 0
 
 
 @pytest.mark.parametrize("high", [8, 15])
 def test_a_range_under_an_octave_has_no_exponent(high):
     prior = prior_of()
-    assert which_rule_held(known_of(prior, draws(prior, [0.0])), 8, high) is None
+    assert asked(known_of(prior, draws(prior, [0.0])), 8, high) is None
 
 
 def test_as_plain_data():
     prior = prior_of()
-    held = which_rule_held(known_of(prior, draws(prior, [0.0, 0.1], b_crit=256.0)), LOW, HIGH)
+    held = asked(known_of(prior, draws(prior, [0.0, 0.1], b_crit=256.0)))
     row = json.loads(dump_json(held_row(held)))
     assert list(row) == [
         *("exponent", "low", "high", "prior_low", "prior_high", "from", "to", "reached", "told"),
@@ -204,4 +210,4 @@ def test_as_plain_data():
 def test_the_same_trials_give_the_same_answer():
     prior = prior_of(bends=True)
     known = known_of(prior, draws(prior, [0.0, 0.1]))
-    assert which_rule_held(known, LOW, HIGH) == which_rule_held(known, LOW, HIGH)
+    assert asked(known) == asked(known)

@@ -6,40 +6,25 @@ continued from its checkpoint as long as draws still prefer it, and never past w
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bstune.errors import ConfigError
-from bstune.records import Target, TrialResult
-from bstune.search.foretell import foretell, log_excess
-from bstune.search.posterior import (
-    B_CRIT,
-    NOISE,
-    OTHER,
-    Observations,
-    Prior,
-    log_steps,
-    optimum,
-    sample_posterior,
-)
-from bstune.search.residual import Process, Residuals, draw_process, draw_residual, mean_residual
-from bstune.search.steptime import StepTimes, fit_step_times
+from bstune.search.known import Arm, Known, Weight, merit, objective_weight, residual_process, smoothed
+from bstune.search.mapping import most_learned
+from bstune.search.posterior import OTHER, log_steps, optimum
+from bstune.search.residual import draw_residual
 
 Array = NDArray[np.float64]
-Weight = Callable[[Array], Array]
 
 FEWEST_STEPS = 10.0  # of any trial: a shorter one costs more to set up than to train
 FINALISTS = 4  # reached trials around which a third of the candidates lie
 ENOUGH = 3  # reached trials before the objective ``curve`` looks at what it learns
-SETUP = 1.0  # what a trial costs beside its steps, over the cheapest one's cost: few trials rather than many
-MISFIT = 0.08  # of the model of the frontier, in log S: what no number of trials at one point averages out
-SMOOTHING_DRAWS = 4  # of the posterior, for the mean
 ROOM = 0.1  # octaves below a batch size that ran out of memory
 LUCK = 1.5  # at most so much is the least own result bettered by the others around it
-TAIL = 1.5  # in log T: what is further from the best does not matter to it
 CURVE_MARGIN = 1.6  # a trial of the objective ``curve`` ends at this many times what was expected of it
 
 
@@ -110,26 +95,6 @@ class Domain:
 
 
 @dataclass(frozen=True)
-class Arm:
-    """A trial, or a chain of trials that continue each other, as the last one left it.
-
-    ``log_factor`` is what its history foretells of log(steps to target/steps), with ``spread``; None if nothing.
-    ``stuck`` is one that did not get on when it was last continued, as where a record ends.
-    """
-
-    number: int
-    status: str
-    steps: int
-    seconds_per_step: float | None
-    x: float
-    z: float
-    other: tuple[float, ...]
-    log_factor: float | None
-    spread: float
-    stuck: bool
-
-
-@dataclass(frozen=True)
 class Proposal:
     """What to run: for steps up to ``limit``, from the start or on from the stopped trial ``parent``."""
 
@@ -138,132 +103,6 @@ class Proposal:
     other: tuple[float, ...]
     limit: int
     parent: int | None
-
-
-@dataclass(frozen=True)
-class Known:
-    """All that a decision rests on: the arms, the posterior's draws, the step times, and what has been spent.
-
-    ``too_large`` is log2 of the smallest batch size that ran out of memory, infinite if none did.
-    """
-
-    arms: tuple[Arm, ...]
-    observations: Observations
-    theta: Array
-    tau: StepTimes
-    spent: float
-    prior: Prior
-    too_large: float
-
-
-def learn(
-    trials: Sequence[TrialResult],
-    others: dict[int, tuple[float, ...]],
-    *,
-    prior: Prior,
-    target: Target | None,
-    ideal: float | None,
-    step_time: Callable[[float], float] | None,
-    in_examples: bool,
-    policy: Policy,
-    rng: np.random.Generator,
-) -> Known:
-    """Return what the finished trials tell.
-
-    Args:
-        trials: the finished ones; chains are joined, failed ones and those out of memory are passed over.
-        others: the other hyper-parameters of each trial by number, each in [0, 1]; absent: none.
-        prior: of the posterior's parameters.
-        target: of the histories; None: they are not read.
-        ideal: the best value of the target's metric, None if unknown.
-        step_time: seconds per step over batch size, measured before the first trial; None: not measured.
-        in_examples: count costs in examples, not in seconds, so that they do not depend on the clock.
-        policy: how many particles.
-        rng: the source of chance.
-    """
-    usable = [trial for trial in trials if trial.status in ("reached", "budget", "diverged")]
-    parents = {trial.parent for trial in usable}
-    last = [trial for trial in usable if trial.number not in parents]
-    curves = {t.number: log_excess(t.history, target, ideal) if target is not None else [] for t in last}
-    reached = [t for t in last if t.reached and len(curves[t.number]) > 2]
-    steps = {trial.number: trial.steps for trial in trials}
-    stuck = {t.number for t in last if t.parent is not None and t.steps <= steps.get(t.parent, 0)}
-    arms = tuple(_arm(t, others.get(t.number, ()), t.number in stuck, curves, reached) for t in last)
-    measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
-    seconds = fit_step_times(measured, 2.0**prior.log_mid, step_time)
-    tau = StepTimes(0.0, 1.0) if in_examples else seconds
-    done = {t.number: 0 if t.parent is None else steps.get(t.parent, 0) for t in trials}
-    spent = sum(_cost(trial, max(trial.steps - done[trial.number], 0), tau) for trial in trials)
-    too_large = min((trial.batch_size for trial in trials if trial.status == "oom"), default=math.inf)
-    observations = observe(arms, (prior.mean.size - OTHER) // 3)
-    theta = sample_posterior(observations, prior, rng, policy.particles, policy.moves)
-    return Known(arms, observations, theta, tau, spent, prior, math.log2(too_large))
-
-
-def _arm(
-    trial: TrialResult,
-    other: tuple[float, ...],
-    stuck: bool,
-    curves: dict[int, list[tuple[float, float]]],
-    reached: Sequence[TrialResult],
-) -> Arm:
-    foretold = None
-    if trial.status == "budget" and curves[trial.number]:
-        similar = sorted(reached, key=lambda known: _distance(known, trial))[:8]
-        known = [(curves[other.number], math.log(other.steps)) for other in similar]
-        foretold = foretell(curves[trial.number], trial.steps, known)
-    return Arm(
-        number=trial.number,
-        status=trial.status,
-        steps=max(trial.steps, 1),
-        seconds_per_step=trial.seconds_per_step,
-        x=math.log2(trial.batch_size),
-        z=math.log2(trial.lr),
-        other=other,
-        log_factor=None if foretold is None else foretold.log_factor,
-        spread=0.0 if foretold is None else foretold.spread,
-        stuck=stuck,
-    )
-
-
-def _distance(a: TrialResult, b: TrialResult) -> float:
-    return abs(math.log2(a.batch_size / b.batch_size)) + abs(math.log2(a.lr / b.lr))
-
-
-def _cost(trial: TrialResult, added: int, tau: StepTimes) -> float:
-    """Return what the trial cost, measured in its own steps: those that it continues are not paid again."""
-    return float(added * tau(np.array(float(trial.batch_size))))
-
-
-def observe(arms: Sequence[Arm], others: int) -> Observations:
-    """Return the arms, with ``others`` further hyper-parameters, as the likelihood takes them.
-
-    A stopped trial whose history says how far it is from the target is an estimate; one that is far away, or whose
-    history does not say, is a bound.
-    """
-    y, spread, bound = [], [], []
-    for arm in arms:
-        done = math.log(arm.steps)
-        if arm.status == "reached":
-            values = done, 0.0, False
-        elif arm.log_factor is None:
-            values = done, 0.05, True
-        elif arm.log_factor > 1.6 and arm.spread > 0.5 * arm.log_factor:
-            values = done + max(arm.log_factor - arm.spread, 0.0), min(arm.spread, 0.5), True
-        else:
-            values = done + arm.log_factor, arm.spread, False
-        y.append(values[0])
-        spread.append(values[1])
-        bound.append(values[2] and arm.status != "diverged")
-    return Observations(
-        x=np.array([arm.x for arm in arms], dtype=np.float64),
-        z=np.array([arm.z for arm in arms], dtype=np.float64),
-        other=np.array([arm.other for arm in arms], dtype=np.float64).reshape(len(arms), others),
-        y=np.array(y, dtype=np.float64),
-        spread=np.array(spread, dtype=np.float64),
-        bound=np.array(bound, dtype=np.bool_),
-        diverged=np.array([arm.status == "diverged" for arm in arms], dtype=np.bool_),
-    )
 
 
 @dataclass(frozen=True)
@@ -300,10 +139,10 @@ def decide(
         policy: how to spend.
         rng: the source of chance.
     """
-    weight = _weight(objective, known.tau)
+    weight = objective_weight(objective, known.tau)
     reached = [arm for arm in known.arms if arm.status == "reached"]
     ranked = sorted(smoothed(known, objective, rng), key=lambda pair: pair[0])
-    own = min((_merit(arm, weight) for arm in reached), default=math.inf)
+    own = min((merit(arm, weight) for arm in reached), default=math.inf)
     incumbent = min(ranked[0][0], LUCK * own) if ranked else None
     maps = objective == "curve"
     if ranked and not maps:
@@ -312,7 +151,7 @@ def decide(
     maps &= len(reached) >= ENOUGH
     choices = _choices(known, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
     if maps:
-        chosen, expected = _most_learned(known, choices, pending)
+        chosen, expected = most_learned(known, choices.x, choices.z, choices.other, choices.done, pending, rng)
         cap = CURVE_MARGIN * expected
         limit = cap if choices.done[chosen] >= policy.look * expected else policy.look * expected
         return _proposal(choices, chosen, max(limit, 1.3 * float(choices.done[chosen])))
@@ -340,13 +179,6 @@ def never_resumable(number: int) -> bool:
     return False
 
 
-def _weight(objective: str, tau: StepTimes) -> Weight:
-    """Return the factor that makes the objective of steps: seconds per step, or 1."""
-    if objective == "steps":
-        return lambda x: np.ones_like(x)
-    return lambda x: tau(np.exp2(x))
-
-
 def _choices(
     known: Known,
     pending: Sequence[tuple[float, float, int | None]],
@@ -362,7 +194,7 @@ def _choices(
     stopped = [arm for arm in known.arms if arm.status == "budget" and not arm.stuck]
     arms = [arm for arm in stopped if arm.number not in taken and resumable(arm.number)]
     if incumbent is not None:
-        arms = [arm for arm in arms if _merit(arm, weight) < 0.95 * policy.margin * incumbent]
+        arms = [arm for arm in arms if merit(arm, weight) < 0.95 * policy.margin * incumbent]
     low, n = math.log2(domain.low), policy.candidates
     high = max(low, min(math.log2(domain.high), known.too_large - ROOM))
     x = rng.uniform(low, high, n)
@@ -374,7 +206,7 @@ def _choices(
     for j in range(domain.others):
         preferred = known.theta[rng.integers(len(known.theta), size=n), OTHER + 3 * j] + rng.normal(0.0, 0.1, n)
         other[::2, j] = np.clip(preferred[::2], 0.0, 1.0)
-    reached = sorted((arm for arm in known.arms if arm.status == "reached"), key=lambda arm: _merit(arm, weight))
+    reached = sorted((arm for arm in known.arms if arm.status == "reached"), key=lambda arm: merit(arm, weight))
     for i, arm in enumerate((reached[:FINALISTS] * n)[: n // 3]):
         x[n - 1 - i] = arm.x + rng.normal(0.0, 0.5)
         z[n - 1 - i] = arm.z + rng.normal(0.0, 0.5)
@@ -388,10 +220,6 @@ def _choices(
         other=np.concatenate([np.array([arm.other for arm in arms]).reshape(len(arms), domain.others), other]),
         done=np.concatenate([[float(arm.steps) for arm in arms], np.zeros(n)]),
     )
-
-
-def _merit(arm: Arm, weight: Weight) -> float:
-    return arm.steps * float(weight(np.array(arm.x)))
 
 
 def _anywhere(domain: Domain, rng: np.random.Generator) -> tuple[float, float]:
@@ -415,7 +243,7 @@ def _liked_best(
     """
     drawn = log_steps(draw[None], choices.x, choices.z, choices.other, known.prior)[0]
     at = np.column_stack([choices.x, choices.z, choices.other])
-    drawn = np.minimum(drawn + draw_residual(_process(known, draw, weight, rng), at, rng), 50.0)
+    drawn = np.minimum(drawn + draw_residual(residual_process(known, draw, weight, rng), at, rng), 50.0)
     score = drawn + np.log(weight(choices.x))
     cost = np.exp(drawn) * known.tau(np.exp2(choices.x))
     to_go = cost * np.maximum(1.0 - choices.done / np.exp(drawn), 0.0)
@@ -424,69 +252,6 @@ def _liked_best(
         score[(np.abs(choices.x - x) < 0.3) & (np.abs(choices.z - z) < 0.3)] += 0.3
     chosen = int(score.argmin())
     return chosen, float(np.exp(drawn[chosen]))
-
-
-def _process(known: Known, draw: Array, weight: Weight, rng: np.random.Generator) -> Process:
-    """Return the process of what one draw of the parameters leaves of the trials."""
-    seen = known.observations
-    fitted = log_steps(draw[None], seen.x, seen.z, seen.other, known.prior)[0]
-    gap = seen.y - fitted
-    # A bound matters where it lies above the draw. Where both the draw and the trial are far from the best, the
-    # residual would only learn the tails' shape.
-    told = ~seen.diverged & (~seen.bound | (gap > 0))
-    gap = np.clip(gap, -TAIL, TAIL)
-    level = np.minimum(seen.y, fitted) + np.log(weight(seen.x))
-    if told.any():
-        told &= level < level[told].min() + TAIL
-    variance = seen.spread**2 + math.exp(2.0 * draw[NOISE])
-    at = np.column_stack([seen.x, seen.z, seen.other])
-    return draw_process(Residuals(at[told], gap[told], variance[told]), rng)
-
-
-def smoothed(known: Known, objective: str, rng: np.random.Generator) -> list[tuple[float, Arm]]:
-    """Return the reached arms with the posterior mean of their objective: seconds, or steps for ``steps``.
-
-    A trial's own result is a lucky one where it is the least of many; the mean leans on all trials around it.
-    """
-    reached = [arm for arm in known.arms if arm.status == "reached"]
-    if not reached:
-        return []
-    weight = _weight(objective, known.tau)
-    x, z = np.array([arm.x for arm in reached]), np.array([arm.z for arm in reached])
-    other = np.array([arm.other for arm in reached]).reshape(len(reached), -1)
-    total = np.zeros(len(reached))
-    for _ in range(SMOOTHING_DRAWS):
-        draw = known.theta[int(rng.integers(len(known.theta)))]
-        process = _process(known, draw, weight, rng)
-        total += log_steps(draw[None], x, z, other, known.prior)[0]
-        total += mean_residual(process, np.column_stack([x, z, other]))
-    values = np.exp(total / SMOOTHING_DRAWS + np.log(weight(x)))
-    return list(zip(values.tolist(), reached, strict=True))
-
-
-def _most_learned(
-    known: Known, choices: _Choices, pending: Sequence[tuple[float, float, int | None]]
-) -> tuple[int, float]:
-    """Return the choice that tells most of log B_crit for its cost, and the steps that it is expected to take.
-
-    Told is the fall of the variance of log B_crit by one observation of log S there, as if all were jointly normal:
-    cov(log S, log B_crit)^2 / (var log S + noise^2).
-    """
-    steps = log_steps(known.theta, choices.x, choices.z, choices.other, known.prior)
-    b_crit = known.theta[:, B_CRIT]
-    # Trials at about one batch size share the model's misfit, so that another one there tells less and less of it.
-    near = np.array([arm.x for arm in known.arms if arm.status == "reached"])
-    crowd = (np.abs(choices.x[:, None] - near[None, :]) < 0.5).sum(axis=1)
-    noise = float(np.mean(np.exp(2.0 * known.theta[:, NOISE]))) + MISFIT**2 * (1 + crowd)
-    centred = steps - steps.mean(axis=0)
-    gain = (centred.T @ (b_crit - b_crit.mean()) / len(b_crit)) ** 2 / (centred.var(axis=0) + noise)
-    expected = np.exp(np.minimum(np.median(steps, axis=0), 50.0))
-    whole = expected * known.tau(np.exp2(choices.x))
-    to_go = whole * np.maximum(1.0 - choices.done / expected, 0.1) + SETUP * whole.min()
-    for x, z, _ in pending:
-        gain[(np.abs(choices.x - x) < 0.5) & (np.abs(choices.z - z) < 0.5)] *= 0.3
-    chosen = int((gain / to_go).argmax())
-    return chosen, float(expected[chosen])
 
 
 def _proposal(choices: _Choices, chosen: int, limit: float) -> Proposal:
@@ -499,8 +264,3 @@ def _proposal(choices: _Choices, chosen: int, limit: float) -> Proposal:
         limit=max(math.ceil(min(limit, 1e15)), done + 1),
         parent=None if arm is None else arm.number,
     )
-
-
-def b_crit_quantiles(known: Known, shares: Collection[float]) -> Array:
-    """Return quantiles of the posterior of B_crit, in examples."""
-    return np.asarray(np.exp2(known.prior.log_mid) * np.exp(np.quantile(known.theta[:, B_CRIT], list(shares))))

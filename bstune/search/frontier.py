@@ -33,7 +33,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bstune.errors import ConfigError
 from bstune.records import Status, Target, TrialResult
-from bstune.search.decide import Array, Domain, Known, Policy, Proposal, decide, learn, never_resumable, smoothed
+from bstune.search.decide import Array, Domain, Policy, Proposal, decide, never_resumable
+from bstune.search.known import Known, learn, smoothed
 from bstune.search.posterior import Prior, make_prior
 
 logger = logging.getLogger(__name__)
@@ -199,7 +200,7 @@ class FrontierSampler(BaseSampler):
             return _unscaled(0.5 if trial.number == 0 else self._rng.random(), param_distribution)
         raise ConfigError(f"the parameter {param_name} has a distribution of unknown kind, {param_distribution}")
 
-    def posterior(self, study: optuna.Study) -> tuple[Known, Prior] | None:
+    def posterior(self, study: optuna.Study) -> Known | None:
         """Return what the study's trials tell of the frontier; None if its parameters are not known yet.
 
         Asking changes nothing of the trials to come.
@@ -209,7 +210,7 @@ class FrontierSampler(BaseSampler):
             return None
         coordinates = Coordinates(space, self._rule, self._snap, self._lr_range)
         prior = self._prior(coordinates)
-        return self._learn(study.get_trials(deepcopy=False), coordinates, prior, deepcopy(self._rng)), prior
+        return self._learn(study.get_trials(deepcopy=False), coordinates, prior, deepcopy(self._rng))
 
     def recommended(self, study: optuna.Study) -> int | None:
         """Return the number of the trial that reached the target and whose point is best by the posterior's mean.
@@ -220,7 +221,7 @@ class FrontierSampler(BaseSampler):
         found = self.posterior(study)
         if found is None:
             return None
-        ranked = smoothed(found[0], "steps" if self.objective == "steps" else "time", self._rng)
+        ranked = smoothed(found, "steps" if self.objective == "steps" else "time", self._rng)
         return min(ranked, key=lambda pair: pair[0])[1].number if ranked else None
 
     def _prior(self, coordinates: "Coordinates") -> Prior:
@@ -265,7 +266,8 @@ class FrontierSampler(BaseSampler):
             ideal=self._ideal,
             step_time=self._step_time,
             in_examples=self.objective == "steps",
-            policy=self._policy,
+            particles=self._policy.particles,
+            moves=self._policy.moves,
             rng=rng,
         )
 

@@ -60,16 +60,22 @@ class Prior:
     """Means and standard deviations of the normal priors, and the scaling rule.
 
     Args:
-        log_mid: log2 of B_mid.
+        log_low, log_high: log2 of the smallest and largest batch size.
         rule: log2 of the rule's learning rate over log2 B.
         mean, spread: shape (p,), in the order of :data:`PARAMETERS`, then three for each other hyper-parameter; the
             shift's prior has heavy tails.
     """
 
-    log_mid: float
+    log_low: float
+    log_high: float
     rule: Callable[[Array], Array]
     mean: Array
     spread: Array
+
+    @property
+    def log_mid(self) -> float:
+        """Log2 of B_mid."""
+        return 0.5 * (self.log_low + self.log_high)
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,8 @@ def make_prior(
         noise_scale: in examples, a hint at B_crit; None for none.
         others: columns of other hyper-parameters.
     """
-    log_mid = 0.5 * (math.log2(low) + math.log2(high))
+    log_low, log_high = math.log2(low), math.log2(high)
+    log_mid = 0.5 * (log_low + log_high)
     b_crit = 0.0 if noise_scale is None else math.log(noise_scale) - log_mid * math.log(2.0)
     normal = {
         LEVEL: (log_budget - math.log(4.0), 3.0),
@@ -143,7 +150,7 @@ def make_prior(
     }
     mean = [normal[i][0] for i in range(len(PARAMETERS))] + list(OTHER_MEAN) * others
     spread = [normal[i][1] for i in range(len(PARAMETERS))] + list(OTHER_SPREAD) * others
-    return Prior(log_mid, rule, np.array(mean), np.array(spread))
+    return Prior(log_low, log_high, rule, np.array(mean), np.array(spread))
 
 
 def _softplus(value: Array) -> Array:
