@@ -249,8 +249,8 @@ def summary(tasks: Sequence[Task], found: Sequence[Standing], notes: Sequence[st
 def draw(tasks: Sequence[Task], found: Sequence[Standing], path: Path) -> None:
     """Write the figure: a panel a table, a line for the best axis and form of each search, at most eight.
 
-    For ``time`` a band shows 10 to 90% of the seeds of two lines, the best search that is not Optuna's and the best
-    that is: eight bands would hide each other. For ``curve`` every search has an error bar of that width. The
+    For ``time`` a band shows 10 to 90% of the seeds of two lines, bstune's (or the best that is not Optuna's) and the
+    best of Optuna's: eight bands would hide each other. For ``curve`` every search has an error bar of that width. The
     file is written under a temporary name beside it, then renamed. matplotlib's settings stay as they are.
     """
     import matplotlib.style
@@ -260,13 +260,13 @@ def draw(tasks: Sequence[Task], found: Sequence[Standing], path: Path) -> None:
     names = list(dict.fromkeys(one.entry.name for one in sorted(found, key=_own_first)))[: len(COLOURS)]
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with matplotlib.style.context(["default", {"font.size": 9.0}]):
-        figure = Figure(figsize=(1.2 + 4.6 * len(tasks), 4.8), dpi=150, layout="constrained")
+        figure = Figure(figsize=(1.2 + 4.6 * len(tasks), 5.2), dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
         for axes, task in zip(np.atleast_1d(figure.subplots(1, len(tasks))), tasks, strict=True):
             best = best_by(_contenders(task, found), lambda standing: standing.entry.name)
             lines = {one.entry.name: one for one in best}
             optunas, others = [name for name in lines if name in SAMPLERS], [n for n in lines if n not in SAMPLERS]
-            banded = optunas[:1] + others[:1]
+            banded = optunas[:1] + ([OWN] if OWN in lines else others[:1])
             for index, name in enumerate(names):
                 if name not in lines:
                     continue
@@ -341,4 +341,5 @@ def _finish(axes: "Axes", task: Task) -> None:
     else:
         axes.set_xlabel("spending / cost of the frontier")
         axes.set_ylabel("B_crit off by a factor of, median and 10 to 90% of seeds")
-    axes.legend(loc="upper right", fontsize=8.0, frameon=False)
+    # Below the panel: inside it there is no corner that no search crosses.
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, fontsize=7.5, frameon=False)

@@ -297,9 +297,10 @@ def final_table(summary: Summary, tests: Tests | None = None) -> Group:
         facts.add_row("ended", summary["ended"])
     if summary["note"]:
         facts.add_row("note", summary["note"])
-    facts.add_row("critical batch", critical_text(summary["fit"]))
+    # The model's comes first: it uses every trial, and search.precision stops by it. The fit sees the figure's points.
     if summary["posterior"]:
-        facts.add_row("posterior", posterior_text(summary["posterior"]))
+        facts.add_row("critical batch", posterior_text(summary["posterior"]))
+    facts.add_row("fit to points" if summary["posterior"] else "critical batch", critical_text(summary["fit"]))
     if summary["regimes"]:
         facts.add_row("regimes", regimes_text(summary["regimes"], summary["points"]))
     if summary["scaling"]:
@@ -410,7 +411,7 @@ def posterior_text(posterior: Mapping[str, float]) -> str:
     low, middle, high = (
         format_count(float(f"{posterior[name]:.2g}")) for name in ("b_crit_low", "b_crit", "b_crit_high")
     )
-    return f"B_crit {middle} examples (90% interval {low} to {high}), from all trials, stopped ones too"
+    return f"{middle} examples (90% interval {low} to {high}), from all trials, stopped ones too"
 
 
 def critical_text(fit: Mapping[str, Any] | None) -> str:

@@ -22,7 +22,6 @@ Array = NDArray[np.float64]
 
 FEWEST_STEPS = 10.0  # of any trial: a shorter one costs more to set up than to train
 FINALISTS = 4  # reached trials around which a third of the candidates lie
-ENOUGH = 3  # reached trials before the objective ``curve`` looks at what it learns
 ROOM = 0.1  # octaves below a batch size that ran out of memory
 LUCK = 1.5  # at most so much is the least own result bettered by the others around it
 CURVE_MARGIN = 1.6  # a trial of the objective ``curve`` ends at this many times what was expected of it
@@ -148,7 +147,7 @@ def decide(
     if ranked and not maps:
         cost = ranked[0][1].steps * float(known.tau(np.exp2(ranked[0][1].x)))
         maps = known.spent > policy.curve_after * cost and rng.random() < policy.curve_share
-    maps &= len(reached) >= ENOUGH
+    maps &= bool(reached)  # before that, the objective ``curve`` too looks for what is fast
     choices = _choices(known, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
     if maps:
         chosen, expected = most_learned(known, choices.x, choices.z, choices.other, choices.done, pending, rng)
