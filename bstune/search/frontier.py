@@ -107,7 +107,7 @@ class FrontierSampler(BaseSampler):
             raise ConfigError(f"the objective must be one of {', '.join(OBJECTIVES)}, but got {objective!r}")
         for name, value in (("sigma", sigma), ("exponent_sigma", exponent_sigma), ("noise_scale", noise_scale)):
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{name} must be a positive number, but got {value}")
+                raise ConfigError(f"sampler.{name} must be a positive number, but got {value}")
         self.objective = objective
         self._rule = rule
         self._sigma, self._exponent_sigma, self._noise_scale = sigma, exponent_sigma, noise_scale
