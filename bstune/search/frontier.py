@@ -89,7 +89,7 @@ class FrontierSampler(BaseSampler):
         *,
         objective: str = "time",
         rule: Callable[[float], float] | None = None,
-        sigma: float = 2.0,
+        sigma: float = 2.5,
         exponent_sigma: float = 0.35,
         noise_scale: float | None = None,
         budget: Callable[[float], float] | None = None,
