@@ -161,10 +161,11 @@ def _write(job: Job, study: optuna.Study, progress: Progress) -> list[TrialResul
 
 
 def worth_continuing(done: Sequence[TrialResult], objective: str) -> set[int]:
-    """Return the numbers of the stopped trials that may still be continued: the newest ``MOST_STATES`` of them.
+    """Return the numbers of the stopped trials that may still be continued: ``MOST_STATES`` of them.
 
-    Those that have taken more than the best trial are not worth it: seconds for ``time``, steps for ``steps``, both of
-    the two for ``both``; the curve needs them all. A state is as large as the model and its optimizer.
+    First come those that may win, then those that only the curve needs, as they have taken more than the best trial:
+    seconds for ``time``, steps for ``steps``, both of the two for ``both``. Of either kind the newest are kept. A state
+    is as large as the model and its optimizer.
     """
     parents = {trial.parent for trial in done if trial.status != "failed"}  # what was cut short is asked again
     reached = [trial for trial in done if trial.reached and trial.confirms is None]
@@ -177,7 +178,8 @@ def worth_continuing(done: Sequence[TrialResult], objective: str) -> set[int]:
         return {"time": by_time, "steps": by_steps, "both": by_time or by_steps, "curve": True}[objective]
 
     ends = [trial for trial in done if trial.status == "budget" and trial.number not in parents]
-    return {trial.number for trial in [t for t in ends if t.confirms is None and may_win(t)][-MOST_STATES:]}
+    last = sorted((t for t in ends if t.confirms is None), key=lambda trial: (may_win(trial), trial.number))
+    return {trial.number for trial in last[-MOST_STATES:]}
 
 
 def _run(

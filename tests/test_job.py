@@ -300,29 +300,36 @@ BEST = (0, "reached", 100, 0.01, None, None)
 
 
 @pytest.mark.parametrize(
-    ("objective", "trials", "kept"),
+    ("trials", "kept"),
     [
-        ("time", [], set()),
-        ("time", [(0, "budget", 10, 0.01, None, None)], {0}),  # nothing has reached the target yet
-        ("time", [(0, "budget", 10, None, None, None)], {0}),
-        ("time", [(0, "diverged", 9, 0.01, None, None), (1, "oom", 9, 0.01, None, None)], set()),
-        ("time", [BEST, (1, "budget", 119, 0.01, None, None), (2, "budget", 121, 0.01, None, None)], {1}),
-        ("time", [BEST, (1, "budget", 200, 0.001, None, None), (2, "budget", 10, 1.0, None, None)], {1}),
-        ("steps", [BEST, (1, "budget", 200, 0.001, None, None), (2, "budget", 10, 1.0, None, None)], {2}),
-        ("both", [BEST, (1, "budget", 200, 0.001, None, None), (2, "budget", 10, 1.0, None, None)], {1, 2}),
-        ("both", [BEST, (1, "budget", 200, 1.0, None, None)], set()),
-        ("curve", [BEST, (1, "budget", 200, 1.0, None, None)], {1}),
-        ("time", [(0, "budget", 10, 0.01, None, None), (1, "budget", 20, 0.01, 0, None)], {1}),
-        ("time", [(0, "budget", 10, 0.01, None, None), (1, "reached", 20, 0.01, 0, None)], set()),
-        ("time", [(0, "budget", 10, 0.01, None, None), (1, "failed", 0, None, 0, None)], {0}),  # is asked again
-        ("time", [BEST, (1, "budget", 20, 0.01, None, 0)], set()),
-        ("time", [BEST, (1, "reached", 10, 0.01, None, 0), (2, "budget", 50, 0.01, None, None)], {2}),  # a lucky seed
+        ([], set()),
+        ([(0, "budget", 10, 0.01, None, None)], {0}),
+        ([(0, "budget", 10, None, None, None)], {0}),
+        ([(0, "diverged", 9, 0.01, None, None), (1, "oom", 9, 0.01, None, None)], set()),
+        ([BEST, (1, "budget", 119, 0.01, None, None), (2, "budget", 121, 0.01, None, None)], {1, 2}),
+        ([(0, "budget", 10, 0.01, None, None), (1, "budget", 20, 0.01, 0, None)], {1}),
+        ([(0, "budget", 10, 0.01, None, None), (1, "reached", 20, 0.01, 0, None)], set()),
+        ([(0, "budget", 10, 0.01, None, None), (1, "failed", 0, None, 0, None)], {0}),  # is asked again
+        ([BEST, (1, "budget", 20, 0.01, None, 0)], set()),
+        ([BEST, (1, "reached", 10, 0.01, None, 0), (2, "budget", 50, 0.01, None, None)], {2}),
     ],
 )
-def test_the_states_that_are_kept(make_result, objective, trials, kept):
+def test_the_states_that_are_kept(make_result, trials, kept):
     names = ("number", "status", "steps", "seconds_per_step", "parent", "confirms")
     done = [make_result(**dict(zip(names, values, strict=True))) for values in trials]
-    assert worth_continuing(done, objective) == kept
+    assert worth_continuing(done, "time") == kept
+
+
+# Beside those that fill the room: one that has taken too long, one that has taken too many steps.
+@pytest.mark.parametrize(
+    ("objective", "dropped"), [("time", {1}), ("steps", {2}), ("both", {3}), ("curve", {1})], ids=str
+)
+def test_where_there_are_many_those_that_cannot_win_go_first(make_result, objective, dropped):
+    rows = [BEST, (1, "budget", 10, 1.0, None, None), (2, "budget", 200, 0.001, None, None)]
+    rows += [(number, "budget", 10, 0.01, None, None) for number in range(3, MOST_STATES + 2)]
+    names = ("number", "status", "steps", "seconds_per_step", "parent", "confirms")
+    done = [make_result(**dict(zip(names, values, strict=True))) for values in rows]
+    assert worth_continuing(done, objective) == set(range(1, MOST_STATES + 2)) - dropped
 
 
 def test_the_newest_states_are_kept_where_there_are_many(make_result):
