@@ -25,11 +25,11 @@ from bstune.data.batches import check_size, random_state, set_random_state
 from bstune.errors import ConfigError
 from bstune.noise import FEWEST_BLOCKS, GradientNorms, NoiseScaleEstimate, combine_norms, estimate_noise_scale
 
-# Steps between measurements. A part of a split batch costs at most one step's forward and backward pass (that much
-# where overhead rules), so one in 32 steps a part is 1/32 of the time at most. Where norms are only read, one pass over
-# the gradient of each micro-batch, a measured step costs a fraction of itself.
-STEPS_PER_PART = 32
-STEPS_PER_READING = 8
+# Steps between measurements, from what tests/benchmarks/bench_noise.py found for steps of about 1 ms, all overhead: a
+# split in two parts cost about six of them (putting everything back costs more than the passes), reading the norms of
+# four micro-batches one. Where arithmetic rules, a split costs one or two steps and reading next to nothing.
+STEPS_PER_PART = 128
+STEPS_PER_READING = 32
 
 
 class NoiseScale(Callback):
@@ -57,9 +57,8 @@ class NoiseScale(Callback):
     terms ``noise_scale_squared_gradient`` and ``noise_scale_trace``. The module's own metrics are left alone.
 
     Args:
-        every: steps from one measured step to the next; None for 32 a part where batches are split (64 with two parts,
-            about 3% of the training time if steps are all overhead, half of that if they are all arithmetic), 8 where
-            norms are read.
+        every: steps from one measured step to the next; None for 128 a part where batches are split (256 with two
+            parts), 32 where norms are read: under 5% of the training time even if steps are all overhead.
         parts: into which a batch is split. More take longer where overhead rules, and tell a little more where it does
             not: the variance of |G|^2 goes with parts/(parts - 1).
         window: measured steps in the moving estimate, the latest; older ones are from when the noise was smaller.

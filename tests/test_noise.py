@@ -402,10 +402,10 @@ def test_logs_the_moving_estimate_at_the_steps_that_are_measured():
     assert estimate.noise_scale == pytest.approx(late[:, 2].mean() / late[:, 1].mean())
 
 
-@pytest.mark.parametrize(("accumulate", "parts", "expected"), [(1, 2, [64]), (1, 3, [96]), (2, 2, [8, 16, 24])])
+@pytest.mark.parametrize(("accumulate", "parts", "expected"), [(1, 2, [256]), (1, 3, [384]), (2, 2, [32, 64])])
 def test_default_interval(accumulate, parts, expected):
     callback = NoiseScale(parts=parts)
-    fit(Regression(), drawn((6,), 100 if accumulate == 1 else 50), callback, accumulate_grad_batches=accumulate)
+    fit(Regression(), drawn((6,), 400 if accumulate == 1 else 150), callback, accumulate_grad_batches=accumulate)
     assert [step for step, *_ in callback.measurements] == expected
 
 

@@ -33,11 +33,11 @@ from bstune.workload import Workload, build_workload
 
 PLAIN = ("~workload.module.schedule", "~workload.module.average")
 CASES = (
-    (Case("digits", 32, 1920, PLAIN), None),
-    (Case("digits", 512, 1920, PLAIN), None),
-    (Case("digits", 128, 640, PLAIN), 32),
-    (Case("fashion_cnn", 128, 128), None),
-    (Case("fashion_cnn", 128, 128), 32),
+    (Case("digits", 32, 1280, PLAIN), None),
+    (Case("digits", 512, 640, PLAIN), None),
+    (Case("digits", 128, 320, PLAIN), 32),
+    (Case("fashion_cnn", 128, 256), None),
+    (Case("fashion_cnn", 128, 256), 32),
 )
 
 
@@ -108,20 +108,20 @@ def measure(case: Case, micro_batch_size: int | None, options: argparse.Namespac
     )  # fmt: skip
 
 
-def table(rows: list[Row]) -> str:
-    """Return the rows as text."""
-    lines = [
-        f"{'workload':<12} {'B':>5} {'micro':>6} {'steps':>6} {'measured':>9} {'ms/step':>8}"
-        f" {'ratio min':>10} {'median':>7} {'max':>7}  last estimate"
-    ]
-    for row in rows:
-        ms = 1000 * statistics.median(row.without) / row.steps
-        lines.append(
-            f"{row.workload:<12} {row.batch_size:>5} {row.micro_batch_size or '-':>6} {row.steps:>6} {row.measured:>9}"
-            f" {ms:>8.3f} {min(row.ratios):>10.3f} {statistics.median(row.ratios):>7.3f} {max(row.ratios):>7.3f}"
-            f"  {row.found}"
-        )
-    return "\n".join(lines)
+HEAD = (
+    f"{'workload':<12} {'B':>5} {'micro':>6} {'steps':>6} {'measured':>9} {'ms/step':>8}"
+    f" {'ratio min':>10} {'median':>7} {'max':>7}  last estimate"
+)
+
+
+def line(row: Row) -> str:
+    """Return a row as text."""
+    ms = 1000 * statistics.median(row.without) / row.steps
+    return (
+        f"{row.workload:<12} {row.batch_size:>5} {row.micro_batch_size or '-':>6} {row.steps:>6} {row.measured:>9}"
+        f" {ms:>8.3f} {min(row.ratios):>10.3f} {statistics.median(row.ratios):>7.3f} {max(row.ratios):>7.3f}"
+        f"  {row.found}"
+    )
 
 
 def main() -> int:
@@ -140,14 +140,14 @@ def main() -> int:
 
     about = machine(resolve_device(options.device), options.repeats)
     print(", ".join(f"{name} {value}" for name, value in about.items()))
+    print(HEAD)
     rows = []
     for case, micro_batch_size in CASES:
         if case.workload == "fashion_cnn" and not os.environ.get("BSTUNE_DATA"):
             print("fashion_cnn is LEFT OUT: set BSTUNE_DATA to the folder that holds (or shall hold) Fashion-MNIST")
             continue
-        print(f"{case.workload} at {case.batch_size}, micro-batches of {micro_batch_size}", file=sys.stderr)
         rows.append(measure(replace(case, steps=options.steps or case.steps), micro_batch_size, options))
-    print(table(rows))
+        print(line(rows[-1]), flush=True)
     if options.json:
         values = [{**asdict(row), "ratios": row.ratios} for row in rows]
         options.json.write_text(json.dumps({"machine": about, "rows": values}, indent=2) + "\n")
