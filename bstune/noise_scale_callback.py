@@ -26,8 +26,8 @@ from bstune.errors import ConfigError
 from bstune.noise import FEWEST_BLOCKS, GradientNorms, NoiseScaleEstimate, combine_norms, estimate_noise_scale
 
 # Steps between measurements, from what tests/benchmarks/bench_noise.py found for steps of about 1 ms, all overhead: a
-# split in two parts cost about six of them (putting everything back costs more than the passes), reading the norms of
-# four micro-batches one. Where arithmetic rules, a split costs one or two steps and reading next to nothing.
+# split in two parts cost four to six of them (putting everything back is the most of it), reading the norms of four
+# micro-batches about one, and Lightning's calls of the hooks some 3% of every step. Arithmetic makes all of it less.
 STEPS_PER_PART = 128
 STEPS_PER_READING = 32
 
