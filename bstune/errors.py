@@ -23,6 +23,10 @@ class StudyError(BstuneError):
     """A study cannot be opened or continued: storage, lock, output directory or changed settings."""
 
 
+class HardwareError(BstuneError):
+    """What was asked of the hardware cannot be measured or worked out: memory, step time, ceilings or a plan."""
+
+
 class StateError(BstuneError):
     """The state that a stopped trial left cannot be used: it starts afresh."""
 

@@ -1,0 +1,1 @@
+"""What the hardware allows: memory ceiling, step time, roofline and scale-out."""
