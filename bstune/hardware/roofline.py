@@ -1,0 +1,460 @@
+"""FLOPs and bytes of a model's layers over batch size, and what the device's ceilings allow for them.
+
+FLOPs are those that ``torch.utils.flop_counter`` finds in one traced step, forward and backward: products,
+convolutions and attention; it counts none elsewhere. Bytes follow from the shapes of that step. Assumptions:
+
+1. Each tensor moves once a use, between memory and the device, and nothing stays in a cache between layers. Forward, a
+   layer reads its input and weights and writes its output. Backward, it reads the gradient of its output, its input
+   (unless all of its weights are frozen) and, where its input needs a gradient, its weights; it writes the gradients of
+   what needs one.
+2. A layer is a module without children. One that is called several times in a step moves its weights once a pass; a
+   weight that several layers share is counted in the first of them. A view (Flatten) moves nothing.
+3. Every floating-point tensor is as wide as the device limits' dtype; mixed precision keeps some wider.
+4. What happens between the layers (additions of residual branches, functional calls) is seen only in its FLOPs and in
+   the weights that it uses, as the layer ``OUTSIDE``. The optimizer's update is left out.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from bstune.errors import HardwareError
+from bstune.hardware.device_limits import DTYPES, DeviceLimits
+
+OUTSIDE = "(between layers)"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A cost over batch size: constant + per_example B."""
+
+    constant: float
+    per_example: float
+
+    def at(self, batch_size: float) -> float:
+        """Return the cost at ``batch_size``."""
+        return self.constant + self.per_example * batch_size
+
+    def __mul__(self, factor: float) -> "Line":
+        return Line(self.constant * factor, self.per_example * factor)
+
+    def __add__(self, other: "Line") -> "Line":
+        return Line(self.constant + other.constant, self.per_example + other.per_example)
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """What one layer costs in a training step, forward and backward.
+
+    ``inputs``, ``outputs`` and ``weights`` are the bytes moved of each and of its gradients; ``calls`` is how often a
+    step calls it. ``dimensions`` are those that tensor cores care about: in and out features of a Linear, in and out
+    channels (of a group) of a convolution that is not depthwise; ``rows_per_example`` those of a Linear's product.
+    """
+
+    name: str
+    kind: str
+    calls: int
+    flops: Line
+    inputs: Line
+    outputs: Line
+    weights: Line
+    dimensions: tuple[tuple[str, int], ...] = ()
+    rows_per_example: int | None = None
+
+    @property
+    def bytes(self) -> Line:
+        """Bytes that the layer moves."""
+        return self.inputs + self.outputs + self.weights
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a training step costs.
+
+    ``layers`` are in the order of their first call, without those that neither count FLOPs nor move bytes.
+    ``uncounted`` names those that move bytes while the counter finds no FLOPs in them, ``superlinear`` those whose cost
+    grows faster than the batch (a loss over pairs, say): the line through 0 and the larger traced batch stands for it.
+    """
+
+    layers: tuple[LayerCost, ...]
+    uncounted: tuple[str, ...]
+    superlinear: tuple[str, ...]
+
+    @property
+    def flops(self) -> Line:
+        """FLOPs of the whole step."""
+        return sum((layer.flops for layer in self.layers), Line(0.0, 0.0))
+
+    @property
+    def bytes(self) -> Line:
+        """Bytes that the whole step moves."""
+        return sum((layer.bytes for layer in self.layers), Line(0.0, 0.0))
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """How near a measured step came to the ceilings.
+
+    ``seconds`` a step as measured, ``allowed_seconds`` by the roofline; ``share_of_peak`` is FLOP/s over the device's,
+    ``share_of_roofline`` allowed over measured seconds (above 1 where tensors stay in caches between layers);
+    ``compute_bound`` says whether the step's FLOPs per byte exceed the ridge.
+    """
+
+    batch_size: int
+    seconds: float
+    allowed_seconds: float
+    share_of_peak: float
+    share_of_roofline: float
+    compute_bound: bool
+
+
+@dataclass(frozen=True)
+class Misaligned:
+    """A dimension that misses the tensor cores' multiple, and what padding it is predicted to give, not measured.
+
+    ``dimension`` is ``in_features``, ``out_features``, ``in_channels``, ``out_channels`` or ``batch`` (in examples);
+    ``padded`` the next size that is aligned. ``predicted_gain`` is the layer's throughput with it over its throughput
+    as it is, by the roofline, as if nothing else in it were misaligned; below 1 padding costs more than it gives. None
+    where the device's rate for misaligned products is not known.
+    """
+
+    name: str
+    kind: str
+    dimension: str
+    size: int
+    padded: int
+    predicted_gain: float | None
+
+
+def training_loss(module: Any, batch: Any) -> Tensor:
+    """Return the loss of a LightningModule's ``training_step``, which gives a tensor or a mapping with ``loss``."""
+    output = module.training_step(batch, 0)
+    return output if isinstance(output, Tensor) else output["loss"]
+
+
+def step_cost(
+    module: nn.Module,
+    make_batch: Callable[[int], Any],
+    loss: Callable[[Any, Any], Tensor],
+    arithmetic: str,
+    batch_sizes: tuple[int, int] = (2, 4),
+) -> StepCost:
+    """Trace a training step at two batch sizes and return its cost over batch size.
+
+    The module runs where it lies, in its present mode (train or eval), and is left as it was: gradients, buffers and
+    the random number generators too.
+
+    Args:
+        module: the model or LightningModule.
+        make_batch: returns a batch of the given number of examples, on the module's device.
+        loss: of (module, batch), such as :func:`training_loss`.
+        arithmetic: as :class:`DeviceLimits` has it in ``dtype``: how wide floating-point tensors are.
+        batch_sizes: two different ones, at least 1 (batch normalisation needs 2).
+
+    Raises:
+        HardwareError: for batch sizes or an arithmetic that cannot be used, a loss without gradient, or no FLOPs.
+    """
+    small, large = batch_sizes
+    if not 1 <= small < large:
+        raise HardwareError(f"batch_sizes must be two rising sizes of at least 1, but got {batch_sizes}")
+    if arithmetic not in DTYPES:
+        raise HardwareError(f"arithmetic must be one of {', '.join(DTYPES)}, but got {arithmetic!r}")
+    width = DTYPES[arithmetic].itemsize
+    low, high = (_trace(module, make_batch(size), loss, width) for size in batch_sizes)
+    if not any(layer.flops for layer in high):
+        raise HardwareError(
+            "the FLOP counter found none in a training step: the roofline needs a model with products, convolutions "
+            "or attention that PyTorch runs itself"
+        )
+    before = {layer.name: layer for layer in low}
+    used = [layer for layer in high if layer.flops or layer.inputs or layer.outputs or layer.weights]
+    layers = [_layer(before.get(layer.name, layer), layer, batch_sizes) for layer in used]
+    return StepCost(
+        layers=tuple(layer for layer, _ in layers),
+        uncounted=tuple(layer.name for layer in used if not layer.flops and layer.name != OUTSIDE),
+        superlinear=tuple(layer.name for layer, grows in layers if grows),
+    )
+
+
+def _layer(first: "_Traced", second: "_Traced", batch_sizes: tuple[int, int]) -> tuple[LayerCost, bool]:
+    """Return the layer's cost over batch size, and whether it grows faster than the batch."""
+    small, large = batch_sizes
+    lines: dict[str, Any] = {}
+    grows = False
+    for name in ("flops", "inputs", "outputs", "weights"):
+        low, high = getattr(first, name), getattr(second, name)
+        slope = (high - low) / (large - small)
+        constant = low - slope * small
+        grows = grows or constant < 0.0
+        lines[name] = Line(0.0, high / large) if constant < 0.0 else Line(constant, slope)
+    rows = None if second.rows is None else max(1, round(second.rows / large))
+    lines |= {"dimensions": second.dimensions, "rows_per_example": rows}
+    return LayerCost(second.name, second.kind, second.calls, **lines), grows
+
+
+def intensity(cost: LayerCost | StepCost, batch_size: float) -> float | None:
+    """Return FLOPs per byte at ``batch_size``; None where no bytes are known. HardwareError for a size below 1."""
+    moved = cost.bytes.at(_check_batch_size(batch_size))
+    return cost.flops.at(batch_size) / moved if moved else None
+
+
+def turning_batch_size(cost: LayerCost | StepCost, ridge: float) -> float | None:
+    """Return the batch size from which on the cost is compute-bound: F(B)/bytes(B) = ridge, at least 1; None for never.
+
+    With F = f + F' B and bytes = a + b B, it is B = (ridge a - f)/(F' - ridge b). Of the whole step, it is where the
+    step's FLOPs per byte reach the ridge. HardwareError is raised for a ridge that is not positive and finite.
+    """
+    if not (math.isfinite(ridge) and ridge > 0.0):
+        raise HardwareError(f"the ridge must be a positive, finite number of FLOPs per byte, but got {ridge}")
+    gain = cost.flops.per_example - ridge * cost.bytes.per_example
+    if gain <= 0.0:
+        return None
+    return max(1.0, (ridge * cost.bytes.constant - cost.flops.constant) / gain)
+
+
+def allowed_seconds(cost: StepCost, limits: DeviceLimits, batch_size: float) -> float:
+    """Return the seconds that the roofline allows for a step: each layer's larger time, summed."""
+    return sum(layer_seconds(layer, limits, batch_size) for layer in cost.layers)
+
+
+def layer_seconds(layer: LayerCost, limits: DeviceLimits, batch_size: float) -> float:
+    """Return the larger of the seconds that FLOPs and bytes take at the ceilings. HardwareError for a size below 1."""
+    _check_batch_size(batch_size)
+    return max(
+        layer.flops.at(batch_size) / limits.flops_per_second, layer.bytes.at(batch_size) / limits.bytes_per_second
+    )
+
+
+def achieved(cost: StepCost, limits: DeviceLimits, measured: Iterable[tuple[int, float]]) -> list[Achieved]:
+    """Return how near each measured (B, tau(B) in seconds) came to the ceilings, in order of B; none for none.
+
+    HardwareError is raised for a batch size below 1, or seconds that are not positive and finite (NaN too).
+    """
+    rows = []
+    for batch_size, seconds in sorted(measured):
+        allowed = allowed_seconds(cost, limits, batch_size)
+        if not (math.isfinite(seconds) and seconds > 0.0):
+            raise HardwareError(f"seconds per step at batch size {batch_size} must be positive, but got {seconds}")
+        flops = cost.flops.at(batch_size)
+        bound = flops > limits.ridge * cost.bytes.at(batch_size)
+        share = flops / seconds / limits.flops_per_second
+        rows.append(Achieved(batch_size, seconds, allowed, share, allowed / seconds, bound))
+    return rows
+
+
+def misaligned(cost: StepCost, limits: DeviceLimits, multiple: int | None, batch_size: int) -> list[Misaligned]:
+    """Return the dimensions that miss the tensor cores' multiple at ``batch_size``, with what padding would give.
+
+    The multiples and the dimensions are those of NVIDIA's guides to linear layers and convolutions; embeddings and
+    depthwise convolutions do not run there.
+
+    ``multiple`` is :func:`bstune.hardware.device_limits.tensor_core_multiple`; None, for any size, returns none.
+    HardwareError is raised for a batch size below 1.
+    """
+    _check_batch_size(batch_size)
+    rows = []
+    if multiple is None:
+        return []
+    for layer in cost.layers:
+        for dimension, size in layer.dimensions:
+            if size % multiple:
+                padded = -(-size // multiple) * multiple
+                gain = _gain(layer, _pad(layer, dimension, padded / size), limits, batch_size, batch_size)
+                rows.append(Misaligned(layer.name, layer.kind, dimension, size, padded, gain))
+        if layer.rows_per_example is not None and batch_size * layer.rows_per_example % multiple:
+            step = multiple // math.gcd(multiple, layer.rows_per_example)
+            padded = -(-batch_size // step) * step
+            gain = _gain(layer, layer, limits, batch_size, padded)
+            rows.append(Misaligned(layer.name, layer.kind, "batch", batch_size, padded, gain))
+    return rows
+
+
+def _pad(layer: LayerCost, dimension: str, factor: float) -> LayerCost:
+    side = "inputs" if dimension.startswith("in_") else "outputs"
+    return replace(layer, **{name: getattr(layer, name) * factor for name in ("flops", "weights", side)})
+
+
+def _gain(layer: LayerCost, padded: LayerCost, limits: DeviceLimits, now: int, then: int) -> float | None:
+    """Return the examples/s of ``padded`` at batch size ``then`` over those of ``layer``, misaligned, at ``now``."""
+    if limits.misaligned_flops_per_second is None:
+        return None
+    slow = replace(limits, flops_per_second=limits.misaligned_flops_per_second)
+    return layer_seconds(layer, slow, now) / layer_seconds(padded, limits, then) * then / now
+
+
+def _check_batch_size(batch_size: float) -> float:
+    if not (math.isfinite(batch_size) and batch_size >= 1):
+        raise HardwareError(f"a batch size is at least 1 example, but got {batch_size}")
+    return batch_size
+
+
+@dataclass
+class _Traced:
+    """One layer in one traced step; bytes as in :class:`LayerCost`."""
+
+    name: str
+    kind: str
+    calls: int = 0
+    flops: int = 0
+    inputs: int = 0
+    outputs: int = 0
+    weights: int = 0
+    dimensions: tuple[tuple[str, int], ...] = ()
+    rows: int | None = None
+    own: list[nn.Parameter] = field(default_factory=list)
+    back: bool = False  # whether a gradient passes through it to its input
+
+
+def _trace(module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], width: int) -> list[_Traced]:
+    """Run one training step and return its layers in the order of their first call, ``OUTSIDE`` last."""
+    parameters = list(module.parameters())
+    gradients = [parameter.grad for parameter in parameters]
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    tracer = _Tracer(width)
+    devices = sorted({parameter.device.index for parameter in parameters if parameter.device.type == "cuda"})
+    handles = [
+        handle
+        for name, layer in module.named_modules()
+        if next(layer.children(), None) is None
+        for handle in (
+            layer.register_forward_pre_hook(tracer.before, with_kwargs=True),
+            layer.register_forward_hook(functools.partial(tracer.after, name), with_kwargs=True),
+        )
+    ]
+    try:
+        with torch.random.fork_rng(devices), torch.enable_grad():
+            for parameter in parameters:
+                parameter.grad = None
+            with tracer.counter:
+                value = loss(module, batch)
+                if not value.requires_grad:
+                    raise HardwareError("the training step's loss has no gradient: a parameter must be trainable")
+                value.backward()  # type: ignore[no-untyped-call]
+            return tracer.layers(parameters)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+class _Tracer:
+    """Hooks that charge FLOPs and bytes to the layer that runs.
+
+    Backward, the FLOPs of an autograd node belong to the layer whose call made it: torch's own module tracker takes a
+    layer whose input needs no gradient to run until the end.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.counter = FlopCounterMode(display=False, custom_mapping=OWN_COUNTS)
+        self._width = width
+        self._layers: dict[str, _Traced] = {}
+        self._nodes: set[Node] = set()
+        self._claimed: set[nn.Parameter] = set()
+        self._counted = 0
+        self._storages: dict[int, tuple[Tensor, int]] = {}
+        self._needs: list[bool] = []
+
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        inputs = _tensors((args, kwargs))
+        # a layer's nodes lie between its output and these
+        self._nodes.update(tensor.grad_fn for tensor in inputs if tensor.grad_fn is not None)
+        self._storages = {tensor.untyped_storage().data_ptr(): (tensor, tensor._version) for tensor in inputs}
+        self._needs = [tensor.requires_grad for tensor in inputs]  # now: a call in place would change it
+        self._counted = self.counter.get_total_flops()
+
+    def after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        layer = self._layers.setdefault(name, _Traced(name, type(module).__name__, dimensions=_dimensions(module)))
+        layer.calls += 1
+        self._charge(layer)
+        inputs, outputs = _tensors((args, kwargs)), _tensors(output)
+        for parameter in module.parameters(recurse=False):
+            if parameter not in self._claimed:
+                self._claimed.add(parameter)
+                layer.own.append(parameter)
+        if isinstance(module, nn.Linear):
+            layer.rows = max(layer.rows or 0, inputs[0].numel() // module.in_features)
+        self._tag(layer, outputs)
+        if all(self._is_view(tensor) for tensor in outputs):
+            return
+        backward = any(tensor.requires_grad for tensor in outputs)
+        weights = list(module.parameters(recurse=False))
+        reads_input = backward and (not weights or any(weight.requires_grad for weight in weights))
+        for tensor, needs_gradient in zip(inputs, self._needs, strict=True):
+            layer.inputs += self._bytes(tensor) * (1 + reads_input + (backward and needs_gradient))
+        layer.outputs += sum(self._bytes(tensor) * (1 + tensor.requires_grad) for tensor in outputs)
+        layer.back = layer.back or (backward and any(self._needs))
+
+    def layers(self, parameters: Iterable[nn.Parameter]) -> list[_Traced]:
+        found = list(self._layers.values())
+        for layer in found:
+            layer.weights = sum(self._bytes(p) * (1 + layer.back + (p.grad is not None)) for p in layer.own)
+        rest = _Traced(OUTSIDE, "", calls=1, flops=self.counter.get_total_flops() - sum(layer.flops for layer in found))
+        others = [p for p in parameters if p not in self._claimed and p.grad is not None]
+        rest.weights = sum(3 * self._bytes(parameter) for parameter in others)
+        return [*found, rest]
+
+    def _bytes(self, tensor: Tensor) -> int:
+        return tensor.numel() * (self._width if tensor.is_floating_point() else tensor.element_size())
+
+    def _is_view(self, tensor: Tensor) -> bool:
+        source, version = self._storages.get(tensor.untyped_storage().data_ptr(), (None, 0))
+        return source is not None and source._version == version
+
+    def _tag(self, layer: _Traced, outputs: list[Tensor]) -> None:
+        stack = [tensor.grad_fn for tensor in outputs]
+        while stack:
+            node = stack.pop()
+            if node is None or node in self._nodes or hasattr(node, "variable"):
+                continue
+            self._nodes.add(node)
+            node.register_prehook(self._enter)
+            node.register_hook(functools.partial(self._leave, layer))
+            stack.extend(following for following, _ in node.next_functions)
+
+    def _enter(self, gradients: Any) -> None:
+        self._counted = self.counter.get_total_flops()
+
+    def _leave(self, layer: _Traced, *gradients: Any) -> None:
+        self._charge(layer)
+
+    def _charge(self, layer: _Traced) -> None:
+        total = self.counter.get_total_flops()
+        layer.flops += total - self._counted
+        self._counted = total
+
+
+def _convolution_backward(
+    gradient: torch.Size, x: torch.Size, weight: torch.Size, *arguments: Any, **others: Any
+) -> int:
+    """Return FLOPs of the gradients that are asked for: torch's own count multiplies the weight's by the groups."""
+    transposed, needs = arguments[4], arguments[7]
+    positions = math.prod(x if transposed else gradient)
+    return int(2 * positions * math.prod(weight[1:]) * (needs[0] + needs[1]))
+
+
+OWN_COUNTS = {torch.ops.aten.convolution_backward: _convolution_backward}
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.layout == torch.strided]
+
+
+def _dimensions(module: nn.Module) -> tuple[tuple[str, int], ...]:
+    if isinstance(module, nn.Linear):
+        return ("in_features", module.in_features), ("out_features", module.out_features)
+    if isinstance(module, nn.modules.conv._ConvNd) and not 1 < module.groups == module.in_channels:
+        groups = module.groups
+        return ("in_channels", module.in_channels // groups), ("out_channels", module.out_channels // groups)
+    return ()
