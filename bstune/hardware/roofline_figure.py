@@ -122,6 +122,7 @@ def _draw_roof(axes: "Axes", limits: DeviceLimits, points: Sequence[Sequence[flo
     every = [limits.ridge, *(value for row in points for value in row if value)]
     low, high = min(every) / 2.0, max(every) * 2.0
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylabel="attainable GFLOP/s")
+    axes.set_ylim(_attainable(limits, low) / 1.5, limits.flops_per_second / 1e9 * 2.5)  # room for labels above the roof
     x = [low, limits.ridge, high]
     axes.plot(x, [_attainable(limits, value) for value in x], color=INK, linewidth=1.8, label="ceilings of the device")
     for row in points[1:]:
@@ -155,7 +156,7 @@ def _draw_step(
             (points[at], roof[at]),
             xytext=(0.0, 8.0),
             textcoords="offset points",
-            ha="right" if at == 0 else "left",
+            ha="left" if at else "right",
             color=VERMILION,
             fontsize=8.5,
         )
@@ -170,7 +171,7 @@ def _draw_step(
             (x[at], y[at]),
             xytext=(0.0, -9.0),
             textcoords="offset points",
-            ha="left",
+            ha="left" if at else "right",
             va="top",
             color=PURPLE,
             fontsize=8.5,

@@ -1,0 +1,210 @@
+import functools
+import itertools
+import math
+from io import StringIO
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from bstune.curve import CurveBand, FrontierPoint, fit_curve, predict_steps
+from bstune.errors import HardwareError
+from bstune.hardware.scale_out import (
+    candidates,
+    draw_scale_out,
+    half_efficient,
+    no_all_reduce,
+    plan,
+    ring_all_reduce,
+    scale_out_table,
+)
+
+S_MIN, B_CRIT = 100.0, 1000.0
+OVERHEAD, PER_EXAMPLE = 0.01, 1e-4
+SIZES = range(1, 257)
+
+
+def law(batch):
+    return S_MIN * (1.0 + B_CRIT / batch)
+
+
+def tau(size):
+    return OVERHEAD + PER_EXAMPLE * size
+
+
+def known(batch_sizes):
+    batch = np.array(batch_sizes, dtype=float)
+    return CurveBand(batch, law(batch), 0.9 * law(batch), 1.2 * law(batch))
+
+
+def ring(count):
+    return ring_all_reduce(count, 1e8, 1e10, 1e-4)
+
+
+def simulate(devices, size, wait):
+    """Train as the law says: each step makes 1/S of the way, costs what the slowest device and the all-reduce do."""
+    progress, clock = 0.0, 0.0
+    while progress < 1.0 - 1e-12:
+        part = min(1.0 / law(devices * size), 1.0 - progress)
+        clock += part * law(devices * size) * (max(tau(size) for _ in range(devices)) + wait)
+        progress += part
+    return clock
+
+
+@pytest.mark.parametrize("wait", [no_all_reduce, ring, lambda count: 0.02 * (count > 1)])
+@pytest.mark.parametrize("ceiling", [16, 256])
+def test_it_finds_what_a_simulation_of_every_batch_size_finds(wait, ceiling):
+    rows = plan(known, tau, [1, 3, 8], range(1, ceiling + 1, 5), wait)
+    alone = min(simulate(1, size, wait(1)) for size in range(1, ceiling + 1, 5))
+    for row in rows:
+        times = {size: simulate(row.devices, size, wait(row.devices)) for size in range(1, ceiling + 1, 5)}
+        assert row.seconds == pytest.approx(min(times.values()))
+        assert row.device_batch_size == min(times, key=times.get)
+        assert row.batch_size == row.devices * row.device_batch_size
+        assert row.steps == law(row.batch_size)
+        assert row.seconds_per_step == tau(row.device_batch_size) + wait(row.devices)
+        assert row.device_seconds == row.devices * row.seconds
+        assert row.speed_up == pytest.approx(alone / row.seconds)
+        assert row.efficiency == pytest.approx(row.speed_up / row.devices)
+        assert (row.seconds_low, row.seconds_high) == pytest.approx((0.9 * row.seconds, 1.2 * row.seconds))
+
+
+@pytest.mark.parametrize("count", [1, 4, 16, 64])
+@pytest.mark.parametrize("wait", [0.0, 0.03])
+def test_the_best_batch_size_has_a_closed_form(count, wait):
+    # d/db of (1 + B_crit/(n b)) (c + d b) is d - c B_crit/(n b^2)
+    (row,) = plan(known, tau, [count], range(1, 4000), lambda devices: wait)
+    assert row.device_batch_size == pytest.approx(
+        math.sqrt((OVERHEAD + wait) * B_CRIT / (PER_EXAMPLE * count)), abs=0.51
+    )
+
+
+def test_efficiency_falls_under_half_where_the_closed_form_says():
+    # n devices take S_min (sqrt(c) + sqrt(B_crit d/n))^2 at their best
+    def best(count):
+        return S_MIN * (math.sqrt(OVERHEAD) + math.sqrt(B_CRIT * PER_EXAMPLE / count)) ** 2
+
+    rows = plan(known, tau, range(1, 65), range(1, 4000), best_lr=lambda batch: 0.1 * batch)
+    first = next(count for count in range(1, 65) if best(1) / best(count) / count < 0.5)
+    half = half_efficient(rows)
+    assert half.devices == first > 2
+    assert half.lr == pytest.approx(0.1 * half.batch_size)
+    assert half_efficient(rows[: first - 1]) is None
+    assert half_efficient(rows[::-1]) is half
+
+
+def test_one_device_is_the_yardstick_though_it_is_not_listed():
+    (alone, four), (only,) = plan(known, tau, [4, 1], SIZES), plan(known, tau, [4], SIZES)
+    assert (alone.speed_up, alone.efficiency) == (1.0, 1.0)
+    assert only == four
+    assert four.lr is None
+
+
+def test_the_curves_own_fit_serves():
+    fit = fit_curve([FrontierPoint(size, law(size), False, None) for size in (16, 64, 256, 1024, 4096, 16384)])
+    found = plan(functools.partial(predict_steps, fit), tau, [1, 8], candidates(256))
+    for row, true in zip(found, plan(known, tau, [1, 8], candidates(256)), strict=True):
+        assert row.seconds == pytest.approx(true.seconds, rel=0.02)
+        assert row.seconds_low < row.seconds < row.seconds_high
+
+
+@pytest.mark.parametrize(
+    ("devices", "seconds"), [(1, 0.0), (2, 1.0 + 2 * 0.5), (4, 1.5 + 6 * 0.5), (1000, 1.998 + 1998 * 0.5)]
+)
+def test_ring(devices, seconds):
+    assert ring_all_reduce(devices, 100.0, 100.0, 0.5) == pytest.approx(seconds)
+
+
+def test_ring_by_messages():
+    devices, size, bandwidth, latency = 5, 1000.0, 50.0, 0.1
+    clock = sum(latency + size / devices / bandwidth for _phase in range(2) for _message in range(devices - 1))
+    assert ring_all_reduce(devices, size, bandwidth, latency) == pytest.approx(clock)
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "multiple", "ratio", "expected"),
+    [
+        (1, 1, 1.02, [1]),
+        (5, 1, 1.02, [1, 2, 3, 4, 5]),
+        (30, 8, 1.02, [8, 16, 24, 30]),
+        (5, 8, 1.02, [5]),
+        (20, 1, 2.0, [1, 2, 4, 8, 16, 20]),
+    ],
+)
+def test_candidates(ceiling, multiple, ratio, expected):
+    assert candidates(ceiling, multiple, ratio) == expected
+
+
+def test_candidates_are_few_and_near():
+    sizes = candidates(100_000)
+    assert len(sizes) < 500
+    assert all(later <= max(1.02 * size, size + 1) for size, later in itertools.pairwise(sizes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"devices": []}, "a plan needs numbers of devices"),
+        ({"devices": [0]}, "a number of devices is at least 1, but got 0"),
+        ({"device_batch_sizes": []}, "a plan needs numbers of devices"),
+        ({"device_batch_sizes": [0, 8]}, r"at least 1, but got \[1, 2\] and \[0, 8\]"),
+        ({"step_seconds": lambda size: math.nan}, "seconds per step at batch size 8 must be finite .* but got nan"),
+        ({"step_seconds": lambda size: 0.0}, "seconds per step must be positive, but got 0"),
+        ({"all_reduce_seconds": lambda count: -1.0}, "seconds of an all-reduce of 1 devices must be .* but got -1.0"),
+        ({"all_reduce_seconds": lambda count: math.inf}, "an all-reduce of 1 devices must be .* but got inf"),
+        ({"predict": lambda sizes: CurveBand(*[np.full(len(sizes), np.nan)] * 4)}, "steps to target must be positive"),
+    ],
+)
+def test_what_cannot_be_planned(changes, message):
+    arguments = {"predict": known, "step_seconds": tau, "devices": [1, 2], "device_batch_sizes": [8], **changes}
+    with pytest.raises(HardwareError, match=message):
+        plan(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 1.0, 1.0, 0.0), "a number of devices is at least 1"),
+        ((2, math.nan, 1.0, 0.0), "gradient_bytes must be finite"),
+        ((2, 1.0, 0.0, 0.0), "bytes_per_second must be positive"),
+        ((2, 1.0, 1.0, -1.0), "latency must be finite and not negative, but got -1.0"),
+    ],
+)
+def test_ring_refuses(arguments, message):
+    with pytest.raises(HardwareError, match=message):
+        ring_all_reduce(*arguments)
+
+
+@pytest.mark.parametrize("arguments", [(0, 1, 1.02), (8, 0, 1.02), (8, 1, 1.0), (8, 1, math.nan)])
+def test_candidates_refuse(arguments):
+    with pytest.raises(HardwareError, match="ceiling and multiple must be at least 1"):
+        candidates(*arguments)
+
+
+def printed(rows):
+    console = Console(file=StringIO(), width=160)
+    console.print(scale_out_table(rows, "digits"))
+    return console.file.getvalue()
+
+
+def test_table_says_where_efficiency_falls_under_half():
+    rows = plan(known, tau, [1, 2, 4, 8, 16], SIZES, ring, best_lr=lambda batch: 1e-3 * batch)
+    half = half_efficient(rows)
+    text = printed(rows)
+    assert f"efficiency falls under 50% at {half.devices} devices (batch size {half.batch_size}, learning rate" in text
+    assert f"{rows[1].efficiency:.0%}" in text
+    assert "efficiency stays at 50% or above" in printed(rows[:1])
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_figure(tmp_path, real):
+    ideal = plan(known, tau, range(1, 33), SIZES)
+    path = tmp_path / "plan.png"
+    draw_scale_out(ideal, plan(known, tau, range(1, 33), SIZES, ring) if real else [], "digits", path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_figure_needs_a_row(tmp_path):
+    with pytest.raises(HardwareError, match="needs at least one row"):
+        draw_scale_out([], [], "digits", tmp_path / "x.png")
