@@ -1,0 +1,357 @@
+"""The memory ceiling: the largest batch size that fits, from a few probes and a linear model of what they took.
+
+A probe trains and evaluates at one batch size, elsewhere, and says what that took; this module only decides what to
+probe next. Whatever it returns was probed: the ceiling, which fits, and a size close above it, which does not.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from bstune.errors import HardwareError
+
+# What a probe came to: all of it fits; the first part that does not; it failed for another reason; the device is gone.
+Outcome = Literal["fits", "startup", "training", "evaluation", "error", "device"]
+
+GROWTH = 16  # between the first probes, which only look for a size whose memory can be told from the base
+TOLD_APART = 0.05  # of the memory that is left: a smaller rise is no ground to extrapolate from
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What one probe came to.
+
+    Args:
+        batch_size: B.
+        outcome: ``fits``, or what went wrong.
+        limit: bytes that it was allowed.
+        training_bytes: peak of the training steps, with all that the process holds; None if they did not end.
+        peak_bytes: of the probe as a whole; a lower bound where it was stopped, None where nobody knows.
+        message: the error, or what was stopped.
+    """
+
+    batch_size: int
+    outcome: Outcome
+    limit: int
+    training_bytes: int | None = None
+    peak_bytes: int | None = None
+    message: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the training steps and the evaluation ended within the limit."""
+        return self.outcome == "fits"
+
+
+Probe = Callable[[int], ProbeResult]
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """Bytes of training at batch size B: base + per_example B.
+
+    Args:
+        base, per_example: bytes.
+        residual: the largest relative error of the line at the probes that it was fitted to; 0 at two of them.
+        points: how many they were.
+    """
+
+    base: float
+    per_example: float
+    residual: float
+    points: int
+
+    def __call__(self, batch_size: float) -> float:
+        """Return the bytes at a batch size."""
+        return self.base + self.per_example * batch_size
+
+    def largest(self, limit: float) -> float:
+        """Return the batch size at which ``limit`` bytes are reached; inf if memory does not rise with it."""
+        return (limit - self.base) / self.per_example if self.per_example > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The largest batch size that fits.
+
+    Args:
+        at: the probe at it.
+        above: the smallest probe over it, which does not fit; None: the range ends at the ceiling.
+        smallest: the smallest batch size that runs; None if it was not looked for, because the largest one fits.
+        precision: examples between the two probes at most.
+        model: fitted to every probe that fits; None if there were fewer than two batch sizes.
+        foretold: the relative error of the bytes that the model foretold for the ceiling from the smaller probes alone;
+            None where there were not two.
+        probes: all, in order.
+        notes: what the reader has to know besides.
+    """
+
+    at: ProbeResult
+    above: ProbeResult | None
+    smallest: int | None
+    precision: int
+    model: MemoryModel | None
+    foretold: float | None
+    probes: tuple[ProbeResult, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def batch_size(self) -> int:
+        """The ceiling itself, in examples."""
+        return self.at.batch_size
+
+
+def search_range(low: int, high: int, train_examples: int) -> tuple[int, int, tuple[str, ...]]:
+    """Return the batch sizes to search, cut to the length of the data set, and a note where they were cut.
+
+    Raises:
+        HardwareError: if the smallest is not a batch size, or already larger than the data set.
+    """
+    if not 1 <= low <= high:
+        raise HardwareError(f"the memory ceiling needs 1 <= low <= high, but got low={low} and high={high}")
+    if low > train_examples:
+        raise HardwareError(
+            f"the smallest batch size, {low}, is larger than the training data ({train_examples} examples): "
+            "lower search.batch_size.low"
+        )
+    if high <= train_examples:
+        return low, high, ()
+    note = f"batch size {high} is larger than the training data: the ceiling was looked for up to {train_examples}"
+    return low, train_examples, (note,)
+
+
+def fit_memory(results: Sequence[ProbeResult]) -> MemoryModel | None:
+    """Return the line of least relative squares through the training bytes of probes, with no negative slope.
+
+    Probes without a training peak are left out; None if fewer than two batch sizes are left.
+    """
+    points = sorted({(r.batch_size, r.training_bytes) for r in results if r.training_bytes is not None})
+    if len({size for size, _ in points}) < 2:
+        return None
+    size, taken = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
+    slope, base = np.polyfit(size, taken, 1, w=1.0 / taken)
+    if slope <= 0:
+        slope, base = 0.0, float(np.mean(taken))
+    residual = float(np.max(np.abs((base + slope * size) / taken - 1.0)))
+    return MemoryModel(float(base), float(slope), residual, len(points))
+
+
+@dataclass
+class _Search:
+    """The probes so far; ``bad`` is the smallest one over the bracket, which does not fit."""
+
+    probe: Probe
+    low: int
+    high: int
+    multiple: int
+    relative: float
+    report: Callable[[ProbeResult], None]
+    done: list[ProbeResult] = field(default_factory=list)
+    bad: ProbeResult | None = None
+
+    def run(self, batch_size: int) -> ProbeResult:
+        """Probe a batch size.
+
+        Raises:
+            HardwareError: if the device is lost.
+        """
+        result = self.probe(batch_size)
+        self.done.append(result)
+        self.report(result)
+        if result.outcome == "device":
+            raise HardwareError(
+                f"the device was lost while batch size {batch_size} was probed: {result.message}. "
+                "Check that it is there and free, then run again"
+            )
+        if not result.fits:
+            self.bad = result
+        return result
+
+    @property
+    def end(self) -> int:
+        """The largest batch size of which it is not known that it fits."""
+        return self.high if self.bad is None else self.bad.batch_size
+
+    def precision(self, at: int) -> int:
+        """Return how far apart, in examples, the two ends of the bracket may stay."""
+        return max(self.multiple, math.floor(self.relative * at))
+
+    def snap(self, batch_size: float, above: int) -> int:
+        """Return the candidate at or below ``batch_size``, but over ``above``: a multiple, or the largest of all."""
+        if batch_size >= self.high:
+            return self.high
+        first = (above // self.multiple + 1) * self.multiple
+        return min(max(math.floor(batch_size / self.multiple) * self.multiple, first), self.high)
+
+
+def find_ceiling(
+    probe: Probe,
+    low: int,
+    high: int,
+    *,
+    multiple: int,
+    relative: float,
+    largest_first: bool,
+    notes: Sequence[str] = (),
+    report: Callable[[ProbeResult], None] = lambda result: None,
+) -> Ceiling:
+    """Return the largest batch size that fits, exact to ``multiple``, or to a share of itself if that is more.
+
+    It probes ``low``, then sizes each 16 times larger until memory rises by what can be told apart; a line through the
+    largest sizes that fit says where the limit is, and a probe on either side confirms it. Where one of them
+    contradicts the line, it is drawn anew; where two probes have not halved the bracket, the next one does. The bracket
+    always holds a probed size that fits and, unless the range ends, one that does not, so both ends of the answer are
+    tested whatever the law of memory; where memory falls as the batch grows, sizes beyond ``above`` may fit again.
+
+    Args:
+        probe: trains and evaluates at a batch size, in a process of its own.
+        low: the smallest batch size.
+        high: the largest; it is always a candidate itself.
+        multiple: candidates are ``low``, multiples of this, and ``high``.
+        relative: precision as a share of the batch size, such as 0.01 where memory is noisy; 0: exact to ``multiple``.
+        largest_first: probe ``high`` first; if it fits, that was the only probe.
+        notes: go to the result.
+        report: called with each probe's result.
+
+    Raises:
+        HardwareError: if not even ``low`` fits, no batch size runs, or the device is lost.
+    """
+    search = _Search(probe, low, high, multiple, relative, report)
+    said = list(notes)
+    smallest: int | None = None
+    if largest_first and low < high and search.run(high).fits:
+        fit = search.done[-1]
+    else:
+        fit = _smallest_that_runs(search)
+        smallest = fit.batch_size
+        if smallest > low:
+            first = next(r for r in search.done if r.batch_size == low)
+            said.append(
+                f"batch size {low} fails for another reason than memory ({first.message}): "
+                f"the range starts at {smallest}"
+            )
+        fit = _close_in(search, fit)
+    bad = search.bad
+    if bad is not None and bad.outcome == "error":
+        said.append(
+            f"batch size {bad.batch_size} fails for another reason than memory ({bad.message}): the range ends below it"
+        )
+    return Ceiling(
+        at=fit,
+        above=bad,
+        smallest=smallest,
+        precision=search.precision(fit.batch_size),
+        model=fit_memory([r for r in search.done if r.fits]),
+        foretold=_foretold(fit, search.done),
+        probes=tuple(search.done),
+        notes=tuple(said),
+    )
+
+
+def _foretold(ceiling: ProbeResult, probes: Sequence[ProbeResult]) -> float | None:
+    model = fit_memory([r for r in probes if r.fits and r.batch_size < ceiling.batch_size])
+    if model is None or ceiling.training_bytes is None:
+        return None
+    return abs(model(ceiling.batch_size) / ceiling.training_bytes - 1.0)
+
+
+def _smallest_that_runs(search: _Search) -> ProbeResult:
+    """Probe ``low``; where it fails for another reason than memory, find the smallest batch size that does not.
+
+    Raises:
+        HardwareError: if none fits, or none runs.
+    """
+    too_large = search.bad
+    result = first = search.run(search.low)
+    failed, step = search.low, 1
+    while result.outcome == "error" and result.batch_size < search.high:
+        failed = result.batch_size
+        result = search.run(min(failed + step, search.high))
+        step *= 2
+    if result.outcome == "error":
+        raise HardwareError(
+            f"training fails at every batch size that was tried, from {search.low} to {search.high}, for another "
+            f"reason than memory: {first.message}"
+        )
+    if not result.fits:
+        raise HardwareError(_does_not_fit(result))
+    while result.batch_size - failed > 1:
+        middle = search.run((failed + result.batch_size) // 2)
+        if middle.fits:
+            result = middle
+        else:
+            failed = middle.batch_size
+    search.bad = too_large
+    return result
+
+
+def _does_not_fit(result: ProbeResult) -> str:
+    limit = f"{result.limit / 2**20:,.0f} MiB"
+    taken = "" if result.peak_bytes is None else f" (it had taken {result.peak_bytes / 2**20:,.0f} MiB)"
+    what = {
+        "startup": (f"the data and the model alone do not fit in {limit}{taken}", "use smaller ones, or raise it"),
+        "evaluation": (
+            f"training at batch size {result.batch_size} fits in {limit}, but the evaluation does not{taken}",
+            "lower workload.data.eval_batch_size, or the batch size of the validation data",
+        ),
+    }.get(
+        result.outcome,
+        (
+            f"there is no memory for batch size {result.batch_size}: training does not fit in {limit}{taken}",
+            "use a smaller model or a lower precision, set protocol.micro_batch_size, or raise the limit",
+        ),
+    )
+    return f"{what[0]}: {what[1]}"
+
+
+def _close_in(search: _Search, fit: ProbeResult) -> ProbeResult:
+    """Probe until the bracket is as narrow as the precision, or the range ends; return its end that fits."""
+    widths: list[float] = []
+    up = down = 0  # how often in a row a size fitted beyond where the line ends, or failed before it
+    while True:
+        size, end, bracketed = fit.batch_size, search.end, search.bad is not None
+        precision = search.precision(size)
+        if size == end or (bracketed and (end - size <= precision or search.snap(end - 1, size) >= end)):
+            return fit
+        widths.append(end - size if bracketed else math.inf)
+        limit_at = _limit_at(search.done, fit)
+        near = bracketed and end <= 2 * size
+        confirms = backs_off = False
+        if limit_at is None:
+            wanted = math.sqrt(size * end) if bracketed else size * GROWTH
+        elif near and len(widths) > 2 and widths[-1] > widths[-3] / 2:
+            wanted = (size + end) / 2
+        elif bracketed and limit_at >= end:  # contradicted: the farther the line was drawn out, the farther back
+            backs_off = True
+            wanted = end - max(precision, (end - size) / 8) * 2**down
+        elif limit_at - size <= precision:
+            confirms = True
+            wanted = size + precision * 2**up
+        else:  # a margin, so that a bracket of one precision has the limit in its middle
+            wanted = limit_at - (precision / 2 if precision > search.multiple else 0)
+        if bracketed and not size < search.snap(wanted, size) < end:
+            wanted = (size + end) / 2
+        result = search.run(search.snap(wanted, size))
+        up = up + 1 if confirms and result.fits else 0
+        down = down + 1 if backs_off and not result.fits else 0
+        fit = result if result.fits else fit
+
+
+def _limit_at(done: Sequence[ProbeResult], fit: ProbeResult) -> float | None:
+    """Return where the line through the largest sizes that fit meets the limit; None if they cannot be told apart.
+
+    The slope comes from ``fit`` and the largest smaller size whose memory is far enough below: a law with jumps is
+    straight only nearby, and two close sizes would say more of the noise than of the slope.
+    """
+    if fit.training_bytes is None:
+        return None
+    sizes = {r.batch_size: r.training_bytes for r in done if r.fits and r.training_bytes is not None}
+    below = sorted((size, taken) for size, taken in sizes.items() if size < fit.batch_size)
+    for size, taken in reversed(below):
+        rise = fit.training_bytes - taken
+        if rise >= TOLD_APART * (fit.limit - below[0][1]):
+            return fit.batch_size + (fit.limit - fit.training_bytes) * (fit.batch_size - size) / rise
+    return None
