@@ -82,6 +82,7 @@ class Ceiling:
         above: the smallest probe over it, which does not fit; None: the range ends at the ceiling.
         smallest: the smallest batch size that runs; None if it was not looked for, because the largest one fits.
         precision: examples between the two probes at most.
+        spread: largest over smallest peak of the probes at the ceiling that fit, less 1; None if it was not verified.
         model: fitted to every probe that fits; None if there were fewer than two batch sizes.
         foretold: the relative error of the bytes that the model foretold for the ceiling from the smaller probes alone;
             None where there were not two.
@@ -93,6 +94,7 @@ class Ceiling:
     above: ProbeResult | None
     smallest: int | None
     precision: int
+    spread: float | None
     model: MemoryModel | None
     foretold: float | None
     probes: tuple[ProbeResult, ...]
@@ -195,6 +197,7 @@ def find_ceiling(
     multiple: int,
     relative: float,
     largest_first: bool,
+    verify: int,
     notes: Sequence[str] = (),
     report: Callable[[ProbeResult], None] = lambda result: None,
 ) -> Ceiling:
@@ -212,7 +215,9 @@ def find_ceiling(
         high: the largest; it is always a candidate itself.
         multiple: candidates are ``low``, multiples of this, and ``high``.
         relative: precision as a share of the batch size, such as 0.01 where memory is noisy; 0: exact to ``multiple``.
-        largest_first: probe ``high`` first; if it fits, that was the only probe.
+        largest_first: probe ``high`` first; if it fits, no other size is probed.
+        verify: how many probes more the ceiling has to pass before it is returned, where memory is noisy. One that it
+            fails makes it the size that does not fit, and the search goes on below.
         notes: go to the result.
         report: called with each probe's result.
 
@@ -222,7 +227,7 @@ def find_ceiling(
     search = _Search(probe, low, high, multiple, relative, report)
     said = list(notes)
     smallest: int | None = None
-    if largest_first and low < high and search.run(high).fits:
+    if largest_first and low < high and search.run(high).fits and _verified(search, high, verify):
         fit = search.done[-1]
     else:
         fit = _smallest_that_runs(search)
@@ -234,6 +239,8 @@ def find_ceiling(
                 f"the range starts at {smallest}"
             )
         fit = _close_in(search, fit)
+        while not _verified(search, fit.batch_size, verify):
+            fit = _close_in(search, _largest_below(search, fit.batch_size))
     bad = search.bad
     if bad is not None and bad.outcome == "error":
         said.append(
@@ -244,11 +251,35 @@ def find_ceiling(
         above=bad,
         smallest=smallest,
         precision=search.precision(fit.batch_size),
+        spread=_spread(search.done, fit.batch_size),
         model=fit_memory([r for r in search.done if r.fits]),
         foretold=_foretold(fit, search.done),
         probes=tuple(search.done),
         notes=tuple(said),
     )
+
+
+def _spread(probes: Sequence[ProbeResult], batch_size: int) -> float | None:
+    peaks = [r.peak_bytes for r in probes if r.batch_size == batch_size and r.fits and r.peak_bytes is not None]
+    return max(peaks) / min(peaks) - 1.0 if len(peaks) > 1 else None
+
+
+def _verified(search: _Search, batch_size: int, times: int) -> bool:
+    """Return whether a batch size fits in as many probes more; the first that does not ends it."""
+    return all(search.run(batch_size).fits for _ in range(times))
+
+
+def _largest_below(search: _Search, batch_size: int) -> ProbeResult:
+    """Return the probe of the largest size below one that failed its verification.
+
+    Raises:
+        HardwareError: if there is none.
+    """
+    failed = {r.batch_size for r in search.done if not r.fits}
+    below = [r for r in search.done if r.fits and r.batch_size < batch_size and r.batch_size not in failed]
+    if not below:
+        raise HardwareError(_does_not_fit(search.done[-1]))
+    return max(below, key=lambda result: result.batch_size)
 
 
 def _foretold(ceiling: ProbeResult, probes: Sequence[ProbeResult]) -> float | None:

@@ -1,0 +1,293 @@
+"""The search for the memory ceiling, driven by laws of memory whose answer is known."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from bstune.errors import HardwareError
+from bstune.hardware.memory import Ceiling, MemoryModel, ProbeResult, find_ceiling, fit_memory, search_range
+
+MiB = 2**20
+LIMIT = 1024 * MiB
+HIGH = 50_000
+
+LAWS: dict[str, Callable[[int], float]] = {
+    "linear": lambda size: 450 * MiB + 0.5 * MiB * size,
+    "large examples": lambda size: 100 * MiB + 30 * MiB * size,
+    "small examples": lambda size: 400 * MiB + 0.02 * MiB * size,
+    "rounded to 20 MiB": lambda size: math.ceil((300 + 0.7 * size) / 20) * 20 * MiB,
+    "workspace from 700": lambda size: (300 + 0.3 * size + 150 * (size > 700)) * MiB,
+    "powers of two": lambda size: (300 + 0.3 * 2 ** math.ceil(math.log2(size))) * MiB,
+    "quadratic": lambda size: 300 * MiB + 200.0 * size**2,
+    "concave": lambda size: (300 + 30 * size**0.45) * MiB,
+    "start-up peak": lambda size: max(700, 300 + 0.5 * size) * MiB,
+    "a dip": lambda size: (300 + 0.5 * size - 100 * (800 < size < 900)) * MiB,
+    "a hump": lambda size: (300 + 0.5 * size + 400 * (900 < size < 1000)) * MiB,
+}
+STRAIGHT = ("linear", "large examples", "small examples", "a dip")
+
+
+class Machine:
+    """Answers probes from a law, and remembers which batch sizes it was asked."""
+
+    def __init__(self, law: Callable[[int], float], noise: float = 0.0, seed: int = 0) -> None:
+        self.law, self.noise, self.asked = law, noise, []
+        self.generator = np.random.default_rng(seed)
+
+    def __call__(self, size: int) -> ProbeResult:
+        self.asked.append(size)
+        taken = int(self.law(size) * (1.0 + self.noise * self.generator.standard_normal()))
+        if taken > LIMIT:
+            return ProbeResult(size, "training", LIMIT)
+        return ProbeResult(size, "fits", LIMIT, taken, taken)
+
+
+def search(probe: Callable[[int], ProbeResult], low: int = 1, high: int = HIGH, **others: object) -> Ceiling:
+    return find_ceiling(
+        probe, low, high, **{"multiple": 1, "relative": 0.0, "largest_first": False, "verify": 0} | others
+    )  # type: ignore[arg-type]
+
+
+def boundary(law: Callable[[int], float], size: int) -> bool:
+    return law(size) <= LIMIT
+
+
+def doubling_and_bisection(law: Callable[[int], float], high: int) -> int:
+    """Probes of doubling from 2, then bisection: what Lightning's finder does."""
+    low, bad, size, probes = 1, None, 2, 0
+    while size < high and (bad is None or bad - low > 1):
+        probes += 1
+        low, bad = (size, bad) if boundary(law, size) else (low, size)
+        size = size * 2 if bad is None else (low + bad) // 2
+    return probes
+
+
+@pytest.mark.parametrize("largest_first", [False, True])
+@pytest.mark.parametrize(("multiple", "relative"), [(1, 0.0), (8, 0.0), (1, 0.01), (8, 0.01), (64, 0.0)])
+@pytest.mark.parametrize("name", LAWS)
+def test_the_ceiling_fits_and_what_is_above_it_by_the_precision_does_not(name, multiple, relative, largest_first):
+    if name == "large examples" and multiple > 30:
+        pytest.skip("a candidate of its own")
+    law, machine = LAWS[name], Machine(LAWS[name])
+    found = search(machine, multiple=multiple, relative=relative, largest_first=largest_first)
+    assert found.batch_size in machine.asked
+    assert found.above.batch_size in machine.asked
+    assert len(set(machine.asked)) == len(machine.asked)
+    assert boundary(law, found.batch_size)
+    assert not boundary(law, found.above.batch_size)
+    assert found.above.batch_size - found.batch_size <= max(multiple, relative * found.batch_size)
+    assert found.batch_size in (1, HIGH) or found.batch_size % multiple == 0
+    assert found.probes == tuple(found.probes)
+    assert [r.batch_size for r in found.probes] == machine.asked
+
+
+@pytest.mark.parametrize("relative", [0.0, 0.01])
+@pytest.mark.parametrize("name", STRAIGHT)
+def test_a_straight_line_needs_few_probes(name, relative):
+    machine = Machine(LAWS[name])
+    found = search(machine, relative=relative)
+    assert len(machine.asked) <= 6
+    assert 2 * len(machine.asked) <= doubling_and_bisection(LAWS[name], 10**9)
+    assert found.foretold < 1e-6
+    assert found.model.residual < 1e-6
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_no_law_needs_more_probes_than_doubling_and_bisection(name):
+    machine = Machine(LAWS[name])
+    search(machine)
+    assert len(machine.asked) <= doubling_and_bisection(LAWS[name], 10**9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_noise_of_one_percent(seed):
+    """The answer is as far off as the noise is in examples: 1% of 1 GiB is 20 examples here."""
+    law = LAWS["linear"]
+    machine = Machine(law, noise=0.01, seed=seed)
+    found = search(machine, relative=0.01)
+    assert found.batch_size in machine.asked
+    assert found.at.fits
+    assert not found.above.fits
+    assert abs(found.batch_size - 1148) <= 3.5 * 0.01 * LIMIT / (0.5 * MiB)
+    assert len(machine.asked) <= 12
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("verify", [1, 3])
+def test_a_verified_ceiling_has_fitted_each_time(verify, seed):
+    machine = Machine(LAWS["linear"], noise=0.01, seed=seed)
+    found = search(machine, relative=0.01, verify=verify)
+    at = [r for r in found.probes if r.batch_size == found.batch_size]
+    assert len(at) == 1 + verify
+    assert all(r.fits for r in at)
+    assert 0.0 < found.spread < 0.08
+    assert any(r.batch_size == found.above.batch_size and not r.fits for r in found.probes)
+    assert found.above.batch_size - found.batch_size <= max(1, 0.01 * found.batch_size)
+
+
+def test_a_largest_size_that_fits_only_once_is_not_returned():
+    answers = iter([True, False])
+
+    def probe(size):
+        fits = next(answers) if size == 600 else True
+        return ProbeResult(size, "fits" if fits else "training", LIMIT, 300 * MiB + MiB * size, 300 * MiB + MiB * size)
+
+    found = search(probe, high=600, largest_first=True, verify=1)
+    assert found.batch_size == 599
+    assert found.above.batch_size == 600
+
+
+@pytest.mark.parametrize(("largest_first", "asked"), [(True, [1200]), (False, [1, 16, 256, 1200])])
+def test_a_range_that_fits_ends_at_its_largest(largest_first, asked):
+    machine = Machine(lambda size: 400 * MiB + 2e3 * size)
+    found = search(machine, high=1200, largest_first=largest_first, multiple=8)
+    assert (found.batch_size, found.above, machine.asked) == (1200, None, asked)
+    assert found.smallest == (None if largest_first else 1)
+
+
+def test_a_range_of_one():
+    found = search(Machine(LAWS["linear"]), low=7, high=7, largest_first=True)
+    assert (found.batch_size, found.smallest, found.above) == (7, 7, None)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message"),
+    [
+        ("training", "there is no memory for batch size 4: training does not fit in 1,024 MiB"),
+        ("evaluation", "training at batch size 4 fits in 1,024 MiB, but the evaluation does not"),
+        ("startup", "the data and the model alone do not fit in 1,024 MiB"),
+    ],
+)
+@pytest.mark.parametrize("largest_first", [False, True])
+def test_nothing_fits(outcome, message, largest_first):
+    def probe(size):
+        return ProbeResult(size, outcome, LIMIT, None, 1100 * MiB)
+
+    with pytest.raises(HardwareError, match=message):
+        search(probe, low=4, largest_first=largest_first)
+
+
+@pytest.mark.parametrize("smallest", [2, 3, 5, 16, 21])
+def test_the_range_starts_at_the_smallest_size_that_runs(smallest):
+    machine = Machine(LAWS["linear"])
+
+    def probe(size):
+        if size < smallest:
+            return ProbeResult(size, "error", LIMIT, message="Expected more than 1 value per channel")
+        return machine(size)
+
+    found = search(probe)
+    assert found.smallest == smallest
+    assert found.batch_size == 1148
+    assert found.notes == (
+        "batch size 1 fails for another reason than memory (Expected more than 1 value per channel): "
+        f"the range starts at {smallest}",
+    )
+
+
+def test_a_model_that_never_runs_shows_its_own_error():
+    with pytest.raises(HardwareError, match=r"fails at every batch size that was tried.*mat1 and mat2"):
+        search(lambda size: ProbeResult(size, "error", LIMIT, message="mat1 and mat2"), high=64)
+
+
+def test_an_error_at_large_sizes_is_no_lack_of_memory():
+    machine = Machine(LAWS["linear"])
+
+    def probe(size):
+        return ProbeResult(size, "error", LIMIT, message="table of 600 rows") if size > 600 else machine(size)
+
+    found = search(probe)
+    assert found.batch_size == 600
+    assert found.above.outcome == "error"
+    assert found.notes[-1] == (
+        "batch size 601 fails for another reason than memory (table of 600 rows): the range ends below it"
+    )
+
+
+def test_an_evaluation_that_stops_fitting_is_told_from_training():
+    def probe(size):
+        taken = 400 * MiB + MiB * size
+        return ProbeResult(size, "fits" if size <= 100 else "evaluation", LIMIT, taken, taken)
+
+    found = search(probe)
+    assert (found.batch_size, found.above.outcome) == (100, "evaluation")
+
+
+def test_a_lost_device_ends_the_search_at_once():
+    asked = []
+
+    def probe(size):
+        asked.append(size)
+        lost = ProbeResult(size, "device", LIMIT, message="No CUDA GPUs are available")
+        return lost if size > 1 else Machine(LAWS["linear"])(size)
+
+    with pytest.raises(HardwareError, match=r"lost while batch size 16 was probed: No CUDA GPUs are available\. Check"):
+        search(probe)
+    assert asked == [1, 16]
+
+
+def test_every_probe_is_reported():
+    told = []
+    found = search(Machine(LAWS["linear"]), report=told.append)
+    assert tuple(told) == found.probes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((4, 1200, 1200), (4, 1200, ())),
+        (
+            (4, 1201, 1200),
+            (4, 1200, ("batch size 1201 is larger than the training data: the ceiling was looked for up to 1200",)),
+        ),
+    ],
+)
+def test_the_range_is_cut_to_the_data_set(arguments, expected):
+    assert search_range(*arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 8, 10), "needs 1 <= low <= high, but got low=0 and high=8"),
+        ((9, 8, 10), "needs 1 <= low <= high, but got low=9 and high=8"),
+        ((11, 12, 10), r"the smallest batch size, 11, is larger than the training data \(10 examples\)"),
+    ],
+)
+def test_impossible_ranges_are_refused(arguments, message):
+    with pytest.raises(HardwareError, match=message):
+        search_range(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("points", "base", "per_example", "residual"),
+    [
+        ([(1, 110), (11, 210)], 100, 10, 0.0),
+        ([(1, 110), (6, 160), (11, 210)], 100, 10, 0.0),
+        ([(1, 200), (11, 100)], 150, 0, 0.5),  # memory does not fall with B
+    ],
+)
+def test_fit(points, base, per_example, residual):
+    model = fit_memory([ProbeResult(size, "fits", LIMIT, taken, taken) for size, taken in points])
+    assert model(0) == pytest.approx(base)
+    assert model.per_example == pytest.approx(per_example, abs=1e-9)
+    assert model.residual == pytest.approx(residual, abs=1e-9)
+    assert model.largest(1000) == (pytest.approx(90) if per_example else math.inf)
+
+
+def test_the_residual_tells_of_what_is_not_straight():
+    results = [ProbeResult(size, "fits", LIMIT, size**2, size**2) for size in (10, 20, 40)]
+    assert fit_memory(results).residual > 0.1
+
+
+@pytest.mark.parametrize(
+    "results", [[], [ProbeResult(1, "fits", LIMIT, 5, 5)], [ProbeResult(1, "training", LIMIT)] * 3]
+)
+def test_no_line_through_one_point(results):
+    assert fit_memory(results) is None
+
+
+def test_the_model_is_a_plain_line():
+    assert MemoryModel(100.0, 2.0, 0.0, 2)(10) == 120.0
