@@ -4,10 +4,14 @@
 so the process that asks never holds what a probe took, nor is it the one that the system ends.
 
 On a CPU the peak is the process's resident memory (VmHWM, the interpreter and the libraries with it), reset at the
-edges of the phases, where the system lets it. A limit on the address space (RLIMIT_AS) would be no limit on memory:
-torch reserves far more than it touches. So a thread compares the resident memory with the limit every few milliseconds
-and ends the process when it is passed, and what slips between two looks is in the peak, which is compared at the end.
-The process offers itself first to the system's out-of-memory killer, whose verdict counts as not fitting.
+edges of the phases, where the system lets it. The C library keeps freed blocks as it sees fit, so two processes that
+train alike differ by several percent; to have it return them at once would cost a CPU trial tens of percent of its
+time (mallopt's M_MMAP_THRESHOLD, measured), so the probe takes the allocator as the trials do, noise and all.
+
+A limit on the address space (RLIMIT_AS) would be no limit on memory: torch reserves far more than it touches. So a
+thread compares the resident memory with the limit every few milliseconds and ends the process when it is passed, and
+what slips between two looks is in the peak, which is compared at the end. The process offers itself first to the
+system's out-of-memory killer, whose verdict counts as not fitting.
 
 On CUDA the peak is what the caching allocator had reserved, with all that was taken on the device when the process
 began: its own context, and what others hold. The limit is the allocator's own.
@@ -375,6 +379,7 @@ def measure_ceiling(
     steps: int,
     seconds: float,
     largest_first: bool,
+    verify: int,
     report: Callable[[ProbeResult], None] = lambda result: None,
 ) -> Ceiling:
     """Return the largest batch size of a workload that fits, measured; see :func:`find_ceiling` and :func:`make_probe`.
@@ -390,6 +395,7 @@ def measure_ceiling(
         steps: of a probe.
         seconds: after which one probe is ended.
         largest_first: probe ``high`` first.
+        verify: probes that the ceiling has to pass besides.
         report: called with each probe's result.
 
     Raises:
@@ -400,8 +406,17 @@ def measure_ceiling(
     if limit is None and (config.device == "cpu" or not torch.cuda.is_available()):
         limit = memory_limit(Path("/"), resident_bytes()).bytes
     probe = make_probe(config, limit, steps, seconds)
-    arguments: dict[str, Any] = {"multiple": multiple, "relative": relative, "largest_first": largest_first}
-    return find_ceiling(probe, low, high, **arguments, notes=notes, report=report)
+    return find_ceiling(
+        probe,
+        low,
+        high,
+        multiple=multiple,
+        relative=relative,
+        largest_first=largest_first,
+        verify=verify,
+        notes=notes,
+        report=report,
+    )
 
 
 if __name__ == "__main__":

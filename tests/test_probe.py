@@ -1,0 +1,188 @@
+"""The probe's pieces: what the machine allows, what a process said, and one real probe on a CPU."""
+
+import json
+
+import pytest
+import torch
+
+from bstune.clock import Phase
+from bstune.command import compose_checked
+from bstune.errors import ConfigError, HardwareError
+from bstune.hardware.probe import (
+    MemoryLimit,
+    Meter,
+    judge,
+    make_probe,
+    measure_ceiling,
+    memory_limit,
+    peak_resident_bytes,
+    read_answer,
+    resident_bytes,
+)
+
+MiB = 2**20
+MEMINFO = {"proc/meminfo": "MemTotal:  4096 kB\nMemAvailable:    2048 kB\n"}
+
+
+def v2(group: str, **limits: str) -> dict[str, str]:
+    files = {f"sys/fs/cgroup/{folder.replace('_', '/')}memory.max": text for folder, text in limits.items()}
+    return {"proc/self/cgroup": f"0::{group}\n", **files}
+
+
+@pytest.mark.parametrize(
+    ("files", "limit", "source"),
+    [
+        (MEMINFO, 2048 * 1024, "the memory that is free"),
+        ({"proc/meminfo": "MemTotal:  4096 kB\n"}, 4096 * 1024, "the memory that is free"),
+        (MEMINFO | v2("/a/b", a_b_="500100\n", a_="900000\n"), 500_000, "the container's 500,100 bytes"),
+        (MEMINFO | v2("/a/b", a_b_="900000\n", a_="500100\n"), 500_000, "the container's 500,100 bytes"),
+        (MEMINFO | v2("/a/b", a_b_="max\n", a_="max\n"), 2048 * 1024, "the memory that is free"),
+        (MEMINFO | v2("/gone/in/a/namespace", **{"": "500100\n"}), 500_000, "the container's 500,100 bytes"),
+        (MEMINFO | v2("/", **{"": "99999999999\n"}), 2048 * 1024, "the memory that is free"),
+        (v2("/", **{"": "500100\n"}), 500_000, "the container's 500,100 bytes"),
+        (
+            MEMINFO
+            | {
+                "proc/self/cgroup": "5:devices:/x\n4:memory,hugetlb:/x\n0::/\n",
+                "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "500100\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "sys/fs/cgroup/devices/x/memory.limit_in_bytes": "1\n",
+            },
+            500_000,
+            "the container's 500,100 bytes",
+        ),
+    ],
+)
+def test_memory_limit(files, limit, source, tmp_path):
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert memory_limit(tmp_path, 100) == MemoryLimit(limit, source)
+
+
+def test_no_limit_can_be_read(tmp_path):
+    with pytest.raises(HardwareError, match="give a limit in bytes"):
+        memory_limit(tmp_path, 100)
+
+
+def test_nothing_is_left(tmp_path):
+    for name, text in v2("/", **{"": "500\n"}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(HardwareError, match=r"no memory is left for a probe: the container's 500 bytes.*holds 600"):
+        memory_limit(tmp_path, 600)
+
+
+def test_the_peak_is_what_was_held_at_most():
+    held = resident_bytes()
+    block = torch.ones(64 * MiB, dtype=torch.uint8)
+    assert resident_bytes() - held > 60 * MiB
+    del block
+    assert peak_resident_bytes() - held > 60 * MiB
+
+
+def test_the_meter_notes_the_peak_of_each_phase():
+    peaks, resets = iter([5, 20, 30, 25, 7]), []
+    meter = Meter(lambda: next(peaks), lambda: resets.append(1))
+    for phase in (Phase.TRAINING, Phase.EVALUATION, Phase.TRAINING, Phase.EVALUATION, Phase.CLOSING):
+        meter.enter(phase)
+    assert meter.peaks == {Phase.STARTUP: 5, Phase.TRAINING: 25, Phase.EVALUATION: 30}
+    assert (meter.last, len(resets)) == (Phase.EVALUATION, 5)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "compares", "outcome"),
+    [
+        ((50, 90, 80), True, "fits"),
+        ((50, 100, 100), True, "fits"),
+        ((50, 101, 80), True, "training"),
+        ((50, 90, 101), True, "evaluation"),
+        ((50, 101, 102), True, "training"),
+        ((101, 90, 80), True, "startup"),
+        ((101, 101, 101), False, "fits"),  # the allocator holds the limit itself
+    ],
+)
+def test_judge(peaks, compares, outcome):
+    each = iter(peaks)
+    meter = Meter(lambda: next(each), lambda: None)
+    for phase in (Phase.TRAINING, Phase.EVALUATION, Phase.CLOSING):
+        meter.enter(phase)
+    result = judge(meter, 8, 100, None, compares)
+    assert (result.outcome, result.training_bytes, result.peak_bytes) == (outcome, peaks[1], max(peaks))
+
+
+@pytest.mark.parametrize(
+    ("phases", "outcome"),
+    [
+        ((Phase.TRAINING, Phase.CLOSING), "training"),
+        ((Phase.TRAINING, Phase.EVALUATION, Phase.CLOSING), "evaluation"),
+        ((Phase.CLOSING,), "startup"),
+    ],
+)
+def test_memory_that_runs_out_is_told_by_its_phase(phases, outcome):
+    meter = Meter(lambda: 1, lambda: None)
+    for phase in phases:
+        meter.enter(phase)
+    result = judge(meter, 8, 100, "CUDA out of memory", False)
+    assert (result.outcome, result.training_bytes, result.message) == (outcome, None, "CUDA out of memory")
+
+
+def line(**values: object) -> str:
+    return json.dumps(values) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "stdout", "stderr", "outcome", "message"),
+    [
+        (0, line(phase="training") + line(outcome="fits", limit=9, training_bytes=3, peak_bytes=4), "", "fits", None),
+        (0, line(outcome="training", limit=9, message="stopped at 9 MiB"), "noise", "training", "stopped at 9 MiB"),
+        (-9, line(phase="evaluation"), "", "evaluation", "ended by the system, as it does when memory runs out"),
+        (137, "", "", "training", "ended by the system, as it does when memory runs out"),
+        (1, "", "Traceback\nValueError: batch of 1\n\n", "error", "ValueError: batch of 1"),
+        (1, "", "RuntimeError: CUDA error: device-side assert triggered", "error", None),
+        (1, "", "RuntimeError: No CUDA GPUs are available\n", "device", "RuntimeError: No CUDA GPUs are available"),
+        (-11, "", "", "error", "the probe ended with status -11 and said nothing"),
+    ],
+)  # fmt: skip
+def test_read_answer(status, stdout, stderr, outcome, message):
+    result = read_answer(8, 100, status, stdout, stderr)
+    assert (result.batch_size, result.outcome) == (8, outcome)
+    assert message is None or result.message == message
+    assert result.fits == (outcome == "fits")
+
+
+def test_a_workload_that_cannot_be_built_is_refused():
+    with pytest.raises(ConfigError, match=r"workload\.module cannot be built"):
+        read_answer(8, 100, 0, line(refused="workload.module cannot be built: no"), "")
+
+
+def test_a_probe_on_a_cpu_needs_a_limit():
+    config = compose_checked(["+workload=digits", "device=cpu"])
+    with pytest.raises(HardwareError, match="needs a memory limit in bytes"):
+        make_probe(config, None, 3, 60.0)
+
+
+def ceiling(overrides: tuple[str, ...], low: int, high: int, limit: int):
+    config = compose_checked(["+workload=digits", "device=cpu", *overrides])
+    settings = {"multiple": 1, "relative": 0.01, "steps": 3, "seconds": 120.0}
+    return measure_ceiling(config, low, high, 1200, limit=limit, largest_first=True, verify=0, **settings)
+
+
+def test_a_real_range_that_fits_takes_one_probe():
+    """A gigabyte for the interpreter, torch and 1200 digits; the range is cut to the data set."""
+    found = ceiling((), 4, 5000, 4096 * MiB)
+    assert (found.batch_size, found.above, len(found.probes)) == (1200, None, 1)
+    assert 100 * MiB < found.at.training_bytes <= found.at.peak_bytes < 4096 * MiB
+    assert found.notes == ("batch size 5000 is larger than the training data: the ceiling was looked for up to 1200",)
+
+
+def test_a_real_limit_under_the_interpreter_itself():
+    with pytest.raises(HardwareError, match="the data and the model alone do not fit in 64 MiB"):
+        ceiling((), 4, 4, 64 * MiB)
+
+
+def test_a_real_evaluation_is_told_from_training():
+    """Hidden layers of 300 digits take 0.5 GB in the evaluation, those of one digit next to nothing."""
+    with pytest.raises(HardwareError, match="training at batch size 1 fits in 1,100 MiB, but the evaluation does not"):
+        ceiling(("workload.module.model.hidden=[200000]",), 1, 1, 1100 * MiB)
