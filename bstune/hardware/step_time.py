@@ -1,0 +1,367 @@
+"""Step time tau(B): measured on a ladder of batch sizes in shuffled order, and a model between them.
+
+The measuring takes what runs the steps and the clock from its caller; all else is arithmetic on seconds. During a
+search :mod:`bstune.search.steptime` corrects what is given here by what trials then measure; the line through the
+measured points is its too.
+"""
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import seed_everything
+from numpy.typing import NDArray
+from scipy.interpolate import PchipInterpolator
+from scipy.optimize import isotonic_regression
+
+from bstune.clock import Phase, TrialClock
+from bstune.data.batches import micro_batch_sizes
+from bstune.errors import HardwareError
+from bstune.protocol import Budget, Protocol
+from bstune.records import Target, TrialSpec
+from bstune.search.steptime import fit_step_times
+from bstune.trial import run_trial
+from bstune.workload import Workload
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Seconds of single steps at one batch size, warm-up left out: a trial's, and those of a bare loop beside it."""
+
+    trial: tuple[float, ...]
+    bare: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """What was measured at one batch size.
+
+    Args:
+        batch_size: B.
+        seconds: median over steps of all repeats.
+        low: lower quartile.
+        high: upper quartile.
+        drift: largest over smallest median of a repeat, less 1; 0 with one repeat.
+        steps: how many were timed.
+        bare: median of the bare forward, backward and optimizer step; None if it was not timed.
+    """
+
+    batch_size: int
+    seconds: float
+    low: float
+    high: float
+    drift: float
+    steps: int
+    bare: float | None
+
+    @property
+    def throughput(self) -> float:
+        """Examples per second."""
+        return self.batch_size / self.seconds
+
+    @property
+    def overhead_share(self) -> float | None:
+        """The share of the step that is the framework's; noise can put it below 0. None if not timed."""
+        return None if self.bare is None else 1.0 - self.bare / self.seconds
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Timings by batch size, smallest first, and what there was no time for.
+
+    Args:
+        timings: of the batch sizes that were measured at least once.
+        left_out: batch sizes of the ladder that were not, because the seconds were spent.
+        cut: those with fewer repeats than were asked for.
+    """
+
+    timings: tuple[StepTiming, ...]
+    left_out: tuple[int, ...]
+    cut: tuple[int, ...]
+
+
+def ladder(low: int, ceiling: int, rungs: int, multiple: int) -> tuple[int, ...]:
+    """Return at most ``rungs`` batch sizes evenly spread over log B, snapped to ``multiple``, both ends with them.
+
+    Raises:
+        HardwareError: for an impossible range, or fewer than two rungs.
+    """
+    if not 1 <= low <= ceiling or rungs < 2 or multiple < 1:
+        raise HardwareError(
+            f"a ladder needs 1 <= low <= ceiling, 2 rungs and a multiple of at least 1, but got low={low}, "
+            f"ceiling={ceiling}, rungs={rungs} and multiple={multiple}"
+        )
+    wanted = [low * (ceiling / low) ** (i / (rungs - 1)) for i in range(1, rungs - 1)]
+    between = {round(size / multiple) * multiple for size in wanted}
+    return tuple(sorted({low, ceiling} | {size for size in between if low < size < ceiling}))
+
+
+def visits(sizes: Sequence[int], repeats: int, seed: int) -> list[int]:
+    """Return the order of measurement: every size once a round, each round shuffled anew.
+
+    A clock that drifts then spreads over all sizes, in place of bending tau(B).
+    """
+    shuffle = random.Random(seed)  # noqa: S311  # an order, not a secret
+    return [size for _ in range(repeats) for size in shuffle.sample(list(sizes), len(sizes))]
+
+
+def measure_step_times(
+    run: Callable[[int], Steps],
+    sizes: Sequence[int],
+    repeats: int,
+    seed: int,
+    most_seconds: float,
+    now: Callable[[], float] = time.perf_counter,
+) -> Measured:
+    """Measure each batch size ``repeats`` times in shuffled order, for as long as the seconds allow.
+
+    A visit is left out if it would not end in time, as the visits so far foretell by a line; the next, smaller ones
+    may still be made. The very first is always made.
+
+    Args:
+        run: times steps at a batch size.
+        sizes: the ladder.
+        repeats: visits to each.
+        seed: of the order.
+        most_seconds: of the measurement as a whole.
+        now: a clock in seconds; tests give their own.
+
+    Raises:
+        HardwareError: if there is nothing to measure, or a run times no step.
+    """
+    if not sizes or repeats < 1:
+        raise HardwareError(f"step times need batch sizes and repeats, but got {list(sizes)} and {repeats}")
+    start = now()
+    taken: list[tuple[float, float]] = []
+    runs: dict[int, list[Steps]] = {}
+    for size in visits(sizes, repeats, seed):
+        began = now()
+        if taken and began - start + float(fit_step_times(taken, float(size))(np.array(float(size)))) > most_seconds:
+            continue
+        steps = run(size)
+        if not steps.trial:
+            raise HardwareError(f"no step was timed at batch size {size}: time more steps than the warm-up's")
+        runs.setdefault(size, []).append(steps)
+        taken.append((float(size), now() - began))
+    return Measured(
+        timings=tuple(summarize(size, runs[size]) for size in sorted(runs)),
+        left_out=tuple(size for size in sizes if size not in runs),
+        cut=tuple(size for size in sizes if 0 < len(runs.get(size, ())) < repeats),
+    )
+
+
+def summarize(batch_size: int, repeats: Sequence[Steps]) -> StepTiming:
+    """Return median and quartiles over the steps of all repeats, each of which timed at least one step."""
+    steps = [seconds for repeat in repeats for seconds in repeat.trial]
+    medians = [statistics.median(repeat.trial) for repeat in repeats]
+    bare = [seconds for repeat in repeats for seconds in repeat.bare]
+    low, middle, high = np.quantile(steps, (0.25, 0.5, 0.75)).tolist()
+    drift = max(medians) / min(medians) - 1.0
+    return StepTiming(batch_size, middle, low, high, drift, len(steps), statistics.median(bare) if bare else None)
+
+
+@dataclass(frozen=True)
+class StepTimeModel:
+    """tau(B) on one device: what was measured, made monotone and joined smoothly; overhead + throughput beyond.
+
+    Args:
+        overhead: alpha of T_grad = alpha + beta b (Pollux, Qiao et al. 2021, arXiv 2008.12260, eq. 8), in seconds.
+        per_example: beta, in seconds.
+        residual: the median relative error of that line at the measured batch sizes.
+        sizes: measured batch sizes, rising.
+        seconds: tau there, never falling.
+    """
+
+    overhead: float
+    per_example: float
+    residual: float
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def line(self, batch_size: float) -> float:
+        """Return alpha + beta B in seconds."""
+        return self.overhead + self.per_example * batch_size
+
+    def __call__(self, batch_size: float) -> float:
+        """Return tau(B) in seconds; beyond the measured sizes, the line through the last one."""
+        if batch_size <= self.sizes[0]:
+            return self.seconds[0] * self.line(batch_size) / self.line(self.sizes[0])
+        if batch_size >= self.sizes[-1]:
+            return self.seconds[-1] * self.line(batch_size) / self.line(self.sizes[-1])
+        joined = PchipInterpolator(np.log(self.sizes), np.log(self.seconds))  # keeps a rising sequence rising
+        return math.exp(float(joined(math.log(batch_size))))
+
+
+def fit_step_model(measured: Sequence[tuple[float, float]]) -> StepTimeModel:
+    """Return the model of (batch size, seconds) pairs, one a batch size; a fall from noise is averaged away.
+
+    Raises:
+        HardwareError: for fewer than two batch sizes, one given twice, or seconds that are not positive numbers.
+    """
+    pairs = sorted(measured)
+    sizes, seconds = [size for size, _ in pairs], [value for _, value in pairs]
+    if len(set(sizes)) < max(2, len(sizes)) or not all(math.isfinite(v) and v > 0 for v in seconds):
+        raise HardwareError(f"tau(B) needs positive seconds at two or more batch sizes, each once, but got {pairs}")
+    line = fit_step_times(pairs, sizes[0])
+    rising = np.exp(isotonic_regression(np.log(seconds)).x)
+    model = StepTimeModel(line.overhead, line.per_example, 0.0, tuple(sizes), tuple(rising.tolist()))
+    errors = [abs(model.line(size) / value - 1.0) for size, value in pairs]
+    return replace(model, residual=statistics.median(errors))
+
+
+def leave_one_out(measured: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """Return the relative error of tau at each measured size but the ends, predicted from all the others.
+
+    Empty for fewer than three sizes.
+
+    Raises:
+        HardwareError: as :func:`fit_step_model` does.
+    """
+    pairs = sorted(measured)
+    return tuple(
+        abs(fit_step_model(pairs[:i] + pairs[i + 1 :])(pairs[i][0]) / pairs[i][1] - 1.0)
+        for i in range(1, len(pairs) - 1)
+    )
+
+
+def sync_seconds(devices: int, alpha: float, beta: float) -> float:
+    """Return T_sync = alpha + beta (K - 2) for K >= 2 devices, 0 for one (Pollux, eq. 9), in seconds."""
+    if devices < 1:
+        raise HardwareError(f"the number of devices must be at least 1, but got {devices}")
+    return alpha + beta * (devices - 2) if devices > 1 else 0.0
+
+
+def iteration_seconds(gradient: float, sync: float, gamma: float) -> float:
+    """Return T_iter = (T_grad^gamma + T_sync^gamma)^(1/gamma) (Pollux, eq. 10).
+
+    Args:
+        gradient: T_grad, seconds of the step on one device, at its own share of the batch.
+        sync: T_sync, seconds of communication.
+        gamma: 1: one after the other; the larger, the more they overlap; inf: wholly.
+
+    Raises:
+        HardwareError: for gamma under 1, or seconds that are negative.
+    """
+    if not gamma >= 1.0 or not (gradient >= 0.0 and sync >= 0.0):
+        raise HardwareError(
+            f"a step needs gamma of at least 1 and seconds of at least 0, but got {gamma}, {gradient} and {sync}"
+        )
+    longest = max(gradient, sync)
+    if longest == 0.0 or math.isinf(gamma):
+        return longest
+    return float(longest * ((gradient / longest) ** gamma + (sync / longest) ** gamma) ** (1.0 / gamma))
+
+
+class _StepClock(TrialClock):
+    """A trial's clock that notes the training seconds so far whenever the trial asks for its next batch."""
+
+    def __init__(self, now: Callable[[], float], synchronize: Callable[[], None]) -> None:
+        super().__init__(now, synchronize)
+        self.ticks: list[float] = []
+        self._training = False
+
+    def enter(self, phase: Phase) -> float:
+        self._training = phase is Phase.TRAINING
+        return super().enter(phase)
+
+    def tick(self) -> None:
+        if self._training:
+            self.enter(Phase.TRAINING)
+            self.ticks.append(self.seconds(Phase.TRAINING))
+
+
+class _Ticking:
+    """Batches that tick a clock each time the first micro-batch of a step is drawn."""
+
+    def __init__(self, batches: Iterable[Any], every: int, clock: _StepClock) -> None:
+        self._batches, self._every, self._clock = batches, every, clock
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(self._batches):
+            if number % self._every == 0:
+                self._clock.tick()
+            yield batch
+
+
+def time_trial(
+    workload: Workload,
+    protocol: Protocol,
+    batch_size: int,
+    lr: float,
+    steps: int,
+    now: Callable[[], float] = time.perf_counter,
+) -> tuple[float, ...]:
+    """Return the seconds of each of ``steps`` steps of a real trial, after the protocol's warm-up, evaluation left out.
+
+    A step lasts from one request for a batch to the next, the device synchronised at each.
+    """
+    clock = _StepClock(now, _synchronize(protocol))
+    sizes = micro_batch_sizes(batch_size, protocol.micro_batch_size)
+    never = Target(protocol.target.metric, -1e300 if protocol.target.mode == "min" else 1e300, protocol.target.mode)
+    # The first step's edge is the first tick within training, and the last step ends without one.
+    budget = Budget(protocol.warmup_steps + steps + 2, 1)
+    trainer = {**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1}
+    run_trial(
+        TrialSpec(0, 0, batch_size, lr, None, 0),
+        workload.build_module,
+        lambda spec: _Ticking(workload.train_batches(spec), len(sizes), clock),
+        workload.validation_batches,
+        workload.validation_examples,
+        replace(protocol, target=never, budget=budget, trainer=trainer),
+        clock=clock,
+        data_module=workload.data_module,
+    )
+    return tuple(b - a for a, b in pairwise(clock.ticks))[protocol.warmup_steps :][:steps]
+
+
+def time_bare(
+    workload: Workload,
+    protocol: Protocol,
+    batch_size: int,
+    lr: float,
+    steps: int,
+    device: torch.device,
+    now: Callable[[], float] = time.perf_counter,
+) -> tuple[float, ...]:
+    """Return the seconds of steps of a bare loop: a batch, zero_grad, forward, backward, optimizer step.
+
+    The module's own ``training_step`` on the same batches, in the trial's precision under autocast, without a Trainer;
+    without its schedule, and on one batch of B even where trials accumulate.
+    """
+    spec = TrialSpec(0, 0, batch_size, lr, None, 0)
+    seed_everything(0, workers=False, verbose=False)
+    module = workload.build_module(spec).to(device).train()
+    configured: Any = module.configure_optimizers()
+    optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise HardwareError(f"a bare step needs one optimizer, but the module configures {type(configured).__name__}")
+    kinds = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+    kind = kinds.get(str(protocol.trainer.get("precision")))
+    synchronize = _synchronize(protocol)
+    stream, seconds = iter(workload.train_batches(spec)), []
+    for number in range(protocol.warmup_steps + steps):
+        synchronize()
+        start = now()
+        batch = next(stream)
+        optimizer.zero_grad()
+        with nullcontext() if kind is None else torch.autocast(device.type, kind):
+            output: Any = module.training_step(batch, number)
+        (output["loss"] if isinstance(output, dict) else output).backward()
+        optimizer.step()
+        synchronize()
+        seconds.append(now() - start)
+    return tuple(seconds[protocol.warmup_steps :])
+
+
+def _synchronize(protocol: Protocol) -> Callable[[], None]:
+    return torch.cuda.synchronize if protocol.trainer.get("accelerator") == "cuda" else lambda: None
