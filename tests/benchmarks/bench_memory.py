@@ -1,0 +1,85 @@
+"""How many probes the memory ceiling takes, beside Lightning's BatchSizeFinder by bisection, at the same limits.
+
+Both are asked for the largest batch size under a law of memory that is linear in it; no memory is really taken, as only
+probes are counted: Lightning's is a real Trainer whose module raises an out-of-memory error above the limit, with one
+step a probe, no margin, and no cap below the data's length.
+
+    python tests/benchmarks/bench_memory.py
+"""
+
+import sys
+import warnings
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.tuner import Tuner
+from torch.utils.data import DataLoader, TensorDataset
+
+from bstune.command import quieten
+from bstune.hardware.memory import ProbeResult, find_ceiling
+
+CEILINGS = (30, 130, 500, 1163)
+EXAMPLES = 20_000
+BASE, PER_EXAMPLE = 500_000_000, 400_000
+
+
+class Limited(LightningModule):
+    """Runs out of memory above a batch size, and notes the sizes that it was asked for."""
+
+    def __init__(self, ceiling: int) -> None:
+        super().__init__()
+        self.batch_size, self.ceiling, self.asked = 2, ceiling, []
+        self.layer = torch.nn.Linear(1, 1)
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(TensorDataset(torch.zeros(EXAMPLES, 1)), batch_size=self.batch_size)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.asked.append(len(batch[0]))
+        if len(batch[0]) > self.ceiling:
+            raise RuntimeError("CUDA out of memory.")
+        return self.layer(batch[0]).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def lightning(ceiling: int) -> tuple[int, int]:
+    """Return Lightning's answer and its number of probes."""
+    module = Limited(ceiling)
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=1
+    )
+    found = Tuner(trainer).scale_batch_size(
+        module, mode="binsearch", steps_per_trial=1, max_trials=100, margin=0.0, max_val=EXAMPLES
+    )
+    return int(found or 0), len(module.asked)
+
+
+def ours(ceiling: int, relative: float) -> tuple[int, int]:
+    """Return our answer and our number of probes."""
+    limit = BASE + PER_EXAMPLE * ceiling
+
+    def probe(size: int) -> ProbeResult:
+        taken = BASE + PER_EXAMPLE * size
+        return ProbeResult(size, "fits" if taken <= limit else "training", limit, taken, taken)
+
+    found = find_ceiling(
+        probe, 1, EXAMPLES, multiple=1, relative=relative, largest_first=False, verify=1 if relative else 0
+    )
+    return found.batch_size, len(found.probes)
+
+
+def main() -> int:
+    """Print the table."""
+    quieten()
+    warnings.filterwarnings("ignore")
+    print(f"{'ceiling':>8} {'exact':>12} {'to 1%, verified':>16} {'Lightning':>12}   (found / probes)")
+    for ceiling in CEILINGS:
+        rows = ours(ceiling, 0.0), ours(ceiling, 0.01), lightning(ceiling)
+        print(f"{ceiling:>8} " + " ".join(f"{f'{a} / {n}':>{w}}" for (a, n), w in zip(rows, (12, 16, 12), strict=True)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
