@@ -180,9 +180,3 @@ def test_a_real_range_that_fits_takes_one_probe():
 def test_a_real_limit_under_the_interpreter_itself():
     with pytest.raises(HardwareError, match="the data and the model alone do not fit in 64 MiB"):
         ceiling((), 4, 4, 64 * MiB)
-
-
-def test_a_real_evaluation_is_told_from_training():
-    """Hidden layers of 300 digits take 0.5 GB in the evaluation, those of one digit next to nothing."""
-    with pytest.raises(HardwareError, match="training at batch size 1 fits in 1,100 MiB, but the evaluation does not"):
-        ceiling(("workload.module.model.hidden=[200000]",), 1, 1, 1100 * MiB)
