@@ -31,10 +31,6 @@ class StateError(BstuneError):
     """The state that a stopped trial left cannot be used: it starts afresh."""
 
 
-class HardwareError(BstuneError):
-    """The device cannot do what was asked of it: nothing fits its memory, or it is gone."""
-
-
 class Interrupted(BstuneError):
     """Ctrl-C or a termination signal ended a study that the same command continues."""
 
