@@ -127,6 +127,24 @@ def test_what_is_asked_tells_of_b_crit_for_its_cost():
     assert 0 in nearly
 
 
+@pytest.mark.parametrize("steps", [30_000, 3_000_000])
+def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
+    # As where a model overfits: its error rises for ever, and every continuation would be longer than all before.
+    known = known_of(curve(SIZES))
+    stopped = Arm(
+        len(known.arms), "budget", steps, 0.001, 4.2, float(known.prior.rule(4.2)), (), None, 0.0, stuck=False
+    )
+    arms = (*known.arms, stopped)
+    seen = observe(arms, 0)
+    theta = sample_posterior(seen, known.prior, np.random.default_rng(0), 192, 3)
+    known = replace(known, arms=arms, observations=seen, theta=theta)
+    x = np.array([stopped.x, 4.5, 8.0, 11.0])
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        done = np.array([float(steps), 0.0, 0.0, 0.0])
+        assert most_learned(known, x, known.prior.rule(x), np.zeros((4, 0)), done, (), rng)[0] != 0
+
+
 def test_the_same_generator_gives_the_same_draws():
     known = known_of(curve(SIZES))
     np.testing.assert_array_equal(quantiles(known), quantiles(known))

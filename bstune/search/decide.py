@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bstune.errors import ConfigError
 from bstune.search.known import Arm, Known, Weight, merit, objective_weight, residual_process, smoothed
-from bstune.search.mapping import most_learned
+from bstune.search.mapping import GIVEN_UP_AT, most_learned
 from bstune.search.posterior import OTHER, log_steps, optimum
 from bstune.search.residual import draw_residual
 
@@ -24,7 +24,6 @@ FEWEST_STEPS = 10.0  # of any trial: a shorter one costs more to set up than to 
 FINALISTS = 4  # reached trials around which a third of the candidates lie
 ROOM = 0.1  # octaves below a batch size that ran out of memory
 LUCK = 1.5  # at most so much is the least own result bettered by the others around it
-CURVE_MARGIN = 1.6  # a trial of the objective ``curve`` ends at this many times what was expected of it
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ def decide(
     choices = _choices(known, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
     if maps:
         chosen, expected = most_learned(known, choices.x, choices.z, choices.other, choices.done, pending, rng)
-        cap = CURVE_MARGIN * expected
+        cap = GIVEN_UP_AT * expected
         limit = cap if choices.done[chosen] >= policy.look * expected else policy.look * expected
         return _proposal(choices, chosen, max(limit, 1.3 * float(choices.done[chosen])))
     draw = known.theta[int(rng.integers(len(known.theta)))]

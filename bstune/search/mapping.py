@@ -27,6 +27,7 @@ REACH = math.log(100.0)  # B_crit is sought within this factor of the batch size
 FITTED = 400  # values of B_crit that are tried
 DECISION_DRAWS = 64
 SETUP = 0.2  # what a trial costs beside its steps, over the cheapest one's cost: few trials rather than many
+GIVEN_UP_AT = 1.6  # times the steps that are expected of a trial: where it ends
 MISFIT = 0.14  # in log S: what one more trial at a place still misses of the frontier there
 
 
@@ -116,6 +117,8 @@ def most_learned(
     expected = np.exp(np.minimum(np.median(steps, axis=0), 50.0))
     whole = expected * known.tau(np.exp2(x))
     to_go = whole * np.maximum(1.0 - done / expected, 0.1) + SETUP * whole.min()
+    # A stopped trial that is past what is expected of it says that the model is wrong there: more of it tells nothing.
+    gain[done >= GIVEN_UP_AT * expected] = 0.0
     for log_size, log_rate, _ in pending:
         gain[(np.abs(x - log_size) < 0.5) & (np.abs(z - log_rate) < 0.5)] *= 0.3
     chosen = int((gain / to_go).argmax())
