@@ -104,8 +104,8 @@ class OwnSearch(OptunaSearch):
 class FittedSearch(OwnSearch):
     """The same search with B_crit from the fit to the frontier points, as of the other searches.
 
-    On the tables that the sampler was tuned on, the fit scatters more after one and three times the frontier's cost,
-    which is why the posterior is the default, and comes closer after ten times, where the posterior stays too low.
+    On the tables that the sampler was tuned on the fit scatters more, most of all after once the frontier's cost: it
+    sees the best reached trial of each half octave, the drawn frontiers see all trials.
     ``--searches bstune.own_search:FittedSearch --objective curve`` shows it.
     """
 

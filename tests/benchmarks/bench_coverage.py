@@ -12,7 +12,7 @@ real seeds do.
 
     python tests/benchmarks/bench_coverage.py [--seeds 200] [--out FILE]
 
-It takes about 5 s a seed on one core; no clock goes into the results.
+It takes 5 to 9 s a seed on one core; no clock goes into the results.
 """
 
 import argparse
