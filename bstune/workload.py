@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from torch.utils.data import DataLoader
 
 from bstune.building import build
+from bstune.clock import TrialClock
 from bstune.data.batches import rebatch
 from bstune.data.module import ImageData
 from bstune.errors import ConfigError
@@ -152,6 +153,7 @@ def train(
     protocol: Protocol,
     checkpoint: Path | None = None,
     *,
+    clock: TrialClock | None = None,
     state: Path | None = None,
     resume: Stopped | None = None,
 ) -> TrialResult:
@@ -164,6 +166,7 @@ def train(
         workload.validation_examples,
         protocol,
         checkpoint,
+        clock,
         data_module=workload.data_module,
         state=state,
         resume=resume,

@@ -210,8 +210,7 @@ def answer(request: Mapping[str, Any], meter_of: Callable[[torch.device], Meter]
     from bstune.protocol import Budget
     from bstune.records import Target, TrialSpec
     from bstune.training import settle
-    from bstune.trial import run_trial
-    from bstune.workload import build_workload
+    from bstune.workload import build_workload, train
 
     settled = settle(OmegaConf.create(request["config"]))
     config = settled.config
@@ -222,16 +221,7 @@ def answer(request: Mapping[str, Any], meter_of: Callable[[torch.device], Meter]
     protocol = make_protocol(config, never, {**settled.trainer, "num_sanity_val_steps": 0})
     workload = build_workload(config)
     spec = TrialSpec(0, 0, request["batch_size"], float(config.scaling.lr), None, 0)
-    result = run_trial(
-        spec,
-        workload.build_module,
-        workload.train_batches,
-        workload.validation_batches,
-        workload.validation_examples,
-        replace(protocol, budget=Budget(request["steps"], 1)),
-        clock=meter,
-        data_module=workload.data_module,
-    )
+    result = train(workload, spec, replace(protocol, budget=Budget(request["steps"], 1)), clock=meter)
     error = (result.message or "out of memory") if result.status == "oom" else None
     return judge(meter, spec.batch_size, limit, error, device.type == "cpu")
 
