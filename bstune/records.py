@@ -7,13 +7,14 @@ nor numpy, so that everything that works on recorded trials starts fast.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from bstune.errors import ConfigError
 
 Status = Literal["reached", "budget", "diverged", "oom", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
+NEVER = 1e300  # a goal is a finite number, and far from this one
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Target:
     def reached(self, value: float) -> bool:
         """Return whether ``value`` meets the goal; NaN never does."""
         return self.gap(value) <= 0.0
+
+    @property
+    def never_met(self) -> "Target":
+        """The same metric with a goal that no value meets: for training that only its budget ends."""
+        return replace(self, value=-NEVER if self.mode == "min" else NEVER)
 
     def __str__(self) -> str:
         return f"{self.metric} {'<=' if self.mode == 'min' else '>='} {self.value:g}"

@@ -1,26 +1,50 @@
 """The probe's pieces: what the machine allows, what a process said, and one real probe on a CPU."""
 
-import json
-
 import pytest
 import torch
 
 from bstune.clock import Phase
 from bstune.command import compose_checked
 from bstune.errors import ConfigError, HardwareError
-from bstune.hardware.probe import (
-    MemoryLimit,
-    Meter,
-    judge,
-    make_probe,
-    measure_ceiling,
-    memory_limit,
-    peak_resident_bytes,
-    read_answer,
-    resident_bytes,
-)
+from bstune.hardware.ceiling import measure_ceiling, probing, read_answer
+from bstune.hardware.memory_limit import MemoryLimit, memory_limit, peak_resident_bytes, resident_bytes
+from bstune.hardware.probe import Meter, judge
+from bstune.workloads.mlp import mlp
 
 MiB = 2**20
+
+
+class Hungry(torch.nn.Module):
+    """Takes a quarter of a megabyte an example for a while in training, one in evaluation."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        block = torch.ones(len(images) * (MiB // 4 if self.training else MiB), dtype=torch.uint8)
+        return self.model(images) + 0.0 * block[0]
+
+
+def hungry(**arguments: object) -> torch.nn.Module:
+    return Hungry(mlp(**arguments))
+
+
+class NeedsTwo(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if len(images) < 2:
+            raise ValueError("one example is too few")
+        return self.model(images)
+
+
+def needs_two(**arguments: object) -> torch.nn.Module:
+    return NeedsTwo(mlp(**arguments))
+
+
 MEMINFO = {"proc/meminfo": "MemTotal:  4096 kB\nMemAvailable:    2048 kB\n"}
 
 
@@ -128,51 +152,77 @@ def test_memory_that_runs_out_is_told_by_its_phase(phases, outcome):
     assert (result.outcome, result.training_bytes, result.message) == (outcome, None, "CUDA out of memory")
 
 
-def line(**values: object) -> str:
-    return json.dumps(values) + "\n"
-
-
 @pytest.mark.parametrize(
-    ("status", "stdout", "stderr", "outcome", "message"),
+    ("said", "outcome", "message"),
     [
-        (0, line(phase="training") + line(outcome="fits", limit=9, training_bytes=3, peak_bytes=4), "", "fits", None),
-        (0, line(outcome="training", limit=9, message="stopped at 9 MiB"), "noise", "training", "stopped at 9 MiB"),
-        (-9, line(phase="evaluation"), "", "evaluation", "ended by the system, as it does when memory runs out"),
-        (137, "", "", "training", "ended by the system, as it does when memory runs out"),
-        (1, "", "Traceback\nValueError: batch of 1\n\n", "error", "ValueError: batch of 1"),
-        (1, "", "RuntimeError: CUDA error: device-side assert triggered", "error", None),
-        (1, "", "RuntimeError: No CUDA GPUs are available\n", "device", "RuntimeError: No CUDA GPUs are available"),
-        (-11, "", "", "error", "the probe ended with status -11 and said nothing"),
+        ({"phase": "training", "outcome": "fits", "limit": 9, "training_bytes": 3, "peak_bytes": 4}, "fits", None),
+        ({"outcome": "training", "limit": 9, "message": "stopped at 9 MiB"}, "training", "stopped at 9 MiB"),
+        ({"phase": "evaluation", "ended": -9}, "evaluation", "ended by the system, as it does when memory runs out"),
+        ({"ended": 137}, "training", "ended by the system, as it does when memory runs out"),
+        ({"phase": "training", "ended": -9, "late": True}, "error", "it did not end within 60 s"),
+        ({"ended": 1, "stderr": "Traceback\nValueError: batch of 1\n\n"}, "error", "ValueError: batch of 1"),
+        ({"ended": 1, "stderr": "RuntimeError: CUDA error: device-side assert triggered"}, "error", None),
+        (
+            {"ended": 1, "stderr": "RuntimeError: No CUDA GPUs are available\n"},
+            "device",
+            "RuntimeError: No CUDA GPUs are available",
+        ),
+        ({"ended": -11}, "error", "the probe ended with status -11 and said nothing"),
     ],
-)  # fmt: skip
-def test_read_answer(status, stdout, stderr, outcome, message):
-    result = read_answer(8, 100, status, stdout, stderr)
+)
+def test_read_answer(said, outcome, message):
+    result = read_answer(8, 100, 60.0, {"ended": 0, "late": False, "stderr": ""} | said)
     assert (result.batch_size, result.outcome) == (8, outcome)
     assert message is None or result.message == message
     assert result.fits == (outcome == "fits")
 
 
 def test_a_workload_that_cannot_be_built_is_refused():
+    said = {"ended": 0, "late": False, "stderr": "", "refused": "workload.module cannot be built: no"}
     with pytest.raises(ConfigError, match=r"workload\.module cannot be built"):
-        read_answer(8, 100, 0, line(refused="workload.module cannot be built: no"), "")
+        read_answer(8, 100, 60.0, said)
+
+
+def digits(*overrides: str):
+    return compose_checked(["+workload=digits", "device=cpu", "precision=32-true", *overrides])
 
 
 def test_a_probe_on_a_cpu_needs_a_limit():
-    config = compose_checked(["+workload=digits", "device=cpu"])
-    with pytest.raises(HardwareError, match="needs a memory limit in bytes"):
-        make_probe(config, None, 3, 60.0)
+    with pytest.raises(HardwareError, match="needs a memory limit in bytes"), probing(digits(), None, 3, 60.0):
+        pass
+
+
+def test_a_real_evaluation_that_does_not_fit_is_told_from_training_that_does_not():
+    """An evaluation of 300 images takes 300 MiB here, 1,000 examples of training 250."""
+    with probing(digits(), 4096 * MiB, 2, 60.0) as probe:
+        held = probe(4).peak_bytes
+    with probing(digits("workload.module.model._target_=tests.test_probe.hungry"), held + 150 * MiB, 2, 60.0) as probe:
+        assert probe(8).outcome == "evaluation"
+        assert probe(1000).outcome == "training"
+    with probing(digits("workload.module.model._target_=tests.test_probe.hungry"), held + 700 * MiB, 2, 60.0) as probe:
+        assert probe(8).outcome == "fits"
+
+
+def test_a_probe_that_takes_too_long_or_breaks_is_an_error_and_the_next_one_runs():
+    with probing(digits(), 4096 * MiB, 2, 0.01) as probe:
+        result = probe(4)
+        assert (result.outcome, result.message) == ("error", "it did not end within 0.01 s")
+    with probing(digits("workload.module.model._target_=tests.test_probe.needs_two"), 4096 * MiB, 2, 60.0) as probe:
+        result = probe(1)
+        assert (result.outcome, result.message) == ("error", "ValueError: one example is too few")
+        assert probe(2).fits
 
 
 def ceiling(overrides: tuple[str, ...], low: int, high: int, limit: int):
-    config = compose_checked(["+workload=digits", "device=cpu", *overrides])
+    config = digits(*overrides)
     settings = {"multiple": 1, "relative": 0.01, "steps": 3, "seconds": 120.0}
     return measure_ceiling(config, low, high, 1200, limit=limit, largest_first=True, verify=0, **settings)
 
 
-def test_a_real_range_that_fits_takes_one_probe():
+def test_a_real_range_that_fits_takes_a_probe_at_either_end():
     """A gigabyte for the interpreter, torch and 1200 digits; the range is cut to the data set."""
     found = ceiling((), 4, 5000, 4096 * MiB)
-    assert (found.batch_size, found.above, len(found.probes)) == (1200, None, 1)
+    assert (found.batch_size, found.above, [p.batch_size for p in found.probes]) == (1200, None, [1200, 4])
     assert 100 * MiB < found.at.training_bytes <= found.at.peak_bytes < 4096 * MiB
     assert found.notes == ("batch size 5000 is larger than the training data: the ceiling was looked for up to 1200",)
 

@@ -80,7 +80,7 @@ class Ceiling:
     Args:
         at: the probe at it.
         above: the smallest probe over it, which does not fit; None: the range ends at the ceiling.
-        smallest: the smallest batch size that runs; None if it was not looked for, because the largest one fits.
+        smallest: the smallest batch size that runs.
         precision: examples between the two probes at most.
         spread: largest over smallest peak of the probes at the ceiling that fit, less 1; None if it was not verified.
         model: fitted to every probe that fits; None if there were fewer than two batch sizes.
@@ -92,7 +92,7 @@ class Ceiling:
 
     at: ProbeResult
     above: ProbeResult | None
-    smallest: int | None
+    smallest: int
     precision: int
     spread: float | None
     model: MemoryModel | None
@@ -215,7 +215,7 @@ def find_ceiling(
         high: the largest; it is always a candidate itself.
         multiple: candidates are ``low``, multiples of this, and ``high``.
         relative: precision as a share of the batch size, such as 0.01 where memory is noisy; 0: exact to ``multiple``.
-        largest_first: probe ``high`` first; if it fits, no other size is probed.
+        largest_first: probe ``high`` first; if it fits, only ``low`` is probed besides.
         verify: how many probes more the ceiling has to pass before it is returned, where memory is noisy. One that it
             fails makes it the size that does not fit, and the search goes on below.
         notes: go to the result.
@@ -226,18 +226,18 @@ def find_ceiling(
     """
     search = _Search(probe, low, high, multiple, relative, report)
     said = list(notes)
-    smallest: int | None = None
-    if largest_first and low < high and search.run(high).fits and _verified(search, high, verify):
-        fit = search.done[-1]
+    whole = largest_first and low < high and search.run(high).fits and _verified(search, high, verify)
+    largest = search.done[-1] if whole else None
+    fit = _smallest_that_runs(search)
+    smallest = fit.batch_size
+    if smallest > low:
+        first = next(r for r in search.done if r.batch_size == low)
+        said.append(
+            f"batch size {low} fails for another reason than memory ({first.message}): the range starts at {smallest}"
+        )
+    if largest is not None:
+        fit = largest
     else:
-        fit = _smallest_that_runs(search)
-        smallest = fit.batch_size
-        if smallest > low:
-            first = next(r for r in search.done if r.batch_size == low)
-            said.append(
-                f"batch size {low} fails for another reason than memory ({first.message}): "
-                f"the range starts at {smallest}"
-            )
         fit = _close_in(search, fit)
         while not _verified(search, fit.batch_size, verify):
             fit = _close_in(search, _largest_below(search, fit.batch_size))

@@ -26,7 +26,7 @@ from bstune.clock import Phase, TrialClock
 from bstune.data.batches import micro_batch_sizes
 from bstune.errors import HardwareError
 from bstune.protocol import Budget, Protocol
-from bstune.records import Target, TrialSpec
+from bstune.records import TrialSpec
 from bstune.search.steptime import fit_step_times
 from bstune.trial import run_trial
 from bstune.workload import Workload
@@ -307,7 +307,6 @@ def time_trial(
     """
     clock = _StepClock(now, _synchronize(protocol))
     sizes = micro_batch_sizes(batch_size, protocol.micro_batch_size)
-    never = Target(protocol.target.metric, -1e300 if protocol.target.mode == "min" else 1e300, protocol.target.mode)
     # The first step's edge is the first tick within training, and the last step ends without one.
     budget = Budget(protocol.warmup_steps + steps + 2, 1)
     trainer = {**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1}
@@ -317,7 +316,7 @@ def time_trial(
         lambda spec: _Ticking(workload.train_batches(spec), len(sizes), clock),
         workload.validation_batches,
         workload.validation_examples,
-        replace(protocol, target=never, budget=budget, trainer=trainer),
+        replace(protocol, target=protocol.target.never_met, budget=budget, trainer=trainer),
         clock=clock,
         data_module=workload.data_module,
     )
