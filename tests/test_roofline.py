@@ -15,7 +15,6 @@ from bstune.hardware.roofline import (
     achieved,
     allowed_seconds,
     intensity,
-    misaligned,
     step_cost,
     training_loss,
     turning_batch_size,
@@ -283,39 +282,6 @@ def test_time_allowed_is_the_larger_of_each_layer():
 
 
 @pytest.mark.parametrize(
-    ("dimensions", "rows", "batch", "multiple", "expected"),
-    [
-        ((("in_features", 16), ("out_features", 8)), 1, 8, 8, []),
-        ((("in_features", 16), ("out_features", 10)), 1, 8, 8, [("out_features", 10, 16)]),
-        ((("in_features", 15), ("out_features", 10)), 1, 8, 4, [("in_features", 15, 16), ("out_features", 10, 12)]),
-        ((("in_channels", 3), ("out_channels", 64)), None, 7, 8, [("in_channels", 3, 8)]),
-        ((("in_features", 8), ("out_features", 8)), 1, 9, 8, [("batch", 9, 16)]),
-        ((("in_features", 8), ("out_features", 8)), 4, 9, 8, [("batch", 9, 10)]),
-        ((("in_features", 8), ("out_features", 8)), 8, 9, 8, []),
-        ((("in_features", 8), ("out_features", 24)), 16, 16, 16, [("in_features", 8, 16), ("out_features", 24, 32)]),
-        ((), None, 9, 8, []),
-        ((("in_features", 15), ("out_features", 10)), 1, 9, None, []),
-    ],
-)
-def test_alignment(dimensions, rows, batch, multiple, expected):
-    one = layer(Line(0, 100), Line(0, 1), dimensions=dimensions, rows_per_example=rows)
-    found = misaligned(step(one), LIMITS, multiple, batch)
-    assert [(row.dimension, row.size, row.padded) for row in found] == expected
-
-
-def test_gain_of_padding_is_predicted_from_the_measured_ceilings():
-    one = LayerCost("l", "Linear", 1, Line(0, 120), Line(0, 1), Line(0, 1), NOTHING, (("in_features", 6),), 1)
-    feature, batch = misaligned(step(one), LIMITS, 8, 12)
-    assert feature.predicted_gain == pytest.approx((120 / 50) / (120 * 8 / 6 / 100))
-    assert (batch.padded, batch.predicted_gain) == (16, pytest.approx(2.0))
-    slow = LayerCost("l", "Linear", 1, Line(0, 1), Line(0, 1), Line(0, 3), NOTHING, (("in_features", 6),), 8)
-    (feature,) = misaligned(step(slow), LIMITS, 8, 12)
-    assert feature.predicted_gain == pytest.approx(4 / (8 / 6 + 3))  # memory-bound: padding only moves more
-    unknown = DeviceLimits("device", "fp16", 100.0, 10.0)
-    assert misaligned(step(one), unknown, 8, 12)[0].predicted_gain is None
-
-
-@pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: cost_of(nn.Linear(2, 2), (2,), batch_sizes=(0, 2)), r"batch_sizes must be two rising.*\(0, 2\)"),
@@ -327,7 +293,6 @@ def test_gain_of_padding_is_predicted_from_the_measured_ceilings():
         (lambda: allowed_seconds(step(layer()), LIMITS, math.nan), "a batch size is at least 1 example, but got nan"),
         (lambda: achieved(step(layer()), LIMITS, [(0, 1.0)]), "a batch size is at least 1"),
         (lambda: achieved(step(layer()), LIMITS, [(2, math.nan)]), "seconds per step at batch size 2 .* but got nan"),
-        (lambda: misaligned(step(layer()), LIMITS, 8, 0), "a batch size is at least 1"),
         (lambda: turning_batch_size(layer(), math.inf), "the ridge must be .* but got inf"),
     ],
 )

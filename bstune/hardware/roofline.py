@@ -17,7 +17,7 @@ convolutions and attention; it counts none elsewhere. Bytes follow from the shap
 import functools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -116,24 +116,6 @@ class Achieved:
     compute_bound: bool
 
 
-@dataclass(frozen=True)
-class Misaligned:
-    """A dimension that misses the tensor cores' multiple, and what padding it is predicted to give, not measured.
-
-    ``dimension`` is ``in_features``, ``out_features``, ``in_channels``, ``out_channels`` or ``batch`` (in examples);
-    ``padded`` the next size that is aligned. ``predicted_gain`` is the layer's throughput with it over its throughput
-    as it is, by the roofline, as if nothing else in it were misaligned; below 1 padding costs more than it gives. None
-    where the device's rate for misaligned products is not known.
-    """
-
-    name: str
-    kind: str
-    dimension: str
-    size: int
-    padded: int
-    predicted_gain: float | None
-
-
 def training_loss(module: Any, batch: Any) -> Tensor:
     """Return the loss of a LightningModule's ``training_step``, which gives a tensor or a mapping with ``loss``."""
     output = module.training_step(batch, 0)
@@ -202,7 +184,7 @@ def _layer(first: "_Traced", second: "_Traced", batch_sizes: tuple[int, int]) ->
 
 def intensity(cost: LayerCost | StepCost, batch_size: float) -> float | None:
     """Return FLOPs per byte at ``batch_size``; None where no bytes are known. HardwareError for a size below 1."""
-    moved = cost.bytes.at(_check_batch_size(batch_size))
+    moved = cost.bytes.at(check_batch_size(batch_size))
     return cost.flops.at(batch_size) / moved if moved else None
 
 
@@ -227,7 +209,7 @@ def allowed_seconds(cost: StepCost, limits: DeviceLimits, batch_size: float) -> 
 
 def layer_seconds(layer: LayerCost, limits: DeviceLimits, batch_size: float) -> float:
     """Return the larger of the seconds that FLOPs and bytes take at the ceilings. HardwareError for a size below 1."""
-    _check_batch_size(batch_size)
+    check_batch_size(batch_size)
     return max(
         layer.flops.at(batch_size) / limits.flops_per_second, layer.bytes.at(batch_size) / limits.bytes_per_second
     )
@@ -250,47 +232,8 @@ def achieved(cost: StepCost, limits: DeviceLimits, measured: Iterable[tuple[int,
     return rows
 
 
-def misaligned(cost: StepCost, limits: DeviceLimits, multiple: int | None, batch_size: int) -> list[Misaligned]:
-    """Return the dimensions that miss the tensor cores' multiple at ``batch_size``, with what padding would give.
-
-    The multiples and the dimensions are those of NVIDIA's guides to linear layers and convolutions; embeddings and
-    depthwise convolutions do not run there.
-
-    ``multiple`` is :func:`bstune.hardware.device_limits.tensor_core_multiple`; None, for any size, returns none.
-    HardwareError is raised for a batch size below 1.
-    """
-    _check_batch_size(batch_size)
-    rows = []
-    if multiple is None:
-        return []
-    for layer in cost.layers:
-        for dimension, size in layer.dimensions:
-            if size % multiple:
-                padded = -(-size // multiple) * multiple
-                gain = _gain(layer, _pad(layer, dimension, padded / size), limits, batch_size, batch_size)
-                rows.append(Misaligned(layer.name, layer.kind, dimension, size, padded, gain))
-        if layer.rows_per_example is not None and batch_size * layer.rows_per_example % multiple:
-            step = multiple // math.gcd(multiple, layer.rows_per_example)
-            padded = -(-batch_size // step) * step
-            gain = _gain(layer, layer, limits, batch_size, padded)
-            rows.append(Misaligned(layer.name, layer.kind, "batch", batch_size, padded, gain))
-    return rows
-
-
-def _pad(layer: LayerCost, dimension: str, factor: float) -> LayerCost:
-    side = "inputs" if dimension.startswith("in_") else "outputs"
-    return replace(layer, **{name: getattr(layer, name) * factor for name in ("flops", "weights", side)})
-
-
-def _gain(layer: LayerCost, padded: LayerCost, limits: DeviceLimits, now: int, then: int) -> float | None:
-    """Return the examples/s of ``padded`` at batch size ``then`` over those of ``layer``, misaligned, at ``now``."""
-    if limits.misaligned_flops_per_second is None:
-        return None
-    slow = replace(limits, flops_per_second=limits.misaligned_flops_per_second)
-    return layer_seconds(layer, slow, now) / layer_seconds(padded, limits, then) * then / now
-
-
-def _check_batch_size(batch_size: float) -> float:
+def check_batch_size(batch_size: float) -> float:
+    """Return the batch size. HardwareError is raised for one below 1 (NaN too)."""
     if not (math.isfinite(batch_size) and batch_size >= 1):
         raise HardwareError(f"a batch size is at least 1 example, but got {batch_size}")
     return batch_size
