@@ -39,7 +39,7 @@ def main() -> int:
     except BstuneError as error:
         if debug:
             raise
-        return _explain(error)
+        return explain(error)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return Interrupted.exit_status
@@ -54,10 +54,10 @@ def _hydra_main(config: DictConfig) -> None:
     except BstuneError as error:
         if config.get("debug"):
             raise
-        sys.exit(_explain(error))
+        sys.exit(explain(error))
 
 
-def _explain(error: BstuneError) -> int:
+def explain(error: BstuneError) -> int:
     """Write an error as plain lines, without passwords, and return its exit status."""
     sys.stderr.write(f"error: {redact(str(error))}\n")
     return error.exit_status
@@ -133,12 +133,21 @@ def compose_checked(arguments: Sequence[str]) -> DictConfig:
         overrides.append(f"hydra.searchpath=[file://{parsed.config_dir}]")
     with initialize_config_module(CONFIG_MODULE, version_base=HYDRA_VERSION):
         _check_workload(overrides)
-        try:
-            return check_settings(compose(parsed.config_name or CONFIG_NAME, overrides))
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(_plain(error)) from error
-        except YAMLError as error:
-            raise ConfigError(f"a config file is not YAML: {' '.join(str(error).split())}") from error
+        return check_settings(compose_plainly(parsed.config_name or CONFIG_NAME, overrides))
+
+
+def compose_plainly(config_name: str, overrides: Sequence[str]) -> DictConfig:
+    """Compose a config with Hydra initialised by the caller.
+
+    Raises:
+        ConfigError: in place of what Hydra, OmegaConf and the YAML parser raise, without their internals.
+    """
+    try:
+        return compose(config_name, list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_plain(error)) from error
+    except YAMLError as error:
+        raise ConfigError(f"a config file is not YAML: {' '.join(str(error).split())}") from error
 
 
 def _check_workload(overrides: Sequence[str]) -> None:

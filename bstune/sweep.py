@@ -1,0 +1,287 @@
+"""Sweeps: ``python -m bstune.sweep NAME [options]`` runs a named experiment that reproduces a published result.
+
+A sweep is one file in ``sweeps/`` (installed as bstune.sweeps) on top of ``conf/``: its keys under ``sweep`` say where
+the result was published, where the outputs go, and which function of :mod:`bstune.experiments` is called with which
+parameters. That function is called as ``run(config, console, **parameters)`` and returns a
+:class:`~bstune.experiments.finding.Finding`; its annotations are the parameters' types. A sweep that trains takes
+``config`` into its defaults, so that every option of bstune is one of its own; one that does not has no options but
+those under ``sweep``, and is called with an empty config.
+"""
+
+import argparse
+import functools
+import inspect
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, make_dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra import initialize_config_module
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+
+from bstune.building import build
+from bstune.command import HYDRA_VERSION, compose_plainly, explain, quieten
+from bstune.errors import BstuneError, ConfigError, Interrupted, StudyError
+from bstune.experiments.finding import Finding
+from bstune.output import check_writable, redact
+from bstune.records import dump_json
+from bstune.report import format_number
+from bstune.settings import check_settings, is_replayed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SWEEP_MODULE = "bstune.sweeps"
+COMMAND = "python -m bstune.sweep"
+GIVEN = 2  # parameters of an experiment that are not in its YAML: config and console
+
+
+@dataclass
+class SweepSettings:
+    """The keys under ``sweep``; no defaults here, the YAML owns them."""
+
+    source: str
+    output: str
+    experiment: Any
+
+
+@dataclass(frozen=True)
+class SweepOutput:
+    """The paths of one sweep."""
+
+    root: Path
+
+    @property
+    def result(self) -> Path:
+        """The finding with all that it rests on."""
+        return self.root / "result.json"
+
+    @property
+    def figure(self) -> Path:
+        """The one figure."""
+        return self.root / "figure.png"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A checked sweep.
+
+    Args:
+        name: its file's.
+        source: the published result.
+        output: where its files go.
+        config: the rest of the composed config, checked; empty for a sweep without a workload.
+        experiment: ``run`` of its module.
+        parameters: for the experiment, each of its annotated type.
+        plain_parameters: the same as plain values.
+    """
+
+    name: str
+    source: str
+    output: SweepOutput
+    config: DictConfig
+    experiment: functools.partial[Finding]
+    parameters: Mapping[str, Any]
+    plain_parameters: Mapping[str, Any]
+
+
+def main() -> int:
+    """Run the command in ``sys.argv`` and return its exit status: 0, 2 for bad input, or 130 after an interruption."""
+    parser = _parser()
+    arguments = parser.parse_args()
+    try:
+        if arguments.name is None:
+            sys.stdout.write((parser.format_help() + "\n" if arguments.help else "") + listing())
+        elif arguments.help:
+            sys.stdout.write(redact(OmegaConf.to_yaml(compose_sweep(arguments.name, arguments.options))))
+        else:
+            run_sweep(arguments.name, arguments.options)
+    except BstuneError as error:
+        return explain(error)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return Interrupted.exit_status
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Reproduces a published result.", add_help=False)
+    parser.add_argument("name", nargs="?", help="the sweep; without one, the sweeps are listed")
+    parser.add_argument("options", nargs="*", help="options of the sweep's file, as sweep.output=DIR")
+    parser.add_argument("-h", "--help", action="store_true", help="after a name: list the options, as they are set")
+    return parser
+
+
+def sweep_names() -> list[str]:
+    """Return the names of the sweeps that there are, sorted."""
+    return sorted(Path(file.name).stem for file in files(SWEEP_MODULE).iterdir() if file.name.endswith(".yaml"))
+
+
+def listing() -> str:
+    """Return the sweeps, each with the published result that it reproduces, and how one is run."""
+    lines = [f"{name}\n    {compose_sweep(name, ()).sweep.source}" for name in sweep_names()]
+    return "\n".join([*lines, f"run one with: {COMMAND} NAME [options]; its options: {COMMAND} NAME --help", ""])
+
+
+def compose_sweep(name: str, options: Sequence[str]) -> DictConfig:
+    """Return the config of a sweep, composed but not checked.
+
+    Raises:
+        ConfigError: for an unknown sweep, option or group.
+    """
+    if name not in sweep_names():
+        raise ConfigError(f"there is no sweep {name!r}; sweeps: {', '.join(sweep_names())}")
+    with initialize_config_module(SWEEP_MODULE, version_base=HYDRA_VERSION):
+        return compose_plainly(name, options)
+
+
+def check_sweep(name: str, config: DictConfig) -> Sweep:
+    """Check a composed sweep, writing nothing.
+
+    Raises:
+        ConfigError: for an unknown option, a value that is missing or of the wrong type, or no workload where the
+            sweep needs one.
+        StudyError: if its output cannot be written.
+    """
+    try:
+        values = OmegaConf.to_container(config.sweep, resolve=True)  # what it refers to may be beside it
+        own = OmegaConf.merge(OmegaConf.structured(SweepSettings), values)
+        source, root = own.source, own.output
+        experiment = build(own.experiment, "sweep.experiment")
+    except ConfigKeyError as error:
+        raise ConfigError(f"unknown option sweep.{error.full_key}; --help lists the options") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"sweep: {str(error).splitlines()[0]}") from error
+    parameters, plain_parameters = _typed(experiment)
+    output = SweepOutput(Path(root))
+    rest = config.copy()
+    with open_dict(rest):
+        del rest["sweep"]
+    check_writable(output.result, f"sweep.output={root}")
+    return Sweep(name, source, output, _checked(name, rest), experiment, parameters, plain_parameters)
+
+
+def _checked(name: str, rest: DictConfig) -> DictConfig:
+    if "protocol" not in rest:  # conf/config.yaml is not among its defaults
+        if rest:
+            raise ConfigError(f"unknown option {next(iter(rest))!s}; --help lists the options")
+        return rest
+    if "workload" not in rest:
+        raise ConfigError(f"the sweep {name} needs a workload: add +workload=NAME")
+    return check_settings(rest)
+
+
+def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return an experiment's parameters, as its annotations have them and as plain values.
+
+    A parameter with a default is none of the YAML's: a clock that tests replace.
+    """
+    own = list(inspect.signature(experiment.func).parameters.values())[GIVEN:]
+    schema = make_dataclass("Parameters", [(p.name, p.annotation) for p in own if p.default is p.empty])
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(schema), experiment.keywords)
+        if missing := OmegaConf.missing_keys(merged):
+            raise ConfigError(f"no value is given for sweep.experiment.{', sweep.experiment.'.join(sorted(missing))}")
+        typed = OmegaConf.to_object(merged)
+    except ConfigKeyError as error:
+        raise ConfigError(f"unknown option sweep.experiment.{error.full_key}; --help lists the options") from error
+    except ValidationError as error:
+        raise ConfigError(f"sweep.experiment.{error.full_key}: {str(error).splitlines()[0]}") from error
+    plain = OmegaConf.to_container(merged)
+    return {f.name: getattr(typed, f.name) for f in fields(schema)}, dict(plain)  # type: ignore[arg-type]
+
+
+def run_sweep(name: str, options: Sequence[str]) -> None:
+    """Run a sweep: write its result and its figure, and print its table and its sentence.
+
+    Raises:
+        BstuneError: one of its kinds; nothing is written then.
+    """
+    sweep = check_sweep(name, compose_sweep(name, options))
+    if sweep.config:
+        quieten(training=not is_replayed(sweep.config))
+    from rich.console import Console
+
+    console = Console()
+    console.print(f"{name}: {sweep.source}", soft_wrap=True)
+    try:
+        finding = sweep.experiment.func(sweep.config, console, **sweep.parameters)
+    except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
+        raise Interrupted("interrupted: the sweep has written nothing") from error
+    write(sweep, finding, options)
+    show(sweep, finding, console)
+
+
+def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
+    """Write ``result.json`` and ``figure.png``: both are whole, or as they were.
+
+    Raises:
+        StudyError: if they cannot be written.
+    """
+    from bstune.trial import versions
+
+    output = sweep.output
+    values = {
+        "sweep": sweep.name,
+        "source": sweep.source,
+        "sentence": finding.sentence,
+        "n": finding.n,
+        "device": finding.device,
+        "versions": versions(),
+        "command": shlex.join([*COMMAND.split(), sweep.name, *(redact(option) for option in options)]),
+        "parameters": sweep.plain_parameters,
+        "rows": finding.rows,
+    }
+    made = [path for path in (output.root, *output.root.parents) if not path.exists()]
+    partial = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in (output.figure, output.result)}
+    try:
+        output.root.mkdir(parents=True, exist_ok=True)
+        finding.draw(partial[output.figure])
+        partial[output.result].write_text(dump_json(values, indent=2) + "\n", encoding="utf-8")
+        for path, temporary in partial.items():
+            temporary.replace(path)
+    except OSError as error:
+        raise StudyError(
+            f"sweep.output={output.root} cannot be written: {error.strerror}; choose another with sweep.output=DIR"
+        ) from error
+    finally:
+        for temporary in partial.values():
+            temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty: the outputs are there
+            for path in made:
+                path.rmdir()
+
+
+def show(sweep: Sweep, finding: Finding, console: "Console") -> None:
+    """Print the rows as a table, the sentence, and where the files are."""
+    from rich.table import Table
+
+    hidden = {key for row in finding.rows for key, value in row.items() if isinstance(value, Sequence | Mapping)}
+    hidden -= {key for row in finding.rows for key, value in row.items() if isinstance(value, str)}
+    keys = [key for key in dict.fromkeys(key for row in finding.rows for key in row) if key not in hidden]
+    table = Table()
+    for key in keys:
+        text = any(isinstance(row.get(key), str) for row in finding.rows)
+        table.add_column(key.replace("_", " "), justify="left" if text else "right")
+    for row in finding.rows:
+        table.add_row(*(_cell(row.get(key)) for key in keys))
+    console.print(table)
+    console.print(finding.sentence, soft_wrap=True)
+    for what, path in (("result", sweep.output.result), ("figure", sweep.output.figure)):
+        console.print(f"{what} {path}", soft_wrap=True)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return format_number(value, 4)
+    return "-" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
