@@ -89,7 +89,8 @@ def run(config: DictConfig, arguments: Sequence[str]) -> None:
     from bstune.preflight import prepare
 
     try:
-        job, console = prepare(checked), Console()
+        console = Console()
+        job = prepare(checked, lambda line: console.print(line, highlight=False, soft_wrap=True))
         if job.trial is None:
             run_study(job, arguments, console)
         else:

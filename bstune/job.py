@@ -76,6 +76,10 @@ def run_study(job: Job, arguments: Sequence[str], console: Console) -> None:
         console.print(plan_text(job, done, _estimate(job, done)), soft_wrap=True)
         job.output.checkpoints.mkdir(exist_ok=True)
         write_text(job.output.config, shareable_yaml(job.config))
+        if job.runner.survey is not None:
+            from bstune.hardware.survey_report import write_survey
+
+            write_survey(job.runner.survey, job.output)
         tracking = _open_tracking(job, study)
         try:
             ended = _run_slots(job, study, tracking, console)

@@ -44,6 +44,16 @@ class Output:
         return self.root / "best.yaml"
 
     @property
+    def survey(self) -> Path:
+        """What the hardware allows."""
+        return self.root / "hardware.json"
+
+    @property
+    def roofline(self) -> Path:
+        """The workload's layers under the device's ceilings."""
+        return self.root / "roofline.png"
+
+    @property
     def lock(self) -> Path:
         """Held by the one process that runs the study."""
         return self.root / ".lock"

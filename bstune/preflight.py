@@ -1,8 +1,8 @@
 """Everything that can be wrong with a job, found before anything is written."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,19 @@ class Job:
     fingerprint: Mapping[str, Any]
 
 
-def prepare(config: DictConfig) -> Job:
+def prepare(config: DictConfig, say: Callable[[str], None] = lambda line: None) -> Job:
     """Check a composed config against this machine, its data and its storage, and return the job.
+
+    Args:
+        config: the composed config.
+        say: is told, in lines, what takes long.
 
     Raises:
         BstuneError: one of its kinds, with what was received and what to do.
     """
     settled = _settle(config)
     config = settled.config
-    target = Target(config.workload.target.metric, config.workload.target.value, config.workload.target.mode)
+    target = make_target(config)
     check_target(target, config.workload.target.bounds)
     plan = Plan(
         objective=config.search.objective,
@@ -65,7 +69,7 @@ def prepare(config: DictConfig) -> Job:
         confirmations=config.search.confirmations,
         finalists=config.search.finalists,
     )
-    space = _space(config, settled.lr_range)
+    space = make_space(config, settled.lr_range)
     protocol = make_protocol(config, target, settled.trainer)
     output = Output(Path(config.output))
     check_writable(output.root / "trials.jsonl", f"output={config.output}")
@@ -74,7 +78,9 @@ def prepare(config: DictConfig) -> Job:
     if trial is None:
         check_storage(config.storage)
     check_tracking(config)
-    runner = settled.open(config, plan, space, protocol, trial)
+    runner = settled.open(config, plan, space, protocol, trial, say)
+    if runner.batch_sizes is not None:
+        space = replace(space, low=runner.batch_sizes[0], high=runner.batch_sizes[1])
     return Job(config, plan, space, protocol, output, runner, trial, fingerprint(config, runner.identity))
 
 
@@ -87,6 +93,11 @@ def _settle(config: DictConfig) -> Settled:
     from bstune import training
 
     return training.settle(config)
+
+
+def make_target(config: DictConfig) -> Target:
+    """Return the workload's target. ConfigError is raised for an impossible one."""
+    return Target(config.workload.target.metric, config.workload.target.value, config.workload.target.mode)
 
 
 def check_target(target: Target, bounds: list[float] | None) -> None:
@@ -108,7 +119,12 @@ def check_target(target: Target, bounds: list[float] | None) -> None:
         )
 
 
-def _space(config: DictConfig, lr_range: tuple[float, float]) -> Space:
+def make_space(config: DictConfig, lr_range: tuple[float, float]) -> Space:
+    """Return what is searched.
+
+    Raises:
+        ConfigError: for an impossible range, or a rule that cannot be used.
+    """
     multiple = config.search.batch_size.multiple
     if multiple is None:
         multiple = MIXED_MULTIPLE if config.device.startswith("cuda") and config.precision != "32-true" else 1

@@ -174,6 +174,7 @@ def open_runner(
     space: Space,
     protocol: Protocol,
     trial: TrialSpec | None,
+    say: Callable[[str], None],
 ) -> Runner:
     """Check the target and the range against the table, and return how trials are answered from it.
 

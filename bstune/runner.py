@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -11,6 +11,9 @@ from bstune.protocol import Protocol
 from bstune.records import TrialResult, TrialSpec
 from bstune.search.plan import Plan
 from bstune.search.space import Space
+
+if TYPE_CHECKING:
+    from bstune.hardware.survey import Survey
 
 Train = Callable[[TrialSpec, Output | None, TrialResult | None], TrialResult]
 Test = Callable[[TrialSpec, Output], Mapping[str, float]]
@@ -35,6 +38,8 @@ class Runner:
         notes: what the plan says besides.
         caveats: what the report says below its table.
         stops: whether a trial may be stopped early; one whose schedule ends with the budget may not.
+        batch_sizes: smallest and largest that the hardware takes, within the range that was asked for; None: all of it.
+        survey: what the hardware allows; None where it was not surveyed.
     """
 
     train: Train
@@ -49,9 +54,11 @@ class Runner:
     notes: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
     stops: bool = True
+    batch_sizes: tuple[int, int] | None = None
+    survey: "Survey | None" = None
 
 
-Open = Callable[[DictConfig, Plan, Space, Protocol, TrialSpec | None], Runner]
+Open = Callable[[DictConfig, Plan, Space, Protocol, TrialSpec | None, Callable[[str], None]], Runner]
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Settled:
         trainer: arguments of the Lightning Trainer; empty where nothing is trained.
         lr_range: the learning rates that can be had.
         open: reads the data, makes the last checks and returns the runner. It takes the config, the plan, the space,
-            the protocol, and the one trial to run instead of a study, if any.
+            the protocol, the one trial to run instead of a study, if any, and what is told, in lines, what takes long.
     """
 
     config: DictConfig

@@ -145,6 +145,52 @@ class DataSettings:
 
 
 @dataclass
+class MemorySettings:
+    """How the memory ceiling is looked for."""
+
+    limit: int | None
+    relative: dict[str, float]
+    steps: int
+    verify: int
+    probe_seconds: float
+
+
+@dataclass
+class StepTimeSettings:
+    """How steps are timed over batch size."""
+
+    rungs: int
+    repeats: int
+    visit_seconds: float
+    least_steps: int
+    most_steps: int
+    warmup_steps: int
+
+
+@dataclass
+class CeilingsSettings:
+    """How the device's own ceilings are measured."""
+
+    seconds: float
+    matrix_sizes: list[int]
+    copy_bytes: list[int]
+    traced_batch_sizes: list[int]
+
+
+@dataclass
+class HardwareSettings:
+    """The survey of the hardware."""
+
+    enabled: bool
+    seconds: float
+    refresh: bool
+    cache: str
+    memory: MemorySettings
+    step_time: StepTimeSettings
+    ceilings: CeilingsSettings
+
+
+@dataclass
 class MlflowSettings:
     """Tracking."""
 
@@ -174,6 +220,7 @@ class Settings:
     protocol: ProtocolSettings
     trial: TrialSettings
     data: DataSettings
+    hardware: HardwareSettings
     trainer: dict[str, Any]
     mlflow: MlflowSettings
     sampler: Any

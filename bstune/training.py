@@ -1,7 +1,8 @@
 """A workload that is trained: what a job needs of it, and what can be wrong with it on this machine."""
 
+import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningDataModule
 from omegaconf import DictConfig
 
 from bstune.building import flatten, plain
@@ -17,6 +19,9 @@ from bstune.data.batches import micro_batch_sizes
 from bstune.data.module import resolve_device
 from bstune.errors import ConfigError, StateError
 from bstune.estimate import most_seconds, probe_step_time
+from bstune.hardware.cache import surveyed
+from bstune.hardware.survey import Survey
+from bstune.hardware.survey_report import headline
 from bstune.output import Output
 from bstune.protocol import Budget, Protocol
 from bstune.records import TrialResult, TrialSpec
@@ -25,7 +30,7 @@ from bstune.search.plan import Plan
 from bstune.search.space import Space
 from bstune.state import Stopped
 from bstune.trial import device_name, make_trainer, met_before_training, metric, versions
-from bstune.workload import Workload, build_workload, evaluate, train
+from bstune.workload import Workload, build_workload, evaluate, load_data, train, train_examples
 
 logger = logging.getLogger(__name__)
 
@@ -99,25 +104,36 @@ def trainer_options(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def open_runner(config: DictConfig, plan: Plan, space: Space, protocol: Protocol, trial: TrialSpec | None) -> Runner:
-    """Build the workload, rehearse it, and return how its trials are run.
+def open_runner(
+    config: DictConfig,
+    plan: Plan,
+    space: Space,
+    protocol: Protocol,
+    trial: TrialSpec | None,
+    say: Callable[[str], None],
+) -> Runner:
+    """Build the workload, survey what the hardware allows for it, rehearse it, and return how its trials are run.
 
     Raises:
         DataError: if the data cannot be had.
+        HardwareError: if no batch size fits, or the device is lost.
         ConfigError: for whatever else is found: the last check is a few steps and an evaluation, which find what only
             training finds.
     """
-    workload = build_workload(config)
-    largest = space.high if trial is None else trial.batch_size
-    if largest > workload.train_examples:
-        option = "search.batch_size.high" if trial is None else "trial.batch_size"
-        raise ConfigError(
-            f"batch size {largest} is larger than the training data ({workload.train_examples} examples): "
-            f"set {option} to at most {workload.train_examples}"
-        )
+    data = load_data(config)
+    check_largest(space.high if trial is None else trial.batch_size, data, trial is None)
     check_trainer(config, protocol)
-    step_time = probe_step_time(space, protocol, lambda spec, probe: train(workload, spec, probe))
+    build = functools.cache(lambda: build_workload(config, data))
+    found: Survey | None = None
+    notes: tuple[str, ...] = ()
+    if trial is None and config.hardware.enabled:
+        found, kept = surveyed(config, space, protocol, data, build, say)
+        space = replace(space, low=found.ceiling.smallest, high=found.ceiling.batch_size)
+        notes = headline(found, kept)
+    workload = build()
+    rehearsed = probe_step_time(space, protocol, lambda spec, probe: train(workload, spec, probe))
     check_start(workload, protocol, trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0))
+    step_time = rehearsed if found is None or found.step_time is None else found.step_time
     stops = not has_horizon(config)
     device = device_name(protocol.trainer)
     on_test = workload.validates_on_test
@@ -131,10 +147,27 @@ def open_runner(config: DictConfig, plan: Plan, space: Space, protocol: Protocol
         place=f"{device} in {config.precision}",
         versions=versions(),
         identity=identity(config, device),
-        notes=(ON_TEST_NOTE,) if on_test else (),
+        notes=(*notes, ON_TEST_NOTE) if on_test else notes,
         caveats=(() if stops else (HORIZON_CAVEAT,)) + ((ON_TEST_CAVEAT,) if on_test else ()),
         stops=stops,
+        batch_sizes=None if found is None else (space.low, space.high),
+        survey=found,
     )
+
+
+def check_largest(largest: int, data: LightningDataModule, of_range: bool) -> None:
+    """Refuse a batch size over the data's length.
+
+    Raises:
+        ConfigError: with the option to change: the range's end, or the one trial's batch size.
+    """
+    examples = train_examples(data)
+    if largest > examples:
+        option = "search.batch_size.high" if of_range else "trial.batch_size"
+        raise ConfigError(
+            f"batch size {largest} is larger than the training data ({examples} examples): "
+            f"set {option} to at most {examples}"
+        )
 
 
 def run_limited(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.memory import garbage_collection_cuda
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 from torch.utils.data import DataLoader
 
@@ -46,25 +47,52 @@ class Workload:
     data_module: LightningDataModule | None
 
 
-def build_workload(config: DictConfig) -> Workload:
-    """Build the data of ``config.workload`` and return what trials need.
+def load_data(config: DictConfig) -> LightningDataModule:
+    """Build ``config.workload.data`` and read what it reads: bstune's own data stay on the host until they are used.
+
+    Raises:
+        DataError: if the data cannot be had.
+        ConfigError: if the data module cannot be built from the config, or is none.
+    """
+    data = build(config.workload.data, "workload.data")
+    if not isinstance(data, LightningDataModule):
+        raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
+    if isinstance(data, ImageData):
+        data.check()
+    data.prepare_data()
+    if not isinstance(data, ImageData):
+        data.setup("fit")
+        data.setup("test")
+    return data
+
+
+def train_examples(data: LightningDataModule) -> int:
+    """Return how many examples there are to train on.
+
+    Raises:
+        ConfigError: if the data module's own DataLoader does not tell.
+    """
+    return data.train_size if isinstance(data, ImageData) else _examples(data.train_dataloader())
+
+
+def build_workload(config: DictConfig, data: LightningDataModule | None = None) -> Workload:
+    """Put the data of ``config.workload`` where they are used and return what trials need.
 
     A data module of bstune's own hands each trial a stream that lives on the device. Any other LightningDataModule is
     prepared and set up once; the DataLoader that it trains on is read in batches of exactly B examples instead.
+
+    Args:
+        config: the composed and checked config.
+        data: from :func:`load_data`; None: they are read now.
 
     Raises:
         DataError: if the data cannot be had.
         ConfigError: if data or module cannot be built from the config, or batches not taken from the data.
     """
-    data = build(config.workload.data, "workload.data")
-    if not isinstance(data, LightningDataModule):
-        raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
+    data = load_data(config) if data is None else data
     micro_batch_size = config.protocol.micro_batch_size
     if isinstance(data, ImageData):
-        data.check()
-    data.prepare_data()
-    data.setup("fit")
-    data.setup("test")
+        data.setup("fit")
     validation = data.val_dataloader()
     test = data.test_dataloader() if _has_test_data(data) else None
 
@@ -74,7 +102,7 @@ def build_workload(config: DictConfig) -> Workload:
         def train_batches(spec: TrialSpec) -> Iterable[Any]:
             return own.train_batches(spec.batch_size, micro_batch_size, spec.seed)
 
-        train_examples, validation_examples = data.train_size, data.validation_size
+        validation_examples = data.validation_size
     else:
         loader = data.train_dataloader()
         rebatch(loader, 1, None, 0)  # refuses what cannot be read in other batches, before the first trial
@@ -82,14 +110,14 @@ def build_workload(config: DictConfig) -> Workload:
         def train_batches(spec: TrialSpec) -> Iterable[Any]:
             return rebatch(loader, spec.batch_size, micro_batch_size, spec.seed)
 
-        train_examples, validation_examples = _examples(loader), _examples(validation)
+        validation_examples = _examples(validation)
 
     return Workload(
         build_module=lambda spec: build_module(config, spec),
         train_batches=train_batches,
         validation_batches=validation,
         test_batches=test,
-        train_examples=train_examples,
+        train_examples=train_examples(data),
         validation_examples=validation_examples,
         validates_on_test=isinstance(data, ImageData) and data.validates_on_test,
         data_module=None if isinstance(data, ImageData) else data,
@@ -126,6 +154,19 @@ def _examples(loader: Any) -> int:
     raise ConfigError(
         f"the data module must return a torch DataLoader over a data set with a length, but got {type(loader).__name__}"
     )
+
+
+def on_device(workload: Workload, module: LightningModule, batch: Any, device: torch.device) -> Any:
+    """Return a batch as a Trainer would hand it to the module: moved, and through the hooks on batches."""
+    owners = [owner for owner in (workload.data_module, module) if owner is not None]
+    for name, more in (
+        ("on_before_batch_transfer", ()),
+        ("transfer_batch_to_device", (device,)),
+        ("on_after_batch_transfer", ()),
+    ):
+        owner = next((owner for owner in owners if is_overridden(name, owner)), module)
+        batch = getattr(owner, name)(batch, *more, 0)
+    return batch
 
 
 def evaluate(workload: Workload, module: LightningModule, protocol: Protocol, **batches: Iterable[Any]) -> Trainer:

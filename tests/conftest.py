@@ -16,19 +16,25 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 
 @pytest.fixture(autouse=True)
-def _no_tracking_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_places(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("BSTUNE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture
 def bstune(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[object, str, str]]:
-    """Run the command in an empty folder; return its exit status and what it printed."""
+    """Run the command in an empty folder; return its exit status and what it printed.
+
+    The hardware is surveyed only for a test that says so: it takes seconds.
+    """
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["bstune", *arguments])
+        surveys = any(argument.startswith("hardware.") for argument in arguments)
+        own = [] if surveys or not any("=" in argument for argument in arguments) else ["hardware.enabled=false"]
+        monkeypatch.setattr(sys, "argv", ["bstune", *arguments, *own])
         status: object
         try:
             status = main()

@@ -83,8 +83,8 @@ class ImageData(lightning.LightningDataModule):
 
     @property
     def train_size(self) -> int:
-        """Examples in one training epoch."""
-        return len(self._on_device().train.labels)
+        """Examples in one training epoch, known before the data are on the device."""
+        return len(self._on_host().train) if self._resident is None else len(self._resident.train.labels)
 
     @property
     def validation_size(self) -> int:

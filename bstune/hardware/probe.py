@@ -113,9 +113,9 @@ def answer(request: Mapping[str, Any], meter_of: Callable[[torch.device], Meter]
     Raises:
         BstuneError: if the workload cannot be built.
     """
-    from bstune.preflight import make_protocol
+    from bstune.preflight import make_protocol, make_target
     from bstune.protocol import Budget
-    from bstune.records import Target, TrialSpec
+    from bstune.records import TrialSpec
     from bstune.training import settle
     from bstune.workload import build_workload, train
 
@@ -123,8 +123,7 @@ def answer(request: Mapping[str, Any], meter_of: Callable[[torch.device], Meter]
     config = settled.config
     device = torch.device(config.device)
     meter = meter_of(device)
-    target = Target(config.workload.target.metric, config.workload.target.value, config.workload.target.mode)
-    protocol = make_protocol(config, target.never_met, {**settled.trainer, "num_sanity_val_steps": 0})
+    protocol = make_protocol(config, make_target(config).never_met, {**settled.trainer, "num_sanity_val_steps": 0})
     workload = build_workload(config)
     spec = TrialSpec(0, 0, request["batch_size"], float(config.scaling.lr), None, 0)
     result = train(workload, spec, replace(protocol, budget=Budget(request["steps"], 1)), clock=meter)

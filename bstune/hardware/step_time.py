@@ -10,8 +10,9 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -29,7 +30,7 @@ from bstune.protocol import Budget, Protocol
 from bstune.records import TrialSpec
 from bstune.search.steptime import fit_step_times
 from bstune.trial import run_trial
-from bstune.workload import Workload
+from bstune.workload import Workload, on_device
 
 Array = NDArray[np.float64]
 
@@ -198,8 +199,11 @@ class StepTimeModel:
             return self.seconds[0] * self.line(batch_size) / self.line(self.sizes[0])
         if batch_size >= self.sizes[-1]:
             return self.seconds[-1] * self.line(batch_size) / self.line(self.sizes[-1])
-        joined = PchipInterpolator(np.log(self.sizes), np.log(self.seconds))  # keeps a rising sequence rising
-        return math.exp(float(joined(math.log(batch_size))))
+        return math.exp(float(self._joined(math.log(batch_size))))
+
+    @cached_property
+    def _joined(self) -> PchipInterpolator:
+        return PchipInterpolator(np.log(self.sizes), np.log(self.seconds))  # keeps a rising sequence rising
 
 
 def fit_step_model(measured: Sequence[tuple[float, float]]) -> StepTimeModel:
@@ -336,14 +340,19 @@ def time_bare(
 
     The module's own ``training_step`` on the same batches, in the trial's precision under autocast, without a Trainer;
     without its schedule, and on one batch of B even where trials accumulate.
+
+    Raises:
+        HardwareError: if the module steps its optimizers itself, has several, or asks for its Trainer.
     """
     spec = TrialSpec(0, 0, batch_size, lr, None, 0)
     seed_everything(0, workers=False, verbose=False)
     module = workload.build_module(spec).to(device).train()
     configured: Any = module.configure_optimizers()
     optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise HardwareError(f"a bare step needs one optimizer, but the module configures {type(configured).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer) or not module.automatic_optimization:
+        raise HardwareError(
+            f"{type(module).__name__} does not leave its steps to Lightning and one optimizer: no bare loop is like it"
+        )
     kinds = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
     kind = kinds.get(str(protocol.trainer.get("precision")))
     synchronize = _synchronize(protocol)
@@ -351,15 +360,32 @@ def time_bare(
     for number in range(protocol.warmup_steps + steps):
         synchronize()
         start = now()
-        batch = next(stream)
+        batch = on_device(workload, module, next(stream), device)
         optimizer.zero_grad()
-        with nullcontext() if kind is None else torch.autocast(device.type, kind):
+        with outside_trainer(module), nullcontext() if kind is None else torch.autocast(device.type, kind):
             output: Any = module.training_step(batch, number)
         (output["loss"] if isinstance(output, dict) else output).backward()
         optimizer.step()
         synchronize()
         seconds.append(now() - start)
     return tuple(seconds[protocol.warmup_steps :])
+
+
+@contextmanager
+def outside_trainer(module: object) -> Iterator[None]:
+    """Turn the error of a module that asks for its Trainer where there is none into one that says so.
+
+    Raises:
+        HardwareError: in place of that error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "not attached to a `Trainer`" not in str(error):
+            raise
+        raise HardwareError(
+            f"{type(module).__name__}.training_step asks for its Trainer, so it cannot be run without one"
+        ) from error
 
 
 def _synchronize(protocol: Protocol) -> Callable[[], None]:

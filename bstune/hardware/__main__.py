@@ -1,0 +1,83 @@
+"""``python -m bstune.hardware +workload=NAME``: what the hardware allows for a workload, without a search."""
+
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from bstune.command import compose_checked, explain, quieten
+from bstune.errors import BstuneError, ConfigError, Interrupted
+from bstune.output import Output, check_writable, locked
+from bstune.settings import is_replayed
+
+
+def main() -> int:
+    """Run the command in ``sys.argv`` and return its exit status: 0, 2 for what the user can mend, or 130."""
+    arguments = sys.argv[1:]
+    if {"--help", "-h"} & set(arguments):
+        sys.stdout.write(
+            "usage: python -m bstune.hardware +workload=NAME [OPTION=VALUE ...]\n"
+            "options are those of python -m bstune --help; hardware.* are the survey's own\n"
+        )
+        return 0
+    try:
+        run(compose_checked(arguments))
+    except BstuneError as error:
+        if any(argument.lower() in ("debug=true", "debug=1") for argument in arguments):
+            raise
+        return explain(error)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return Interrupted.exit_status
+    return 0
+
+
+def run(config: DictConfig) -> None:
+    """Survey the hardware for a composed and checked config, print what was found, and write it with its figure.
+
+    Raises:
+        BstuneError: one of its kinds; nothing is written then.
+    """
+    if is_replayed(config):
+        raise ConfigError(
+            f"workload {config.workload.name} is answered from recorded runs: there is no hardware to survey; name a "
+            "workload that is trained"
+        )
+    output = Output(Path(config.output))
+    check_writable(output.survey, f"output={config.output}")
+    quieten()
+    from rich.console import Console
+
+    from bstune.hardware.cache import surveyed
+    from bstune.hardware.survey_report import survey_tables, write_survey
+    from bstune.preflight import make_protocol, make_space, make_target
+    from bstune.training import check_largest, check_trainer, settle
+    from bstune.workload import build_workload, load_data
+
+    console = Console()
+    settled = settle(config)
+    config = settled.config
+    protocol, space = make_protocol(config, make_target(config), settled.trainer), make_space(config, settled.lr_range)
+    data = load_data(config)
+    check_largest(space.high, data, of_range=True)
+    check_trainer(config, protocol)
+    found, kept = surveyed(
+        config,
+        space,
+        protocol,
+        data,
+        lambda: build_workload(config, data),
+        lambda line: console.print(line, highlight=False, soft_wrap=True),
+    )
+    with locked(output):
+        write_survey(found, output)
+    console.print(survey_tables(found))
+    if kept:
+        console.print("kept from before; measure again with hardware.refresh=true")
+    for path in (output.survey, output.roofline):
+        if path.exists():
+            console.print(f"written {path}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

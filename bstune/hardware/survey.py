@@ -1,0 +1,286 @@
+"""What the hardware allows for one workload: memory ceiling, step times, the device's own ceilings and the step's cost.
+
+A survey is measured once a workload, device and versions, and kept (:mod:`bstune.hardware.cache`): the search takes the
+ceiling as the end of its range, and tau(B) as its known half.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+
+from bstune.errors import HardwareError
+from bstune.hardware.alignment import Misaligned, misaligned
+from bstune.hardware.ceiling import LOST, measure_ceiling
+from bstune.hardware.device_limits import DeviceLimits, arithmetic_of, measure_limits, tensor_core_multiple
+from bstune.hardware.memory import Ceiling, ProbeResult
+from bstune.hardware.roofline import Achieved, StepCost, achieved, step_cost, training_loss, turning_batch_size
+from bstune.hardware.step_time import (
+    Measured,
+    Steps,
+    StepTimeModel,
+    StepTiming,
+    fit_step_model,
+    ladder,
+    leave_one_out,
+    measure_step_times,
+    outside_trainer,
+    time_bare,
+    time_trial,
+)
+from bstune.protocol import Protocol
+from bstune.records import TrialSpec
+from bstune.search.space import Space
+from bstune.search.steptime import fit_step_times
+from bstune.trial import device_name, versions
+from bstune.workload import Workload, on_device
+
+PLATEAU = 0.95  # of the best throughput: from here on a larger batch gives next to nothing a second
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was measured.
+
+    Args:
+        workload: its name.
+        device: its name, as in the trials' records.
+        device_type: ``cpu`` or ``cuda``.
+        precision: of the trials.
+        versions: of the packages that it depends on.
+        high: the largest batch size that was asked for.
+        ceiling: the largest that fits.
+        measured: seconds per step over batch size.
+        limits: the device's own ceilings; None where they could not be measured, as ``notes`` say.
+        cost: FLOPs and bytes of a step; None where they are not known, as ``notes`` say.
+        seconds: that the survey took.
+        notes: what the reader has to know besides.
+    """
+
+    workload: str
+    device: str
+    device_type: str
+    precision: str
+    versions: Mapping[str, str]
+    high: int
+    ceiling: Ceiling
+    measured: Measured
+    limits: DeviceLimits | None
+    cost: StepCost | None
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def pairs(self) -> list[tuple[int, float]]:
+        """Measured (B, tau(B) in seconds)."""
+        return [(timing.batch_size, timing.seconds) for timing in self.measured.timings]
+
+    @cached_property
+    def step_time(self) -> StepTimeModel | None:
+        """tau(B); None where only one batch size was measured."""
+        return fit_step_model(self.pairs) if len(self.pairs) > 1 else None
+
+    @property
+    def left_out_error(self) -> float | None:
+        """Median relative error of tau at measured sizes that are predicted from the others; None below three sizes."""
+        errors = leave_one_out(self.pairs)
+        return statistics.median(errors) if errors else None
+
+    @property
+    def turning_batch_size(self) -> float | None:
+        """From where on the step is compute-bound by its shapes; None for never, or if it is not known."""
+        if self.limits is None or self.cost is None:
+            return None
+        return turning_batch_size(self.cost, self.limits.ridge)
+
+    @property
+    def achieved(self) -> list[Achieved]:
+        """How near the measured steps came to the roofline; empty where it is not known."""
+        if self.limits is None or self.cost is None:
+            return []
+        return achieved(self.cost, self.limits, self.pairs)
+
+    @property
+    def misaligned(self) -> list[Misaligned]:
+        """Layers that miss the tensor cores' multiples at the ceiling."""
+        if self.limits is None or self.cost is None:
+            return []
+        multiple = tensor_core_multiple(self.limits.dtype, self.device_type)
+        return misaligned(self.cost, self.limits, multiple, self.ceiling.batch_size)
+
+    @property
+    def plateau(self) -> StepTiming:
+        """The smallest measured batch size with 95% of the best measured throughput."""
+        best = max(timing.throughput for timing in self.measured.timings)
+        return next(timing for timing in self.measured.timings if timing.throughput >= PLATEAU * best)
+
+
+def survey(
+    config: DictConfig,
+    space: Space,
+    protocol: Protocol,
+    train_examples: int,
+    build: Callable[[], Workload],
+    say: Callable[[str], None],
+    now: Callable[[], float] = time.perf_counter,
+) -> Survey:
+    """Measure what the hardware allows for a workload.
+
+    The memory ceiling comes first, while this process holds nothing on the device. ``hardware.seconds`` caps the ladder
+    of step times: what is left of them after the rest, but for its first visit.
+
+    Args:
+        config: the composed and checked config, device and precision settled.
+        space: the range of batch sizes, what they are snapped to, and the learning rates.
+        protocol: of the trials.
+        train_examples: length of the training data.
+        build: builds the workload; called once the ceiling is known.
+        say: is told what goes on, a line each.
+        now: a clock in seconds; tests give their own.
+
+    Raises:
+        HardwareError: if no batch size fits or runs, or the device is lost.
+        ConfigError: if the workload cannot be built.
+    """
+    start, settings = now(), config.hardware
+    device = torch.device(config.device)
+    ceiling = measure_ceiling(
+        config,
+        space.low,
+        space.high,
+        train_examples,
+        limit=settings.memory.limit,
+        multiple=space.multiple,
+        relative=settings.memory.relative[device.type],
+        steps=settings.memory.steps,
+        seconds=settings.memory.probe_seconds,
+        largest_first=True,
+        verify=settings.memory.verify,
+        report=lambda result: say(probe_text(result)),
+    )
+    with _lost_device():
+        workload = build()
+        limits, cost, notes = _roofline(config, device, workload, space)
+        say("timing steps")
+        left = settings.seconds - (now() - start)
+        measured, more = _time_ladder(config, space, protocol, workload, ceiling, device, left, now)
+    return Survey(
+        workload=config.workload.name,
+        device=device_name(protocol.trainer),
+        device_type=device.type,
+        precision=config.precision,
+        versions=versions(),
+        high=space.high,
+        ceiling=ceiling,
+        measured=measured,
+        limits=limits,
+        cost=cost,
+        seconds=now() - start,
+        notes=(*ceiling.notes, *notes, *more),
+    )
+
+
+def probe_text(result: ProbeResult) -> str:
+    """Return a probe in a line."""
+    taken = (
+        "" if result.peak_bytes is None else f" ({result.peak_bytes / 2**20:,.0f} of {result.limit / 2**20:,.0f} MiB)"
+    )
+    what = {
+        "fits": "fits",
+        "startup": "does not fit: data and model alone",
+        "training": "does not fit",
+        "evaluation": "trains, but its evaluation does not fit",
+        "error": f"fails: {result.message}",
+        "device": "lost the device",
+    }[result.outcome]
+    return f"batch size {result.batch_size:,} {what}{taken}"
+
+
+@contextmanager
+def _lost_device() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # torch's errors of the device are of this kind
+        if not any(words in str(error) for words in LOST):
+            raise
+        raise HardwareError(
+            f"the device was lost while it was measured: {str(error).splitlines()[0]}. "
+            "Check that it is there and free, then run again"
+        ) from error
+
+
+def _roofline(
+    config: DictConfig, device: torch.device, workload: Workload, space: Space
+) -> tuple[DeviceLimits | None, StepCost | None, tuple[str, ...]]:
+    settings = config.hardware.ceilings
+    try:
+        arithmetic = arithmetic_of(config.precision, device.type)
+        limits = measure_limits(
+            device, arithmetic, settings.seconds, list(settings.matrix_sizes), list(settings.copy_bytes)
+        )
+    except HardwareError as error:
+        return None, None, (f"no roofline: {error}",)
+
+    module = workload.build_module(_spec(space.low, space)).to(device).train()
+
+    def batch(size: int) -> Any:
+        return on_device(workload, module, next(iter(workload.train_batches(_spec(size, space)))), device)
+
+    try:
+        small, large = settings.traced_batch_sizes
+        with outside_trainer(module):
+            return limits, step_cost(module, batch, training_loss, arithmetic, (small, large)), ()
+    except HardwareError as error:
+        return limits, None, (f"no roofline: {error}",)
+
+
+def _spec(batch_size: int, space: Space) -> TrialSpec:
+    # The lowest learning rate: a survey trains nothing, and must not diverge.
+    return TrialSpec(0, 0, batch_size, space.lr(batch_size, -space.delta_bound), None, 0)
+
+
+def _time_ladder(
+    config: DictConfig,
+    space: Space,
+    protocol: Protocol,
+    workload: Workload,
+    ceiling: Ceiling,
+    device: torch.device,
+    most_seconds: float,
+    now: Callable[[], float],
+) -> tuple[Measured, tuple[str, ...]]:
+    settings = config.hardware.step_time
+    short = replace(protocol, warmup_steps=settings.warmup_steps)
+    known: list[tuple[float, float]] = []
+    compared: set[int] = set()
+    notes: list[str] = []
+
+    def bare(size: int, lr: float, steps: int) -> tuple[float, ...]:
+        # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
+        if notes or (size in compared and steps <= settings.least_steps):
+            return ()
+        compared.add(size)
+        try:
+            return time_bare(workload, short, size, lr, steps, device, now)
+        except HardwareError as error:
+            notes.append(f"no share of overhead: {error}")
+            return ()
+
+    def run(size: int) -> Steps:
+        lr = _spec(size, space).lr
+        expected = float(fit_step_times(known, size)(np.array(float(size)))) if known else settings.visit_seconds
+        steps = min(max(round(settings.visit_seconds / expected), settings.least_steps), settings.most_steps)
+        trial = time_trial(workload, short, size, lr, steps, now)
+        known.append((float(size), statistics.median(trial)))
+        return Steps(trial, bare(size, lr, steps))
+
+    sizes = ladder(ceiling.smallest, ceiling.batch_size, settings.rungs, space.multiple)
+    measured = measure_step_times(run, sizes, settings.repeats, config.seed, most_seconds, now)
+    return measured, tuple(notes)
