@@ -78,6 +78,7 @@ def prepare(config: DictConfig, say: Callable[[str], None] = lambda line: None) 
     if trial is None:
         check_storage(config.storage)
     check_tracking(config)
+    check_hardware(config)
     runner = settled.open(config, plan, space, protocol, trial, say)
     if runner.batch_sizes is not None:
         space = replace(space, low=runner.batch_sizes[0], high=runner.batch_sizes[1])
@@ -171,6 +172,34 @@ def make_protocol(config: DictConfig, target: Target, trainer: Mapping[str, Any]
         divergence=settings.divergence,
         trainer=trainer,
     )
+
+
+def check_hardware(config: DictConfig) -> None:
+    """Check the settings of the hardware's survey.
+
+    Raises:
+        ConfigError: for a number that cannot be.
+    """
+    settings = flatten({"hardware": plain(config.hardware)})
+    least = {
+        "hardware.memory.steps": 1,
+        "hardware.memory.verify": 0,
+        "hardware.step_time.rungs": 2,
+        "hardware.step_time.repeats": 1,
+        "hardware.step_time.least_steps": 1,
+        "hardware.step_time.most_steps": 1,
+        "hardware.step_time.warmup_steps": 0,
+    }
+    for name, value in least.items():
+        if settings[name] < value:
+            raise ConfigError(f"{name} must be at least {value}, but got {settings[name]}")
+    positive = ("seconds", "memory.limit", "memory.probe_seconds", "step_time.visit_seconds", "ceilings.seconds")
+    for name in (f"hardware.{name}" for name in positive):
+        if settings[name] is not None and not (math.isfinite(settings[name]) and settings[name] > 0):
+            raise ConfigError(f"{name} must be positive, but got {settings[name]}")
+    shares = dict(config.hardware.memory.relative)
+    if not {"cpu", "cuda"} <= shares.keys() or not all(0.0 <= share < 1.0 for share in shares.values()):
+        raise ConfigError(f"hardware.memory.relative must be shares under 1 for cpu and cuda, but got {shares}")
 
 
 def check_tracking(config: DictConfig) -> None:

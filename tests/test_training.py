@@ -11,7 +11,7 @@ from bstune.output import Output
 from bstune.preflight import prepare
 from bstune.records import TrialSpec
 
-DIGITS = ("+workload=digits", "mlflow.enabled=false", "budget.steps=40", "budget.examples=1")
+DIGITS = ("+workload=digits", "mlflow.enabled=false", "hardware.enabled=false", "budget.steps=40", "budget.examples=1")
 SPEC = TrialSpec(0, 0, 64, 0.4, 0.0, 7)
 
 

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 from bstune.command import compose_checked, explain, quieten
 from bstune.errors import BstuneError, ConfigError, Interrupted
 from bstune.output import Output, check_writable, locked
+from bstune.preflight import check_hardware, make_protocol, make_space, make_target
 from bstune.settings import is_replayed
 
 
@@ -43,6 +44,7 @@ def run(config: DictConfig) -> None:
             f"workload {config.workload.name} is answered from recorded runs: there is no hardware to survey; name a "
             "workload that is trained"
         )
+    check_hardware(config)
     output = Output(Path(config.output))
     check_writable(output.survey, f"output={config.output}")
     quieten()
@@ -50,7 +52,6 @@ def run(config: DictConfig) -> None:
 
     from bstune.hardware.cache import surveyed
     from bstune.hardware.survey_report import survey_tables, write_survey
-    from bstune.preflight import make_protocol, make_space, make_target
     from bstune.training import check_largest, check_trainer, settle
     from bstune.workload import build_workload, load_data
 
@@ -61,15 +62,15 @@ def run(config: DictConfig) -> None:
     data = load_data(config)
     check_largest(space.high, data, of_range=True)
     check_trainer(config, protocol)
-    found, kept = surveyed(
-        config,
-        space,
-        protocol,
-        data,
-        lambda: build_workload(config, data),
-        lambda line: console.print(line, highlight=False, soft_wrap=True),
-    )
     with locked(output):
+        found, kept = surveyed(
+            config,
+            space,
+            protocol,
+            data,
+            lambda: build_workload(config, data),
+            lambda line: console.print(line, highlight=False, soft_wrap=True),
+        )
         write_survey(found, output)
     console.print(survey_tables(found))
     if kept:

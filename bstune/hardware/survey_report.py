@@ -89,9 +89,7 @@ def advice(survey: Survey) -> list[str]:
         below = format_count(power)
         lines.append(f"{format_count(ceiling)} fits: no need to fall back to {below}, the power of two below it{more}")
     elif survey.ceiling.above is None and ceiling == survey.high:
-        lines.append(
-            f"it is the range that ends at {format_count(ceiling)}, not the memory: see search.batch_size.high"
-        )
+        lines.append(f"the range ends at {format_count(ceiling)}, not the memory: see search.batch_size.high")
     heavy = [timing for timing in survey.measured.timings if (timing.overhead_share or 0.0) > MUCH_OVERHEAD]
     if heavy:
         lines.append(

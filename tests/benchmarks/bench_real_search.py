@@ -133,7 +133,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     quieten()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
-        job = prepare(compose_checked([f"+workload={options.workload}", "mlflow.enabled=false", f"output={folder}/o"]))
+        job = prepare(
+            compose_checked(
+                [
+                    f"+workload={options.workload}",
+                    "mlflow.enabled=false",
+                    "hardware.enabled=false",
+                    f"output={folder}/o",
+                ]
+            )
+        )
         problem = problem_of(job)
         entries = {entry.key: entry.make for entry in baselines() if entry.key in OPTUNA}
         makers = {"bstune": OwnSearch, **entries}
