@@ -19,12 +19,14 @@ from bstune.building import flatten, plain
 from bstune.curve import CurveError, CurveFit, fit_curve, frontier_points, predict_steps
 from bstune.estimate import remaining_seconds
 from bstune.figure import draw_curve
+from bstune.hardware.scale_out import ScaleOut, draw_scale_out, scale_out_table
 from bstune.held import which_rule_held
 from bstune.output import Output, locked, redact, write_text
 from bstune.preflight import Job
 from bstune.progress import Progress, plan_text
 from bstune.records import TrialResult, TrialSpec, dump_json
 from bstune.report import format_count, print_final, summarize, winners
+from bstune.scale_out_plan import scale_out
 from bstune.search.confirm import contenders, next_confirmation
 from bstune.search.foretell import ideal_value
 from bstune.search.known import Known, learn
@@ -284,11 +286,15 @@ def _report(
     summary = summarize(done, job.protocol.target, fit, held, ended, posterior)
     tests = _test_winners(job, study, winners(done))
     output, workload = job.output, job.config.workload.name
-    summary = {"study": job.config.study, "workload": workload, **summary, "test": tests}
+    ideal, real = scale_out(job, known) if any(trial.reached for trial in done) else ([], [])
+    plans = {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]}
+    summary = {"study": job.config.study, "workload": workload, **summary, "test": tests, "scale_out": plans}
     write_text(output.curve, dump_json(summary, indent=2) + "\n")
     write_text(output.best, best_yaml(winners(done), arguments, output, job.runner.stops))
     curve = fit if isinstance(fit, CurveFit) else None
     draw_curve(done, summary, curve, workload, output.figure)
+    if ideal:
+        draw_scale_out(ideal, real, workload, output.scale_out)
     ui = "not logged (mlflow.enabled=false)"
     if tracking is not None:
         from bstune.tracking import ui_command
@@ -296,9 +302,16 @@ def _report(
         tracking.finish_study(curves(summary, curve), scalars(summary), _artifacts(output))
         ui = ui_command(_mlflow_uri(job.config))
     files = {"figure": output.figure, "curve": output.curve, "trials": output.trials, "winners": output.best}
+    if ideal:
+        files["devices"] = output.scale_out
+        console.print(scale_out_table(real or ideal, _scale_out_title(real)))
     print_final(console, summary, tests, files, ui)
     for caveat in job.runner.caveats:
         console.print(caveat, soft_wrap=True)
+
+
+def _scale_out_title(real: Sequence[ScaleOut]) -> str:
+    return f"several devices, each as fast as this one, {'with the' if real else 'without an'} all-reduce"
 
 
 def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
@@ -376,7 +389,8 @@ def scalars(summary: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _artifacts(output: Output) -> list[Path]:
-    return [output.figure, output.trials, output.curve, output.best, output.config]
+    files = [output.figure, output.trials, output.curve, output.best, output.config]
+    return [*files, *(path for path in (output.scale_out, output.survey, output.roofline) if path.exists())]
 
 
 def _mlflow_uri(config: DictConfig) -> str:

@@ -54,6 +54,11 @@ class Output:
         return self.root / "roofline.png"
 
     @property
+    def scale_out(self) -> Path:
+        """Time to target and efficiency over the number of devices."""
+        return self.root / "scale_out.png"
+
+    @property
     def lock(self) -> Path:
         """Held by the one process that runs the study."""
         return self.root / ".lock"

@@ -197,9 +197,30 @@ def check_hardware(config: DictConfig) -> None:
     for name in (f"hardware.{name}" for name in positive):
         if settings[name] is not None and not (math.isfinite(settings[name]) and settings[name] > 0):
             raise ConfigError(f"{name} must be positive, but got {settings[name]}")
+    check_scale_out(config.hardware.scale_out)
     shares = dict(config.hardware.memory.relative)
     if not {"cpu", "cuda"} <= shares.keys() or not all(0.0 <= share < 1.0 for share in shares.values()):
         raise ConfigError(f"hardware.memory.relative must be shares under 1 for cpu and cuda, but got {shares}")
+
+
+def check_scale_out(settings: DictConfig) -> None:
+    """Check the settings of the plan for several devices.
+
+    Raises:
+        ConfigError: for a number that cannot be.
+    """
+    if not settings.devices or min(settings.devices) < 1:
+        raise ConfigError(f"hardware.scale_out.devices must be numbers of at least 1, but got {list(settings.devices)}")
+    if not settings.candidate_ratio > 1:
+        raise ConfigError(f"hardware.scale_out.candidate_ratio must be above 1, but got {settings.candidate_ratio}")
+    link, wait, seconds = (settings.all_reduce[name] for name in ("bytes_per_second", "latency", "seconds"))
+    if link is not None and seconds is not None:
+        raise ConfigError("hardware.scale_out.all_reduce: give bytes_per_second or seconds, not both")
+    if link is not None and not (math.isfinite(link) and link > 0):
+        raise ConfigError(f"hardware.scale_out.all_reduce.bytes_per_second must be positive, but got {link}")
+    for value in (wait, *(dict(seconds).values() if seconds is not None else ())):
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"hardware.scale_out.all_reduce takes seconds of at least 0, but got {value}")
 
 
 def check_tracking(config: DictConfig) -> None:

@@ -37,6 +37,8 @@ class Runner:
         identity: flat settings that, beside the config's own, must not change while a study goes on.
         notes: what the plan says besides.
         caveats: what the report says below its table.
+        gradient_bytes: that an all-reduce takes; None where nothing is trained.
+        train_examples: length of the training data; None where nothing is trained.
         stops: whether a trial may be stopped early; one whose schedule ends with the budget may not.
         batch_sizes: smallest and largest that the hardware takes, within the range that was asked for; None: all of it.
         survey: what the hardware allows; None where it was not surveyed.
@@ -53,6 +55,8 @@ class Runner:
     identity: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
+    gradient_bytes: int | None = None
+    train_examples: int | None = None
     stops: bool = True
     batch_sizes: tuple[int, int] | None = None
     survey: "Survey | None" = None

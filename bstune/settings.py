@@ -178,6 +178,24 @@ class CeilingsSettings:
 
 
 @dataclass
+class AllReduceSettings:
+    """What an all-reduce of the gradients takes."""
+
+    bytes_per_second: float | None
+    latency: float
+    seconds: dict[int, float] | None
+
+
+@dataclass
+class ScaleOutSettings:
+    """The plan for several devices."""
+
+    devices: list[int]
+    candidate_ratio: float
+    all_reduce: AllReduceSettings
+
+
+@dataclass
 class HardwareSettings:
     """The survey of the hardware."""
 
@@ -188,6 +206,7 @@ class HardwareSettings:
     memory: MemorySettings
     step_time: StepTimeSettings
     ceilings: CeilingsSettings
+    scale_out: ScaleOutSettings
 
 
 @dataclass

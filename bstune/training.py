@@ -134,6 +134,7 @@ def open_runner(
     rehearsed = probe_step_time(space, protocol, lambda spec, probe: train(workload, spec, probe))
     check_start(workload, protocol, trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0))
     step_time = rehearsed if found is None or found.step_time is None else found.step_time
+    module = workload.build_module(TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), None, 0))
     stops = not has_horizon(config)
     device = device_name(protocol.trainer)
     on_test = workload.validates_on_test
@@ -149,6 +150,8 @@ def open_runner(
         identity=identity(config, device),
         notes=(*notes, ON_TEST_NOTE) if on_test else notes,
         caveats=(() if stops else (HORIZON_CAVEAT,)) + ((ON_TEST_CAVEAT,) if on_test else ()),
+        gradient_bytes=sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad),
+        train_examples=workload.train_examples,
         stops=stops,
         batch_sizes=None if found is None else (space.low, space.high),
         survey=found,

@@ -102,8 +102,8 @@ def test_one_device_is_the_yardstick_though_it_is_not_listed():
 
 def test_the_curves_own_fit_serves():
     fit = fit_curve([FrontierPoint(size, law(size), False, None) for size in (16, 64, 256, 1024, 4096, 16384)])
-    found = plan(functools.partial(predict_steps, fit), tau, [1, 8], candidates(256))
-    for row, true in zip(found, plan(known, tau, [1, 8], candidates(256)), strict=True):
+    found = plan(functools.partial(predict_steps, fit), tau, [1, 8], candidates(256, 1, 1.02))
+    for row, true in zip(found, plan(known, tau, [1, 8], candidates(256, 1, 1.02)), strict=True):
         assert row.seconds == pytest.approx(true.seconds, rel=0.02)
         assert row.seconds_low < row.seconds < row.seconds_high
 
@@ -136,7 +136,7 @@ def test_candidates(ceiling, multiple, ratio, expected):
 
 
 def test_candidates_are_few_and_near():
-    sizes = candidates(100_000)
+    sizes = candidates(100_000, 1, 1.02)
     assert len(sizes) < 500
     assert all(later <= max(1.02 * size, size + 1) for size, later in itertools.pairwise(sizes))
 

@@ -164,6 +164,7 @@ def _draw_step(
         return
     x = [_point(cost, row.batch_size) for row in steps]
     y = [row.share_of_peak * limits.flops_per_second / 1e9 for row in steps]
+    axes.set_ylim(bottom=min(axes.get_ylim()[0], min(y) / 2.5))  # room for a label below
     axes.plot(x, y, "*-", color=PURPLE, markersize=10, linewidth=0.8, label="whole step, measured: share of peak")
     for at in {0, len(steps) - 1}:
         axes.annotate(

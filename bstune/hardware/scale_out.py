@@ -98,8 +98,9 @@ def plan(
     device_batch_sizes: Sequence[int],
     all_reduce_seconds: Callable[[int], float] = no_all_reduce,
     best_lr: Callable[[float], float] | None = None,
+    most_examples: int | None = None,
 ) -> list[ScaleOut]:
-    """Return the best that each number of devices can do, in rising order.
+    """Return the best that each number of devices can do, in rising order; none for one too many for the data.
 
     Args:
         predict: S* and its interval at batch sizes: :func:`bstune.curve.predict_steps` with its fit bound.
@@ -108,6 +109,7 @@ def plan(
         device_batch_sizes: those that a device may take, such as :func:`candidates`: up to its memory ceiling.
         all_reduce_seconds: at a number of devices; :func:`ring_all_reduce` with its rest bound, or measured ones.
         best_lr: the learning rate at a batch size.
+        most_examples: the largest batch size over all devices, such as the data's length; None for any.
 
     Raises:
         HardwareError: for no devices or batch sizes, numbers of them below 1, or times and steps that are not positive
@@ -131,10 +133,16 @@ def plan(
     if not (np.isfinite(steps).all() and (steps > 0).all()):
         raise HardwareError("steps to target must be positive and finite at every batch size of the plan")
     seconds_per_step = tau + np.array(waits)[:, None]
-    best = (steps * seconds_per_step).argmin(axis=1)
+    fits = batches <= (math.inf if most_examples is None else most_examples)
+    times = np.where(fits, steps * seconds_per_step, math.inf)
+    best = times.argmin(axis=1)
+    if not fits[0].any():
+        raise HardwareError(f"a plan needs a batch size per device of at most {most_examples}, but got {sizes}")
     rows: list[ScaleOut] = []
     first = float(steps[0, best[0]] * seconds_per_step[0, best[0]])
     for i, (count, k) in enumerate(zip(every, best.tolist(), strict=True)):
+        if not fits[i, k]:
+            break
         per_step, batch_size = float(seconds_per_step[i, k]), int(batches[i, k])
         seconds = float(steps[i, k]) * per_step
         rows.append(
@@ -156,7 +164,7 @@ def plan(
     return [row for row in rows if row.devices in counts]
 
 
-def candidates(ceiling: int, multiple: int = 1, ratio: float = 1.02) -> list[int]:
+def candidates(ceiling: int, multiple: int, ratio: float) -> list[int]:
     """Return batch sizes per device to choose from: multiples, at most ``ratio`` apart if they can be, to the ceiling.
 
     The ceiling itself is one of them. HardwareError is raised for a ceiling or multiple below 1, a ratio not above 1.
@@ -189,10 +197,11 @@ def _finite(value: float, name: str) -> float:
 
 
 def scale_out_table(rows: Sequence[ScaleOut], title: str) -> Table:
-    """Return the plan as a table; the row where efficiency first falls under 50% is marked."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, caption=_caption(rows), caption_justify="left")
-    for name in ("devices", "batch size", "per device", "lr", "steps", "time to target", "interval", "cost",
-                 "speed-up", "efficiency"):  # fmt: skip
+    """Return the plan as a table for 80 columns; the row where efficiency first falls under 50% is marked."""
+    table = Table(
+        title=title, box=box.SIMPLE_HEAD, caption=_caption(rows), caption_justify="left", padding=(0, 1, 0, 0)
+    )
+    for name in ("devices", "batch", "each", "lr", "steps", "time", "interval", "cost", "efficiency"):
         table.add_column(name, justify="right", no_wrap=True)
     half = half_efficient(rows)
     for row in rows:
@@ -203,9 +212,8 @@ def scale_out_table(rows: Sequence[ScaleOut], title: str) -> Table:
             format_number(row.lr),
             format_count(row.steps),
             format_seconds(row.seconds),
-            f"{format_seconds(row.seconds_low)} to {format_seconds(row.seconds_high)}",
+            f"{row.seconds_low / row.seconds - 1.0:+.0%} {row.seconds_high / row.seconds - 1.0:+.0%}",
             format_seconds(row.device_seconds),
-            f"{row.speed_up:.3g}",
             f"{row.efficiency:.0%}",
             style="bold yellow" if row is half else None,
         )

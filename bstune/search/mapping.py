@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bstune.curve import CurveBand
 from bstune.search.known import Known
 from bstune.search.posterior import B_CRIT, NOISE, frontier, log_steps, optimum
 from bstune.search.residual import Residuals, draw_process, draw_residual
@@ -40,12 +41,14 @@ class Frontiers:
         x: log2 batch sizes, shape (g,).
         residual: of log S*, shape (m, g).
         log_b_crit: log of B_crit of each draw, in examples, shape (m,).
+        log_s_min: log of its S_min, in steps, shape (m,).
     """
 
     theta: Array
     x: Array
     residual: Array
     log_b_crit: Array
+    log_s_min: Array
 
 
 def draw_frontiers(known: Known, count: int, rng: np.random.Generator) -> Frontiers:
@@ -69,7 +72,10 @@ def draw_frontiers(known: Known, count: int, rng: np.random.Generator) -> Fronti
         residual[i] = draw_residual(process, np.column_stack([x, best[i]]), rng)
     # Over less than an octave there is no curve to fit: the model's own B_crit stands.
     own = prior.log_mid * math.log(2.0) + theta[:, B_CRIT]
-    return Frontiers(theta, x, residual, _fit(x, log_front + residual) if x.size > PER_OCTAVE else own)
+    drawn = log_front + residual
+    log_b_crit = _fit(x, drawn) if x.size > PER_OCTAVE else own
+    shape = np.logaddexp(0.0, log_b_crit[:, None] - x * math.log(2.0))
+    return Frontiers(theta, x, residual, log_b_crit, (drawn - shape).mean(axis=1))
 
 
 def _fit(x: Array, log_front: Array) -> Array:
@@ -129,3 +135,26 @@ def b_crit_quantiles(known: Known, shares: Collection[float], rng: np.random.Gen
     """Return quantiles of B_crit over draws of the frontier, in examples."""
     drawn = draw_frontiers(known, len(known.theta), rng)
     return np.asarray(np.exp(np.quantile(drawn.log_b_crit, list(shares))))
+
+
+def steps_band(
+    known: Known, batch_sizes: Sequence[int], interval: tuple[float, float], rng: np.random.Generator
+) -> CurveBand:
+    """Return S*(B) = S_min (1 + B_crit/B) of the drawn frontiers, beyond the batch sizes that were tried too.
+
+    Args:
+        known: what the trials tell.
+        batch_sizes: where, in examples.
+        interval: the quantiles of its ends; the steps are the median.
+        rng: the source of chance.
+    """
+    drawn = draw_frontiers(known, len(known.theta), rng)
+    sizes = np.array(batch_sizes, dtype=np.float64)
+    log_steps = drawn.log_s_min[:, None] + np.logaddexp(0.0, drawn.log_b_crit[:, None] - np.log(sizes))
+    low, middle, high = np.exp(np.quantile(log_steps, (interval[0], 0.5, interval[1]), axis=0))
+    return CurveBand(sizes, middle, low, high)
+
+
+def best_learning_rate(known: Known, batch_size: float) -> float:
+    """Return the posterior's median of the best learning rate at a batch size, other hyper-parameters in the middle."""
+    return float(np.median(np.exp2(optimum(known.theta, np.array([math.log2(batch_size)]), known.prior))))
