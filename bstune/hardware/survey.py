@@ -134,7 +134,7 @@ def survey(
     """Measure what the hardware allows for a workload.
 
     The memory ceiling comes first, while this process holds nothing on the device. ``hardware.seconds`` caps the ladder
-    of step times: what is left of them after the rest, but for its first visit.
+    of step times, but for its first visit.
 
     Args:
         config: the composed and checked config, device and precision settled.
@@ -169,8 +169,7 @@ def survey(
         workload = build()
         limits, cost, notes = _roofline(config, device, workload, space)
         say("timing steps")
-        left = settings.seconds - (now() - start)
-        measured, more = _time_ladder(config, space, protocol, workload, ceiling, device, left, now)
+        measured, more = _time_ladder(config, space, protocol, workload, ceiling, device, now)
     return Survey(
         workload=config.workload.name,
         device=device_name(protocol.trainer),
@@ -253,7 +252,6 @@ def _time_ladder(
     workload: Workload,
     ceiling: Ceiling,
     device: torch.device,
-    most_seconds: float,
     now: Callable[[], float],
 ) -> tuple[Measured, tuple[str, ...]]:
     settings = config.hardware.step_time
@@ -282,5 +280,5 @@ def _time_ladder(
         return Steps(trial, bare(size, lr, steps))
 
     sizes = ladder(ceiling.smallest, ceiling.batch_size, settings.rungs, space.multiple)
-    measured = measure_step_times(run, sizes, settings.repeats, config.seed, most_seconds, now)
+    measured = measure_step_times(run, sizes, settings.repeats, config.seed, config.hardware.seconds, now)
     return measured, tuple(notes)

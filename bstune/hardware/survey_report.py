@@ -75,7 +75,9 @@ def advice(survey: Survey) -> list[str]:
     """Return what follows for the choice of a batch size, each with its number."""
     lines = []
     plateau, ceiling = survey.plateau, survey.ceiling.batch_size
-    if plateau.batch_size < ceiling:
+    if len(survey.pairs) < 2:
+        lines.append("too little was timed to say more: raise hardware.seconds")
+    elif plateau.batch_size < ceiling:
         lines.append(
             f"from batch size {format_count(plateau.batch_size)} on, a larger one hardly gives more examples a second "
             f"({format_number(plateau.throughput)} there, {format_number(_most(survey))} at most): beyond it only "
