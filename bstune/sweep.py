@@ -149,6 +149,8 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
             sweep needs one.
         StudyError: if its output cannot be written.
     """
+    if not isinstance(config.get("sweep"), DictConfig):
+        raise ConfigError(f"sweep must have the keys source, output and experiment, but got {config.get('sweep')!r}")
     try:
         values = OmegaConf.to_container(config.sweep, resolve=True)  # what it refers to may be beside it
         own = OmegaConf.merge(OmegaConf.structured(SweepSettings), values)
@@ -260,17 +262,20 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
 
 def show(sweep: Sweep, finding: Finding, console: "Console") -> None:
     """Print the rows as a table, the sentence, and where the files are."""
+    from rich import box
     from rich.table import Table
 
-    hidden = {key for row in finding.rows for key, value in row.items() if isinstance(value, Sequence | Mapping)}
-    hidden -= {key for row in finding.rows for key, value in row.items() if isinstance(value, str)}
-    keys = [key for key in dict.fromkeys(key for row in finding.rows for key in row) if key not in hidden]
-    table = Table()
-    for key in keys:
-        text = any(isinstance(row.get(key), str) for row in finding.rows)
-        table.add_column(key.replace("_", " "), justify="left" if text else "right")
-    for row in finding.rows:
-        table.add_row(*(_cell(row.get(key)) for key in keys))
+    columns: dict[str, list[Any]] = {}
+    for key in dict.fromkeys(key for row in finding.rows for key in row):
+        values = [row.get(key) for row in finding.rows]
+        if not any(isinstance(value, list | tuple | Mapping) for value in values):
+            columns[key] = values
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for key, values in columns.items():
+        text = any(isinstance(value, str) for value in values)
+        table.add_column(key.replace("_", " "), justify="left" if text else "right", overflow="fold")
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*map(_cell, cells))
     console.print(table)
     console.print(finding.sentence, soft_wrap=True)
     for what, path in (("result", sweep.output.result), ("figure", sweep.output.figure)):

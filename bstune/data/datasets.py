@@ -1,4 +1,4 @@
-"""Small image data sets, from their publishers, with pinned checksums.
+"""Small data sets, from their publishers, with pinned checksums.
 
 A complete local copy is used without a network, and its folder may be read-only. What is missing is downloaded, checked
 and renamed into place, so that an interrupted download leaves nothing that looks like data. The pinned checksums are
@@ -70,6 +70,21 @@ class ImageDataset:
 
 
 @dataclass(frozen=True)
+class TabularDataset:
+    """Measurements as published, for a regression.
+
+    Args:
+        name: its name, for messages.
+        features: float64, (n, number of features).
+        labels: float64, (n,).
+    """
+
+    name: str
+    features: NDArray[np.float64]
+    labels: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
 class Source:
     """Where the files of a data set are kept and published.
 
@@ -79,7 +94,8 @@ class Source:
         sha256: checksum of each file, uncompressed, by file name.
         mirrors: URLs to which the name of a remote file is appended, tried in this order.
         archive: the remote tar archive that holds ``folder/`` with all files; None if each file is published alone, as
-            ``<file>.gz``.
+            ``<file><suffix>``.
+        suffix: what follows the file's name where it is published alone: ``.gz``, or nothing.
     """
 
     name: str
@@ -87,6 +103,7 @@ class Source:
     sha256: Mapping[str, str]
     mirrors: tuple[str, ...]
     archive: str | None = None
+    suffix: str = ".gz"
 
 
 FASHION_MNIST = Source(
@@ -131,6 +148,17 @@ CIFAR10 = Source(
     mirrors=("https://www.cs.toronto.edu/~kriz/",),
     archive="cifar-10-binary.tar.gz",
 )
+AIRFOIL = Source(
+    name="NASA's airfoil self-noise",
+    folder="airfoil",
+    sha256={"airfoil_self_noise.dat": "74c75fd71783f1e6b71f8a622b993dc592897a97cd689c5090a07147a1b097b3"},
+    mirrors=(
+        "https://archive.ics.uci.edu/ml/machine-learning-databases/00291/",
+        "http://d2l-data.s3-accelerate.amazonaws.com/",
+    ),
+    suffix="",
+)
+AIRFOIL_COLUMNS = 6  # frequency, angle of attack, chord length, velocity, displacement thickness; sound pressure level
 
 
 def load_digits() -> ImageDataset:
@@ -172,6 +200,34 @@ def load_cifar10(root: str | Path) -> ImageDataset:
     train = [parts[name] for name in sorted(parts)]
     images = np.concatenate([part.images for part in train])
     return ImageDataset(CIFAR10.name, 255, Images(images, np.concatenate([part.labels for part in train])), test)
+
+
+def load_airfoil(root: str | Path) -> TabularDataset:
+    """Return NASA's airfoil self-noise (Brooks, Pope and Marcolini 1989; UCI 291): 1503 rows of 5 features, in order.
+
+    The features are frequency in Hz, angle of attack in degrees, chord length in m, free-stream velocity in m/s and
+    displacement thickness of the suction side in m; the label is the sound pressure level in dB. The file is kept in
+    ``root/airfoil/``; otherwise as :func:`load_fashion_mnist`.
+    """
+    ((name, data),) = read_files(AIRFOIL, root).items()
+    table = parse_table(data, name, AIRFOIL_COLUMNS)
+    return TabularDataset(AIRFOIL.name, table[:, :-1], table[:, -1])
+
+
+def parse_table(data: bytes, name: str, columns: int) -> NDArray[np.float64]:
+    """Return the numbers of a tab-separated file without a header, (rows, columns).
+
+    Raises:
+        DataError: if a row has another number of columns, or a value that is no finite number, or there is no row.
+    """
+    try:
+        lines = data.decode("ascii").splitlines()
+        table = np.array([[float(value) for value in line.split("\t")] for line in lines if line], np.float64)
+    except ValueError as error:
+        raise DataError(f"{name} is not a table of tab-separated numbers: {error}") from error
+    if table.ndim != 2 or table.shape[1] != columns or not np.isfinite(table).all():
+        raise DataError(f"{name} is not a table of {columns} columns of finite numbers: its shape is {table.shape}")
+    return table
 
 
 def _load_idx(source: Source, root: str | Path) -> ImageDataset:
@@ -273,7 +329,9 @@ def _verified(data: bytes, sha256: str) -> bytes:
 
 
 def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str, bytes]:
-    remote = [(source.archive, tuple(missing))] if source.archive else [(f"{name}.gz", (name,)) for name in missing]
+    remote = (
+        [(source.archive, tuple(missing))] if source.archive else [(name + source.suffix, (name,)) for name in missing]
+    )
     files: dict[str, bytes] = {}
     try:
         with _staging(folder) as staging:

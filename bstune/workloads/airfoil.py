@@ -1,0 +1,138 @@
+"""Linear regression on NASA's airfoil self-noise, as in Dive into Deep Learning, 12.5.3 and 12.5.4.
+
+Features and label are standardised over all rows, and the first 1,500 rows are trained on. The loss is the mean over
+examples of (x w + b - y)^2 / 2, and the target is measured on the rows that are trained on, as there: it says how well
+an algorithm minimises, not how well the model generalises.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from bstune.data.datasets import TabularDataset
+from bstune.data.module import resolve_device
+from bstune.errors import ConfigError, DataError
+
+Batch = tuple[Tensor, Tensor]
+
+
+class LinearRegression(lightning.LightningModule):
+    """Trains x w + b on (features, labels) and logs ``val/loss``.
+
+    Args:
+        features: number of features.
+        init_std: standard deviation of the first weights, normal around 0; b starts at 0.
+        optimizer: called with parameters and ``lr``.
+        lr: learning rate.
+    """
+
+    def __init__(self, features: int, init_std: float, optimizer: Callable[..., Optimizer], lr: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, 1)
+        nn.init.normal_(self.linear.weight, std=init_std)
+        nn.init.zeros_(self.linear.bias)
+        self.make_optimizer = optimizer
+        self.lr = lr
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return predictions (N,) for features (N, features)."""
+        predictions: Tensor = self.linear(features).squeeze(1)
+        return predictions
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the batch's mean loss."""
+        return self._losses(batch).mean()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log ``val/loss``, averaged over all examples."""
+        self.log("val/loss", self._losses(batch).mean(), on_step=False, on_epoch=True, batch_size=len(batch[1]))
+
+    def configure_optimizers(self) -> Optimizer:
+        """Return the optimizer; the learning rate is constant."""
+        return self.make_optimizer(self.parameters(), lr=self.lr)
+
+    def _losses(self, batch: Batch) -> Tensor:
+        features, labels = batch
+        losses: Tensor = (self(features) - labels) ** 2 / 2
+        return losses
+
+
+class AirfoilData(lightning.LightningDataModule):
+    """The first rows of a table, standardised, on one device; training and validation data are the same rows.
+
+    Args:
+        load: returns the data set, such as ``functools.partial(load_airfoil, root=...)``.
+        device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA where there is one.
+        rows: how many of the first rows are trained on.
+    """
+
+    def __init__(self, *, load: Callable[[], TabularDataset], device: str, rows: int) -> None:
+        super().__init__()
+        self._load, self._device, self._rows = load, device, rows
+        self._resident: _Rows | None = None
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read, verify and standardise the data, once.
+
+        Raises:
+            DataError: if the data cannot be had.
+            ConfigError: if there are not so many rows, or there is no such device.
+        """
+        if self._resident is None:
+            device = resolve_device(self._device)
+            dataset = self._load()
+            if not 1 <= self._rows <= len(dataset.labels):
+                raise ConfigError(f"data.rows must be from 1 to {len(dataset.labels)}, but got {self._rows}")
+            table = standardise(np.column_stack([dataset.features, dataset.labels]))[: self._rows]
+            rows = torch.tensor(table, dtype=torch.float32, device=device)
+            self._resident = _Rows(rows[:, :-1].contiguous(), rows[:, -1].contiguous())
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Return the rows, each batch in one piece."""
+        return self._loader()
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Return the same rows, as one batch."""
+        return self._loader()
+
+    def _loader(self) -> DataLoader[Any]:
+        self.setup()
+        assert self._resident is not None  # noqa: S101  # set up
+        return DataLoader(self._resident, batch_size=len(self._resident), collate_fn=_whole)
+
+
+class _Rows(Dataset[Any]):
+    """Rows on a device that are taken out by batches: a row at a time would cost more than the training step."""
+
+    def __init__(self, features: Tensor, labels: Tensor) -> None:
+        self._features, self._labels = features, labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitems__(self, index: list[int]) -> Batch:
+        rows = torch.tensor(index, device=self._labels.device)
+        return self._features.index_select(0, rows), self._labels.index_select(0, rows)
+
+
+def _whole(batch: Any) -> Any:
+    return batch
+
+
+def standardise(columns: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each column less its mean over its standard deviation, both over all rows (dividing by their number).
+
+    Raises:
+        DataError: if a column is constant.
+    """
+    std = columns.std(axis=0)
+    if not (std > 0.0).all():
+        raise DataError(f"column {int(np.argmin(std))} of the data is constant: it cannot be standardised")
+    return np.asarray((columns - columns.mean(axis=0)) / std)
