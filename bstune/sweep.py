@@ -5,7 +5,8 @@ the result was published, where the outputs go, and which function of :mod:`bstu
 parameters. That function is called as ``run(config, console, **parameters)`` and returns a
 :class:`~bstune.experiments.finding.Finding`; its annotations are the parameters' types. A sweep that trains takes
 ``config`` into its defaults, so that every option of bstune is one of its own; one that does not has no options but
-those under ``sweep``, and is called with an empty config.
+those under ``sweep``, and is called with an empty config. Annotations may be numbers, ``str``, ``bool``, lists and
+dictionaries of them, and lists of dataclasses, which the YAML gives as mappings.
 """
 
 import argparse
