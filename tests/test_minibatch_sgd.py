@@ -21,7 +21,7 @@ from bstune.workloads.airfoil import LinearRegression, standardise
 ROWS = 30
 TABLE = np.random.RandomState(0).normal(size=(40, 6)) @ np.random.RandomState(1).normal(size=(6, 6))
 RUNS = (
-    "sweep.experiment.runs=[{name: full, batch_size: 30, lr: 0.3, epochs: 8}, {name: one, batch_size: 1, lr: 0.02, "
+    "sweep.experiment.runs=[{name: whole, batch_size: 30, lr: 0.3, epochs: 8}, {name: one, batch_size: 1, lr: 0.02, "
     "epochs: 2}, {name: seven, batch_size: 7, lr: 0.1, epochs: 2.5}]"
 )
 
@@ -69,7 +69,7 @@ def descend(x, y, seed, lr, steps):
 
 def test_rows_come_in_the_order_of_the_yaml(finding):
     assert [(row["run"], row["batch_size"], row["lr"], row["epochs"]) for row in finding.rows] == [
-        ("full", 30, 0.3, 8.0),
+        ("whole", 30, 0.3, 8.0),
         ("one", 1, 0.02, 2.0),
         ("seven", 7, 0.1, 2.5),
     ]
@@ -101,7 +101,7 @@ def test_the_files_are_written(root, finding):
     sweep = checked(root)
     write(sweep, finding, ())
     result = json.loads(sweep.output.result.read_text(), parse_constant=pytest.fail)
-    assert [row_["run"] for row_ in result["rows"]] == ["full", "one", "seven"]
+    assert [row_["run"] for row_ in result["rows"]] == ["whole", "one", "seven"]
     assert result["parameters"]["runs"][1] == {"name": "one", "batch_size": 1, "lr": 0.02, "epochs": 2.0}
     assert sweep.output.figure.read_bytes().startswith(b"\x89PNG")
 
@@ -200,7 +200,7 @@ def test_the_sentence_is_computed(rows, n, text):
             "a run needs a batch size from 1 to 30, and a positive lr",
         ),
         ("sweep.experiment.runs.0.batch_size=0", "a run needs a batch size from 1 to 30, and a positive lr"),
-        ("sweep.experiment.runs.0.lr=-1", "a positive lr and epochs, but got Run(name='full', batch_size=30, lr=-1.0"),
+        ("sweep.experiment.runs.0.lr=-1", "a positive lr and epochs, but got Run(name='whole', batch_size=30, lr=-1.0"),
         ("sweep.experiment.runs.0.epochs=nan", "a positive lr and epochs, but got Run("),
         ("sweep.experiment.metric=val/nope", "the target's metric is 'val/nope', but the module logs val/loss"),
         ("sweep.experiment.unmet=9", "the target val/loss <= 9 is met before training"),
