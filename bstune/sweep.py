@@ -161,6 +161,8 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
         raise ConfigError(f"unknown option sweep.{error.full_key}; --help lists the options") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"sweep: {str(error).splitlines()[0]}") from error
+    if not isinstance(experiment, functools.partial):
+        raise ConfigError("sweep.experiment must have _partial_: true: it is called once everything is checked")
     parameters, plain_parameters = _typed(experiment)
     output = SweepOutput(Path(root))
     rest = config.copy()
@@ -212,7 +214,7 @@ def run_sweep(name: str, options: Sequence[str]) -> None:
     from rich.console import Console
 
     console = Console()
-    console.print(f"{name}: {sweep.source}", soft_wrap=True)
+    console.print(f"{name}: {sweep.source}", soft_wrap=True, markup=False)
     try:
         finding = sweep.experiment.func(sweep.config, console, **sweep.parameters)
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
@@ -264,6 +266,7 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
 def show(sweep: Sweep, finding: Finding, console: "Console") -> None:
     """Print the rows as a table, the sentence, and where the files are."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     columns: dict[str, list[Any]] = {}
@@ -276,11 +279,11 @@ def show(sweep: Sweep, finding: Finding, console: "Console") -> None:
         text = any(isinstance(value, str) for value in values)
         table.add_column(key.replace("_", " "), justify="left" if text else "right", overflow="fold")
     for cells in zip(*columns.values(), strict=True):
-        table.add_row(*map(_cell, cells))
+        table.add_row(*(escape(_cell(value)) for value in cells))
     console.print(table)
-    console.print(finding.sentence, soft_wrap=True)
+    console.print(finding.sentence, soft_wrap=True, markup=False)
     for what, path in (("result", sweep.output.result), ("figure", sweep.output.figure)):
-        console.print(f"{what} {path}", soft_wrap=True)
+        console.print(f"{what} {path}", soft_wrap=True, markup=False)
 
 
 def _cell(value: object) -> str:

@@ -15,7 +15,7 @@ from bstune import sweep as sweep_command
 from bstune import sweeps
 from bstune.errors import BstuneError, ConfigError, StudyError
 from bstune.experiments.finding import Finding, draw_figure
-from bstune.sweep import SweepOutput, check_sweep, compose_sweep, sweep_names, write
+from bstune.sweep import SweepOutput, check_sweep, compose_sweep, show, sweep_names, write
 
 NAMES = sorted(path.stem for path in Path(sweeps.__file__).parent.glob("*.yaml"))
 TINY = ("sweep.experiment.size=4", "sweep.experiment.block=2", "sweep.experiment.repeats=2")
@@ -104,6 +104,10 @@ def test_help_lists_a_sweeps_options_as_they_are_set(sweep):
         (("vectorization", "sweep.experiment.size=2.5"), "sweep.experiment.size: Value '2.5' of type 'float'"),
         (("vectorization", "sweep.experiment._target_=no.Such"), "sweep.experiment cannot be built: Error locating"),
         (("vectorization", "sweep.experiment._partial_=false"), "sweep.experiment cannot be built"),
+        (
+            ("vectorization", "sweep.experiment._partial_=false", "sweep.experiment._target_=builtins.dict"),
+            "sweep.experiment must have _partial_: true",
+        ),
         (("vectorization", "sweep.experiment.size=[1"), "no viable alternative at input"),
         (("vectorization", "nonsense"), "Error parsing override 'nonsense'"),
         (("vectorization", "sweep.output=/dev/null/x"), "sweep.output=/dev/null/x: /dev/null is not a folder"),
@@ -265,6 +269,16 @@ def test_parameters_of_other_types_are_refused(changes, message):
     with pytest.raises(BstuneError) as caught:
         check_sweep("typed", typed_config(**changes))
     assert message in str(caught.value)
+
+
+def test_brackets_are_printed_as_they_are(checked, capfd):
+    row = {"what": "[bold]x", "interval": [1, 2], "value": None}
+    finding = Finding("Within [red] of it, [/].", [row], 1, "a device", partial(draw_figure, paint, (2.0, 1.0)))
+    show(checked, finding, Console(width=60))
+    printed = capfd.readouterr().out
+    assert "Within [red] of it, [/]." in printed
+    assert "[bold]x" in printed
+    assert "interval" not in printed  # a list is not for the table
 
 
 def test_the_list_is_light():
