@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
+from bstune.data.batches import check_size
 from bstune.data.datasets import TabularDataset
 from bstune.data.module import resolve_device
 from bstune.errors import ConfigError, DataError
@@ -85,14 +86,7 @@ class AirfoilData(lightning.LightningDataModule):
             DataError: if the data cannot be had.
             ConfigError: if there are not so many rows, or there is no such device.
         """
-        if self._resident is None:
-            device = resolve_device(self._device)
-            dataset = self._load()
-            if not 1 <= self._rows <= len(dataset.labels):
-                raise ConfigError(f"data.rows must be from 1 to {len(dataset.labels)}, but got {self._rows}")
-            table = standardise(np.column_stack([dataset.features, dataset.labels]))[: self._rows]
-            rows = torch.tensor(table, dtype=torch.float32, device=device)
-            self._resident = _Rows(rows[:, :-1].contiguous(), rows[:, -1].contiguous())
+        self._rows_on_device()
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return the rows, each batch in one piece."""
@@ -103,9 +97,20 @@ class AirfoilData(lightning.LightningDataModule):
         return self._loader()
 
     def _loader(self) -> DataLoader[Any]:
-        self.setup()
-        assert self._resident is not None  # noqa: S101  # set up
-        return DataLoader(self._resident, batch_size=len(self._resident), collate_fn=_whole)
+        rows = self._rows_on_device()
+        return DataLoader(rows, batch_size=len(rows), collate_fn=_whole)
+
+    def _rows_on_device(self) -> "_Rows":
+        if self._resident is None:
+            device = resolve_device(self._device)
+            dataset = self._load()
+            check_size("data.rows", self._rows)
+            if self._rows > len(dataset.labels):
+                raise ConfigError(f"data.rows must be from 1 to {len(dataset.labels)}, but got {self._rows}")
+            table = standardise(np.column_stack([dataset.features, dataset.labels]))[: self._rows]
+            rows = torch.tensor(table, dtype=torch.float32, device=device)
+            self._resident = _Rows(rows[:, :-1].contiguous(), rows[:, -1].contiguous())
+        return self._resident
 
 
 class _Rows(Dataset[Any]):
@@ -118,7 +123,7 @@ class _Rows(Dataset[Any]):
         return len(self._labels)
 
     def __getitems__(self, index: list[int]) -> Batch:
-        rows = torch.tensor(index, device=self._labels.device)
+        rows = torch.from_numpy(np.array(index)).to(self._labels.device)  # torch.tensor is slow on lists
         return self._features.index_select(0, rows), self._labels.index_select(0, rows)
 
 
