@@ -203,7 +203,6 @@ def test_the_sentence_is_computed(rows, n, text):
         ("sweep.experiment.runs.0.lr=-1", "a positive lr and epochs, but got Run(name='whole', batch_size=30, lr=-1.0"),
         ("sweep.experiment.runs.0.epochs=nan", "a positive lr and epochs, but got Run("),
         ("sweep.experiment.metric=val/nope", "the target's metric is 'val/nope', but the module logs val/loss"),
-        ("sweep.experiment.unmet=9", "the target val/loss <= 9 is met before training"),
         ("device=tpu", "device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
         ("+trainer.max_steps=3", "trainer.max_steps is bstune's own"),
     ],

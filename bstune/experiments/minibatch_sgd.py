@@ -59,7 +59,6 @@ def run(
     console: "Console",
     *,
     metric: str,
-    unmet: float,
     level: float,
     seeds: list[int],
     order_seed: int,
@@ -71,7 +70,6 @@ def run(
         config: with a workload that is trained.
         console: shows which trial is running.
         metric: the loss that the workload's module logs; smaller is better.
-        unmet: a value that the metric never falls to.
         level: the loss whose steps and seconds are compared.
         seeds: of the trials; each run is trained once a seed.
         order_seed: of the order of the runs, shuffled anew for each seed.
@@ -86,7 +84,7 @@ def run(
     if is_replayed(config):
         raise ConfigError("this sweep trains, and recorded runs have no data: choose another workload")
     settled = settle(config)
-    protocol = make_protocol(settled.config, Target(metric, unmet, "min"), settled.trainer)
+    protocol = make_protocol(settled.config, Target(metric, level, "min").never_met, settled.trainer)
     check_trainer(settled.config, protocol)
     workload = build_workload(settled.config)
     _check(runs, seeds, workload.train_examples)
