@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from bstune.building import build, flatten, plain
 from bstune.cadence import Cadence
 from bstune.errors import ConfigError
+from bstune.hardware.step_model import fit_sync
 from bstune.output import Output, check_writable
 from bstune.protocol import Budget, Protocol
 from bstune.records import Target, TrialSpec
@@ -207,7 +208,7 @@ def check_scale_out(settings: DictConfig) -> None:
     """Check the settings of the plan for several devices.
 
     Raises:
-        ConfigError: for a number that cannot be.
+        ConfigError, HardwareError: for a number that cannot be.
     """
     if not settings.devices or min(settings.devices) < 1:
         raise ConfigError(f"hardware.scale_out.devices must be numbers of at least 1, but got {list(settings.devices)}")
@@ -218,9 +219,14 @@ def check_scale_out(settings: DictConfig) -> None:
         raise ConfigError("hardware.scale_out.all_reduce: give bytes_per_second or seconds, not both")
     if link is not None and not (math.isfinite(link) and link > 0):
         raise ConfigError(f"hardware.scale_out.all_reduce.bytes_per_second must be positive, but got {link}")
-    for value in (wait, *(dict(seconds).values() if seconds is not None else ())):
-        if not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"hardware.scale_out.all_reduce takes seconds of at least 0, but got {value}")
+    if not (math.isfinite(wait) and wait >= 0):
+        raise ConfigError(f"hardware.scale_out.all_reduce.latency must be at least 0, but got {wait}")
+    if not settings.all_reduce.overlap >= 1:
+        raise ConfigError(
+            f"hardware.scale_out.all_reduce.overlap must be at least 1, but got {settings.all_reduce.overlap}"
+        )
+    if seconds is not None:
+        fit_sync(list(dict(seconds).items()))
 
 
 def check_tracking(config: DictConfig) -> None:

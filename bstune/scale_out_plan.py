@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bstune.hardware.scale_out import ScaleOut, candidates, no_all_reduce, plan, ring_all_reduce
+from bstune.hardware.step_model import fit_sync, sync_seconds
 from bstune.preflight import Job
 from bstune.search.known import Known
 from bstune.search.mapping import best_learning_rate, steps_band
@@ -29,22 +30,23 @@ def scale_out(job: Job, known: Known) -> tuple[list[ScaleOut], list[ScaleOut]]:
     timed = [(2.0**arm.x, arm.seconds_per_step) for arm in known.arms if arm.seconds_per_step is not None]
     tau = fit_step_times(timed, float(space.high), job.runner.step_time)
 
-    def made(devices: list[int], all_reduce_seconds: Callable[[int], float]) -> list[ScaleOut]:
+    def made(all_reduce_seconds: Callable[[int], float]) -> list[ScaleOut]:
         return plan(
             lambda batch_sizes: steps_band(known, batch_sizes, INTERVAL, np.random.default_rng(job.plan.seed)),
             lambda size: float(tau(np.array(float(size)))),
-            devices,
+            list(settings.devices),
             sizes,
             all_reduce_seconds,
             functools.partial(best_learning_rate, known),
+            settings.all_reduce.overlap,
             job.runner.train_examples,
         )
 
-    ideal = made(list(settings.devices), no_all_reduce)
+    ideal = made(no_all_reduce)
     reduce = settings.all_reduce
     if reduce.seconds is not None:
-        measured = {1: 0.0, **{int(devices): float(value) for devices, value in reduce.seconds.items()}}
-        return ideal, made([count for count in settings.devices if count in measured], lambda count: measured[count])
+        alpha, beta = fit_sync([(int(count), float(seconds)) for count, seconds in reduce.seconds.items()])
+        return ideal, made(lambda count: sync_seconds(count, alpha, beta))
     if reduce.bytes_per_second is not None and job.runner.gradient_bytes is not None:
         ring = functools.partial(
             ring_all_reduce,
@@ -52,5 +54,5 @@ def scale_out(job: Job, known: Known) -> tuple[list[ScaleOut], list[ScaleOut]]:
             bytes_per_second=reduce.bytes_per_second,
             latency=reduce.latency,
         )
-        return ideal, made(list(settings.devices), ring)
+        return ideal, made(ring)
     return ideal, []

@@ -184,6 +184,7 @@ class AllReduceSettings:
     bytes_per_second: float | None
     latency: float
     seconds: dict[int, float] | None
+    overlap: float
 
 
 @dataclass

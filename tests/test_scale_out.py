@@ -62,11 +62,25 @@ def test_it_finds_what_a_simulation_of_every_batch_size_finds(wait, ceiling):
         assert row.device_batch_size == min(times, key=times.get)
         assert row.batch_size == row.devices * row.device_batch_size
         assert row.steps == law(row.batch_size)
-        assert row.seconds_per_step == tau(row.device_batch_size) + wait(row.devices)
+        assert row.seconds_per_step == pytest.approx(tau(row.device_batch_size) + wait(row.devices))
         assert row.device_seconds == row.devices * row.seconds
         assert row.speed_up == pytest.approx(alone / row.seconds)
         assert row.efficiency == pytest.approx(row.speed_up / row.devices)
         assert (row.seconds_low, row.seconds_high) == pytest.approx((0.9 * row.seconds, 1.2 * row.seconds))
+
+
+@pytest.mark.parametrize(("overlap", "combine"), [(2.0, math.hypot), (math.inf, max)])
+def test_an_all_reduce_may_run_beside_the_step(overlap, combine):
+    for row in plan(known, tau, [1, 3, 8], SIZES, ring, overlap=overlap):
+        assert row.seconds_per_step == pytest.approx(combine(tau(row.device_batch_size), ring(row.devices)))
+
+
+def test_no_batch_is_larger_than_the_data():
+    rows = plan(known, tau, [1, 3, 8, 64], range(8, 257), most_examples=300)
+    assert [row.devices for row in rows] == [1, 3, 8]  # 64 devices need 512 examples
+    assert all(row.batch_size <= 300 for row in rows)
+    with pytest.raises(HardwareError, match="a plan needs a batch size per device of at most 7"):
+        plan(known, tau, [1], range(8, 257), most_examples=7)
 
 
 @pytest.mark.parametrize("count", [1, 4, 16, 64])

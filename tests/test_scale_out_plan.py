@@ -12,7 +12,7 @@ from bstune.synthetic import Law, synthetic_table
 
 LAW = Law(noise=0.08)
 DEVICES = [1, 2, 8, 64]
-WAIT = {2: 5e-4, 8: 1e-3, 64: 2e-3}
+WAIT = {2: 5e-4, 8: 5.6e-4, 64: 11.2e-4}  # on a line
 SIZES = range(8, 4097)
 
 
@@ -88,8 +88,12 @@ def test_a_study_plans_what_the_law_says(study):
         ("devices=[0,2]", "hardware.scale_out.devices must be numbers of at least 1, but got [0, 2]"),
         ("candidate_ratio=1", "hardware.scale_out.candidate_ratio must be above 1, but got 1.0"),
         ("all_reduce.bytes_per_second=0", "bytes_per_second must be positive, but got 0"),
-        ("all_reduce.latency=-1", "hardware.scale_out.all_reduce takes seconds of at least 0, but got -1"),
-        ("all_reduce.seconds={2: -1}", "hardware.scale_out.all_reduce takes seconds of at least 0, but got -1"),
+        ("all_reduce.latency=-1", "hardware.scale_out.all_reduce.latency must be at least 0, but got -1"),
+        ("all_reduce.overlap=0.5", "hardware.scale_out.all_reduce.overlap must be at least 1, but got 0.5"),
+        (
+            "all_reduce.seconds={2: -1}",
+            "needs positive seconds at 2 devices or more, but got [(2, -1.0)]",
+        ),
         ("all_reduce.seconds={two: 1}", "Key two"),
     ],
 )

@@ -1,19 +1,13 @@
 """Step times on synthetic numbers whose truth is known, with a clock of our own."""
 
-import math
-
 import pytest
 
 from bstune.errors import HardwareError
 from bstune.hardware.step_time import (
     Steps,
-    fit_step_model,
-    iteration_seconds,
     ladder,
-    leave_one_out,
     measure_step_times,
     summarize,
-    sync_seconds,
     visits,
 )
 
@@ -79,38 +73,3 @@ def test_summary():
     assert (timing.seconds, timing.low, timing.high, timing.steps) == (3.0, 2.0, 4.0, 5)
     assert timing.drift == pytest.approx(1.25)
     assert timing.overhead_share is None
-
-
-def test_a_line_is_recovered_and_foretold():
-    model = fit_step_model([(size, line(size)) for size in SIZES])
-    assert (model.overhead, model.per_example) == (pytest.approx(2e-3), pytest.approx(3e-5))
-    assert model.residual < 1e-9
-    assert model(1) == pytest.approx(line(1))
-    assert model(5000) == pytest.approx(line(5000))
-    assert max(leave_one_out([(size, line(size)) for size in (8, 16, 32, 64, 128, 256)])) < 0.05
-
-
-def test_noise_does_not_make_it_fall():
-    model = fit_step_model([(8, 1.0), (16, 0.9), (32, 1.5), (64, 1.4), (128, 3.0)])
-    values = [model(2 ** (i / 10)) for i in range(10, 90)]
-    assert values == sorted(values)
-
-
-@pytest.mark.parametrize(
-    "pairs", [[], [(8, 1.0)], [(8, 1.0), (8, 2.0)], [(8, 1.0), (9, 0.0)], [(8, 1.0), (9, math.nan)]]
-)
-def test_what_cannot_be_fitted_is_refused(pairs):
-    with pytest.raises(HardwareError, match="needs positive seconds at two or more batch sizes"):
-        fit_step_model(pairs)
-
-
-@pytest.mark.parametrize(("gamma", "seconds"), [(1.0, 7.0), (2.0, 5.0), (math.inf, 4.0)])
-def test_iteration(gamma, seconds):
-    assert iteration_seconds(3.0, 4.0, gamma) == pytest.approx(seconds)
-    assert iteration_seconds(3.0, 0.0, gamma) == pytest.approx(3.0)
-
-
-def test_sync():
-    assert [sync_seconds(k, 2.0, 0.5) for k in (1, 2, 4)] == [0.0, 2.0, 3.0]
-    with pytest.raises(HardwareError, match="gamma of at least 1"):
-        iteration_seconds(1.0, 1.0, 0.5)

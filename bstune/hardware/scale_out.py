@@ -1,9 +1,9 @@
 """Time and cost to target for 1 to N data-parallel devices, from steps to target S*(B) and seconds per step tau(B).
 
-With n devices of b examples each the batch is B = n b, and T(n, b) = S*(n b) (tau(b) + c(n)), with c(n) the seconds of
-an all-reduce of the gradients. For each n the plan takes the b that makes T least. Assumptions: every device is as
-fast as the one measured, tau does not change with n, the all-reduce overlaps nothing, and S* depends on B alone (the
-learning rate is at its best for B, and normalisation sees its usual batch on each device).
+With n devices of b examples each the batch is B = n b, and T(n, b) = S*(n b) (tau(b)^g + c(n)^g)^(1/g), with c(n) the
+seconds of an all-reduce of the gradients and g how far it overlaps the step (Pollux, eq. 10). For each n the plan takes
+the b that makes T least. Assumptions: every device is as fast as the one measured, tau does not change with n, and S*
+depends on B alone (the learning rate is at its best for B, and normalisation sees its usual batch on each device).
 """
 
 import math
@@ -20,6 +20,7 @@ from rich.table import Table
 from bstune.curve import CurveBand
 from bstune.errors import HardwareError
 from bstune.figure import BLUE, FIGURE_DPI, GREY, INK, VERMILION
+from bstune.hardware.step_model import iteration_seconds
 from bstune.report import format_count, format_number, format_seconds, time_unit
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def plan(
     device_batch_sizes: Sequence[int],
     all_reduce_seconds: Callable[[int], float] = no_all_reduce,
     best_lr: Callable[[float], float] | None = None,
+    overlap: float = 1.0,
     most_examples: int | None = None,
 ) -> list[ScaleOut]:
     """Return the best that each number of devices can do, in rising order; none for one too many for the data.
@@ -109,6 +111,7 @@ def plan(
         device_batch_sizes: those that a device may take, such as :func:`candidates`: up to its memory ceiling.
         all_reduce_seconds: at a number of devices; :func:`ring_all_reduce` with its rest bound, or measured ones.
         best_lr: the learning rate at a batch size.
+        overlap: g, how much of the all-reduce runs beside the step: 1 for none, inf for all that can.
         most_examples: the largest batch size over all devices, such as the data's length; None for any.
 
     Raises:
@@ -132,7 +135,7 @@ def plan(
     steps, low, high = (np.reshape(values, batches.shape) for values in (bands.steps, bands.low, bands.high))
     if not (np.isfinite(steps).all() and (steps > 0).all()):
         raise HardwareError("steps to target must be positive and finite at every batch size of the plan")
-    seconds_per_step = tau + np.array(waits)[:, None]
+    seconds_per_step = np.array([[iteration_seconds(one, wait, overlap) for one in tau.tolist()] for wait in waits])
     fits = batches <= (math.inf if most_examples is None else most_examples)
     times = np.where(fits, steps * seconds_per_step, math.inf)
     best = times.argmin(axis=1)

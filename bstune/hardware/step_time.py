@@ -1,18 +1,15 @@
-"""Step time tau(B): measured on a ladder of batch sizes in shuffled order, and a model between them.
+"""Step time tau(B), measured on a ladder of batch sizes in shuffled order.
 
-The measuring takes what runs the steps and the clock from its caller; all else is arithmetic on seconds. During a
-search :mod:`bstune.search.steptime` corrects what is given here by what trials then measure; the line through the
-measured points is its too.
+The measuring takes what runs the steps and the clock from its caller. The model between the measured sizes is
+:mod:`bstune.hardware.step_model`'s.
 """
 
-import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -20,8 +17,6 @@ import numpy as np
 import torch
 from lightning.pytorch import seed_everything
 from numpy.typing import NDArray
-from scipy.interpolate import PchipInterpolator
-from scipy.optimize import isotonic_regression
 
 from bstune.clock import Phase, TrialClock
 from bstune.data.batches import micro_batch_sizes
@@ -169,101 +164,6 @@ def summarize(batch_size: int, repeats: Sequence[Steps]) -> StepTiming:
     low, middle, high = np.quantile(steps, (0.25, 0.5, 0.75)).tolist()
     drift = max(medians) / min(medians) - 1.0
     return StepTiming(batch_size, middle, low, high, drift, len(steps), statistics.median(bare) if bare else None)
-
-
-@dataclass(frozen=True)
-class StepTimeModel:
-    """tau(B) on one device: what was measured, made monotone and joined smoothly; overhead + throughput beyond.
-
-    Args:
-        overhead: alpha of T_grad = alpha + beta b (Pollux, Qiao et al. 2021, arXiv 2008.12260, eq. 8), in seconds.
-        per_example: beta, in seconds.
-        residual: the median relative error of that line at the measured batch sizes.
-        sizes: measured batch sizes, rising.
-        seconds: tau there, never falling.
-    """
-
-    overhead: float
-    per_example: float
-    residual: float
-    sizes: tuple[float, ...]
-    seconds: tuple[float, ...]
-
-    def line(self, batch_size: float) -> float:
-        """Return alpha + beta B in seconds."""
-        return self.overhead + self.per_example * batch_size
-
-    def __call__(self, batch_size: float) -> float:
-        """Return tau(B) in seconds; beyond the measured sizes, the line through the last one."""
-        if batch_size <= self.sizes[0]:
-            return self.seconds[0] * self.line(batch_size) / self.line(self.sizes[0])
-        if batch_size >= self.sizes[-1]:
-            return self.seconds[-1] * self.line(batch_size) / self.line(self.sizes[-1])
-        return math.exp(float(self._joined(math.log(batch_size))))
-
-    @cached_property
-    def _joined(self) -> PchipInterpolator:
-        return PchipInterpolator(np.log(self.sizes), np.log(self.seconds))  # keeps a rising sequence rising
-
-
-def fit_step_model(measured: Sequence[tuple[float, float]]) -> StepTimeModel:
-    """Return the model of (batch size, seconds) pairs, one a batch size; a fall from noise is averaged away.
-
-    Raises:
-        HardwareError: for fewer than two batch sizes, one given twice, or seconds that are not positive numbers.
-    """
-    pairs = sorted(measured)
-    sizes, seconds = [size for size, _ in pairs], [value for _, value in pairs]
-    if len(set(sizes)) < max(2, len(sizes)) or not all(math.isfinite(v) and v > 0 for v in seconds):
-        raise HardwareError(f"tau(B) needs positive seconds at two or more batch sizes, each once, but got {pairs}")
-    line = fit_step_times(pairs, sizes[0])
-    rising = np.exp(isotonic_regression(np.log(seconds)).x)
-    model = StepTimeModel(line.overhead, line.per_example, 0.0, tuple(sizes), tuple(rising.tolist()))
-    errors = [abs(model.line(size) / value - 1.0) for size, value in pairs]
-    return replace(model, residual=statistics.median(errors))
-
-
-def leave_one_out(measured: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """Return the relative error of tau at each measured size but the ends, predicted from all the others.
-
-    Empty for fewer than three sizes.
-
-    Raises:
-        HardwareError: as :func:`fit_step_model` does.
-    """
-    pairs = sorted(measured)
-    return tuple(
-        abs(fit_step_model(pairs[:i] + pairs[i + 1 :])(pairs[i][0]) / pairs[i][1] - 1.0)
-        for i in range(1, len(pairs) - 1)
-    )
-
-
-def sync_seconds(devices: int, alpha: float, beta: float) -> float:
-    """Return T_sync = alpha + beta (K - 2) for K >= 2 devices, 0 for one (Pollux, eq. 9), in seconds."""
-    if devices < 1:
-        raise HardwareError(f"the number of devices must be at least 1, but got {devices}")
-    return alpha + beta * (devices - 2) if devices > 1 else 0.0
-
-
-def iteration_seconds(gradient: float, sync: float, gamma: float) -> float:
-    """Return T_iter = (T_grad^gamma + T_sync^gamma)^(1/gamma) (Pollux, eq. 10).
-
-    Args:
-        gradient: T_grad, seconds of the step on one device, at its own share of the batch.
-        sync: T_sync, seconds of communication.
-        gamma: 1: one after the other; the larger, the more they overlap; inf: wholly.
-
-    Raises:
-        HardwareError: for gamma under 1, or seconds that are negative.
-    """
-    if not gamma >= 1.0 or not (gradient >= 0.0 and sync >= 0.0):
-        raise HardwareError(
-            f"a step needs gamma of at least 1 and seconds of at least 0, but got {gamma}, {gradient} and {sync}"
-        )
-    longest = max(gradient, sync)
-    if longest == 0.0 or math.isinf(gamma):
-        return longest
-    return float(longest * ((gradient / longest) ** gamma + (sync / longest) ** gamma) ** (1.0 / gamma))
 
 
 class _StepClock(TrialClock):

@@ -22,14 +22,12 @@ from bstune.hardware.ceiling import LOST, measure_ceiling
 from bstune.hardware.device_limits import DeviceLimits, arithmetic_of, measure_limits, tensor_core_multiple
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.roofline import Achieved, StepCost, achieved, step_cost, training_loss, turning_batch_size
+from bstune.hardware.step_model import StepTimeModel, fit_step_model, leave_one_out
 from bstune.hardware.step_time import (
     Measured,
     Steps,
-    StepTimeModel,
     StepTiming,
-    fit_step_model,
     ladder,
-    leave_one_out,
     measure_step_times,
     outside_trainer,
     time_bare,
