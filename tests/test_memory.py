@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -291,3 +292,11 @@ def test_no_line_through_one_point(results):
 
 def test_the_model_is_a_plain_line():
     assert MemoryModel(100.0, 2.0, 0.0, 2)(10) == 120.0
+
+
+def test_what_like_probes_differ_by_in_examples():
+    at = ProbeResult(100, "fits", LIMIT, 500 * MiB, 500 * MiB)
+    found = Ceiling(at, None, 1, 1, 0.02, MemoryModel(0.0, 2.0 * MiB, 0.0, 2), None, ())
+    assert found.spread_examples == 5  # 10 MiB
+    assert replace(found, spread=None).spread_examples is None
+    assert replace(found, model=None).spread_examples is None

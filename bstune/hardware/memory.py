@@ -105,6 +105,13 @@ class Ceiling:
         """The ceiling itself, in examples."""
         return self.at.batch_size
 
+    @property
+    def spread_examples(self) -> int | None:
+        """The examples whose memory is as much as probes at the ceiling differ by; None where that is not known."""
+        if self.spread is None or self.at.peak_bytes is None or self.model is None or self.model.per_example <= 0.0:
+            return None
+        return round(self.spread * self.at.peak_bytes / self.model.per_example)
+
 
 def search_range(low: int, high: int, train_examples: int) -> tuple[int, int, tuple[str, ...]]:
     """Return the batch sizes to search, cut to the length of the data set, and a note where they were cut.

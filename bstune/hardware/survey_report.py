@@ -118,7 +118,10 @@ def _ceiling_text(survey: Survey) -> str:
         return f"batch size {format_count(found.batch_size)}, the largest of the range, fits in {limit}{law}"
     exact = "exactly" if found.precision == 1 else f"to {format_count(found.precision)} examples"
     beyond = format_count(found.above.batch_size)
-    return f"ceiling {format_count(found.batch_size)} {exact}: {beyond} does not fit in {limit}{law}"
+    like, noise = found.spread_examples, ""
+    if found.spread is not None and like is not None and like > found.precision:
+        noise = f"; like processes differ by {found.spread:.1%}, or {format_count(like)} examples"
+    return f"ceiling {format_count(found.batch_size)} {exact}: {beyond} does not fit in {limit}{law}{noise}"
 
 
 def _limits_text(survey: Survey) -> str:
