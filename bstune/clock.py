@@ -6,14 +6,15 @@ that asynchronous kernels are counted where they belong and nothing waits inside
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 
 
 class Phase(Enum):
-    """What a trial's time goes to."""
+    """What a trial's time goes to; what is measured beside the training counts as evaluation."""
 
     STARTUP = "startup"
     TRAINING = "training"
@@ -49,6 +50,7 @@ class TrialClock:
         self._seconds = dict.fromkeys(Phase, 0.0)
         self._segments: list[Segment] = []
         self._phase = Phase.STARTUP
+        self._segment = 0.0  # seconds of the running segment before it was last interrupted
         self._since = now()
 
     def enter(self, phase: Phase) -> float:
@@ -66,9 +68,19 @@ class TrialClock:
         A segment without a step (each one skipped by the gradient scaler) counts as training time but has no
         seconds per step.
         """
-        elapsed = self.enter(phase)
+        elapsed = self._segment + self.enter(phase)
+        self._segment = 0.0
         if steps > 0:
             self._segments.append(Segment(steps, elapsed))
+
+    @contextmanager
+    def interrupt_segment(self, phase: Phase) -> Iterator[None]:
+        """Count what happens inside to ``phase``; the training segment goes on afterwards, as if nothing had been."""
+        self._segment += self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(Phase.TRAINING)
 
     def seconds(self, phase: Phase) -> float:
         """Return the seconds spent in ``phase`` so far, the running one left out."""

@@ -31,7 +31,7 @@ def probe_step_time(space: Space, protocol: Protocol, train: Callable[[TrialSpec
 
     Args:
         space: what is searched.
-        protocol: of the study; the probe's own differs in its budget and its evaluation.
+        protocol: of the study; the probe's own differs in its budget and its evaluation, and measures no noise.
         train: trains one trial.
 
     Raises:
@@ -41,6 +41,7 @@ def probe_step_time(space: Space, protocol: Protocol, train: Callable[[TrialSpec
         protocol,
         budget=Budget(PROBE_STEPS, 1),
         warmup_steps=PROBE_WARMUP_STEPS,
+        noise_scale_every=None,
         trainer={**protocol.trainer, "limit_val_batches": 1},
     )
     sizes = sorted({space.snap(space.low), space.snap(min(space.high, space.low * PROBE_SPREAD))})

@@ -20,6 +20,7 @@ batch size by several times.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,8 @@ from bstune.errors import ConfigError
 
 MOST_BLOCKS = 16  # enough for Student's t to be near the normal, few enough to leave long blocks
 FEWEST_BLOCKS = 4  # below, t is so large that no interval says anything
+WINDOW = 64  # measured steps in a moving estimate, the latest; older ones are from when the noise was smaller
+LEVEL = 0.9  # of intervals, unless told
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ def combine_norms(
     return GradientNorms(float(w @ norms), float(1.0 / (w / n).sum()), float(big), float(1.0 / (w**2 / n).sum()))
 
 
-def estimate_noise_scale(squared_gradients: ArrayLike, traces: ArrayLike, level: float = 0.9) -> NoiseScaleEstimate:
+def estimate_noise_scale(squared_gradients: ArrayLike, traces: ArrayLike, level: float = LEVEL) -> NoiseScaleEstimate:
     """Return B_simple of consecutive steps with an interval, from their unbiased |G|^2 and tr Sigma.
 
     The interval is Fieller's (1954): all r >= 0 for which mean(tr Sigma - r |G|^2) does not differ from 0 by Student's
@@ -167,6 +170,14 @@ def estimate_noise_scale(squared_gradients: ArrayLike, traces: ArrayLike, level:
         reason = f"|G|^2 = {gradient:.3g} is not told apart from 0 after {n} steps: measure more of them"
         return NoiseScaleEstimate(None, low, None, gradient, trace, n, level, reason)
     return NoiseScaleEstimate(trace / gradient, low, high, gradient, trace, n, level, None)
+
+
+def moving_estimate(
+    measurements: Sequence[tuple[int, float, float]], window: int = WINDOW, level: float = LEVEL
+) -> NoiseScaleEstimate:
+    """Return :func:`estimate_noise_scale` of the latest ``window`` of (step, |G|^2, tr Sigma), in order."""
+    latest = measurements[-window:]
+    return estimate_noise_scale([pair[1] for pair in latest], [pair[2] for pair in latest], level)
 
 
 def _block_means(pairs: NDArray[np.float64]) -> NDArray[np.float64]:

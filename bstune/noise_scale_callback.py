@@ -8,8 +8,8 @@ The arithmetic is :mod:`bstune.noise`'s.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -23,7 +23,16 @@ from torch import Tensor, nn
 
 from bstune.data.batches import check_size, random_state, set_random_state
 from bstune.errors import ConfigError
-from bstune.noise import FEWEST_BLOCKS, GradientNorms, NoiseScaleEstimate, combine_norms, estimate_noise_scale
+from bstune.noise import (
+    FEWEST_BLOCKS,
+    LEVEL,
+    WINDOW,
+    GradientNorms,
+    NoiseScaleEstimate,
+    combine_norms,
+    estimate_noise_scale,
+    moving_estimate,
+)
 
 # Steps between measurements, from what tests/benchmarks/bench_noise.py found for steps of about 1 ms, all overhead: a
 # split in two parts cost four to six of them (putting everything back is the most of it), reading the norms of four
@@ -65,6 +74,8 @@ class NoiseScale(Callback):
         level: of the interval.
         weights: of the micro-batches' gradients in the step. ``equal``: 1/k each, as Lightning has it; ``examples``:
             n_i/B, as in bstune's trials, whose loss is weighted so. They differ where the n_i do.
+        around: makes a context in which the parts of a split batch are measured, as one that stops a clock of the
+            training; norms that are read in the training's own backward passes are outside of it.
 
     Raises:
         ConfigError: at once for a setting out of its range. When training starts: if the module steps its optimizers
@@ -76,9 +87,10 @@ class NoiseScale(Callback):
         self,
         every: int | None = None,
         parts: int = 2,
-        window: int = 64,
-        level: float = 0.9,
+        window: int = WINDOW,
+        level: float = LEVEL,
         weights: Literal["equal", "examples"] = "equal",
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         for name, value, least in (("every", every, 1), ("parts", parts, 2), ("window", window, FEWEST_BLOCKS)):
             if value is not None:
@@ -89,6 +101,7 @@ class NoiseScale(Callback):
             raise ConfigError(f"the noise scale's weights must be equal or examples, but got {weights!r}")
         estimate_noise_scale([], [], level)
         self.every, self.parts, self.window, self.level, self.weights = every, parts, window, level, weights
+        self._around = around
         self.passed_over = 0
         self._measured: list[tuple[int, float, float]] = []
         self._logged = 0
@@ -106,8 +119,7 @@ class NoiseScale(Callback):
         Steps that were due but not measured (a gradient that is not finite, a micro-batch without any) are counted in
         ``passed_over``. A parameter without gradient counts as one whose gradient is 0.
         """
-        latest = self._measured[-self.window :]
-        return estimate_noise_scale([pair[1] for pair in latest], [pair[2] for pair in latest], self.level)
+        return moving_estimate(self._measured, self.window, self.level)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all measurements, as plain data."""
@@ -149,7 +161,8 @@ class NoiseScale(Callback):
             if (trainer.global_step + 1) % every:
                 return
             if splits:
-                self._measure_parts(trainer, pl_module, batch, batch_idx)
+                with self._around():
+                    self._measure_parts(trainer, pl_module, batch, batch_idx)
             else:
                 self._reading = _Reading(_optimized(trainer, pl_module))
         if self._reading is not None:
@@ -161,6 +174,8 @@ class NoiseScale(Callback):
         if reading is None or len(reading.sizes) < trainer.accumulate_grad_batches:
             return
         self._close()
+        if reading.refused is not None:
+            raise reading.refused
         gradients = {name: p.grad for name, p in reading.parameters.items() if p.grad is not None}
         norms = [_square(norms) for norms in reading.norms]
         # DDP averages over devices; a scaler's factor is the same for all micro-batches of a step.
@@ -252,7 +267,7 @@ class NoiseScale(Callback):
         self._add(trainer, combine_norms([_square(part) / scale for part in norms], sizes, big))
 
     def _add(self, trainer: Trainer, norms: GradientNorms) -> None:
-        if math.isfinite(norms.small) and math.isfinite(norms.big):
+        if math.isfinite(norms.squared_gradient) and math.isfinite(norms.trace):
             self._measured.append((trainer.global_step + 1, norms.squared_gradient, norms.trace))
         else:
             self.passed_over += 1
@@ -342,11 +357,15 @@ class _Reading:
         self.parameters = parameters
         self.sizes: list[int] = []
         self.norms: list[list[Tensor]] = []
+        self.refused: ConfigError | None = None  # raised after the backward pass, which is the training's own
         hooks = ((p, partial(self._read, name)) for name, p in parameters.items())
         self._hooks = [p.register_hook(hook) for p, hook in hooks]  # type: ignore[no-untyped-call]
 
     def _read(self, name: str, gradient: Tensor) -> None:
-        self.norms[-1] += _norms({name: gradient})
+        try:
+            self.norms[-1] += _norms({name: gradient})
+        except ConfigError as error:
+            self.refused = error
 
     def start_micro_batch(self, examples: int) -> None:
         self.sizes.append(examples)

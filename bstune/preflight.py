@@ -171,6 +171,7 @@ def make_protocol(config: DictConfig, target: Target, trainer: Mapping[str, Any]
         micro_batch_size=settings.micro_batch_size,
         warmup_steps=settings.warmup_steps,
         divergence=settings.divergence,
+        noise_scale_every=settings.noise_scale_every,
         trainer=trainer,
     )
 

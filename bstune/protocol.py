@@ -39,7 +39,11 @@ class Protocol:
         micro_batch_size: a larger batch is accumulated from micro-batches of this many examples; None: never.
         warmup_steps: steps in a segment of their own at the start, left out of tau(B).
         divergence: diverged is a trial whose metric is this many times as far from its goal as at the start.
+        noise_scale_every: steps between measurements of the gradient noise scale; None: it is not measured.
         trainer: further arguments of the Lightning Trainer, such as ``accelerator`` and ``precision``.
+
+    Raises:
+        ConfigError: if ``noise_scale_every`` is below 1.
     """
 
     target: Target
@@ -48,4 +52,12 @@ class Protocol:
     micro_batch_size: int | None
     warmup_steps: int
     divergence: float
+    noise_scale_every: int | None
     trainer: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.noise_scale_every is not None and self.noise_scale_every < 1:
+            raise ConfigError(
+                "protocol.noise_scale_every must be at least 1 step, or null to leave the noise scale unmeasured, but"
+                f" got {self.noise_scale_every}"
+            )

@@ -104,7 +104,7 @@ class TrialResult:
         examples: examples trained on, steps x batch_size.
         train_seconds: what the trial spent on the training clock, warm-up included; as all seconds, without what the
             trial that it continues had spent.
-        eval_seconds: evaluation, in seconds.
+        eval_seconds: evaluation, and the passes that measure the noise scale beside the training, in seconds.
         startup_seconds: from the trial's start to its first training step, evaluation at step 0 left out.
         wall_seconds: the trial as a whole.
         seconds_per_step: tau(B), the median over segments after warm-up; None if no step was finished.
@@ -112,6 +112,8 @@ class TrialResult:
         versions: versions of the packages that the result depends on.
         history: (step, value) pairs of the target's metric, from the first step; a value that was not finite is None.
         message: what went wrong, for ``diverged``, ``oom`` and ``failed``.
+        noise_scale: (step, |G|^2, tr Sigma) of the steps at which the gradient noise scale was measured (see
+            :mod:`bstune.noise`), those of the trial that it continues included; empty where it was not.
     """
 
     number: int
@@ -135,6 +137,7 @@ class TrialResult:
     message: str | None = None
     parent: int | None = None
     confirms: int | None = None
+    noise_scale: tuple[tuple[int, float, float], ...] = ()
 
     @property
     def reached(self) -> bool:
@@ -163,13 +166,14 @@ class TrialResult:
         if not isinstance(values, dict):
             raise ValueError(f"a trial record is a JSON object, but got {text[:80]!r}")
         names = {f.name for f in fields(cls)}
-        missing = names - set(values) - {"history", "message", "parent", "confirms"}
+        missing = names - set(values) - {"history", "message", "parent", "confirms", "noise_scale"}
         unknown = set(values) - names
         if missing or unknown:
             raise ValueError(f"a trial record lacks {sorted(missing)} and has unknown fields {sorted(unknown)}")
         if values["status"] not in STATUSES:
             raise ValueError(f"status must be one of {STATUSES}, but got {values['status']!r}")
         values["history"] = tuple((int(step), value) for step, value in values.get("history", ()))
+        values["noise_scale"] = tuple((int(step), float(g), float(s)) for step, g, s in values.get("noise_scale", ()))
         return cls(**values)
 
 

@@ -125,6 +125,7 @@ class ProtocolSettings:
     micro_batch_size: int | None
     warmup_steps: int
     divergence: float
+    noise_scale_every: int | None
 
 
 @dataclass

@@ -7,6 +7,7 @@ place of one.
 
 import copy
 import functools
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -25,12 +26,20 @@ from bstune.cadence import is_near, next_evaluation
 from bstune.clock import Phase, TrialClock, seconds_per_step
 from bstune.data.batches import micro_batch_sizes, random_state, set_random_state, stream_of, weight_micro_batches
 from bstune.errors import ConfigError
+from bstune.noise_scale_callback import NoiseScale
 from bstune.protocol import Protocol
 from bstune.records import Status, Target, TrialResult, TrialSpec
 from bstune.state import StateWriter, Stopped, read_state
 
+logger = logging.getLogger(__name__)
+
 # A gradient scaler halves its scale at each step that it skips: after this many in a row no loss can be finite.
 SKIPPED_STEPS_MEAN_DIVERGED = 50
+# The noise scale is taken of batches split in two; normalisation layers refuse parts of a single example.
+LEAST_SPLIT = 4
+# What a module's own training_step raises at a part of a batch where it could train on the whole. If it could not,
+# the training raises it again.
+NOT_MEASURED = (ConfigError, RuntimeError, ValueError, TypeError, LookupError, AssertionError, MemoryError)
 
 
 def run_trial(
@@ -53,6 +62,11 @@ def run_trial(
     the random number generators as it finds them) nor when later ones are due. Call-backs and modules get back the
     state that they had before it, and their hooks on the start of training are called again. Steps, examples and
     history are those of the whole chain, seconds the trial's own.
+
+    Measuring the noise scale leaves the training and its clock as they are (see :class:`NoiseScale`): passes over parts
+    of a batch count as evaluation, while norms that are read in the backward passes of micro-batches stay training.
+    A batch below ``LEAST_SPLIT`` examples and a module that steps its optimizers itself are not measured; where
+    measuring fails, for memory or for what the module does, it ends for this trial with a warning.
 
     Args:
         spec: batch size, learning rate and seed, and the step at which to stop early.
@@ -85,6 +99,8 @@ def run_trial(
     try:
         seed_everything(spec.seed, workers=False, verbose=False)
         module = build_module(spec)
+        if protocol.noise_scale_every is not None and module.automatic_optimization:
+            loop.measure_noise(protocol.noise_scale_every)
         if len(sizes) > 1:
             weight_micro_batches(module, sizes)
         trainer = make_trainer(protocol.trainer, accumulate_grad_batches=len(sizes), callbacks=[loop])
@@ -104,7 +120,7 @@ def run_trial(
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
-        loop.status, loop.message = "oom", (str(error) or type(error).__name__).splitlines()[0]
+        loop.status, loop.message = "oom", _first_line(error)
     finally:
         if writer is not None:
             writer.discard()
@@ -128,6 +144,7 @@ def _record(spec: TrialSpec, protocol: Protocol, loop: "_TargetLoop", clock: Tri
         versions=versions(),
         history=tuple(loop.history),
         message=loop.message,
+        noise_scale=() if loop.noise_scale is None else loop.noise_scale.measurements,
     )
 
 
@@ -183,6 +200,8 @@ class _TargetLoop(Callback):
         self._due_step = self._after(0)
         self._metrics: Mapping[str, torch.Tensor] = {}
         self.place: Mapping[str, Any] = {}
+        self.noise_scale: NoiseScale | None = None
+        self._measures = False
         if resume is not None:
             self._resume(resume)
         self._first_step = self._segment_start = self.steps
@@ -206,11 +225,44 @@ class _TargetLoop(Callback):
         self._writer = writer
         writer.prepare(last=self.steps + 1 >= self._last_step)
 
+    def measure_noise(self, every: int) -> None:
+        """Measure the noise scale every few steps, if batches are large enough.
+
+        Lightning's calls of one more call-back would be some percent of a short step, so its hooks are called here.
+        """
+        aside = functools.partial(self._clock.interrupt_segment, Phase.EVALUATION)
+        self._measures = self._micro_batches > 1 or self._spec.batch_size >= LEAST_SPLIT
+        self.noise_scale = NoiseScale(every=every, weights="examples", around=aside)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the noise scale's measurements, for the trial that goes on."""
+        return {} if self.noise_scale is None else {"noise_scale": self.noise_scale.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what :meth:`state_dict` returned."""
+        if self.noise_scale is not None and "noise_scale" in state_dict:
+            self.noise_scale.load_state_dict(state_dict["noise_scale"])
+
+    def _measure(self, hook: str, trainer: Trainer, module: LightningModule, *arguments: Any) -> None:
+        """Call a hook of the noise scale; if it cannot measure, that is its end, and not the trial's."""
+        if self.noise_scale is None or not self._measures:
+            return
+        try:
+            getattr(self.noise_scale, hook)(trainer, module, *arguments)
+        except NOT_MEASURED as error:
+            self._measures = False
+            self.noise_scale.on_exception(trainer, module, error)
+            _warn_once(f"the noise scale is not measured: {_first_line(error)}")
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # Last, so that what other call-backs do after a step, such as averaging weights, is still training.
         others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
         first = [] if self._writer is None else [self._writer]
         trainer.callbacks = [*first, *others, self]  # type: ignore[attr-defined]
+        self._measure("setup", trainer, pl_module, stage)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._measure("teardown", trainer, pl_module, stage)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.enter(Phase.EVALUATION)
@@ -224,6 +276,12 @@ class _TargetLoop(Callback):
         self._restore_generators()
         trainer.callback_metrics.update(self._metrics)  # Lightning next steps the schedules that look at them
         self._clock.enter(Phase.TRAINING)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._measure("on_train_batch_start", trainer, pl_module, batch, batch_idx)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._measure("on_after_backward", trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -416,6 +474,15 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error)
     return is_oom_error(error) or "CUBLAS_STATUS_ALLOC_FAILED" in text or "DefaultCPUAllocator" in text
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)
 
 
 def _synchronize() -> None:

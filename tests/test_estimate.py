@@ -29,6 +29,7 @@ def protocol(steps=100, examples=1, share=0.25):
         micro_batch_size=16,
         warmup_steps=5,
         divergence=2.0,
+        noise_scale_every=None,
         trainer={"accelerator": "cpu", "precision": "32-true"},
     )
 

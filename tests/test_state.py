@@ -59,6 +59,7 @@ def protocol(steps=STEPS, **changes):
         "micro_batch_size": None,
         "warmup_steps": 2,
         "divergence": 5.0,
+        "noise_scale_every": None,
         "trainer": TRAINER,
     }
     return Protocol(**(values | changes))

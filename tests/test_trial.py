@@ -78,6 +78,7 @@ def protocol(steps=20, examples=1, **changes):
         "micro_batch_size": None,
         "warmup_steps": 2,
         "divergence": 2.0,
+        "noise_scale_every": None,
         "trainer": TRAINER,
     }
     return Protocol(**(values | changes))

@@ -220,7 +220,7 @@ def time_trial(
         lambda spec: _Ticking(workload.train_batches(spec), len(sizes), clock),
         workload.validation_batches,
         workload.validation_examples,
-        replace(protocol, target=protocol.target.never_met, budget=budget, trainer=trainer),
+        replace(protocol, target=protocol.target.never_met, budget=budget, noise_scale_every=None, trainer=trainer),
         clock=clock,
         data_module=workload.data_module,
     )

@@ -97,6 +97,7 @@ def protocol(config: DictConfig, target: Target, budget: Budget) -> Protocol:
         micro_batch_size=None,
         warmup_steps=rules.warmup_steps,
         divergence=rules.divergence,
+        noise_scale_every=rules.noise_scale_every,
         trainer={"accelerator": config.device, "devices": 1, "precision": config.precision},
     )
 
