@@ -29,9 +29,9 @@ from bstune.report import format_count, print_final, summarize, winners
 from bstune.scale_out_plan import scale_out
 from bstune.search.confirm import contenders, next_confirmation
 from bstune.search.foretell import ideal_value
+from bstune.search.hint import study_prior
 from bstune.search.known import Known, learn
 from bstune.search.mapping import b_crit_quantiles
-from bstune.search.posterior import make_prior
 from bstune.search.study import (
     STUDY_ID,
     ask,
@@ -234,12 +234,13 @@ def _ideal(job: Job) -> float | None:
 
 def known_of(job: Job, done: Sequence[TrialResult], particles: int) -> Known:
     """Return the posterior of the frontier after these trials, whatever sampler asked them."""
-    space, budget = job.space, job.protocol.budget
-    prior = make_prior(
+    space = job.space
+    prior = study_prior(
+        done,
         low=space.low,
         high=space.high,
         rule=lambda x: np.log2([space.rule(2.0**value) for value in np.ravel(x)]).reshape(np.shape(x)),
-        log_budget=math.log(budget.last_step(round(math.sqrt(space.low * space.high)))),
+        budget=lambda batch_size: job.protocol.budget.last_step(round(batch_size)),
         sigma=job.config.scaling.level_sigma,
         exponent_sigma=job.config.scaling.exponent_sigma,
         noise_scale=job.config.scaling.noise_scale,

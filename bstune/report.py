@@ -19,6 +19,7 @@ from bstune.curve import SLOPE_RATIO, CurveFit, FrontierPoint, frontier_points, 
 from bstune.held import Held, held_row
 from bstune.records import STATUSES, Target, TrialResult
 from bstune.search.confirm import confirmed, confirmed_row, steps_order, time_order
+from bstune.search.hint import hint_row
 
 Summary = dict[str, Any]
 Row = Mapping[str, Any]
@@ -99,7 +100,8 @@ def summarize(
         left it), continued (how often one was), statuses (a count for each status), note (null, or that the target
         was never reached, the closest value seen and what to change), points (one a frontier point), small_end, fit,
         fit_note, regimes (only those that the fit can tell), posterior (B_crit from the search's model, which every
-        trial informs, stopped ones too; or null), scaling (see :func:`bstune.held.held_row`, or null),
+        trial informs, stopped ones too; or null), noise_scale (that the trials measured, beside B_crit, see
+        :func:`bstune.search.hint.hint_row`; or null), scaling (see :func:`bstune.held.held_row`, or null),
         best_by_time, best_by_steps, pareto (the trials that none beats in both, from least time to fewest steps). A
         point's steps lie in (steps_low, steps], its time in (time_low, time_to_target], in seconds, its examples in
         (examples_low, examples]; the upper end of a censored point is null. Without a reached trial both winners are
@@ -125,6 +127,7 @@ def summarize(
         "posterior": None
         if posterior is None or not reached
         else dict(zip(("b_crit_low", "b_crit", "b_crit_high"), posterior, strict=True)),
+        "noise_scale": hint_row(trials, posterior, None if isinstance(fit, str) else fit.b_crit),
         "scaling": None if held is None else held_row(held),
         **{name: _winner_row(trials, name) for name in WINNERS},
         "pareto": [_winner(trial) for trial in pareto_front(trials)],
@@ -301,6 +304,8 @@ def final_table(summary: Summary, tests: Tests | None = None) -> Group:
     if summary["posterior"]:
         facts.add_row("critical batch", posterior_text(summary["posterior"]))
     facts.add_row("fit to points" if summary["posterior"] else "critical batch", critical_text(summary["fit"]))
+    if summary["noise_scale"]:
+        facts.add_row("noise scale", noise_scale_text(summary["noise_scale"]))
     if summary["regimes"]:
         facts.add_row("regimes", regimes_text(summary["regimes"], summary["points"]))
     if summary["scaling"]:
@@ -431,6 +436,22 @@ def critical_text(fit: Mapping[str, Any] | None) -> str:
         )
     value = "undetermined" if fit["b_crit"] is None else f"{format_number(fit['b_crit'], 2)} examples"
     return f"{value} ({fit['level']:.0%} {interval})"
+
+
+def noise_scale_text(row: Row) -> str:
+    """Return the measured noise scale, its interval and its ratio to B_crit in words, the posterior's if there is one.
+
+    ``54 examples (90% interval 31 to 235; 24 steps of 7 trials), 0.79 times the critical batch``
+    """
+    steps = "1 step" if row["steps"] == 1 else f"{format_count(row['steps'])} steps"
+    read = f"{steps} of {_trials_text(row['trials'])}"
+    if row["noise_scale"] is None:
+        return f"undetermined: {row['undetermined']} ({read})"
+    interval = f"{row['level']:.0%} interval {format_number(row['low'], 2)} to {format_number(row['high'], 2)}"
+    text = f"{format_number(row['noise_scale'], 2)} examples ({interval}; {read})"
+    ratios = {"critical batch": row["ratio_to_posterior"], "fit's": row["ratio_to_fit"]}
+    told = [f"{format_number(ratio, 2)} times the {name}" for name, ratio in ratios.items() if ratio is not None]
+    return ", ".join([text, " and ".join(told)]) if told else text
 
 
 def regimes_text(regimes: Sequence[Row], points: Sequence[Row]) -> str:

@@ -46,6 +46,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from bstune.errors import ConfigError
+from bstune.noise import WINDOW, moving_estimate
 from bstune.records import TrialResult
 
 Curves = Mapping[str, Sequence[tuple[int, float | None]]]
@@ -403,12 +404,22 @@ def _write_trial(place: _Place, study: StudyTags, result: TrialResult, ended: fl
     if result.reached:
         values += [("steps_to_target", 0, result.steps), ("examples_to_target", 0, result.examples)]
     values += [(study.metric, step, value) for step, value in result.history]
+    values += _noise_scale_values(result)
     params = [Param(name, str(value)) for name in _TRIAL_PARAMS if (value := getattr(result, name)) is not None]
     # The client itself splits what is past the limits of one request: 1000 metrics, 100 parameters.
     place.client.log_batch(run_id, _metrics(values, end), params)
     # Last, because a run that has ended counts as sent.
     place.client.set_terminated(run_id, "FAILED" if result.status == "failed" else "FINISHED", end)
     return replace(place, sent=place.sent | {result.number})
+
+
+def _noise_scale_values(result: TrialResult) -> Iterator[tuple[str, int, float | None]]:
+    """Yield (name, step, value) of the moving estimate after each measured step; None where it is undetermined."""
+    for end, (step, _, _) in enumerate(result.noise_scale, start=1):
+        estimate = moving_estimate(result.noise_scale[max(0, end - WINDOW) : end])
+        yield "noise_scale", step, estimate.noise_scale
+        yield "noise_scale_low", step, estimate.low
+        yield "noise_scale_high", step, estimate.high
 
 
 def _write_study(place: _Place, study: StudyTags, values: Values, artifacts: Sequence[Path]) -> _Place:

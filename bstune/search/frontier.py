@@ -34,8 +34,8 @@ from optuna.trial import FrozenTrial, TrialState
 from bstune.errors import ConfigError
 from bstune.records import Status, Target, TrialResult
 from bstune.search.decide import Array, Domain, Policy, Proposal, decide, never_resumable
+from bstune.search.hint import study_prior
 from bstune.search.known import Known, learn, smoothed
-from bstune.search.posterior import Prior, make_prior
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,8 @@ class FrontierSampler(BaseSampler):
             middle of both ranges.
         sigma: how far from the rule, in octaves: the scale of a Student's t with 3 degrees of freedom.
         exponent_sigma: how far the exponent of lr*(B) may lie from the rule's: one standard deviation.
-        noise_scale: in examples, a hint at B_crit; None for none.
+        noise_scale: in examples, a hint at B_crit; None for what trials measured, if they did (see
+            :mod:`bstune.search.hint`).
         budget: steps over batch size that one expects to be more than enough: a scale, not a limit; None for none,
             and then the first trial has no limit.
         target: of the values that are reported; None: they are not read.
@@ -157,9 +158,8 @@ class FrontierSampler(BaseSampler):
         if BATCH_SIZE not in search_space:
             return {}
         coordinates = Coordinates(search_space, self._rule, self._snap, self._lr_range)
-        prior = self._prior(coordinates)
         finished = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-        known = self._learn(finished, coordinates, prior, self._rng)
+        known = self._learn(finished, coordinates, self._rng)
         pending = [
             (*coordinates.point(t.params), t.user_attrs.get(PARENT))
             for t in finished
@@ -209,8 +209,7 @@ class FrontierSampler(BaseSampler):
         if not space:
             return None
         coordinates = Coordinates(space, self._rule, self._snap, self._lr_range)
-        prior = self._prior(coordinates)
-        return self._learn(study.get_trials(deepcopy=False), coordinates, prior, deepcopy(self._rng))
+        return self._learn(study.get_trials(deepcopy=False), coordinates, deepcopy(self._rng))
 
     def recommended(self, study: optuna.Study) -> int | None:
         """Return the number of the trial that reached the target and whose point is best by the posterior's mean.
@@ -224,24 +223,7 @@ class FrontierSampler(BaseSampler):
         ranked = smoothed(found, "steps" if self.objective == "steps" else "time", self._rng)
         return min(ranked, key=lambda pair: pair[0])[1].number if ranked else None
 
-    def _prior(self, coordinates: "Coordinates") -> Prior:
-        low, high = coordinates.low, coordinates.high
-        middle = math.sqrt(low * high)
-        budget = self._budget(middle) if self._budget is not None else 1000.0
-        return make_prior(
-            low=low,
-            high=high,
-            rule=coordinates.log_rule,
-            log_budget=math.log(budget),
-            sigma=self._sigma,
-            exponent_sigma=self._exponent_sigma,
-            noise_scale=self._noise_scale,
-            others=coordinates.columns,
-        )
-
-    def _learn(
-        self, finished: Sequence[FrozenTrial], coordinates: "Coordinates", prior: Prior, rng: np.random.Generator
-    ) -> Known:
+    def _learn(self, finished: Sequence[FrozenTrial], coordinates: "Coordinates", rng: np.random.Generator) -> Known:
         results, others = [], {}
         for trial in finished:
             if trial.state not in (TrialState.COMPLETE, TrialState.PRUNED) or not coordinates.complete(trial.params):
@@ -258,6 +240,17 @@ class FrontierSampler(BaseSampler):
                     trial.number,
                     trial.values,
                 )
+        prior = study_prior(
+            results,
+            low=coordinates.low,
+            high=coordinates.high,
+            rule=coordinates.log_rule,
+            budget=self._budget or _usual_budget,
+            sigma=self._sigma,
+            exponent_sigma=self._exponent_sigma,
+            noise_scale=self._noise_scale,
+            others=coordinates.columns,
+        )
         return learn(
             results,
             others,
@@ -270,6 +263,10 @@ class FrontierSampler(BaseSampler):
             moves=self._policy.moves,
             rng=rng,
         )
+
+
+def _usual_budget(batch_size: float) -> float:
+    return 1000.0
 
 
 def _no_budget(batch_size: float) -> float:

@@ -120,6 +120,7 @@ def make_prior(
     sigma: float,
     exponent_sigma: float,
     noise_scale: float | None,
+    noise_scale_spread: float = 0.0,
     others: int,
 ) -> Prior:
     """Return the prior of a study.
@@ -131,15 +132,17 @@ def make_prior(
         log_budget: log of the settings' budget in steps at the middle batch size: a rough scale.
         sigma: of the rule's level, in octaves.
         exponent_sigma: of the exponent of lr*(B) around the rule's.
-        noise_scale: in examples, a hint at B_crit; None for none.
+        noise_scale: in examples, a hint at B_crit, which it may miss by several times; None for none.
+        noise_scale_spread: standard deviation of its logarithm, where it was measured; 0 for one that is given.
         others: columns of other hyper-parameters.
     """
     log_low, log_high = math.log2(low), math.log2(high)
     log_mid = 0.5 * (log_low + log_high)
     b_crit = 0.0 if noise_scale is None else math.log(noise_scale) - log_mid * math.log(2.0)
+    b_crit_spread = math.log(6.0) if noise_scale is None else math.hypot(math.log(4.0), noise_scale_spread)
     normal = {
         LEVEL: (log_budget - math.log(4.0), 3.0),
-        B_CRIT: (b_crit, math.log(6.0 if noise_scale is None else 4.0)),
+        B_CRIT: (b_crit, b_crit_spread),
         SHIFT: (0.0, sigma),
         EXPONENT: (0.0, exponent_sigma),
         BEND: (-0.15, 0.3),
