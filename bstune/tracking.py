@@ -46,7 +46,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from bstune.errors import ConfigError
-from bstune.noise import WINDOW, moving_estimate
+from bstune.noise import moving_estimate
 from bstune.records import TrialResult
 
 Curves = Mapping[str, Sequence[tuple[int, float | None]]]
@@ -416,7 +416,7 @@ def _write_trial(place: _Place, study: StudyTags, result: TrialResult, ended: fl
 def _noise_scale_values(result: TrialResult) -> Iterator[tuple[str, int, float | None]]:
     """Yield (name, step, value) of the moving estimate after each measured step; None where it is undetermined."""
     for end, (step, _, _) in enumerate(result.noise_scale, start=1):
-        estimate = moving_estimate(result.noise_scale[max(0, end - WINDOW) : end])
+        estimate = moving_estimate(result.noise_scale[:end])
         yield "noise_scale", step, estimate.noise_scale
         yield "noise_scale_low", step, estimate.low
         yield "noise_scale_high", step, estimate.high

@@ -252,7 +252,8 @@ class _TargetLoop(Callback):
         except NOT_MEASURED as error:
             self._measures = False
             self.noise_scale.on_exception(trainer, module, error)
-            _warn_once(f"the noise scale is not measured: {_first_line(error)}")
+            reason = _first_line(error)
+            _warn_once(f"the noise scale is not measured (protocol.noise_scale_every=null leaves it out): {reason}")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # Last, so that what other call-backs do after a step, such as averaging weights, is still training.

@@ -72,6 +72,26 @@ def test_segments_hold_the_steps_of_training_alone():
     assert clock.seconds(Phase.TRAINING) == 8.0
 
 
+def test_an_interrupted_segment_goes_on_as_if_nothing_had_been():
+    fake = FakeTime()
+    clock = TrialClock(fake)
+    clock.enter(Phase.TRAINING)
+    for _ in range(2):
+        fake.sleep(1.0)
+        with clock.interrupt_segment(Phase.EVALUATION):
+            fake.sleep(16.0)
+    fake.sleep(2.0)
+    with pytest.raises(ValueError, match="on its way"), clock.interrupt_segment(Phase.EVALUATION):
+        raise ValueError("on its way")
+    clock.end_segment(4, Phase.EVALUATION)
+    clock.enter(Phase.TRAINING)
+    fake.sleep(3.0)
+    clock.end_segment(1, Phase.CLOSING)
+    assert clock.segments == (Segment(4, 4.0), Segment(1, 3.0))
+    assert clock.seconds(Phase.TRAINING) == 7.0
+    assert clock.seconds(Phase.EVALUATION) == 32.0
+
+
 def test_it_waits_for_the_device_at_the_edges_alone_and_counts_the_wait_before():
     fake = FakeTime()
     waits = []

@@ -61,6 +61,7 @@ def entries(folder: Path) -> list[str]:
         (("+workload=digits", "trial.batch_size=64", "trial.lr=1", "trial.seed=-1"), "trial.seed must be at least 0"),
         (("+workload=digits", "trial.batch_size=64"), "give both trial.batch_size (at least 1) and trial.lr"),
         (("+workload=digits", "protocol.micro_batch_size=0"), "micro-batch size must be a positive integer, but got 0"),
+        (("+workload=digits", "protocol.noise_scale_every=0"), "noise_scale_every must be at least 1 step, or null to"),
         (("+workload=digits", "protocol.evaluation_share=2"), "an evaluation rule needs ratio > 1"),
         (("+workload=digits", "workload.target.mode=max"), "the target val/loss >= 0.1 is met before training"),
         (("+workload=digits", "workload.target.mode=down"), "target.mode must be min or max, but got 'down'"),

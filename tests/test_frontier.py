@@ -17,6 +17,7 @@ from bstune.replay import replay
 from bstune.search import frontier
 from bstune.search.decide import Proposal, decide
 from bstune.search.frontier import PARENT, RECORD, Coordinates, FrontierSampler, default_policy, trial_result
+from bstune.search.posterior import B_CRIT
 from bstune.synthetic import Law, synthetic_table
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -280,6 +281,27 @@ def test_asking_for_the_posterior_does_not_change_the_search() -> None:
         second.optimize(plain, n_trials=1)
         second.sampler.posterior(second)  # type: ignore[attr-defined]
     assert [trial.params for trial in first.trials] == [trial.params for trial in second.trials]
+
+
+def test_what_trials_measured_of_the_noise_scale_is_a_hint_at_b_crit(make_result: Callable[..., TrialResult]) -> None:
+    """A function of the study's finished trials; a noise scale that is given takes precedence."""
+    measured = tuple((32 * i, 0.1, 300.0) for i in range(1, 5))  # 3000 examples
+
+    def prior(count: int, **options: Any) -> tuple[float, float]:
+        study = optuna.create_study()
+        for number, batch_size in enumerate((16, 64, 128, 512, 2048)):
+            noise_scale = measured if number < count else ()
+            record = make_result(number=number, batch_size=batch_size, noise_scale=noise_scale)
+            params = {"batch_size": batch_size, "lr": 0.1}
+            attrs = {RECORD: record.to_json()}
+            study.add_trial(create_trial(params=params, distributions=dict(SPACE), value=1.0, user_attrs=attrs))
+        found = FrontierSampler(seed=0, search_space=SPACE, **options).posterior(study)
+        assert found is not None
+        return 2**found.prior.log_mid * math.exp(found.prior.mean[B_CRIT]), found.prior.spread[B_CRIT]
+
+    assert prior(5) == (pytest.approx(3000.0), pytest.approx(math.log(4.0)))
+    assert prior(5, noise_scale=70.0) == (pytest.approx(70.0), math.log(4.0))
+    assert prior(3) == prior(0) == (pytest.approx(math.sqrt(8 * 4096)), math.log(6.0))
 
 
 def test_there_is_no_posterior_before_the_first_trial() -> None:

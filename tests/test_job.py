@@ -11,10 +11,11 @@ import yaml
 
 from bstune import job as jobs
 from bstune.command import compose_checked
-from bstune.job import MOST_STATES, best_yaml, worth_continuing
+from bstune.job import MOST_STATES, best_yaml, known_of, worth_continuing
 from bstune.output import Output
 from bstune.preflight import prepare
 from bstune.records import TrialResult, TrialSpec
+from bstune.search.posterior import B_CRIT
 from bstune.search.study import SPEC
 
 SIZES, LRS = (8, 32, 128, 512), (0.01, 0.04, 0.16, 0.64)
@@ -109,6 +110,7 @@ def test_a_study_cut_short_and_continued_asks_the_same_trials(
 @pytest.mark.parametrize("sampler", ["frontier", "tpe"])
 def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(bstune, tmp_path, monkeypatch, sampler):
     arguments = (*DIGITS, *EASY, STEPS, f"sampler={sampler}", "search.trials=12", "search.confirmations=1")
+    arguments += ("protocol.noise_scale_every=2",)
     assert bstune(*arguments, "study=whole")[0] == 0
     whole = asked_by_slot(tmp_path / "outputs" / "whole")
     continued = next((i for i, slot in enumerate(whole) if whole[slot][3] is not None), 5)
@@ -118,6 +120,33 @@ def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(bstune, tmp_p
         assert bstune(*arguments, "study=pieces")[0] == 130
     assert bstune(*arguments, "study=pieces")[0] == 0
     assert asked_by_slot(tmp_path / "outputs" / "pieces") == whole
+
+
+def test_measuring_the_noise_scale_changes_no_trial_and_is_reported(bstune, tmp_path):
+    """A general sampler asks the same whatever was measured."""
+    arguments = (*DIGITS, *EASY, STEPS, "sampler=tpe", "search.trials=10", "search.confirmations=1")
+    assert bstune(*arguments, "study=without", "protocol.noise_scale_every=null")[0] == 0
+    status, out, _ = bstune(*arguments, "study=with", "protocol.noise_scale_every=2")
+    assert status == 0
+    outputs = tmp_path / "outputs"
+    assert asked_by_slot(outputs / "with") == asked_by_slot(outputs / "without")
+    assert all(trial.noise_scale for trial in trials_of(outputs / "with") if trial.steps > 1)
+    assert not any(trial.noise_scale for trial in trials_of(outputs / "without"))
+    row = json.loads((outputs / "with" / "curve.json").read_text())["noise_scale"]
+    assert row["trials"] >= 4
+    assert f"{row['steps']} steps of {row['trials']} trials" in " ".join(out.split())
+    assert json.loads((outputs / "without" / "curve.json").read_text())["noise_scale"] is None
+
+
+@pytest.mark.parametrize("given", [None, 900.0])
+def test_the_reports_prior_is_the_searchs(tmp_path, monkeypatch, table, make_result, given):
+    monkeypatch.chdir(tmp_path)
+    option = "null" if given is None else given
+    job = prepare(compose_checked([*REPLAY, f"scaling.noise_scale={option}"]))
+    measured = tuple((32 * i, 0.1, 5.0) for i in range(1, 4))
+    done = [make_result(number=n, batch_size=SIZES[n], noise_scale=measured) for n in range(4)]
+    found = known_of(job, done, 20).prior
+    assert 2**found.log_mid * math.exp(found.mean[B_CRIT]) == pytest.approx(given or 50.0)
 
 
 def test_a_continued_trial_is_its_parent_gone_further(bstune, tmp_path):

@@ -5,6 +5,7 @@ import math
 import random
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from torchmetrics.aggregation import MeanMetric
 
 from bstune.data.batches import weight_micro_batches
 from bstune.errors import ConfigError
-from bstune.noise import GradientNorms, combine_norms, estimate_noise_scale
+from bstune.noise import GradientNorms, combine_norms, estimate_noise_scale, moving_estimate
 from bstune.noise_scale_callback import NoiseScale, count_examples, split_batch
 
 pytestmark = pytest.mark.filterwarnings(
@@ -303,6 +304,25 @@ def test_linear_regression_recovers_what_all_data_give(sizes, parts, weights):
     assert found.low < trace / squared < found.high
     assert found.high < 3 * found.low  # it says something
     assert callback.passed_over == 0
+
+
+def test_parts_are_measured_in_the_context_that_is_given_and_micro_batches_outside_of_it():
+    entered = []
+
+    @contextmanager
+    def around():
+        entered.append(len(callback.measurements))
+        yield
+        entered.append(len(callback.measurements))
+
+    callback = NoiseScale(every=2, around=around)
+    fit(Regression(), drawn((20,), 5), callback)
+    assert [step for step, _, _ in callback.measurements] == [2, 4]
+    assert entered == [0, 1, 1, 2]
+    callback = NoiseScale(every=2, around=around)
+    fit(Regression(), drawn((10, 10), 5), callback, accumulate_grad_batches=2)
+    assert len(callback.measurements) == 2
+    assert len(entered) == 4
 
 
 def test_both_ways_measure_the_same_step_the_same():
@@ -652,6 +672,25 @@ def test_refuses_in_training(module, sizes, accumulate, message):
     with pytest.raises(ConfigError, match=message):
         fit(module(), drawn(sizes, 4), callback, accumulate_grad_batches=accumulate)
     assert callback._reading is None
+
+
+def test_terms_that_are_not_finite_are_passed_over():
+    """Norms of 1e154 squared still are, but not when they are multiplied by the batch size."""
+    callback = NoiseScale(every=1)
+    trainer = type("T", (), {"global_step": 0})()
+    callback._add(trainer, GradientNorms(1.0e308, 4, 0.9e308, 8))
+    callback._add(trainer, GradientNorms(math.nan, 4, 1.0, 8))
+    callback._add(trainer, GradientNorms(3.0, 4, 2.0, 8))
+    assert (callback.measurements, callback.passed_over) == (((1, 1.0, 8.0),), 2)
+
+
+def test_the_moving_estimate_is_that_of_the_latest_steps():
+    rng = np.random.default_rng(0)
+    measured = [(step, *pair) for step, pair in enumerate(rng.uniform([1.0, 50.0], [2.0, 70.0], (20, 2)).tolist())]
+    _, gradients, traces = zip(*measured[-6:], strict=True)
+    assert moving_estimate(measured, 6) == estimate_noise_scale(gradients, traces)
+    assert moving_estimate(measured[:5], 6).measurements == 5
+    assert moving_estimate([]).noise_scale is None
 
 
 def test_refuses_a_strategy_that_shards_gradients():

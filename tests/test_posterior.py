@@ -46,7 +46,7 @@ def sqrt_rule(x: Array) -> Array:
     return -4.0 + 0.5 * x
 
 
-def make(others: int = 0, noise_scale: float | None = None) -> Prior:
+def make(others: int = 0, noise_scale: float | None = None, spread: float = 0.0) -> Prior:
     return make_prior(
         low=LOW,
         high=HIGH,
@@ -55,6 +55,7 @@ def make(others: int = 0, noise_scale: float | None = None) -> Prior:
         sigma=1.0,
         exponent_sigma=0.3,
         noise_scale=noise_scale,
+        noise_scale_spread=spread,
         others=others,
     )
 
@@ -152,7 +153,9 @@ def test_the_prior_is_centred_on_the_budget_the_rule_and_the_noise_scale() -> No
     assert plain.mean[SHIFT] == plain.mean[EXPONENT] == 0.0
     assert 2**MIDDLE * math.exp(hinted.mean[B_CRIT]) == pytest.approx(1000.0)
     assert 2**MIDDLE * math.exp(plain.mean[B_CRIT]) == pytest.approx(2**MIDDLE)
-    assert hinted.spread[B_CRIT] < plain.spread[B_CRIT]
+    assert hinted.spread[B_CRIT] == math.log(4.0) < plain.spread[B_CRIT]
+    assert make(noise_scale=1000.0, spread=1.5).spread[B_CRIT] == pytest.approx(math.hypot(math.log(4.0), 1.5))
+    assert make(noise_scale=1000.0, spread=1.5).mean[B_CRIT] == hinted.mean[B_CRIT]
     assert math.exp(plain.mean[LEVEL]) < 4000.0  # the budget is more than enough
     assert make(others=3).mean.size == OTHER + 9
 

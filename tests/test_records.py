@@ -51,12 +51,23 @@ def test_impossible_targets_are_refused(value, mode, message):
         {"status": "budget", "history": ((10, None), (20, 0.5))},
         {"status": "oom", "steps": 0, "seconds_per_step": None, "history": (), "message": "CUDA out of memory"},
         {"delta": None},
+        {"noise_scale": ((32, 0.5, 12.0), (64, -0.25, 1e-30))},
     ],
 )
 def test_records_survive_json(make_result, changes):
     result = make_result(**changes)
     assert TrialResult.from_json(result.to_json()) == result
     assert "\n" not in result.to_json()
+
+
+def test_records_from_before_a_field_are_read(make_result):
+    result = make_result()
+    values = json.loads(result.to_json())
+    for name in ("history", "message", "parent", "confirms", "noise_scale"):
+        del values[name]
+    old = TrialResult.from_json(json.dumps(values))
+    assert (old.history, old.message, old.parent, old.confirms, old.noise_scale) == ((), None, None, None, ())
+    assert old.versions == result.versions
 
 
 def test_json_is_strict(make_result):

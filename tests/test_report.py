@@ -360,6 +360,48 @@ def test_live_table_shows_the_last_trials_in_80_columns():
     assert "…" not in "".join(lines)
 
 
+def measured(count=6, spread=0.3):
+    """Trials that reached the target and measured a noise scale near 100, four steps each."""
+    scales = (100.0 * math.exp(spread * (n / (count - 1) - 0.5)) for n in range(count))
+    return [
+        trial(n, 16 * 2**n, noise_scale=tuple((32 * i, 1.0 / scale, 1.0) for i in range(1, 5)))
+        for n, scale in enumerate(scales)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trials", "fit", "posterior", "text"),
+    [
+        (
+            measured(),
+            hand_fit(400.0, 200.0, 900.0),
+            (30.0, 80.0, 200.0),
+            "noise scale 99 examples (90% interval 91 to 110; 24 steps of 6 trials), 1.2 times the critical batch"
+            " and 0.25 times the fit's regimes",
+        ),
+        (measured(), "no fit", (30.0, 80.0, 200.0), "24 steps of 6 trials), 1.2 times the critical batch small end"),
+        (measured(), hand_fit(400.0, 200.0, 900.0), None, "24 steps of 6 trials), 0.25 times the fit's regimes"),
+        (measured(), hand_fit(None, 500.0, None), None, "24 steps of 6 trials) regimes"),
+        (
+            measured()[:2],
+            "no fit",
+            (30.0, 80.0, 200.0),
+            "noise scale undetermined: 4 trials that reach the target are needed (8 steps of 2 trials) small end",
+        ),
+    ],
+)
+def test_the_noise_scale_stands_beside_b_crit(trials, fit, posterior, text):
+    summary = summarize(trials, TARGET, fit, None, None, posterior)
+    assert text in " ".join(printed(final_table(summary)).split())
+    assert json.loads(dump_json(summary))["noise_scale"]["steps"] == 4 * len(trials)
+
+
+def test_there_is_no_line_where_no_noise_scale_was_measured():
+    summary = summarize([trial(0)], TARGET, "no fit", None, None, (30.0, 80.0, 200.0))
+    assert summary["noise_scale"] is None
+    assert "noise scale" not in printed(final_table(summary))
+
+
 def test_final_table_names_winners_and_test_errors():
     trials = [trial(4, 64, 0.1, steps=400), trial(7, 500, 0.4, steps=90, tau=0.1), trial(8, status="oom")]
     lines = printed(

@@ -102,6 +102,7 @@ def test_whole_numbers_become_floats_where_the_type_says_so():
         "search.precision=null",
         "search.confirmations=0",
         "protocol.micro_batch_size=null",
+        "protocol.noise_scale_every=null",
         "trial.lr=0.5",
         "~workload.target.bounds",
         "+trainer.gradient_clip_val=1.0",  # anything that a Trainer takes

@@ -324,6 +324,37 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_bit_for_bit(case, tmp_pat
     assert all(record.history[-1][0] == record.steps == record.steps_low for record in records)
 
 
+def with_noise(rules, every):
+    if callable(rules):
+        return lambda: replace(rules(), noise_scale_every=every)
+    return replace(rules or protocol(), noise_scale_every=every)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_measuring_the_noise_scale_changes_no_trial_and_goes_on_with_it(case, tmp_path):
+    options, limits = CASES[case], (7, 23, 30)
+    plain, untouched = run(spec(), **options)
+    measuring = options | {"rules": with_noise(options.get("rules"), 5)}
+    whole, reference = run(spec(), **measuring)
+    assert replace(whole, noise_scale=()) == plain
+    assert all(torch.equal(a, b) for a, b in zip(tensors(reference), tensors(untouched), strict=True))
+    assert plain.noise_scale == ()
+    records, module = chain(tmp_path, limits, **measuring)
+    assert_same(records[-1], module, whole, reference, limits)
+    assert records[-1].noise_scale == whole.noise_scale
+    steps = [step for step, _, _ in whole.noise_scale]
+    if case not in ("two optimizers", "scaler"):  # not measured; Lightning counts skipped steps too
+        assert steps == list(range(5, STEPS + 1, 5))
+        assert [len(record.noise_scale) for record in records] == [1, 4, 6, 12]
+
+
+def test_a_state_without_measurements_is_taken_up(tmp_path):
+    first, _ = run(spec(limit=23), state=tmp_path / "1.state")
+    own = replace(spec(), number=2, parent=1)
+    going_on, _ = run(own, with_noise(None, 5), state=tmp_path / "2.state", resume=Stopped(first, tmp_path / "1.state"))
+    assert [step for step, _, _ in going_on.noise_scale] == list(range(25, STEPS + 1, 5))
+
+
 def test_the_cases_would_notice_what_is_forgotten(tmp_path, monkeypatch):
     """Without its generators, its average's step or its place in the stream, a trial goes another way."""
 

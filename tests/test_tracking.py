@@ -3,6 +3,7 @@ import io
 import logging
 import math
 import os
+import random
 import shlex
 import shutil
 import socket
@@ -16,6 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
 from bstune.errors import ConfigError
+from bstune.noise import moving_estimate
 from bstune.records import TrialResult
 from bstune.tracking import Limits, StudyTags, Tracking, open_tracking, tracking_uri, ui_command
 
@@ -234,6 +236,32 @@ def test_trial_is_readable_back(uri):
     assert child.data.tags["mlflow.parentRunId"] == parent_of(uri).info.run_id
     assert child.data.tags["bstune.trial"] == "3"
     assert child.data.tags["bstune.version.torch"] == "2.13.0"
+
+
+def test_the_noise_scale_is_sent_over_steps_as_a_moving_estimate(uri):
+    rng = random.Random(0)  # noqa: S311
+    measured = tuple((32 * i, rng.uniform(0.9, 1.1), rng.uniform(90.0, 110.0) * (1 + i // 70)) for i in range(1, 81))
+    opened(uri).send_trial(trial(0, noise_scale=measured))
+    (child,) = runs(uri, "trial")
+    found = {end: dict(points(uri, child.info.run_id, f"noise_scale{end}")) for end in ("", "_low", "_high")}
+    steps = [step for step, _, _ in measured]
+    assert [sorted(values) for values in found.values()] == [steps[3:]] * 3  # the first three are undetermined
+    for end, step in enumerate(steps[3:], start=4):
+        estimate = moving_estimate(measured[:end])
+        assert found[""][step] == pytest.approx(estimate.noise_scale)
+        assert (found["_low"][step], found["_high"][step]) == (
+            pytest.approx(estimate.low),
+            pytest.approx(estimate.high),
+        )
+    assert found[""][steps[-1]] > 1.05 * found[""][steps[60]]  # it moves
+
+
+def test_what_is_open_in_the_noise_scale_is_left_out(uri):
+    measured = tuple((step, (-1.0) ** step, 100.0) for step in range(1, 9))
+    opened(uri).send_trial(trial(0, noise_scale=measured))
+    (child,) = runs(uri, "trial")
+    assert not {"noise_scale", "noise_scale_high"} & set(child.data.metrics)
+    assert child.data.metrics["noise_scale_low"] > 0
 
 
 def test_what_a_trial_continues_or_confirms_is_among_its_parameters(uri):

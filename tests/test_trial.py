@@ -810,6 +810,187 @@ def test_a_trial_that_fails_keeps_the_time_it_took():
     assert (result.status, result.train_seconds, result.eval_seconds) == ("oom", 5.0, 60.0)
 
 
+# The noise scale
+
+
+class TimedLearner(Classifier):
+    """Takes 1 s for each example of a training step, 10 s for an evaluated batch, and fails where it is told to."""
+
+    def __init__(self, own, fake, fails=lambda size: None):
+        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(5, 3)), nn.CrossEntropyLoss(), torch.optim.SGD, own.lr)
+        self.fake, self.fails = fake, fails
+
+    def training_step(self, batch, batch_idx):
+        self.fake.sleep(len(batch[1]))
+        self.fails(len(batch[1]))
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        self.fake.sleep(10.0)
+        super().validation_step(batch, batch_idx)
+
+
+NOTHING_REACHED = Target("val/loss", 0.0, "min")
+
+
+def measured(every, own=None, micro_batch_size=None, fails=lambda size: None, steps=30, warmup_steps=3):
+    """Return the record of a timed trial that measures the noise scale, and the seconds that it took."""
+    fake = FakeTime()
+    rules = protocol(
+        steps,
+        cadence=CADENCE,
+        target=NOTHING_REACHED,
+        noise_scale_every=every,
+        warmup_steps=warmup_steps,
+        divergence=1e9,
+    )
+    result, module = learn(
+        own or spec(8),
+        rules,
+        lambda own: TimedLearner(own, fake, fails),
+        micro_batch_size,
+        clock=TrialClock(fake),
+    )
+    return result, module
+
+
+@pytest.fixture
+def warned(caplog):
+    """Return what bstune's trials warned of; what was warned of before is warned of again."""
+    trial._warn_once.cache_clear()
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "bstune.trial"]
+
+
+def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():
+    plain, reference = measured(None)
+    result, module = measured(4)
+    assert plain.noise_scale == ()
+    assert [step for step, _, _ in result.noise_scale] == [4, 8, 12, 16, 20, 24, 28]
+    assert all(trace > 0 for _, _, trace in result.noise_scale)
+    assert TrialResult.from_json(result.to_json()) == result
+    assert result.history == plain.history
+    assert all(torch.equal(a, b) for a, b in zip(weights(module), weights(reference), strict=True))
+    assert result.train_seconds == plain.train_seconds == 30 * 8.0
+    assert result.seconds_per_step == plain.seconds_per_step == 8.0
+    assert result.eval_seconds == plain.eval_seconds + 7 * 8.0  # two halves of 8 examples
+    assert (result.startup_seconds, result.wall_seconds) == (plain.startup_seconds, plain.wall_seconds + 56.0)
+
+
+@pytest.mark.parametrize("warmup_steps", [1, 2, 3, 4, 5, 11])
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_measuring_changes_no_segment(monkeypatch, every, warmup_steps):
+    """Nor the warm-up's, wherever a measurement falls."""
+    segments = []
+    monkeypatch.setattr(trial, "seconds_per_step", lambda found, warmup: segments.append(found))
+    measured(None, warmup_steps=warmup_steps)
+    measured(every, warmup_steps=warmup_steps)
+    assert len(segments[0]) > 2
+    assert segments[1] == segments[0]
+
+
+def test_norms_of_micro_batches_are_read_in_the_training_itself():
+    plain, reference = measured(None, micro_batch_size=3)
+    result, module = measured(4, micro_batch_size=3)  # 8 examples: 3, 3 and 2
+    assert [step for step, _, _ in result.noise_scale] == [4, 8, 12, 16, 20, 24, 28]
+    assert result.history == plain.history
+    assert all(torch.equal(a, b) for a, b in zip(weights(module), weights(reference), strict=True))
+    assert (result.train_seconds, result.eval_seconds) == (plain.train_seconds, plain.eval_seconds)
+    halves, _ = measured(4)
+    for (_, gradient, trace), (_, half, split) in zip(result.noise_scale, halves.noise_scale, strict=True):
+        assert gradient + trace / 8 == pytest.approx(half + split / 8, rel=1e-4)  # |g_big|^2: the same batches
+        assert trace != pytest.approx(split, rel=1e-2)  # in other parts
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_a_batch_that_is_too_small_to_split_is_not_measured(batch_size, warned):
+    result, _ = measured(1, spec(batch_size))
+    assert (result.status, result.noise_scale) == ("budget", ())
+    assert warned() == []
+    assert measured(1, spec(4))[0].noise_scale != ()
+    assert measured(1, spec(3), micro_batch_size=2)[0].noise_scale != ()  # nothing is split
+
+
+def test_modules_that_step_their_optimizers_are_not_measured(warned):
+    result = run(TwoOptimizers(falls_to_target_at(7), None), rules=protocol(noise_scale_every=1))
+    assert (result.status, result.noise_scale) == ("reached", ())
+    assert warned() == []
+
+
+def refuses_parts(error):
+    def fails(size):
+        if size < 8:
+            raise error
+
+    return fails
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("shape '[8]' is invalid"),
+        ValueError("Expected more than 1 value per channel"),
+        AssertionError("a batch has 8 examples"),
+        MemoryError(),
+    ],
+)
+def test_a_trial_does_not_fail_with_its_measurement(error, warned):
+    plain, reference = measured(None)
+    result, module = measured(4, fails=refuses_parts(error))
+    assert (result.status, result.history, result.noise_scale) == (plain.status, plain.history, ())
+    assert all(torch.equal(a, b) for a, b in zip(weights(module), weights(reference), strict=True))
+    assert (result.train_seconds, result.seconds_per_step) == (plain.train_seconds, plain.seconds_per_step)
+    assert result.eval_seconds == plain.eval_seconds + 4.0  # one try: half a batch
+    text = str(error) or "MemoryError"
+    said = [f"the noise scale is not measured (protocol.noise_scale_every=null leaves it out): {text}"]
+    assert warned() == said
+    measured(4, fails=refuses_parts(error))
+    assert warned() == said  # once, not once a trial
+
+
+def test_what_is_wrong_with_the_training_is_still_the_trials_end():
+    result = run(OutOfMemory("training", accelerator_out_of_memory), rules=protocol(noise_scale_every=1))
+    assert (result.status, result.steps) == ("oom", 3)
+
+
+class Sparse(Classifier):
+    def __init__(self, own):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(5, 3))
+        super().__init__(model, nn.CrossEntropyLoss(), torch.optim.SGD, own.lr)
+        self.table = nn.Embedding(60, 1, sparse=True)
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + self.table(torch.arange(len(batch[1]))).mean()
+
+
+class Odd(Classifier):
+    """What it makes of its batches is fine, but they cannot be counted."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return (*batch, 7) if self.trainer.training else batch
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch[:2], batch_idx)
+
+
+def odd(own):
+    return Odd(nn.Sequential(nn.Flatten(), nn.Linear(5, 3)), nn.CrossEntropyLoss(), torch.optim.SGD, own.lr)
+
+
+@pytest.mark.parametrize("micro", [None, 3])
+@pytest.mark.parametrize(("build", "reason"), [(Sparse, "the gradient of table.weight is sparse"), (odd, "holds int")])
+def test_a_trial_goes_on_where_its_gradients_or_batches_cannot_be_measured(build, reason, micro, warned):
+    rules = protocol(12, cadence=CADENCE, target=NOTHING_REACHED)
+    plain, reference = learn(spec(8), rules, build, micro)
+    result, module = learn(spec(8), replace(rules, noise_scale_every=3), build, micro)
+    assert (result.status, result.steps, result.history) == ("budget", 12, plain.history)
+    assert result.noise_scale == ()
+    assert all(torch.equal(a, b) for a, b in zip(weights(module), weights(reference), strict=True))
+    assert not any(parameter._backward_hooks for parameter in module.parameters())
+    (said,) = warned()
+    assert reason in said
+
+
 # Checkpoints
 
 
