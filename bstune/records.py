@@ -113,7 +113,8 @@ class TrialResult:
         history: (step, value) pairs of the target's metric, from the first step; a value that was not finite is None.
         message: what went wrong, for ``diverged``, ``oom`` and ``failed``.
         noise_scale: (step, |G|^2, tr Sigma) of the steps at which the gradient noise scale was measured (see
-            :mod:`bstune.noise`), those of the trial that it continues included; empty where it was not.
+            :mod:`bstune.noise`), those of the trial that it continues included; steps that a gradient scaler skips are
+            counted; empty where it was not.
     """
 
     number: int

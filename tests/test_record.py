@@ -93,6 +93,7 @@ def test_a_grid_is_recorded_resumed_and_replayed(trained, tmp_path, monkeypatch,
             target = Target("val/error", goal, "min")
             first = next(step for step, value in history.items() if value <= goal)
             assert replay(table, spec, target, 1000).steps == first
+    assert not any(record.noise_scale for record in trained)  # a table does not hold it
 
 
 def fake(status="reached", steps=40, history=((10, 0.5), (20, 0.3), (40, 0.1)), tau=0.01, **others):

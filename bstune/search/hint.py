@@ -121,7 +121,7 @@ def hint_row(
         fit_b_crit: B_crit of the fit to the frontier points; None if it has none.
 
     Returns:
-        noise_scale, low, high (null where undetermined), level, trials, steps, undetermined (why there is no
+        noise_scale, low, high (null where undetermined or open), level, trials, steps, undetermined (why there is no
         value, or null), and the value's ratio to B_crit, ratio_to_posterior and ratio_to_fit (null where there is
         none).
     """
