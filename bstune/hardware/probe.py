@@ -126,7 +126,8 @@ def answer(request: Mapping[str, Any], meter_of: Callable[[torch.device], Meter]
     protocol = make_protocol(config, make_target(config).never_met, {**settled.trainer, "num_sanity_val_steps": 0})
     workload = build_workload(config)
     spec = TrialSpec(0, 0, request["batch_size"], float(config.scaling.lr), None, 0)
-    probe = replace(protocol, budget=Budget(request["steps"], 1), noise_scale_every=None)
+    measures = None if protocol.noise_scale_every is None else 1  # as trials do at some of their steps
+    probe = replace(protocol, budget=Budget(request["steps"], 1), noise_scale_every=measures)
     result = train(workload, spec, probe, clock=meter)
     error = (result.message or "out of memory") if result.status == "oom" else None
     return judge(meter, spec.batch_size, limit, error, device.type == "cpu")
