@@ -1,15 +1,24 @@
 """Step times on synthetic numbers whose truth is known, with a clock of our own."""
 
-import pytest
+from dataclasses import replace
+from itertools import pairwise
 
+import pytest
+import torch
+
+from bstune.command import compose_checked
 from bstune.errors import HardwareError
 from bstune.hardware.step_time import (
     Steps,
     ladder,
     measure_step_times,
     summarize,
+    time_trial,
     visits,
 )
+from bstune.preflight import make_protocol, make_target
+from bstune.training import settle
+from bstune.workload import build_workload
 
 SIZES = (8, 32, 128, 500)
 
@@ -73,3 +82,64 @@ def test_summary():
     assert (timing.seconds, timing.low, timing.high, timing.steps) == (3.0, 2.0, 4.0, 5)
     assert timing.drift == pytest.approx(1.25)
     assert timing.overhead_share is None
+
+
+# Real trials, by a clock that moves only when batches are drawn
+
+
+class Passing:
+    """Batches that let time pass before each one."""
+
+    def __init__(self, batches, seconds, time):
+        self.batches, self.seconds, self.time = batches, seconds, time
+
+    def __iter__(self):
+        for number, batch in enumerate(self.batches):
+            self.time[0] += self.seconds(number)
+            yield batch
+
+
+def trial_of(time, training, *overrides):
+    """Return a workload whose n-th batch takes ``training(n)`` seconds, and one for evaluation 1000; and its protocol.
+
+    The evaluations are so many that nearly every step is followed by one.
+    """
+    settled = settle(compose_checked(["+workload=digits", "device=cpu", "protocol.evaluation_cost=1e-9", *overrides]))
+    protocol = make_protocol(settled.config, make_target(settled.config), settled.trainer)
+    workload = build_workload(settled.config)
+    return replace(
+        workload,
+        train_batches=lambda spec: Passing(workload.train_batches(spec), training, time),
+        validation_batches=Passing(workload.validation_batches, lambda number: 1000.0, time),
+    ), protocol
+
+
+@pytest.mark.parametrize("micro", ["null", "16"])
+def test_a_trials_steps_are_timed_without_warm_up_and_evaluation(micro):
+    time = [0.0]
+    of_step = {"null": 1, "16": 3}[micro]  # micro-batches of 48 examples
+    workload, protocol = trial_of(time, lambda n: 1.0 + n // of_step, f"protocol.micro_batch_size={micro}")
+    steps = time_trial(workload, protocol, 48, 0.01, 6, lambda: time[0])
+    # Each step takes longer than the one before by as many seconds as it has batches, from one request to the next.
+    assert len(steps) == 6
+    first = protocol.warmup_steps + 1
+    assert all(first * of_step <= seconds <= 1000 for seconds in steps)
+    assert [b - a for a, b in pairwise(steps)] == [float(of_step)] * 5
+
+
+def test_a_trial_that_ends_early_says_why():
+    class Full(torch.nn.Linear):
+        def forward(self, images):
+            raise torch.OutOfMemoryError("no memory for it\nand a long list")
+
+    workload, protocol = trial_of([0.0], lambda n: 1.0)
+    build = workload.build_module
+
+    def build_full(spec):
+        module = build(spec)
+        module.model = Full(1, 1)
+        return module
+
+    text = r"6 steps were to be timed at batch size 48, but the trial ended after 0 of 13 \(oom\): no memory for it$"
+    with pytest.raises(HardwareError, match=text):
+        time_trial(replace(workload, build_module=build_full), replace(protocol, warmup_steps=5), 48, 0.01, 6)

@@ -24,8 +24,7 @@ from bstune.errors import HardwareError
 from bstune.protocol import Budget, Protocol
 from bstune.records import TrialSpec
 from bstune.search.steptime import fit_step_times
-from bstune.trial import run_trial
-from bstune.workload import Workload, on_device
+from bstune.workload import Workload, on_device, train
 
 Array = NDArray[np.float64]
 
@@ -208,23 +207,28 @@ def time_trial(
     """Return the seconds of each of ``steps`` steps of a real trial, after the protocol's warm-up, evaluation left out.
 
     A step lasts from one request for a batch to the next, the device synchronised at each.
+
+    Raises:
+        HardwareError: if the trial ends before it has trained so many steps: out of memory, or diverged.
     """
     clock = _StepClock(now, _synchronize(protocol))
     sizes = micro_batch_sizes(batch_size, protocol.micro_batch_size)
     # The first step's edge is the first tick within training, and the last step ends without one.
     budget = Budget(protocol.warmup_steps + steps + 2, 1)
     trainer = {**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1}
-    run_trial(
+    result = train(
+        replace(workload, train_batches=lambda spec: _Ticking(workload.train_batches(spec), len(sizes), clock)),
         TrialSpec(0, 0, batch_size, lr, None, 0),
-        workload.build_module,
-        lambda spec: _Ticking(workload.train_batches(spec), len(sizes), clock),
-        workload.validation_batches,
-        workload.validation_examples,
         replace(protocol, target=protocol.target.never_met, budget=budget, noise_scale_every=None, trainer=trainer),
         clock=clock,
-        data_module=workload.data_module,
     )
-    return tuple(b - a for a, b in pairwise(clock.ticks))[protocol.warmup_steps :][:steps]
+    timed = tuple(b - a for a, b in pairwise(clock.ticks))[protocol.warmup_steps :][:steps]
+    if len(timed) < steps:
+        raise HardwareError(
+            f"{steps} steps were to be timed at batch size {batch_size}, but the trial ended after {result.steps} of "
+            f"{budget.steps} ({result.status}): {result.message or 'its module stopped it'}"
+        )
+    return timed
 
 
 def time_bare(
