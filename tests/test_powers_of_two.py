@@ -1,0 +1,183 @@
+"""The sweep powers_of_two, with a timer of its own in place of training, and once with real steps."""
+
+import json
+import math
+from io import StringIO
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from bstune.errors import ConfigError, HardwareError
+from bstune.experiments.powers_of_two import CeilingProbe, run
+from bstune.hardware.memory import ProbeResult, find_ceiling
+from bstune.hardware.step_time import visits
+from bstune.records import dump_json
+from bstune.sweep import check_sweep, compose_sweep
+
+PNG = b"\x89PNG"
+NEAR = [100, 119, 120, 121, 127, 128, 129, 156]
+
+
+class Machine:
+    """A machine whose steps take a line in B, times what is planted at some batch sizes, times noise of 1%."""
+
+    def __init__(self, planted=None):
+        self.planted, self.visited, self.random = planted or {}, [], np.random.default_rng(0)
+
+    def __call__(self, workload, protocol, batch_size, lr, steps):
+        self.visited.append((batch_size, lr, protocol.warmup_steps))
+        at = (9e-3 + 4.4e-4 * batch_size) * self.planted.get(batch_size, 1.0)
+        return tuple(at * math.exp(value) for value in self.random.normal(0.0, 0.01, steps))
+
+
+def sweep(*options):
+    options = ["workload=digits", "device=cpu", "sweep.experiment.repeats=8", *options]
+    return check_sweep("powers_of_two", compose_sweep("powers_of_two", options))
+
+
+def found(*options, machine=None, **changes):
+    """Return the finding and what was printed."""
+    checked, out = sweep(*options), StringIO()
+    console = Console(file=out, width=200)
+    parameters = {**checked.parameters, "timer": machine or Machine(), **changes}
+    return run(checked.config, console, **parameters), out.getvalue()
+
+
+def test_what_ships_composes_on_its_own_workload():
+    checked = check_sweep("powers_of_two", compose_sweep("powers_of_two", []))
+    assert checked.config.workload.name == "fashion_cnn"
+    probe = checked.parameters["probe"]
+    assert isinstance(probe, CeilingProbe)
+    assert (probe.low, probe.high) == (16, 4096)
+    assert checked.parameters["lr"] == 0.03
+    assert set(checked.parameters["centres"]) == {120, 128}
+
+
+def test_every_round_visits_every_batch_size():
+    machine = Machine()
+    finding, _ = found("sweep.experiment.ceiling=628", "seed=3", "protocol.warmup_steps=2", machine=machine)
+    sizes = (*NEAR, 511, 512, 513, 628)
+    assert [size for size, _, _ in machine.visited] == visits(sizes, 8, 3)
+    assert {visit[1:] for visit in machine.visited} == {(0.4, 2)}  # of digits
+    assert finding.n == 8
+
+
+def test_the_finding_names_what_is_planted_and_how_large():
+    finding, _ = found("sweep.experiment.ceiling=628", machine=Machine({128: 0.95}))
+    assert finding.sentence.startswith(
+        "Over 8 rounds a step's time is told apart from the mean of its two neighbours' at 128 (power of two) -"
+    )
+    rows = {row.get("batch_size") or row["what"]: row for row in finding.rows}
+    assert list(rows) == [*NEAR, 511, 512, 513, 628, "powers of two together", "multiples of 8 together"]
+    assert rows[128]["contrast"]["mean"] == pytest.approx(-0.05, abs=0.01)
+    assert rows[128]["contrast"]["low"] < -0.05 + 0.005
+    assert rows[128]["contrast"]["corrected"] < 0.001
+    assert f"{rows[128]['against_neighbours']}; powers of two together -2." in finding.sentence
+    assert "120 (multiple" not in finding.sentence
+    assert rows[628]["what"] == "ceiling"
+    assert (rows[100]["contrast"], rows[100]["against_neighbours"]) == ({}, "")
+    seconds = rows[512]["rounds"]
+    assert rows[512]["seconds"] == pytest.approx(sum(seconds) / 8)
+    assert rows[512]["examples_per_second"] == pytest.approx(sum(512 / value for value in seconds) / 8)
+    mean = rows[512]["seconds"]
+    assert rows[512]["seconds_sd"] == pytest.approx(math.sqrt(sum((value - mean) ** 2 for value in seconds) / 7))
+
+
+def test_the_finding_says_what_room_is_left_where_nothing_is():
+    finding, _ = found("sweep.experiment.ceiling=628")
+    contrasts = [row["contrast"] for row in finding.rows if row["contrast"]]
+    room = max(max(abs(effect["low"]), abs(effect["high"])) for effect in contrasts)
+    assert len(contrasts) == 5
+    least = min(effect["corrected"] for effect in contrasts)
+    assert finding.sentence.startswith(
+        "Over 8 rounds no power of two and no multiple of 8 is told apart from the mean of its two neighbours (least p"
+        f" = {least:.2g}, corrected for 5 tests); the 95% intervals leave room for {100 * room:.2g}% at most. At the "
+        "ceiling, B = 628, "
+    )
+    gain = next(row["over_power_of_two"] for row in finding.rows if row.get("over_power_of_two"))
+    expected = (628 / (9e-3 + 4.4e-4 * 628)) / (512 / (9e-3 + 4.4e-4 * 512)) - 1
+    assert gain["low"] < expected < gain["high"]
+    assert gain["centres"] == (628, 512)
+    assert "the largest power of two below it: +" in finding.sentence
+
+
+@pytest.mark.parametrize("ceiling", [628, 200, 64])
+def test_rows_are_json_and_the_figure_is_written(ceiling, tmp_path):
+    finding, printed = found(f"sweep.experiment.ceiling={ceiling}")
+    json.loads(dump_json(finding.rows))
+    finding.draw(tmp_path / "figure")
+    assert (tmp_path / "figure").read_bytes().startswith(PNG)
+    assert ("left out, as they do not fit under 64: 100, 119" in printed) == (ceiling == 64)
+
+
+def test_a_ceiling_that_is_not_given_is_measured():
+    asked = {}
+
+    def measured(config, low, high, train_examples, **options):
+        asked.update(options, low=low, high=high, train_examples=train_examples)
+
+        def probe(size):
+            return ProbeResult(size, "fits" if size <= 300 else "training", 2**30, 10**6 * size, 10**6 * size)
+
+        kept = {key: value for key, value in options.items() if key not in ("limit", "steps", "seconds")}
+        return find_ceiling(probe, low, high, **kept)
+
+    finding, printed = found(
+        "sweep.experiment.probe.high=700", "sweep.experiment.probe.relative=0", find_ceiling=measured
+    )
+    assert (asked["low"], asked["high"], asked["limit"]) == (4, 700, 838_860_800)
+    assert "ceiling 300, under 1,024 MiB" in printed
+    assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [*NEAR, 255, 256, 257, 300]
+
+
+def no_visit(*arguments):
+    raise AssertionError("nothing may be timed")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (["repeats=1"], ConfigError, "sweep.experiment.repeats must be at least 2, but got 1"),
+        (["steps=0"], ConfigError, "sweep.experiment.steps must be at least 1, but got 0"),
+        (["level=1.5"], ConfigError, "level must lie between 0 and 1 and lr be positive, but got level=1.5"),
+        (["lr=0"], ConfigError, "lr be positive, but got level=0.95 and lr=0.0"),
+        (["centres=[12]"], ConfigError, "centres must be powers of two or multiples of 8, and at least 2, but got"),
+        (["batch_sizes=[-3]"], ConfigError, "batch_sizes must be positive"),
+        (["ceiling=2"], HardwareError, "the ceiling is 2"),
+        (["ceiling=99999"], ConfigError, "sweep.experiment.ceiling=99999 is larger than the training data"),
+    ],
+)
+def test_refuses_before_anything_is_timed(options, error, text):
+    with pytest.raises(error, match=text):
+        found("sweep.experiment.ceiling=628", *(f"sweep.experiment.{option}" for option in options), machine=no_visit)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["sweep.experiment.probe.steps=x"], "sweep.experiment.probe.steps"),
+        (["+sweep.experiment.nope=1"], "unknown option sweep.experiment.nope"),
+    ],
+)
+def test_options_have_types(options, text):
+    with pytest.raises(ConfigError, match=text):
+        sweep(*options)
+
+
+def test_a_replayed_workload_has_no_steps():
+    given = ("lr=0.1", "probe.low=16", "probe.high=512")
+    options = ["workload=replay", "workload.table=fashion_mlp", "workload.target.value=0.2"]
+    checked = sweep(*options, *(f"sweep.experiment.{option}" for option in given))
+    with pytest.raises(ConfigError, match="is answered from a table: give a workload that is trained"):
+        run(checked.config, Console(file=StringIO()), **checked.parameters)
+
+
+def test_real_steps():
+    options = ("ceiling=40", "centres=[24]", "batch_sizes=[20]", "repeats=2", "steps=2", "level=0.9")
+    checked = sweep(*(f"sweep.experiment.{option}" for option in options))
+    finding = run(checked.config, Console(file=StringIO()), **checked.parameters)
+    rows = [row for row in finding.rows if "batch_size" in row]
+    assert [row["batch_size"] for row in rows] == [20, 23, 24, 25, 31, 32, 33, 40]
+    assert all(len(row["rounds"]) == 2 and min(row["rounds"]) > 0 for row in rows)
+    assert finding.device.startswith("cpu")
