@@ -15,7 +15,7 @@ def composed(*overrides):
 
 @pytest.mark.parametrize(
     "overrides",
-    [[f"+workload={workload}"] for workload in ("digits", "fashion_cnn", "resnet_cifar")]
+    [[f"+workload={workload}"] for workload in ("digits", "fashion_cnn", "mobilenet_cifar", "resnet_cifar")]
     + [["+workload=digits", f"scaling={rule}"] for rule in ("none", "sqrt", "linear", "saturating", "surge")]
     + [["+workload=digits", f"sampler={sampler}"] for sampler in ("frontier", "random", "tpe", "gp", "qmc")],
 )

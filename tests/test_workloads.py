@@ -1,4 +1,6 @@
+import sys
 from functools import partial
+from types import ModuleType
 
 import pytest
 import torch
@@ -7,9 +9,14 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
+from bstune.command import compose_checked
+from bstune.errors import ConfigError
+from bstune.records import TrialSpec
 from bstune.trial import make_trainer
+from bstune.workload import build_module
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.mlp import mlp
+from bstune.workloads.mobilenet import mobilenet_v3_large
 from bstune.workloads.resnet9 import ResNet9
 from bstune.workloads.simple_cnn import simple_cnn
 
@@ -109,6 +116,56 @@ def test_mlp(hidden, count):
     assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
     kinds = [type(layer) for layer in model]
     assert kinds == [nn.Flatten, *[nn.Linear, nn.ReLU] * len(hidden), nn.Linear]
+
+
+def torchvision_of(monkeypatch, models):
+    """Put a module in place of torchvision's models; None: it cannot be imported."""
+    package = ModuleType("torchvision")
+    if models is not None:
+        package.models = models
+    monkeypatch.setitem(sys.modules, "torchvision", None if models is None else package)
+    monkeypatch.setitem(sys.modules, "torchvision.models", models)
+
+
+def stub_models(asked):
+    """Return what stands in for torchvision's models: a small net that notes how it was asked for."""
+
+    def build(**options):
+        asked.append(options)
+        return nn.Sequential(nn.Conv2d(3, 2, 3, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 10))
+
+    models = ModuleType("torchvision.models")
+    models.mobilenet_v3_large = build
+    return models
+
+
+def test_mobilenet_sees_resized_images(monkeypatch):
+    asked = []
+    torchvision_of(monkeypatch, stub_models(asked))
+    model = mobilenet_v3_large(10, 224)
+    assert asked == [{"weights": None, "num_classes": 10}]
+    assert shapes(model, torch.zeros(2, 3, 32, 32)) == [(3, 224, 224), (10,)]
+    constant = torch.arange(3.0).view(1, 3, 1, 1).expand(1, 3, 32, 32)
+    torch.testing.assert_close(model[0](constant), constant[..., :1, :1].expand(1, 3, 224, 224))
+
+
+def test_mobilenet_trains_as_its_workload_says(monkeypatch):
+    torchvision_of(monkeypatch, stub_models([]))
+    module = build_module(compose_checked(["+workload=mobilenet_cifar"]), TrialSpec(0, 0, 4, 5e-4, None, 0))
+    images, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 9, 4, 4])
+    assert module(images).shape == (4, 10)
+    assert module.training_step((images, labels), 0).requires_grad
+    optimizer = module.configure_optimizers()
+    assert (type(optimizer), optimizer.defaults["lr"]) == (torch.optim.Adam, 5e-4)
+
+
+def test_mobilenet_without_torchvision_says_what_to_install(monkeypatch):
+    torchvision_of(monkeypatch, None)
+    text = r"MobileNetV3 comes from torchvision, which cannot be imported \(.*\): pip install 'bstune\[vision\]'$"
+    with pytest.raises(ConfigError, match=text):
+        mobilenet_v3_large(10, 224)
+    with pytest.raises(ConfigError, match=text):
+        build_module(compose_checked(["+workload=mobilenet_cifar"]), TrialSpec(0, 0, 4, 5e-4, None, 0))
 
 
 # Classifier
