@@ -119,12 +119,10 @@ def test_mlp(hidden, count):
 
 
 def torchvision_of(monkeypatch, models):
-    """Put a module in place of torchvision's models; None: it cannot be imported."""
+    """Put a module in place of torchvision's models."""
     package = ModuleType("torchvision")
-    if models is not None:
-        package.models = models
-    monkeypatch.setitem(sys.modules, "torchvision", None if models is None else package)
-    monkeypatch.setitem(sys.modules, "torchvision.models", models)
+    package.models = models
+    monkeypatch.setitem(sys.modules, "torchvision", package)
 
 
 def stub_models(asked):
@@ -159,9 +157,18 @@ def test_mobilenet_trains_as_its_workload_says(monkeypatch):
     assert (type(optimizer), optimizer.defaults["lr"]) == (torch.optim.Adam, 5e-4)
 
 
-def test_mobilenet_without_torchvision_says_what_to_install(monkeypatch):
-    torchvision_of(monkeypatch, None)
-    text = r"MobileNetV3 comes from torchvision, which cannot be imported \(.*\): pip install 'bstune\[vision\]'$"
+class OfAnotherTorch(ModuleType):
+    def __getattr__(self, name):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [(None, "import of torchvision halted"), (OfAnotherTorch("torchvision"), "operator torchvision::nms does not")],
+)
+def test_mobilenet_without_torchvision_says_what_to_install(broken, why, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", broken)
+    text = rf"torchvision, which cannot be imported \({why}.*\): pip install 'bstune\[vision\]', from .* torch 2\."
     with pytest.raises(ConfigError, match=text):
         mobilenet_v3_large(10, 224)
     with pytest.raises(ConfigError, match=text):

@@ -1,5 +1,6 @@
 """MobileNetV3 (large) of Howard et al. 2019 (arXiv 1905.02244), as torchvision builds it, for images of any size."""
 
+import torch
 from torch import nn
 
 from bstune.errors import ConfigError
@@ -15,13 +16,14 @@ def mobilenet_v3_large(classes: int, image_size: int) -> nn.Sequential:
         image_size: height and width in pixels, after a bilinear resize.
 
     Raises:
-        ConfigError: without torchvision, which bstune does not need otherwise.
+        ConfigError: without torchvision, which bstune does not need otherwise, or with one that is not the torch's.
     """
     try:
         from torchvision import models
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # the latter: its operators are built for another torch
         raise ConfigError(
-            f"MobileNetV3 comes from torchvision, which cannot be imported ({error}): pip install 'bstune[vision]'"
+            f"MobileNetV3 comes from torchvision, which cannot be imported ({error}): pip install 'bstune[vision]', "
+            f"from the place that torch {torch.__version__} is from"
         ) from error
     resize = nn.Upsample(size=(image_size, image_size), mode="bilinear", align_corners=False)
     return nn.Sequential(resize, models.mobilenet_v3_large(weights=None, num_classes=classes))
