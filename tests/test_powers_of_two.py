@@ -13,7 +13,7 @@ from bstune.experiments.powers_of_two import CeilingProbe, run
 from bstune.hardware.memory import ProbeResult, find_ceiling
 from bstune.hardware.step_time import visits
 from bstune.records import dump_json
-from bstune.sweep import check_sweep, compose_sweep
+from bstune.sweep import check_sweep, compose_sweep, show
 
 PNG = b"\x89PNG"
 NEAR = [100, 119, 120, 121, 127, 128, 129, 156]
@@ -32,7 +32,7 @@ class Machine:
 
 
 def sweep(*options):
-    options = ["workload=digits", "device=cpu", "sweep.experiment.repeats=8", *options]
+    options = ["workload=digits", "device=cpu", "sweep.experiment.repeats=8", "sweep.experiment.steps=5", *options]
     return check_sweep("powers_of_two", compose_sweep("powers_of_two", options))
 
 
@@ -69,19 +69,34 @@ def test_the_finding_names_what_is_planted_and_how_large():
         "Over 8 rounds a step's time is told apart from the mean of its two neighbours' at 128 (power of two) -"
     )
     rows = {row.get("batch_size") or row["what"]: row for row in finding.rows}
-    assert list(rows) == [*NEAR, 511, 512, 513, 628, "powers of two together", "multiples of 8 together"]
+    assert list(rows) == [*NEAR, 511, 512, 513, 628, "2^k", "8 x k"]
+    assert [row["what"] for row in finding.rows[:-2]] == [
+        "",
+        "",
+        "8 x 15",
+        "",
+        "",
+        "2^7",
+        *[""] * 3,
+        "2^9",
+        "",
+        "ceiling",
+    ]
     assert rows[128]["contrast"]["mean"] == pytest.approx(-0.05, abs=0.01)
     assert rows[128]["contrast"]["low"] < -0.05 + 0.005
     assert rows[128]["contrast"]["corrected"] < 0.001
-    assert f"{rows[128]['against_neighbours']}; powers of two together -2." in finding.sentence
+    assert f"at 128 (power of two) {rows[128]['percent']:+.2f}% (" in finding.sentence
+    assert rows[128]["p"] == 0.001
+    assert "p < 0.001; powers of two together -2." in finding.sentence
     assert "120 (multiple" not in finding.sentence
-    assert rows[628]["what"] == "ceiling"
-    assert (rows[100]["contrast"], rows[100]["against_neighbours"]) == ({}, "")
-    seconds = rows[512]["rounds"]
-    assert rows[512]["seconds"] == pytest.approx(sum(seconds) / 8)
+    assert (rows[100]["contrast"], rows[100]["percent"], rows[100]["p"]) == ({}, None, None)
+    seconds = rows[512]["seconds_of_rounds"]
+    mean = sum(seconds) / 8
+    assert rows[512]["ms"] == pytest.approx(1e3 * mean)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in seconds) / 7)
+    assert rows[512]["ms_sd"] == pytest.approx(1e3 * deviation, rel=0.01)
     assert rows[512]["examples_per_second"] == pytest.approx(sum(512 / value for value in seconds) / 8)
-    mean = rows[512]["seconds"]
-    assert rows[512]["seconds_sd"] == pytest.approx(math.sqrt(sum((value - mean) ** 2 for value in seconds) / 7))
+    assert rows[512]["seconds_of_steps"]["steps"] == 8 * 5
 
 
 def test_the_finding_says_what_room_is_left_where_nothing_is():
@@ -97,7 +112,8 @@ def test_the_finding_says_what_room_is_left_where_nothing_is():
     )
     gain = next(row["over_power_of_two"] for row in finding.rows if row.get("over_power_of_two"))
     expected = (628 / (9e-3 + 4.4e-4 * 628)) / (512 / (9e-3 + 4.4e-4 * 512)) - 1
-    assert gain["low"] < expected < gain["high"]
+    assert gain["mean"] == pytest.approx(expected, abs=0.01)
+    assert gain["low"] < gain["mean"] < gain["high"]
     assert gain["centres"] == (628, 512)
     assert "the largest power of two below it: +" in finding.sentence
 
@@ -129,6 +145,21 @@ def test_a_ceiling_that_is_not_given_is_measured():
     assert (asked["low"], asked["high"], asked["limit"]) == (4, 700, 838_860_800)
     assert "ceiling 300, under 1,024 MiB" in printed
     assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [*NEAR, 255, 256, 257, 300]
+
+
+def test_without_batch_sizes_of_its_own_the_ceilings_are_left():
+    finding, _ = found(*(f"sweep.experiment.{option}" for option in ("ceiling=40", "centres=[]", "batch_sizes=[]")))
+    assert [row["batch_size"] for row in finding.rows] == [31, 32, 33, 40]
+    assert "is told apart from the mean of its two neighbours" in finding.sentence
+
+
+def test_the_table_fits_eighty_columns():
+    finding, _ = found("sweep.experiment.ceiling=628", "sweep.experiment.repeats=20")
+    out = StringIO()
+    show(sweep(), finding, Console(file=out, width=80))
+    table = out.getvalue().partition("Over 20 rounds")[0]
+    assert "ceiling" in table
+    assert "…" not in table
 
 
 def no_visit(*arguments):
@@ -179,5 +210,5 @@ def test_real_steps():
     finding = run(checked.config, Console(file=StringIO()), **checked.parameters)
     rows = [row for row in finding.rows if "batch_size" in row]
     assert [row["batch_size"] for row in rows] == [20, 23, 24, 25, 31, 32, 33, 40]
-    assert all(len(row["rounds"]) == 2 and min(row["rounds"]) > 0 for row in rows)
+    assert all(len(row["seconds_of_rounds"]) == 2 and min(row["seconds_of_rounds"]) > 0 for row in rows)
     assert finding.device.startswith("cpu")

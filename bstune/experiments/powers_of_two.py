@@ -19,7 +19,16 @@ from omegaconf import DictConfig
 from rich.progress import track
 
 from bstune.errors import ConfigError
-from bstune.experiments.contrasts import Choice, Effect, choose_batch_sizes, effects, estimate, is_power_of_two, kind
+from bstune.experiments.contrasts import (
+    ALIGNED,
+    Choice,
+    Effect,
+    choose_batch_sizes,
+    effects,
+    estimate,
+    is_power_of_two,
+    kind,
+)
 from bstune.experiments.finding import Finding, draw_figure
 from bstune.figure import BLUE, GREY, INK, VERMILION
 from bstune.hardware.memory import Ceiling, ProbeResult
@@ -108,7 +117,7 @@ def run(
         raise ConfigError(
             f"sweep.experiment.level must lie between 0 and 1 and lr be positive, but got level={level} and lr={lr}"
         )
-    choose_batch_sizes(batch_sizes, centres, max(*batch_sizes, *centres, 3))  # an error of theirs, before any probe
+    choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))  # an error of theirs, before any probe
     settled = settle(config)
     target = settled.config.workload.target
     protocol = make_protocol(settled.config, Target(target.metric, target.value, target.mode), settled.trainer)
@@ -191,36 +200,48 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """Return one row a batch size, with its contrast if it is a centre, then one a group of centres."""
     single = {effect.centres[0]: effect for effect in found if len(effect.centres) == 1}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for size in choice.sizes:
         speeds = [size / seconds for seconds in medians[size]]
         rows.append(
             {
                 "batch_size": size,
-                "what": ", ".join(filter(None, (kind(size), "ceiling" if size == choice.ceiling else ""))),
+                "what": "ceiling" if size == choice.ceiling else _sign(size),
                 "n": len(speeds),
-                "seconds": statistics.mean(medians[size]),
-                "seconds_sd": statistics.stdev(medians[size]),
-                "median": timings[size].seconds,
+                "ms": 1e3 * statistics.mean(medians[size]),
+                "ms_sd": _rounded(1e3 * statistics.stdev(medians[size])),
                 "examples_per_second": statistics.mean(speeds),
-                "examples_per_second_sd": statistics.stdev(speeds),
+                "examples_per_second_sd": _rounded(statistics.stdev(speeds)),
                 **_effect_cells(single.get(size)),
-                "rounds": list(medians[size]),
+                "seconds_of_rounds": list(medians[size]),
+                "seconds_of_steps": asdict(timings[size]),  # median and quartiles over all of them
                 "over_power_of_two": asdict(gain) if size == choice.ceiling else {},
             }
         )
-    rows += [
-        {"what": effect.name, "n": effect.rounds, **_effect_cells(effect)}
-        for effect in found
-        if len(effect.centres) > 1
-    ]
+    for effect in found:
+        if len(effect.centres) > 1:
+            what = "2^k" if all(map(is_power_of_two, effect.centres)) else f"{ALIGNED} x k"
+            rows.append({"what": what, "n": effect.rounds, **_effect_cells(effect)})
     return rows
 
 
+def _sign(size: int) -> str:
+    """Return a batch size as what it is of: ``2^7``, ``8 x 15``, or nothing."""
+    if is_power_of_two(size):
+        return f"2^{size.bit_length() - 1}"
+    return f"{ALIGNED} x {size // ALIGNED}" if kind(size) else ""
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
 def _effect_cells(effect: Effect | None) -> dict[str, Any]:
+    """Return what the table shows of an effect, p corrected and rounded up, and all of it for ``result.json``."""
     if effect is None:
-        return {"against_neighbours": "", "contrast": {}}
-    return {"against_neighbours": f"{share_text(effect)}, {p_text(effect)}", "contrast": asdict(effect)}
+        return {"percent": None, "p": None, "contrast": {}}
+    shown = {"percent": round(100 * effect.mean, 2), "p": math.ceil(1e3 * effect.corrected) / 1e3}
+    return {**shown, "contrast": asdict(effect)}
 
 
 def share_text(effect: Effect) -> str:
