@@ -13,6 +13,7 @@ from bstune.experiments.powers_of_two import CeilingProbe, run
 from bstune.hardware.memory import ProbeResult, find_ceiling
 from bstune.hardware.step_time import visits
 from bstune.records import dump_json
+from bstune.report import format_number
 from bstune.sweep import check_sweep, compose_sweep, show
 
 PNG = b"\x89PNG"
@@ -107,8 +108,8 @@ def test_the_finding_says_what_room_is_left_where_nothing_is():
     least = min(effect["corrected"] for effect in contrasts)
     assert finding.sentence.startswith(
         "Over 8 rounds no power of two and no multiple of 8 is told apart from the mean of its two neighbours (least p"
-        f" = {least:.2g}, corrected for 5 tests); the 95% intervals leave room for {100 * room:.2g}% at most. At the "
-        "ceiling, B = 628, "
+        f" = {least:.2g}, corrected for 5 tests); the 95% intervals leave room for {format_number(100 * room, 2)}% at most. "
+        "At the ceiling, B = 628, "
     )
     (gain,) = [row["over_power_of_two"] for row in finding.rows if row["what"] == "ceiling"]
     expected = (628 / (9e-3 + 4.4e-4 * 628)) / (512 / (9e-3 + 4.4e-4 * 512)) - 1
@@ -142,7 +143,7 @@ def test_a_ceiling_that_is_not_given_is_measured():
     finding, printed = found(
         "sweep.experiment.probe.high=700", "sweep.experiment.probe.relative=0", find_ceiling=measured
     )
-    assert (asked["low"], asked["high"], asked["limit"]) == (4, 700, 838_860_800)
+    assert (asked["low"], asked["high"], asked["limit"]) == (4, 700, 943_718_400)
     assert "ceiling 300, under 1,024 MiB" in printed
     assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [*NEAR, 255, 256, 257, 300]
 

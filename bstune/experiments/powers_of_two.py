@@ -279,7 +279,7 @@ def sentence(
         first = (
             f"Over {rounds} rounds no power of two and no multiple of 8 is told apart from the mean of its two"
             f" neighbours (least {p_text(min(found, key=lambda effect: effect.corrected))}, corrected for"
-            f" {len(found)} tests); the {level:.0%} intervals leave room for {100 * room:.2g}% at most"
+            f" {len(found)} tests); the {level:.0%} intervals leave room for {format_number(100 * room, 2)}% at most"
         )
     speeds = [_speed_text(size, medians[size]) for size in (choice.ceiling, choice.power)]
     return (
