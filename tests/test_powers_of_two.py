@@ -108,8 +108,8 @@ def test_the_finding_says_what_room_is_left_where_nothing_is():
     least = min(effect["corrected"] for effect in contrasts)
     assert finding.sentence.startswith(
         "Over 8 rounds no power of two and no multiple of 8 is told apart from the mean of its two neighbours (least p"
-        f" = {least:.2g}, corrected for 5 tests); the 95% intervals leave room for {format_number(100 * room, 2)}% at most. "
-        "At the ceiling, B = 628, "
+        f" = {least:.2g}, corrected for 5 tests); the 95% intervals leave room for {format_number(100 * room, 2)}% at"
+        " most. At the ceiling, B = 628, "
     )
     (gain,) = [row["over_power_of_two"] for row in finding.rows if row["what"] == "ceiling"]
     expected = (628 / (9e-3 + 4.4e-4 * 628)) / (512 / (9e-3 + 4.4e-4 * 512)) - 1
