@@ -31,12 +31,11 @@ from bstune.experiments.contrasts import (
 )
 from bstune.experiments.finding import Finding, draw_figure
 from bstune.figure import BLUE, GREY, INK, VERMILION
+from bstune.hardware.ceiling import measure_ceiling
 from bstune.hardware.memory import Ceiling, ProbeResult
-from bstune.hardware.probe import measure_ceiling
 from bstune.hardware.step_time import Steps, StepTiming, summarize, time_trial, visits
-from bstune.preflight import make_protocol
+from bstune.preflight import make_protocol, make_target
 from bstune.protocol import Protocol
-from bstune.records import Target
 from bstune.report import format_number
 from bstune.settings import is_replayed
 from bstune.training import check_trainer, settle
@@ -56,7 +55,7 @@ Timer = Callable[[Workload, Protocol, int, float, int], tuple[float, ...]]
 
 @dataclass
 class CeilingProbe:
-    """How the memory ceiling is measured where none is given; see :func:`bstune.hardware.probe.measure_ceiling`.
+    """How the memory ceiling is measured where none is given; see :func:`bstune.hardware.ceiling.measure_ceiling`.
 
     ``cpu_bytes`` is the limit on a CPU; null: what is free there. On CUDA it is the device's memory.
     """
@@ -119,8 +118,7 @@ def run(
         )
     choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))  # an error of theirs, before any probe
     settled = settle(config)
-    target = settled.config.workload.target
-    protocol = make_protocol(settled.config, Target(target.metric, target.value, target.mode), settled.trainer)
+    protocol = make_protocol(settled.config, make_target(settled.config), settled.trainer)
     check_trainer(settled.config, protocol)
     workload = build_workload(settled.config)
     if ceiling is None:
