@@ -6,7 +6,7 @@ import torch
 from bstune.clock import Phase
 from bstune.command import compose_checked
 from bstune.errors import ConfigError, HardwareError
-from bstune.hardware.ceiling import measure_ceiling, probing, read_answer
+from bstune.hardware.ceiling import make_probe, measure_ceiling, probe_server, read_answer
 from bstune.hardware.memory_limit import MemoryLimit, memory_limit, peak_resident_bytes, resident_bytes
 from bstune.hardware.probe import Meter, judge
 from bstune.workloads.mlp import mlp
@@ -188,29 +188,39 @@ def digits(*overrides: str):
 
 
 def test_a_probe_on_a_cpu_needs_a_limit():
-    with pytest.raises(HardwareError, match="needs a memory limit in bytes"), probing(digits(), None, 3, 60.0):
-        pass
+    with pytest.raises(HardwareError, match="needs a memory limit in bytes"):
+        make_probe(lambda request: {}, digits(), None, 3, 60.0)
 
 
-def test_a_real_evaluation_that_does_not_fit_is_told_from_training_that_does_not():
+@pytest.fixture(scope="module")
+def server():
+    with probe_server() as ask:
+        yield ask
+
+
+def test_a_real_evaluation_that_does_not_fit_is_told_from_training_that_does_not(server):
     """An evaluation of 300 images takes 300 MiB here, 1,000 examples of training 250."""
-    with probing(digits(), 4096 * MiB, 2, 60.0) as probe:
-        held = probe(4).peak_bytes
-    with probing(digits("workload.module.model._target_=tests.test_probe.hungry"), held + 150 * MiB, 2, 60.0) as probe:
-        assert probe(8).outcome == "evaluation"
-        assert probe(1000).outcome == "training"
-    with probing(digits("workload.module.model._target_=tests.test_probe.hungry"), held + 700 * MiB, 2, 60.0) as probe:
-        assert probe(8).outcome == "fits"
+    held = make_probe(server, digits(), 4096 * MiB, 2, 60.0)(4).peak_bytes
+    hungry_digits = digits("workload.module.model._target_=tests.test_probe.hungry")
+    small, large = (make_probe(server, hungry_digits, held + more * MiB, 2, 60.0) for more in (150, 700))
+    assert small(8).outcome == "evaluation"
+    assert small(1000).outcome == "training"
+    assert large(8).outcome == "fits"
 
 
-def test_a_probe_that_takes_too_long_or_breaks_is_an_error_and_the_next_one_runs():
-    with probing(digits(), 4096 * MiB, 2, 0.01) as probe:
-        result = probe(4)
-        assert (result.outcome, result.message) == ("error", "it did not end within 0.01 s")
-    with probing(digits("workload.module.model._target_=tests.test_probe.needs_two"), 4096 * MiB, 2, 60.0) as probe:
-        result = probe(1)
-        assert (result.outcome, result.message) == ("error", "ValueError: one example is too few")
-        assert probe(2).fits
+def test_a_probe_that_takes_too_long_or_breaks_is_an_error_and_the_next_one_runs(server):
+    result = make_probe(server, digits(), 4096 * MiB, 2, 0.01)(4)
+    assert (result.outcome, result.message) == ("error", "it did not end within 0.01 s")
+    model = "workload.module.model._target_=tests.test_probe.needs_two"
+    probe = make_probe(server, digits(model, "protocol.noise_scale_every=null"), 4096 * MiB, 2, 60.0)
+    result = probe(1)
+    assert (result.outcome, result.message) == ("error", "ValueError: one example is too few")
+    assert probe(2).fits
+
+
+def test_a_server_that_is_gone():
+    with probe_server() as ask, pytest.raises(HardwareError, match="the process that starts the probes is gone"):
+        ask({"no": "request"})  # an error that ends it
 
 
 def ceiling(overrides: tuple[str, ...], low: int, high: int, limit: int):

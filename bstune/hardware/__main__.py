@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 
 from bstune.command import compose_checked, explain, quieten
 from bstune.errors import BstuneError, ConfigError, Interrupted
+from bstune.hardware.ceiling import Ask, probe_server
 from bstune.output import Output, check_writable, locked
 from bstune.preflight import check_hardware, make_protocol, make_space, make_target
 from bstune.settings import is_replayed
@@ -47,6 +48,11 @@ def run(config: DictConfig) -> None:
     check_hardware(config)
     output = Output(Path(config.output))
     check_writable(output.survey, f"output={config.output}")
+    with locked(output), probe_server() as ask:  # it imports what we do next, at the same time
+        _survey(config, output, ask)
+
+
+def _survey(config: DictConfig, output: Output, ask: Ask) -> None:
     quieten()
     from rich.console import Console
 
@@ -62,16 +68,16 @@ def run(config: DictConfig) -> None:
     data = load_data(config)
     check_largest(space.high, data, of_range=True)
     check_trainer(config, protocol)
-    with locked(output):
-        found, kept = surveyed(
-            config,
-            space,
-            protocol,
-            data,
-            lambda: build_workload(config, data),
-            lambda line: console.print(line, highlight=False, soft_wrap=True),
-        )
-        write_survey(found, output)
+    found, kept = surveyed(
+        config,
+        space,
+        protocol,
+        data,
+        lambda: build_workload(config, data),
+        lambda line: console.print(line, highlight=False, soft_wrap=True),
+        ask,
+    )
+    write_survey(found, output)
     console.print(survey_tables(found))
     if kept:
         console.print("kept from before; measure again with hardware.refresh=true")

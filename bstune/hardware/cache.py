@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bstune.building import plain
 from bstune.errors import HardwareError
+from bstune.hardware.ceiling import Ask
 from bstune.hardware.survey import Survey, survey
 from bstune.output import write_text
 from bstune.protocol import Protocol
@@ -34,6 +35,7 @@ def surveyed(
     data: LightningDataModule,
     build: Callable[[], Workload],
     say: Callable[[str], None],
+    ask: Ask | None = None,
 ) -> tuple[Survey, bool]:
     """Return the survey that is kept for this workload, device and versions, or a new one, and whether it was kept.
 
@@ -47,6 +49,7 @@ def surveyed(
         data: of the workload, for their number.
         build: builds the workload; called only if it is measured.
         say: is told what goes on, a line each.
+        ask: from :func:`bstune.hardware.ceiling.probe_server`; None: one is started where it is needed.
 
     Raises:
         HardwareError, ConfigError: as the survey does.
@@ -57,7 +60,7 @@ def surveyed(
     found = None if config.hardware.refresh else read(path)
     if found is not None:
         return found, True
-    found = survey(config, space, protocol, train_examples(data), build, say)
+    found = survey(config, space, protocol, train_examples(data), build, say, ask)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, FORM.dump_json(found).decode())

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ LOST = (
     "CUDA driver",
     "unspecified launch failure",
 )
+
+
+Ask = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def read_answer(batch_size: int, limit: int, seconds: float, said: Mapping[str, Any]) -> ProbeResult:
@@ -63,23 +66,11 @@ def _last_line(text: str) -> str:
 
 
 @contextmanager
-def probing(
-    config: DictConfig, limit: int | None, steps: int, seconds: float
-) -> Iterator[Callable[[int], ProbeResult]]:
-    """Give a probe of a workload: each call trains and evaluates in a process of its own.
+def probe_server() -> Iterator[Ask]:
+    """Start the process that forks the probes, and give a function that sends it a request and returns what is said.
 
-    Args:
-        config: the composed and checked config, device and precision settled.
-        limit: bytes; None on CUDA: the device's memory.
-        steps: training steps; the optimizer's state is there from the second on.
-        seconds: after which a probe is ended, as one that fails.
-
-    Raises:
-        HardwareError: if there is no limit for a CPU; from a probe, if the process that starts them is gone.
+    It begins to import at once, while this process goes on; what it takes is given back at the end.
     """
-    if limit is None and config.device == "cpu":
-        raise HardwareError("a probe on a CPU needs a memory limit in bytes: give one, or take memory_limit()'s")
-    values = OmegaConf.to_container(config, resolve=False)
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
@@ -92,29 +83,53 @@ def probing(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
         ) as server,
     ):
-        asking, answers = server.stdin, server.stdout
-        assert asking  # noqa: S101  # pipes, as asked for
+        requests, answers = server.stdin, server.stdout
+        assert requests  # noqa: S101  # pipes, as asked for
         assert answers  # noqa: S101
 
-        def probe(batch_size: int) -> ProbeResult:
-            request = {"config": values, "batch_size": batch_size, "steps": steps, "limit": limit, "seconds": seconds}
+        def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
             said: dict[str, Any] = {}
             try:
-                asking.write(json.dumps(request) + "\n")
-                asking.flush()
+                requests.write(json.dumps(request) + "\n")
+                requests.flush()
                 while "ended" not in said:
                     said |= json.loads(answers.readline())
             except (BrokenPipeError, json.JSONDecodeError) as error:  # of an empty line: it is gone
                 errors.seek(0)
-                raise HardwareError(
-                    f"the process that starts the probes is gone: {_last_line(errors.read())}"
-                ) from error
-            return read_answer(batch_size, limit or 0, seconds, said)
+                reason = _last_line(errors.read())
+                raise HardwareError(f"the process that starts the probes is gone: {reason}") from error
+            return said
 
         try:
-            yield probe
+            yield ask
         finally:
             server.kill()  # it holds nothing; a probe that an exception leaves behind ends at its next write
+
+
+def make_probe(
+    ask: Ask, config: DictConfig, limit: int | None, steps: int, seconds: float
+) -> Callable[[int], ProbeResult]:
+    """Return a probe of a workload: each call trains and evaluates in a process of its own.
+
+    Args:
+        ask: from :func:`probe_server`; a probe raises HardwareError if that process is gone.
+        config: the composed and checked config, device and precision settled.
+        limit: bytes; None on CUDA: the device's memory.
+        steps: training steps; the optimizer's state is there from the second on.
+        seconds: after which a probe is ended, as one that fails.
+
+    Raises:
+        HardwareError: if there is no limit for a CPU.
+    """
+    if limit is None and config.device == "cpu":
+        raise HardwareError("a probe on a CPU needs a memory limit in bytes: give one, or take memory_limit()'s")
+    values = OmegaConf.to_container(config, resolve=False)
+
+    def probe(batch_size: int) -> ProbeResult:
+        request = {"config": values, "batch_size": batch_size, "steps": steps, "limit": limit, "seconds": seconds}
+        return read_answer(batch_size, limit or 0, seconds, ask(request))
+
+    return probe
 
 
 def measure_ceiling(
@@ -131,8 +146,9 @@ def measure_ceiling(
     largest_first: bool,
     verify: int,
     report: Callable[[ProbeResult], None] = lambda result: None,
+    ask: Ask | None = None,
 ) -> Ceiling:
-    """Return the largest batch size of a workload that fits, measured; see :func:`find_ceiling` and :func:`probing`.
+    """Return the largest batch size of a workload that fits, measured; see :func:`find_ceiling` and :func:`make_probe`.
 
     Args:
         config: the composed and checked config, device and precision settled.
@@ -147,6 +163,7 @@ def measure_ceiling(
         largest_first: probe ``high`` first.
         verify: probes that the ceiling has to pass besides.
         report: called with each probe's result.
+        ask: from :func:`probe_server`; None: one is started.
 
     Raises:
         HardwareError: as those do.
@@ -155,9 +172,9 @@ def measure_ceiling(
     low, high, notes = search_range(low, high, train_examples)
     if limit is None and config.device == "cpu":
         limit = memory_limit(Path("/"), resident_bytes()).bytes
-    with probing(config, limit, steps, seconds) as probe:
+    with probe_server() if ask is None else nullcontext(ask) as served:
         return find_ceiling(
-            probe,
+            make_probe(served, config, limit, steps, seconds),
             low,
             high,
             multiple=multiple,

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from bstune.errors import HardwareError
 from bstune.hardware.alignment import Misaligned, misaligned
-from bstune.hardware.ceiling import LOST, measure_ceiling
+from bstune.hardware.ceiling import LOST, Ask, measure_ceiling
 from bstune.hardware.device_limits import DeviceLimits, arithmetic_of, measure_limits, tensor_core_multiple
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.roofline import Achieved, StepCost, achieved, step_cost, training_loss, turning_batch_size
@@ -127,6 +127,7 @@ def survey(
     train_examples: int,
     build: Callable[[], Workload],
     say: Callable[[str], None],
+    ask: Ask | None = None,
     now: Callable[[], float] = time.perf_counter,
 ) -> Survey:
     """Measure what the hardware allows for a workload.
@@ -141,6 +142,7 @@ def survey(
         train_examples: length of the training data.
         build: builds the workload; called once the ceiling is known.
         say: is told what goes on, a line each.
+        ask: from :func:`bstune.hardware.ceiling.probe_server`; None: one is started.
         now: a clock in seconds; tests give their own.
 
     Raises:
@@ -162,6 +164,7 @@ def survey(
         largest_first=True,
         verify=settings.memory.verify,
         report=lambda result: say(probe_text(result)),
+        ask=ask,
     )
     with _lost_device():
         workload = build()
