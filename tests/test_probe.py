@@ -156,7 +156,8 @@ def test_memory_that_runs_out_is_told_by_its_phase(phases, outcome):
     ("said", "outcome", "message"),
     [
         ({"phase": "training", "outcome": "fits", "limit": 9, "training_bytes": 3, "peak_bytes": 4}, "fits", None),
-        ({"outcome": "training", "limit": 9, "message": "stopped at 9 MiB"}, "training", "stopped at 9 MiB"),
+        ({"phase": "training", "ended": -9, "held": 9 * MiB}, "training", "stopped at 9 MiB"),
+        ({"ended": -9, "held": 9 * MiB}, "startup", "stopped at 9 MiB"),
         ({"phase": "evaluation", "ended": -9}, "evaluation", "ended by the system, as it does when memory runs out"),
         ({"ended": 137}, "training", "ended by the system, as it does when memory runs out"),
         ({"phase": "training", "ended": -9, "late": True}, "error", "it did not end within 60 s"),
@@ -171,14 +172,14 @@ def test_memory_that_runs_out_is_told_by_its_phase(phases, outcome):
     ],
 )
 def test_read_answer(said, outcome, message):
-    result = read_answer(8, 100, 60.0, {"ended": 0, "late": False, "stderr": ""} | said)
+    result = read_answer(8, 100, 60.0, {"ended": 0, "stderr": ""} | said)
     assert (result.batch_size, result.outcome) == (8, outcome)
     assert message is None or result.message == message
     assert result.fits == (outcome == "fits")
 
 
 def test_a_workload_that_cannot_be_built_is_refused():
-    said = {"ended": 0, "late": False, "stderr": "", "refused": "workload.module cannot be built: no"}
+    said = {"ended": 0, "stderr": "", "refused": "workload.module cannot be built: no"}
     with pytest.raises(ConfigError, match=r"workload\.module cannot be built"):
         read_answer(8, 100, 60.0, said)
 

@@ -39,8 +39,8 @@ def read_answer(batch_size: int, limit: int, seconds: float, said: Mapping[str, 
         batch_size: of the request.
         limit: of the request, for a process that did not say its own.
         seconds: of the request.
-        said: all that it said, the last of each kind; with ``ended``, its exit status, ``late``, whether it had to be
-            ended, and ``stderr``, whose last line is the error.
+        said: all that it said, the last of each kind, then ``ended``, its exit status; ``late`` or ``held``, why it
+            had to be ended; and ``stderr``, whose last line is the error.
 
     Raises:
         ConfigError: if the workload cannot be built at any batch size; the message is the probe's own.
@@ -50,8 +50,12 @@ def read_answer(batch_size: int, limit: int, seconds: float, said: Mapping[str, 
     if "outcome" in said:
         own = {name: said.get(name) for name in ("training_bytes", "peak_bytes", "message")}
         return ProbeResult(batch_size, said["outcome"], said.get("limit", limit), **own)
-    if said["late"]:
+    if "late" in said:
         return ProbeResult(batch_size, "error", limit, message=f"it did not end within {seconds:g} s")
+    if "held" in said:
+        held = int(said["held"])
+        message = f"stopped at {held / 2**20:,.0f} MiB"
+        return ProbeResult(batch_size, said.get("phase", "startup"), limit, peak_bytes=held, message=message)
     if said["ended"] in KILLED:
         message = "ended by the system, as it does when memory runs out"
         return ProbeResult(batch_size, said.get("phase", "training"), limit, message=message)

@@ -79,13 +79,16 @@ def _available(root: Path) -> int | None:
     return int(fields[0]) * 1024 if fields else None
 
 
-def resident_bytes() -> int:
-    """Return the resident memory of this process; where /proc is missing, its peak."""
+def resident_bytes(process: int | None = None) -> int:
+    """Return the resident memory of a process, by default this one; where /proc is missing, this one's peak.
+
+    0 for a process that has just ended.
+    """
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        pages = Path(f"/proc/{process or 'self'}/statm").read_text().split()[1]
     except OSError:
-        return peak_resident_bytes()
-    return pages * os.sysconf("SC_PAGE_SIZE")
+        return peak_resident_bytes() if process is None else 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_resident_bytes() -> int:

@@ -11,10 +11,11 @@ edges of the phases, where the system lets it. The C library keeps freed blocks 
 train alike differ by several percent; to have it return them at once would cost a CPU trial tens of percent of its
 time (mallopt's M_MMAP_THRESHOLD, measured), so the probe takes the allocator as the trials do, noise and all.
 
-A limit on the address space (RLIMIT_AS) would be no limit on memory: torch reserves far more than it touches. So a
-thread compares the resident memory with the limit every few milliseconds and ends the process when it is passed, and
-what slips between two looks is in the peak, which is compared at the end. The process offers itself first to the
-system's out-of-memory killer, whose verdict counts as not fitting.
+A limit on the address space (RLIMIT_AS) would be no limit on memory: torch reserves far more than it touches. So the
+process that forks the probes compares the resident memory of one with the limit every few milliseconds and ends it
+when it is passed, and what slips between two looks is in the peak, which is compared at the end. (A thread of the
+probe's own would change what it watches: its objects make Python's collector free tensors at other times.) A probe
+offers itself first to the system's out-of-memory killer, whose verdict counts as not fitting.
 
 On CUDA the peak is what the caching allocator had reserved, with all that was taken on the device when the process
 began: its own context, and what others hold. The limit is the allocator's own.
@@ -26,7 +27,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -68,14 +68,21 @@ class Meter(TrialClock):
     Args:
         peak: returns the peak in bytes since the last reset.
         reset: sets the peak to what is held now.
+        tell: is told each phase as it begins.
     """
 
-    def __init__(self, peak: Callable[[], int], reset: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        peak: Callable[[], int],
+        reset: Callable[[], object],
+        tell: Callable[[Phase], object] = lambda phase: None,
+    ) -> None:
         super().__init__()
         self.peaks: dict[Phase, int] = {}
         self.phase = Phase.STARTUP
         self.last = Phase.STARTUP
-        self._peak, self._reset = peak, reset
+        self._peak, self._reset, self._tell = peak, reset, tell
+        tell(self.phase)
 
     def enter(self, phase: Phase) -> float:
         """Note the peak of the phase that is left, as :meth:`TrialClock.enter` does its seconds."""
@@ -83,6 +90,7 @@ class Meter(TrialClock):
         self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self._peak())
         self._reset()
         self.last, self.phase = self.phase, phase
+        self._tell(phase)
         return elapsed
 
 
@@ -163,22 +171,31 @@ def _serve(request: Mapping[str, Any], out: int) -> None:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(status)
-        status, late = _wait(child, float(request["seconds"]))
+        status, reason = _wait(child, float(request["seconds"]), request["limit"] if _on_cpu(request) else None)
         errors.seek(0)
         said = errors.read()[-LAST_WORDS:].decode(errors="replace")
-        _tell(out, ended=status, late=late, stderr=said)
+        _tell(out, ended=status, stderr=said, **reason)
 
 
-def _wait(child: int, seconds: float) -> tuple[int, bool]:
-    """Return a process's exit status, as subprocess has it, and whether it had to be ended for being late."""
+def _on_cpu(request: Mapping[str, Any]) -> bool:
+    return not str(request["config"]["device"]).startswith("cuda")
+
+
+def _wait(child: int, seconds: float, limit: int | None) -> tuple[int, dict[str, Any]]:
+    """Return a process's exit status, as subprocess has it, and why it was ended, if it was.
+
+    ``late``: it took longer than the seconds; ``held``: the bytes that it held, over the limit.
+    """
     end = time.monotonic() + seconds
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status), False
-        if time.monotonic() > end:
+            return os.waitstatus_to_exitcode(status), {}
+        held = 0 if limit is None else resident_bytes(child)
+        late = time.monotonic() > end
+        if late or (limit is not None and held > limit):
             os.kill(child, signal.SIGKILL)
-            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), True
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), {"late": True} if late else {"held": held}
         time.sleep(LOOK_SECONDS)
 
 
@@ -188,11 +205,14 @@ def _probe(request: Mapping[str, Any], out: int) -> int:
     if name.startswith("cuda") and not torch.cuda.is_available():
         return _tell(out, outcome="device", message=f"torch finds no CUDA device for device={name}")
     limit = int(request["limit"] or 0)
-    if name.startswith("cuda"):
-        meter, limit = _cuda_meter(torch.device(name), request["limit"])
+
+    def tell(phase: Phase) -> None:
+        _tell(out, phase=PHASES[phase])
+
+    if _on_cpu(request):
+        meter = Meter(peak_resident_bytes, lambda: write_if_allowed("/proc/self/clear_refs", "5"), tell)
     else:
-        meter = Meter(peak_resident_bytes, lambda: write_if_allowed("/proc/self/clear_refs", "5"))
-        threading.Thread(target=_watch, args=(out, meter, limit), daemon=True).start()
+        meter, limit = _cuda_meter(torch.device(name), request["limit"], tell)
     try:
         result = answer(request, lambda device: meter, limit)
     except BstuneError as error:
@@ -208,32 +228,20 @@ def _probe(request: Mapping[str, Any], out: int) -> int:
 
 
 def _tell(out: int, **values: Any) -> int:
-    os.write(out, (json.dumps(values) + "\n").encode())  # one write: two threads' lines do not mix
+    os.write(out, (json.dumps(values) + "\n").encode())  # one write: its lines and its parent's do not mix
     return 0
 
 
-def _watch(out: int, meter: Meter, limit: int) -> None:
-    phase = None
-    while True:
-        if meter.phase != phase:
-            phase = meter.phase
-            _tell(out, phase=PHASES[phase])
-        held = resident_bytes()
-        if held > limit:
-            message = f"stopped at {held / 2**20:,.0f} MiB"
-            _tell(out, outcome=PHASES[meter.phase], limit=limit, peak_bytes=held, message=message)
-            os._exit(0)
-        time.sleep(LOOK_SECONDS)
-
-
-def _cuda_meter(device: torch.device, limit: int | None) -> tuple[Meter, int]:
+def _cuda_meter(device: torch.device, limit: int | None, tell: Callable[[Phase], object]) -> tuple[Meter, int]:
     """Return a meter of the device's memory, and the limit: the one that is given, or the device's memory."""
     free, total = torch.cuda.mem_get_info(device)
     held = total - free
     if limit is not None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, limit - held) / total), device)
     meter = Meter(
-        lambda: held + torch.cuda.max_memory_reserved(device), lambda: torch.cuda.reset_peak_memory_stats(device)
+        lambda: held + torch.cuda.max_memory_reserved(device),
+        lambda: torch.cuda.reset_peak_memory_stats(device),
+        tell,
     )
     return meter, total if limit is None else limit
 
