@@ -41,14 +41,14 @@ class Frontiers:
         x: log2 batch sizes, shape (g,).
         residual: of log S*, shape (m, g).
         log_b_crit: log of B_crit of each draw, in examples, shape (m,).
-        log_s_min: log of its S_min, in steps, shape (m,).
+        log_steps: log S* of each draw at ``x``, shape (m, g).
     """
 
     theta: Array
     x: Array
     residual: Array
     log_b_crit: Array
-    log_s_min: Array
+    log_steps: Array
 
 
 def draw_frontiers(known: Known, count: int, rng: np.random.Generator) -> Frontiers:
@@ -74,8 +74,7 @@ def draw_frontiers(known: Known, count: int, rng: np.random.Generator) -> Fronti
     own = prior.log_mid * math.log(2.0) + theta[:, B_CRIT]
     drawn = log_front + residual
     log_b_crit = _fit(x, drawn) if x.size > PER_OCTAVE else own
-    shape = np.logaddexp(0.0, log_b_crit[:, None] - x * math.log(2.0))
-    return Frontiers(theta, x, residual, log_b_crit, (drawn - shape).mean(axis=1))
+    return Frontiers(theta, x, residual, log_b_crit, drawn)
 
 
 def _fit(x: Array, log_front: Array) -> Array:
@@ -140,18 +139,21 @@ def b_crit_quantiles(known: Known, shares: Collection[float], rng: np.random.Gen
 def steps_band(
     known: Known, batch_sizes: Sequence[int], interval: tuple[float, float], rng: np.random.Generator
 ) -> CurveBand:
-    """Return S*(B) = S_min (1 + B_crit/B) of the drawn frontiers, beyond the batch sizes that were tried too.
+    """Return S*(B) of the drawn frontiers; beyond the largest batch size, each goes on as 1 + B_crit/B with its B_crit.
 
     Args:
         known: what the trials tell.
-        batch_sizes: where, in examples.
+        batch_sizes: where, in examples; below the smallest batch size of the study, its own steps are returned.
         interval: the quantiles of its ends; the steps are the median.
         rng: the source of chance.
     """
     drawn = draw_frontiers(known, len(known.theta), rng)
     sizes = np.array(batch_sizes, dtype=np.float64)
-    log_steps = drawn.log_s_min[:, None] + np.logaddexp(0.0, drawn.log_b_crit[:, None] - np.log(sizes))
-    low, middle, high = np.exp(np.quantile(log_steps, (interval[0], 0.5, interval[1]), axis=0))
+    within = np.array([np.interp(np.log2(sizes), drawn.x, row) for row in drawn.log_steps])
+    last = drawn.x[-1] * math.log(2.0)
+    scale = drawn.log_b_crit[:, None]
+    beyond = np.logaddexp(0.0, scale - np.maximum(np.log(sizes), last)) - np.logaddexp(0.0, scale - last)
+    low, middle, high = np.exp(np.quantile(within + beyond, (interval[0], 0.5, interval[1]), axis=0))
     return CurveBand(sizes, middle, low, high)
 
 
