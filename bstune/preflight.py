@@ -199,6 +199,10 @@ def check_hardware(config: DictConfig) -> None:
     for name in (f"hardware.{name}" for name in positive):
         if settings[name] is not None and not (math.isfinite(settings[name]) and settings[name] > 0):
             raise ConfigError(f"{name} must be positive, but got {settings[name]}")
+    if not 0.0 < config.hardware.memory.free_share <= 1.0:
+        raise ConfigError(
+            f"hardware.memory.free_share must be a share up to 1, but got {config.hardware.memory.free_share}"
+        )
     check_scale_out(config.hardware.scale_out)
     shares = dict(config.hardware.memory.relative)
     if not {"cpu", "cuda"} <= shares.keys() or not all(0.0 <= share < 1.0 for share in shares.values()):

@@ -150,6 +150,7 @@ class MemorySettings:
     """How the memory ceiling is looked for."""
 
     limit: int | None
+    free_share: float
     relative: dict[str, float]
     steps: int
     verify: int

@@ -5,13 +5,16 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from bstune.command import compose_checked
 from bstune.errors import HardwareError
 from bstune.hardware import __main__ as hardware
+from bstune.hardware import survey as survey_module
 from bstune.hardware.cache import FORM, identity, read
 from bstune.hardware.device_limits import DeviceLimits
 from bstune.hardware.memory import Ceiling, MemoryModel, ProbeResult
+from bstune.hardware.memory_limit import MemoryLimit
 from bstune.hardware.roofline import LayerCost, Line, StepCost
 from bstune.hardware.step_time import Measured, StepTiming
 from bstune.hardware.survey import Survey, _lost_device, probe_text
@@ -101,6 +104,7 @@ def test_a_batch_size_that_fails_for_another_reason_than_memory(command, tmp_pat
         (("+workload=digits", "hardware.seconds=soon"), "hardware.seconds"),
         (("+workload=digits", "hardware.step_time.rungs=1"), "hardware.step_time.rungs must be at least 2, but got 1"),
         (("+workload=digits", "hardware.memory.relative.cpu=2"), "hardware.memory.relative must be shares"),
+        (("+workload=digits", "hardware.memory.free_share=1.5"), "hardware.memory.free_share must be a share up to 1"),
         (("+workload=digits", "output=/proc/nowhere"), "output=/proc/nowhere"),
         (
             ("+workload=digits", f"hardware.memory.limit={64 * MiB}"),
@@ -121,6 +125,15 @@ def test_a_device_that_is_lost_is_told_in_a_line():
         raise RuntimeError("CUDA error: GPU is lost\nmore")
     with pytest.raises(RuntimeError, match="another"), _lost_device():
         raise RuntimeError("another")
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "limit"),
+    [(77, "cpu", 77), (77, "cuda", 77), (None, "cuda", None), (None, "cpu", 500)],
+)
+def test_on_a_cpu_a_share_of_what_is_free_is_left(given, device, limit, monkeypatch):
+    monkeypatch.setattr(survey_module, "memory_limit", lambda root, resident: MemoryLimit(1000, "free"))
+    assert survey_module._limit(given, 0.5, torch.device(device)) == limit
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from bstune.hardware.alignment import Misaligned, misaligned
 from bstune.hardware.ceiling import LOST, Ask, measure_ceiling
 from bstune.hardware.device_limits import DeviceLimits, arithmetic_of, measure_limits, tensor_core_multiple
 from bstune.hardware.memory import Ceiling, ProbeResult
+from bstune.hardware.memory_limit import memory_limit, resident_bytes
 from bstune.hardware.roofline import Achieved, StepCost, achieved, step_cost, training_loss, turning_batch_size
 from bstune.hardware.step_model import StepTimeModel, fit_step_model, leave_one_out
 from bstune.hardware.step_time import (
@@ -156,7 +158,7 @@ def survey(
         space.low,
         space.high,
         train_examples,
-        limit=settings.memory.limit,
+        limit=_limit(settings.memory.limit, settings.memory.free_share, device),
         multiple=space.multiple,
         relative=settings.memory.relative[device.type],
         steps=settings.memory.steps,
@@ -185,6 +187,13 @@ def survey(
         seconds=now() - start,
         notes=(*ceiling.notes, *notes, *more),
     )
+
+
+def _limit(given: int | None, free_share: float, device: torch.device) -> int | None:
+    """Return the bytes that a trial may take; None: the device's. One that takes more ends its process on a CPU."""
+    if given is not None or device.type != "cpu":
+        return given
+    return int(free_share * memory_limit(Path("/"), resident_bytes()).bytes)
 
 
 def probe_text(result: ProbeResult) -> str:
