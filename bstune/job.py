@@ -29,6 +29,7 @@ from bstune.report import format_count, print_final, summarize, winners
 from bstune.scale_out_plan import scale_out
 from bstune.search.confirm import contenders, next_confirmation
 from bstune.search.foretell import ideal_value
+from bstune.search.frontier import Coordinates
 from bstune.search.hint import study_prior
 from bstune.search.known import Known, learn
 from bstune.search.mapping import b_crit_quantiles
@@ -45,6 +46,7 @@ from bstune.search.study import (
     results,
     run_trial_of,
 )
+from bstune.tunable import overrides
 
 if TYPE_CHECKING:
     from bstune.tracking import Tracking
@@ -235,20 +237,21 @@ def _ideal(job: Job) -> float | None:
 def known_of(job: Job, done: Sequence[TrialResult], particles: int) -> Known:
     """Return the posterior of the frontier after these trials, whatever sampler asked them."""
     space = job.space
+    coordinates = Coordinates(distributions(space), space.rule, space.snap, (space.lr_low, space.lr_high))
     prior = study_prior(
         done,
         low=space.low,
         high=space.high,
-        rule=lambda x: np.log2([space.rule(2.0**value) for value in np.ravel(x)]).reshape(np.shape(x)),
+        rule=coordinates.log_rule,
         budget=lambda batch_size: job.protocol.budget.last_step(round(batch_size)),
         sigma=job.config.scaling.level_sigma,
         exponent_sigma=job.config.scaling.exponent_sigma,
         noise_scale=job.config.scaling.noise_scale,
-        others=0,
+        others=coordinates.columns,
     )
     return learn(
         [trial for trial in done if trial.status != "failed"],
-        {},
+        {trial.number: coordinates.others(trial.settings) for trial in done},
         prior=prior,
         target=job.protocol.target,
         ideal=_ideal(job),
@@ -291,7 +294,7 @@ def _report(
     plans = {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]}
     summary = {"study": job.config.study, "workload": workload, **summary, "test": tests, "scale_out": plans}
     write_text(output.curve, dump_json(summary, indent=2) + "\n")
-    write_text(output.best, best_yaml(winners(done), arguments, output, job.runner.stops))
+    write_text(output.best, best_yaml(winners(done), arguments, output, job.runner.stops, job.config))
     curve = fit if isinstance(fit, CurveFit) else None
     draw_curve(done, summary, curve, workload, output.figure)
     if ideal:
@@ -333,10 +336,14 @@ def _test_winners(job: Job, study: optuna.Study, best: Mapping[str, TrialResult]
 
 
 def _spec(result: TrialResult) -> TrialSpec:
-    return TrialSpec(result.number, result.slot, result.batch_size, result.lr, result.delta, result.seed)
+    return TrialSpec(
+        result.number, result.slot, result.batch_size, result.lr, result.delta, result.seed, settings=result.settings
+    )
 
 
-def best_yaml(best: Mapping[str, TrialResult], arguments: Sequence[str], output: Output, stops: bool) -> str:
+def best_yaml(
+    best: Mapping[str, TrialResult], arguments: Sequence[str], output: Output, stops: bool, config: DictConfig
+) -> str:
     """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again.
 
     Where trials ``stops`` early, what was evaluated depends on their limits: the command's budget ends with the winner.
@@ -345,9 +352,10 @@ def best_yaml(best: Mapping[str, TrialResult], arguments: Sequence[str], output:
     for name, result in best.items():
         own = [f"trial.batch_size={result.batch_size}", f"trial.lr={result.lr!r}", f"trial.seed={result.seed}"]
         own += [f"budget.steps={result.steps}", "budget.examples=1"] if stops else []
+        own += overrides(config, result.settings)
         kept = [redact(argument) for argument in arguments if not argument.startswith("trial.")]
         checkpoint = output.checkpoint(result.number)
-        fields = ("number", "batch_size", "lr", "seed", "steps", "steps_low", "seconds_per_step")
+        fields = ("number", "batch_size", "lr", "settings", "seed", "steps", "steps_low", "seconds_per_step")
         values[name] = {
             **{field: value for field, value in asdict(result).items() if field in fields},
             "time_to_target": result.time_to_target,

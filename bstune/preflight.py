@@ -13,13 +13,14 @@ from bstune.cadence import Cadence
 from bstune.errors import ConfigError
 from bstune.hardware.step_model import fit_sync
 from bstune.output import Output, check_writable
-from bstune.protocol import Budget, Protocol
+from bstune.protocol import Protocol, budget_of
 from bstune.records import Target, TrialSpec
 from bstune.runner import Runner, Settled
 from bstune.search.plan import Plan
 from bstune.search.space import Space
 from bstune.search.study import build_sampler, check_storage, is_own
 from bstune.settings import is_replayed
+from bstune.tunable import tuned
 
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
 
@@ -139,6 +140,7 @@ def make_space(config: DictConfig, lr_range: tuple[float, float]) -> Space:
         octaves=config.scaling.octaves if is_own(config.sampler) else None,
         lr_low=lr_range[0],
         lr_high=lr_range[1],
+        tunables=tuned(config),
     )
     space.lr(space.low, 0.0)  # a rule that lacks its noise scale says so now
     for name in (
@@ -161,7 +163,7 @@ def make_protocol(config: DictConfig, target: Target, trainer: Mapping[str, Any]
     settings = config.protocol
     return Protocol(
         target=target,
-        budget=Budget(config.budget.steps, config.budget.examples),
+        budget=budget_of(config),
         cadence=Cadence(
             ratio=settings.evaluation_ratio,
             share=settings.evaluation_share,
@@ -274,4 +276,7 @@ def fingerprint(config: DictConfig, identity: Mapping[str, Any]) -> dict[str, An
         values[f"search.batch_size.{name}"] = config.search.batch_size[name]
     for name in ("trials", "budget.steps", "budget.examples"):
         values.pop(f"workload.{name}", None)
+    # What may be searched is no matter of a study that does not.
+    tuned = tuple(f"workload.tunable.{name}." for name in config.search.tune)
+    values = {key: v for key, v in values.items() if not key.startswith("workload.tunable") or key.startswith(tuned)}
     return {**values, "search.objective": config.search.objective, "seed": config.seed, **identity}

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from omegaconf import DictConfig
+
 from bstune.cadence import Cadence
 from bstune.errors import ConfigError
 from bstune.records import Target
@@ -26,6 +28,15 @@ class Budget:
     def last_step(self, batch_size: int) -> int:
         """Return the steps after which both are spent: the frontier's own shape, flat in steps, then in examples."""
         return max(self.steps, math.ceil(self.examples / batch_size))
+
+
+def budget_of(config: DictConfig) -> Budget:
+    """Return the budget that a config states.
+
+    Raises:
+        ConfigError: for an impossible one.
+    """
+    return Budget(config.budget.steps, config.budget.examples)
 
 
 @dataclass(frozen=True)

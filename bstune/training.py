@@ -18,18 +18,19 @@ from bstune.building import flatten, plain
 from bstune.data.batches import micro_batch_sizes
 from bstune.data.module import resolve_device
 from bstune.errors import ConfigError, StateError
-from bstune.estimate import most_seconds, probe_step_time
+from bstune.estimate import most_seconds, probe_step_time, rehearsal
 from bstune.hardware.cache import surveyed
 from bstune.hardware.survey import Survey
 from bstune.hardware.survey_report import headline
 from bstune.output import Output
-from bstune.protocol import Budget, Protocol
+from bstune.protocol import Budget, Protocol, budget_of
 from bstune.records import TrialResult, TrialSpec
 from bstune.runner import Runner, Settled
 from bstune.search.plan import Plan
 from bstune.search.space import Space
 from bstune.state import Stopped
 from bstune.trial import device_name, make_trainer, met_before_training, metric, versions
+from bstune.tunable import BUDGET, corners, overrides, with_settings
 from bstune.workload import Workload, build_workload, evaluate, load_data, train, train_examples
 
 logger = logging.getLogger(__name__)
@@ -133,13 +134,14 @@ def open_runner(
     workload = build()
     rehearsed = probe_step_time(space, protocol, lambda spec, probe: train(workload, spec, probe))
     check_start(workload, protocol, trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0))
+    check_tunables(config, workload, protocol, space)
     step_time = rehearsed if found is None or found.step_time is None else found.step_time
     module = workload.build_module(TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), None, 0))
     stops = not has_horizon(config)
     device = device_name(protocol.trainer)
     on_test = workload.validates_on_test
     return Runner(
-        train=partial(run_limited, workload, protocol),
+        train=partial(run_limited, config, workload, protocol),
         test=lambda spec, output: test_metrics(workload, protocol, spec, output),
         resumable=lambda number, output: output.state(number).exists(),
         step_time=step_time,
@@ -173,16 +175,48 @@ def check_largest(largest: int, data: LightningDataModule, of_range: bool) -> No
         )
 
 
+def check_tunables(config: DictConfig, workload: Workload, protocol: Protocol, space: Space) -> None:
+    """Train a few steps at the smallest batch size with all further hyper-parameters at either end of their ranges.
+
+    Raises:
+        ConfigError: for a value that the module does not take, or for a budget that no schedule ends with.
+    """
+    for one in space.tunables:
+        if one.key.startswith(BUDGET) and not has_horizon(config):
+            raise ConfigError(
+                f"workload.tunable.{one.name} sets {one.key}, but no schedule of {config.workload.name} ends with its "
+                "budget: it would change nothing but when a trial gives up"
+            )
+    for settings in corners(space.tunables):
+        spec = TrialSpec(0, 0, space.low, space.lr(space.low, -space.delta_bound), None, 0, settings=settings)
+        budget_of(with_settings(config, settings))
+        try:
+            train(workload, spec, rehearsal(protocol))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"workload.tunable: the module does not take {', '.join(overrides(config, settings))} at batch size "
+                f"{space.low}: {str(error).splitlines()[0]}"
+            ) from error
+
+
 def run_limited(
-    workload: Workload, protocol: Protocol, spec: TrialSpec, output: Output | None, parent: TrialResult | None
+    config: DictConfig,
+    workload: Workload,
+    protocol: Protocol,
+    spec: TrialSpec,
+    output: Output | None,
+    parent: TrialResult | None,
 ) -> TrialResult:
     """Train one trial up to its own limit, which takes the budget's place, from where its parent was stopped.
+
+    Without a limit the budget is the trial's own: a setting may be its horizon.
 
     A parent whose state is gone, or cannot be used, is trained again from the start.
     """
     checkpoint = None if output is None else output.checkpoint(spec.number)
     if spec.limit is None or output is None:
-        return train(workload, spec, protocol, checkpoint)
+        own = replace(protocol, budget=budget_of(with_settings(config, spec.settings)))
+        return train(workload, spec, own, checkpoint)
     output.states.mkdir(exist_ok=True)
     limited = replace(protocol, budget=Budget(spec.limit, 1))
     stopped = None if parent is None else Stopped(parent, output.state(parent.number))

@@ -95,7 +95,7 @@ def identity(config: DictConfig, space: Space, protocol: Protocol, module: Light
         "versions": dict(versions()),
         "survey": _without(plain(config.hardware), ("cache", "enabled", "refresh")),
     }
-    depends["workload"] = _without(depends["workload"], ("trials", "budget", "target", "reference"))
+    depends["workload"] = _without(depends["workload"], ("trials", "budget", "target", "reference", "tunable"))
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
