@@ -8,6 +8,7 @@ from pathlib import Path
 import optuna
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from bstune import job as jobs
 from bstune.command import compose_checked
@@ -182,7 +183,9 @@ def test_the_command_of_the_winner_takes_it_to_the_target_in_as_many_steps(bstun
 
 @pytest.mark.parametrize(("stops", "ends"), [(True, " budget.steps=100 budget.examples=1"), (False, "")])
 def test_the_command_of_a_winner_ends_with_it_where_its_schedule_has_no_horizon(tmp_path, make_result, stops, ends):
-    written = best_yaml({"best_by_time": make_result()}, ["+workload=mine", "trial.lr=9"], Output(tmp_path), stops)
+    written = best_yaml(
+        {"best_by_time": make_result()}, ["+workload=mine", "trial.lr=9"], Output(tmp_path), stops, OmegaConf.create({})
+    )
     command = yaml.safe_load(written)["best_by_time"]["command"]
     assert command.endswith(f" -m bstune +workload=mine trial.batch_size=32 trial.lr=0.1 trial.seed=1{ends}")
 

@@ -54,7 +54,7 @@ def test_names_pick_from_what_the_workload_lists() -> None:
             ("search.tune=[momentum]", "workload.tunable.momentum.key=workload.module.optimizer.mu"),
             "workload.module.optimizer.mu must name a number of the config, but got nothing there",
         ),
-        (("search.tune=[momentum]", "+workload.tunable.momentum.integer=true"), "is a whole number, but got low=0 and"),
+        (("search.tune=[momentum]", "workload.tunable.momentum.integer=true"), "is a whole number, but got low=0 and"),
         (
             ("search.tune=[lr]", "+workload.tunable.lr={key: workload.module.lr, low: 0.1, high: 1}"),
             "a study has a lr already",
