@@ -7,7 +7,6 @@ those that a study does search. A schedule's horizon is one of them, as the budg
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -82,11 +81,11 @@ def tuned(config: DictConfig) -> tuple[Tunable, ...]:
             raise ConfigError(f"search.tune names {name!r} twice")
         own = listed[name]
         one = Tunable(name, own.key, own.low, own.high, own.log, own.integer)
-        value = OmegaConf.select(config, one.key)
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        value = OmegaConf.select(config, one.key, default="nothing")
+        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
             raise ConfigError(
-                f"workload.tunable.{name}.key={one.key} must name a number of the config, but got "
-                f"{'nothing' if value is None else repr(value)} there"
+                f"workload.tunable.{name}.key={one.key} must name a number of the config (or null, where it is off), "
+                f"but got {value} there"
             )
         found.append(one)
     return tuple(found)
@@ -102,7 +101,7 @@ def with_settings(config: DictConfig, settings: Mapping[str, float]) -> DictConf
 
 def overrides(config: DictConfig, settings: Mapping[str, float]) -> list[str]:
     """Return the arguments of the command line that give the settings."""
-    return [f"{config.workload.tunable[name].key}={_text(value)}" for name, value in settings.items()]
+    return [f"{config.workload.tunable[name].key}={value!r}" for name, value in settings.items()]
 
 
 def corners(tunables: tuple[Tunable, ...]) -> list[dict[str, float]]:
@@ -110,7 +109,3 @@ def corners(tunables: tuple[Tunable, ...]) -> list[dict[str, float]]:
     if not tunables:
         return []
     return [{one.name: one.value(getattr(one, end)) for one in tunables} for end in ("low", "high")]
-
-
-def _text(value: Any) -> str:
-    return repr(value) if isinstance(value, int | float) else str(value)

@@ -52,7 +52,7 @@ def test_names_pick_from_what_the_workload_lists() -> None:
         (("search.tune=[momentum]", "workload.tunable.momentum.key=trial.lr"), "below workload.module or budget"),
         (
             ("search.tune=[momentum]", "workload.tunable.momentum.key=workload.module.optimizer.mu"),
-            "workload.module.optimizer.mu must name a number of the config, but got nothing there",
+            "mu must name a number of the config (or null, where it is off), but got nothing there",
         ),
         (("search.tune=[momentum]", "workload.tunable.momentum.integer=true"), "is a whole number, but got low=0 and"),
         (
