@@ -5,8 +5,13 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import OneCycleLR
 
+from bstune.averaging import RunningWeightAverage
+from bstune.command import compose_checked
 from bstune.errors import ConfigError
+from bstune.records import TrialSpec
 from bstune.schedules import constant, linear_decay, one_cycle, piecewise_linear, triangle, warmup_then_constant
+from bstune.training import has_horizon
+from bstune.workload import build_module
 
 LR = 0.4
 TRIANGLE = {"knots": (0.0, 5 / 24, 1.0), "factors": (0.0, 1.0, 0.0)}
@@ -201,3 +206,74 @@ def test_the_others_refuse(build, text):
     with pytest.raises(ConfigError) as error:
         build(optimizer())
     assert str(error.value) == text
+
+
+# The config group
+
+MEMBERS = {
+    "constant": lambda step, total, warmup: 1.0,
+    "warmup": lambda step, total, warmup: min(1.0, (step + 1) / warmup),
+    "linear": lambda step, total, warmup: 1 - step / total,
+    "one_cycle": lambda step, total, warmup: None,
+    "triangle": lambda step, total, warmup: min((step + 1) / total / 0.2, (1 - (step + 1) / total) / 0.8),
+}
+
+
+@pytest.mark.parametrize("workload", ["digits", "fashion_mlp", "resnet_cifar"])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_each_takes_the_place_of_a_workloads_own(workload, name):
+    size = 100
+    config = compose_checked([f"+workload={workload}", f"schedule={name}", "budget={steps: 2, examples: 5_000}"])
+    module = build_module(config, TrialSpec(0, 0, size, LR, None, 0))
+    configured = module.configure_optimizers()
+    own, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    used = []
+    for _ in range(50):
+        used.append(own.param_groups[0]["lr"] / LR)
+        own.step()
+        schedule.step()
+    expected = [MEMBERS[name](step, 50, 100) for step in range(50)]
+    if name == "one_cycle":
+        expected = rates(lambda own: OneCycleLR(own, LR, 50, cycle_momentum=False), 50)
+    assert used == pytest.approx(expected, abs=1e-12)
+    averages = [type(callback) for callback in module.configure_callbacks()]
+    assert averages == ([RunningWeightAverage] if name == "warmup" else [])
+    assert has_horizon(config) == (name in ("linear", "one_cycle", "triangle"))
+
+
+def test_without_one_a_workload_keeps_its_own():
+    config = compose_checked(["+workload=digits"])
+    assert config.workload.module.schedule._target_ == "bstune.schedules.warmup_then_constant"
+    assert "schedule" not in config
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_options_of_a_schedule_can_be_set(order):
+    arguments = ["+workload=digits", "schedule=linear", "schedule.rate.end=0.5"][::order]
+    assert compose_checked(arguments).workload.module.schedule.end == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["schedule=triangle", "budget.examples=0"], "budget.steps and budget.examples must be at least 1, but got"),
+        (["schedule=linear", "budget={steps: 0, examples: -1}"], "budget.steps and budget.examples must be at least 1"),
+        (["schedule=triangle", "schedule.rate.peak=0"], "a schedule's peak must lie between 0 and 1 of its steps, but"),
+        (["schedule=nothing"], "Could not find 'schedule/nothing'"),
+        (["schedule=linear", "schedule.horizon=1"], "unknown option schedule.horizon"),
+        (["schedule=linear", "+schedule.horizon=1"], "a schedule has the two keys rate and average, but 'horizon'"),
+    ],
+)
+def test_what_a_schedule_cannot_be_ends_in_a_line(bstune, tmp_path, arguments, text):
+    status, out, err = bstune("+workload=digits", *arguments, "trial.batch_size=32", "trial.lr=0.1")
+    assert status == 2
+    assert err.startswith("error: ")
+    assert text in err
+    assert "Traceback" not in err + out
+    assert not list(tmp_path.glob("outputs/*"))
+
+
+def test_a_replayed_workload_has_no_schedule(bstune):
+    status, _, err = bstune("+workload=replay", "workload.table=t.jsonl", "schedule=linear")
+    assert status == 2
+    assert err == "error: a replayed workload is not trained, so it has no schedule: leave out schedule=...\n"
