@@ -298,7 +298,7 @@ def _with_schedule(config: DictConfig) -> DictConfig:
     config = config.copy()
     with open_dict(config):
         chosen = config.pop("schedule")
-        keys = set(chosen.keys()) if isinstance(chosen, DictConfig) else {str(chosen)}
+        keys = {str(key) for key in chosen} if isinstance(chosen, DictConfig) else {str(chosen)}
         if keys != {"rate", "average"}:
             wrong = min(keys ^ {"rate", "average"})
             raise ConfigError(f"a schedule has the two keys rate and average, but {wrong!r} is not in both")

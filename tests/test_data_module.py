@@ -1,4 +1,5 @@
 from functools import partial
+from itertools import islice
 
 import lightning
 import numpy as np
@@ -149,11 +150,25 @@ def test_missing_data_are_reported_by_check():
     [
         ({"eval_batch_size": 0}, r"data\.eval_batch_size must be a positive integer, but got 0"),
         ({"augment": partial(random_crop_flip, padding=4)}, "below the image's 4x4 pixels, but got 4"),
+        ({"augment": partial(random_crop_flip, padding=1, cutout=5)}, "at most the image's 4x4 pixels, but got 5"),
+        ({"augment": lambda images, generator: images, "alternating_flip": True}, "is told which images to mirror"),
     ],
 )
 def test_settings_that_only_a_trial_would_use_are_checked_too(options, text):
     with pytest.raises(ConfigError, match=text):
         image_data(**options).check()
+
+
+def test_flips_alternate_where_the_option_says_so():
+    def epochs(**options):
+        batches = image_data(augment=partial(random_crop_flip, padding=0), **options).train_batches(30, None, seed=0)
+        (a, first), (b, second) = islice(batches, 2)
+        return a[first.argsort()], b[second.argsort()]
+
+    one, two = epochs(alternating_flip=True)
+    assert torch.equal(one.flip(-1), two)
+    one, two = epochs()
+    assert not torch.equal(one.flip(-1), two)
 
 
 @pytest.mark.parametrize("name", ["mps", "gpu", "cuda:x", "", 0])

@@ -179,7 +179,7 @@ class Overflows(Classifier):
 # What it is trained on
 
 
-def stream(own, micro_batch_size=None, augment=None):
+def stream(own, micro_batch_size=None, augment=None, alternating_flip=False):
     return TrainBatches(
         IMAGES,
         LABELS,
@@ -188,6 +188,7 @@ def stream(own, micro_batch_size=None, augment=None):
         seed=own.seed,
         normalise=NORMALISE,
         augment=augment,
+        alternating_flip=alternating_flip,
     )
 
 
@@ -275,6 +276,12 @@ CASES = {
     "dropout": {"build": partial(learner, layers=[dropout])},
     "batch norm": {"build": partial(learner, layers=[partial(nn.BatchNorm1d, 16)])},
     "augmentation": {"batches": partial(stream, augment=partial(random_crop_flip, padding=1))},
+    "alternating flip": {
+        "batches": partial(
+            stream, augment=partial(random_crop_flip, padding=1, cutout=1), alternating_flip=True, micro_batch_size=3
+        ),
+        "rules": protocol(micro_batch_size=3),
+    },
     "micro-batches": {"batches": partial(stream, micro_batch_size=3), "rules": protocol(micro_batch_size=3)},
     "augmented micro-batches": {
         "batches": partial(stream, micro_batch_size=3, augment=partial(random_crop_flip, padding=1)),
