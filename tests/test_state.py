@@ -20,6 +20,7 @@ from bstune.clock import TrialClock
 from bstune.data.augment import random_crop_flip
 from bstune.data.batches import EvalBatches, Normalisation, TrainBatches, rebatch
 from bstune.errors import ConfigError, StateError
+from bstune.lookahead import Lookahead
 from bstune.protocol import Budget, Protocol
 from bstune.records import Target, TrialResult, TrialSpec
 from bstune.schedules import piecewise_linear
@@ -68,15 +69,21 @@ def protocol(steps=STEPS, **changes):
 # What is trained
 
 
-def learner(own, kind=Classifier, optimizer=torch.optim.SGD, layers=(), schedule=None, average=None):
+def learner(
+    own, kind=Classifier, optimizer=torch.optim.SGD, layers=(), schedule=None, average=None, callbacks=(), **options
+):
     model = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.Tanh(), *(layer() for layer in layers), nn.Linear(16, 3))
     averaged = None if average is None else average()
-    return kind(model, nn.CrossEntropyLoss(), optimizer, own.lr, schedule, averaged)
+    others = [callback() for callback in callbacks]
+    if others:
+        options["callbacks"] = others
+    return kind(model, nn.CrossEntropyLoss(), optimizer, own.lr, schedule, averaged, **options)
 
 
 momentum = partial(torch.optim.SGD, momentum=0.9, nesterov=True)
 triangle = partial(piecewise_linear, total_steps=STEPS, knots=(0.0, 0.4, 1.0), factors=(0.0, 1.0, 0.0))
 dropout = partial(nn.Dropout, 0.4)
+lookahead = partial(Lookahead, STEPS, every=4, decay=0.9, power=1.0)
 
 
 class SwapsItself(Classifier):
@@ -273,6 +280,16 @@ CASES = {
     "average": {"build": partial(learner, average=partial(RunningWeightAverage, 0.5))},
     "average, sparse": {"build": partial(learner, average=partial(RunningWeightAverage, 1.0))},
     "moving average": {"build": partial(learner, average=partial(ExponentialMovingAverage, 0.9, 5))},
+    "lookahead": {"build": partial(learner, optimizer=momentum, callbacks=[lookahead])},
+    "lookahead, averaged": {
+        "build": partial(
+            learner,
+            layers=[partial(nn.BatchNorm1d, 16)],
+            optimizer=momentum,
+            callbacks=[lookahead],
+            average=partial(ExponentialMovingAverage, 0.9, 5),
+        )
+    },
     "dropout": {"build": partial(learner, layers=[dropout])},
     "batch norm": {"build": partial(learner, layers=[partial(nn.BatchNorm1d, 16)])},
     "augmentation": {"batches": partial(stream, augment=partial(random_crop_flip, padding=1))},
@@ -379,6 +396,9 @@ def test_the_cases_would_notice_what_is_forgotten(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(RunningWeightAverage, "load_state_dict", lambda self, state: None)
         differs("average")
+    with monkeypatch.context() as patch:
+        patch.setattr(Lookahead, "load_state_dict", lambda self, state: None)
+        differs("lookahead")
     with monkeypatch.context() as patch:
         patch.setattr("bstune.data.batches.IndexStream.take_up", lambda self, position: None)
         differs("sgd")

@@ -20,6 +20,7 @@ class Classifier(LightningModule):
         lr: learning rate.
         schedule: called with the optimizer; None keeps the rate constant.
         average: a call-back that averages weights; None evaluates the weights as they are.
+        callbacks: others, such as :class:`~bstune.lookahead.Lookahead`; they are called before the average is taken.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Classifier(LightningModule):
         lr: float,
         schedule: Callable[[Optimizer], LRScheduler] | None = None,
         average: Callback | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         super().__init__()
         self.model = model
@@ -38,6 +40,7 @@ class Classifier(LightningModule):
         self.lr = lr
         self.make_schedule = schedule
         self.average = average
+        self.callbacks = tuple(callbacks)
         self._sums: list[Tensor] = []
 
     def forward(self, images: Tensor) -> Tensor:
@@ -77,8 +80,8 @@ class Classifier(LightningModule):
         }
 
     def configure_callbacks(self) -> Sequence[Callback] | Callback:
-        """Return the averaging call-back, if any."""
-        return [] if self.average is None else [self.average]
+        """Return the call-backs, the averaging one last."""
+        return [*self.callbacks, *([] if self.average is None else [self.average])]
 
     def _add(self, batch: tuple[Tensor, Tensor]) -> None:
         images, labels = batch
