@@ -52,6 +52,18 @@ def test_split_sizes(with_test, validation, test, sizes):
         assert np.array_equal(part.images, dataset.train.images[part.labels])
 
 
+@pytest.mark.parametrize(("count", "length"), [(1, 1), (12, 12), (30, 30), (99, 30)])
+def test_first_images_are_the_splits_own_normalised_and_never_augmented(count, length):
+    data = image_data(augment=partial(random_crop_flip, padding=1))
+    images = data.first_images(count)
+    assert (images.dtype, tuple(images.shape)) == (torch.float32, (length, 2, 4, 4))
+    train = split_images(fake_dataset(), 10, None, 0)[0].images
+    mean, std = channel_mean_std(train, 16)
+    expected = (train[:count] / 16 - np.reshape(mean, (2, 1, 1))) / np.reshape(std, (2, 1, 1))
+    torch.testing.assert_close(images.double(), torch.from_numpy(expected), rtol=1e-4, atol=1e-5)
+    assert torch.equal(data.first_images(count), images)
+
+
 def test_split_is_the_same_in_every_version():
     train, validation, _ = split_images(fake_dataset(), 5, None, seed=0)
     assert validation.labels.tolist() == [22, 20, 25, 4, 10]

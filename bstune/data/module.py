@@ -119,6 +119,18 @@ class ImageData(lightning.LightningDataModule):
             alternating_flip=self._alternating_flip,
         )
 
+    def first_images(self, count: int) -> Tensor:
+        """Return the first training images of the split, normalised as in batches but not augmented, on the device.
+
+        Args:
+            count: how many; all, where there are fewer.
+
+        Returns:
+            float32, (count, channels, height, width), made anew at each call: nothing is kept of them.
+        """
+        data = self._on_device()
+        return data.normalise(data.train.images[:count])
+
     def train_dataloader(self) -> TrainBatches:
         """Return an endless stream with the constructor's batch size and torch's seed, for a Trainer with max_steps.
 
