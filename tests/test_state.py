@@ -21,6 +21,8 @@ from bstune.data.augment import random_crop_flip
 from bstune.data.batches import EvalBatches, Normalisation, TrainBatches, rebatch
 from bstune.errors import ConfigError, StateError
 from bstune.lookahead import Lookahead
+from bstune.muon import Muon
+from bstune.parameter_groups import parameter_groups
 from bstune.protocol import Budget, Protocol
 from bstune.records import Target, TrialResult, TrialSpec
 from bstune.schedules import piecewise_linear
@@ -83,7 +85,15 @@ def learner(
 momentum = partial(torch.optim.SGD, momentum=0.9, nesterov=True)
 triangle = partial(piecewise_linear, total_steps=STEPS, knots=(0.0, 0.4, 1.0), factors=(0.0, 1.0, 0.0))
 dropout = partial(nn.Dropout, 0.4)
+muon = partial(Muon, momentum=0.9, nesterov=True, steps=5, normalise_weights=True)
 lookahead = partial(Lookahead, STEPS, every=4, decay=0.9, power=1.0)
+
+
+def matrices(module, lr):
+    return [
+        {"params": [p for p in module.parameters() if p.ndim == 2], "orthogonalise": True},
+        {"params": [p for p in module.parameters() if p.ndim < 2], "lr": 2 * lr},
+    ]
 
 
 class SwapsItself(Classifier):
@@ -280,6 +290,20 @@ CASES = {
     "average": {"build": partial(learner, average=partial(RunningWeightAverage, 0.5))},
     "average, sparse": {"build": partial(learner, average=partial(RunningWeightAverage, 1.0))},
     "moving average": {"build": partial(learner, average=partial(ExponentialMovingAverage, 0.9, 5))},
+    "muon": {"build": partial(learner, optimizer=muon, schedule=triangle, groups=matrices)},
+    "groups": {
+        "build": partial(
+            learner,
+            layers=[partial(nn.BatchNorm1d, 16)],
+            optimizer=momentum,
+            groups=partial(
+                parameter_groups,
+                weight_decay=0.01,
+                batch_size=8,
+                kinds={"norm_bias": {"rate": 8.0}, "head": {"examples": 200}, "rest": {"examples": 300, "fade": True}},
+            ),
+        )
+    },
     "lookahead": {"build": partial(learner, optimizer=momentum, callbacks=[lookahead])},
     "lookahead, averaged": {
         "build": partial(
