@@ -97,6 +97,7 @@ class SearchSettings:
     precision: float | None
     confirmations: int
     finalists: int
+    workers: int
     batch_size: BatchSizeSettings
 
 
