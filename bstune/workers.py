@@ -72,7 +72,7 @@ class Workers:
 
     def __init__(self, open_train: Callable[[], Train], count: int) -> None:
         self._open_train, self._count = open_train, count
-        self._idle: list[_Worker] = []
+        self._workers: list[_Worker] = []
         self._running: dict[Future[TrialResult], tuple[TrialSpec, _Worker]] = {}
         self._handler: object = None
 
@@ -84,10 +84,12 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for _, worker in self._running.values():
-            worker.kill()
-        for worker in [*self._idle, *(worker for _, worker in self._running.values())]:
+        if kind is not None:  # with trials that nobody waits for: an interruption may have come at any line of ours
+            for worker in self._workers:
+                worker.kill()
+        for worker in self._workers:
             worker.end()
+        self._workers.clear()
         self._running.clear()
         if self._handler is not None:
             signal.signal(signal.SIGTERM, self._handler)  # type: ignore[arg-type]  # what signal.signal returned
@@ -110,14 +112,19 @@ class Workers:
         """
         if not self.free:
             raise ValueError(f"{self._count} trials train already")
-        worker = self._idle.pop() if self._idle else _Worker(self._open_train)
-        try:
-            future = worker.submit(spec, output, parent)
-        except BrokenProcessPool:  # it was ended while it had nothing to do
-            worker.end()
-            worker = _Worker(self._open_train)
-            future = worker.submit(spec, output, parent)
-        self._running[future] = spec, worker
+        busy = [worker for _, worker in self._running.values()]
+        for worker in [worker for worker in self._workers if worker not in busy and worker.gone]:
+            self._dismiss(worker)  # it was ended while it had nothing to do
+        worker = next((worker for worker in self._workers if worker not in busy), None) or self._hire()
+        self._running[worker.submit(spec, output, parent)] = spec, worker
+
+    def _hire(self) -> "_Worker":
+        self._workers.append(_Worker(self._open_train))
+        return self._workers[-1]
+
+    def _dismiss(self, worker: "_Worker") -> str:
+        self._workers.remove(worker)
+        return worker.end()
 
     def wait(self) -> Ended:
         """Wait until a trial is over, and return it: of several those that raised nothing come first.
@@ -144,8 +151,7 @@ class Workers:
         error = future.exception()
         # The other kind of a broken pool has a cause: a record that could not be read.
         if isinstance(error, BrokenProcessPool) and error.__cause__ is None:
-            return Ended(spec, future, worker.end())
-        self._idle.append(worker)
+            return Ended(spec, future, self._dismiss(worker))
         return Ended(spec, future, None)
 
 
@@ -158,13 +164,21 @@ class _Worker:
         self._process: BaseProcess | None = None
 
     def submit(self, spec: TrialSpec, output: Output, parent: TrialResult | None) -> Future[TrialResult]:
-        if self._process is not None:
-            return self._executor.submit(_run, spec, output, parent)
-        before = set(multiprocessing.active_children())
-        with _interrupts_held():
-            future = self._executor.submit(_run, spec, output, parent)
-        (self._process,) = set(multiprocessing.active_children()) - before
+        try:
+            if self._process is not None:
+                return self._executor.submit(_run, spec, output, parent)
+            with _interrupts_held():
+                before = set(multiprocessing.active_children())
+                future = self._executor.submit(_run, spec, output, parent)
+                (self._process,) = set(multiprocessing.active_children()) - before
+        except BrokenProcessPool as error:  # just now: the trial has died with its process, as any other does
+            future = Future()
+            future.set_exception(error)
         return future
+
+    @property
+    def gone(self) -> bool:
+        return self._process is not None and not self._process.is_alive()
 
     def kill(self) -> None:
         if self._process is not None:
