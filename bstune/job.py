@@ -170,6 +170,7 @@ def _search_side_by_side(
     asked: dict[int, tuple[optuna.Trial, TrialSpec]] = {}
     deaths: Counter[int] = Counter()
     ended: str | None = None
+    looked = 0
 
     def store(trial: Ended) -> None:
         def train(spec: TrialSpec) -> TrialResult:
@@ -184,7 +185,11 @@ def _search_side_by_side(
         try:
             while True:
                 done = _write(job, study, progress)
-                ended = ended or _ended(job, done)
+                ended = ended or _spent(job, done)
+                settled = _first_slots(_searched(done))
+                if ended is None and len(settled) > looked:
+                    looked = len(settled)
+                    ended = _certain(job, settled)
                 while ended is None and workers.free and (slot := next_slot(study, job.plan)) is not None:
                     trial, spec = asked_now = _ask(job, study, slot)
                     asked[trial.number] = asked_now
@@ -225,13 +230,20 @@ def _ask(job: Job, study: optuna.Study, slot: int) -> tuple[optuna.Trial, TrialS
 
 def _ended(job: Job, done: Sequence[TrialResult]) -> str | None:
     """Return which limit or which certainty ends the search, in words; None if none."""
+    return _spent(job, done) or _certain(job, _searched(done))
+
+
+def _spent(job: Job, done: Sequence[TrialResult]) -> str | None:
     spent = job.plan.spent(done)
-    if spent is not None:
-        return f"stopped: {spent}"
+    return None if spent is None else f"stopped: {spent}"
+
+
+def _searched(done: Sequence[TrialResult]) -> list[TrialResult]:
     # Of the search alone: a study that is continued while its winners run again, or after it, has ended here before.
-    searched = [trial for trial in done if trial.confirms is None and trial.status != "failed"]
-    if job.config.search.workers > 1:
-        searched = _first_slots(searched)
+    return [trial for trial in done if trial.confirms is None and trial.status != "failed"]
+
+
+def _certain(job: Job, searched: Sequence[TrialResult]) -> str | None:
     reached = sum(trial.reached for trial in searched)
     if job.plan.precision is None or reached < MOST_CERTAIN_AFTER or len(searched) % CERTAIN_EVERY:
         return None
