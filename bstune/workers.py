@@ -18,13 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 from bstune.output import Output
 from bstune.records import TrialResult, TrialSpec
 
 Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 
+LOOK_SECONDS = 0.2  # between two looks for a signal, while trials train
 # What an error of a module's own may raise as it is written or read: its constructor is called with its arguments.
 NOT_SENT = (pickle.PickleError, TypeError, ValueError, AttributeError, LookupError, RuntimeError, ImportError)
 
@@ -61,8 +62,9 @@ def alone(result: TrialResult, step_time: Callable[[float], float]) -> TrialResu
 class Workers:
     """Some processes that train one trial each at a time; a context, at whose end they are gone.
 
-    In the context a termination signal raises ``SystemExit``, as Lightning has it while a trial trains in this process.
-    An interruption from the keyboard is left to this process alone.
+    In the context an interruption from the keyboard, which is left to this process alone, is a ``KeyboardInterrupt`` of
+    :meth:`start`, :meth:`wait` or the end, and a termination signal a ``SystemExit``, as Lightning has it while a trial
+    trains in this process: nothing is cut in the middle of what is stored. The second signal acts at once.
 
     Args:
         open_train: is called once in each process, and returns what trains a trial; it is sent there, so that it has to
@@ -74,12 +76,24 @@ class Workers:
         self._open_train, self._count = open_train, count
         self._workers: list[_Worker] = []
         self._running: dict[Future[TrialResult], tuple[TrialSpec, _Worker]] = {}
-        self._handler: object = None
+        self._handlers: dict[int, Any] = {}
+        self._signal: int | None = None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._handler = signal.signal(signal.SIGTERM, _exit) or signal.SIG_DFL
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[number] = signal.signal(number, self._note) or signal.SIG_DFL
         return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signal = number
+        signal.signal(number, self._handlers[number])
+
+    def _check(self) -> None:
+        if self._signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._signal is not None:
+            sys.exit(128 + self._signal)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -91,8 +105,10 @@ class Workers:
             worker.end()
         self._workers.clear()
         self._running.clear()
-        if self._handler is not None:
-            signal.signal(signal.SIGTERM, self._handler)  # type: ignore[arg-type]  # what signal.signal returned
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if kind is None:
+            self._check()
 
     @property
     def free(self) -> bool:
@@ -110,6 +126,7 @@ class Workers:
         Raises:
             ValueError: if there is none.
         """
+        self._check()
         if not self.free:
             raise ValueError(f"{self._count} trials train already")
         busy = [worker for _, worker in self._running.values()]
@@ -132,9 +149,12 @@ class Workers:
         Raises:
             ValueError: if no trial runs.
         """
-        ended = self._next(None)
-        if ended is None:
+        if not self._running:
             raise ValueError("no trial runs")
+        ended = None
+        while ended is None:
+            self._check()
+            ended = self._next(LOOK_SECONDS)
         return ended
 
     def over(self) -> Iterator[Ended]:
@@ -142,7 +162,7 @@ class Workers:
         while (ended := self._next(0)) is not None:
             yield ended
 
-    def _next(self, seconds: float | None) -> Ended | None:
+    def _next(self, seconds: float) -> Ended | None:
         over, _ = wait(self._running, timeout=seconds, return_when=FIRST_COMPLETED)
         if not over:
             return None
@@ -170,7 +190,8 @@ class _Worker:
             with _interrupts_held():
                 before = set(multiprocessing.active_children())
                 future = self._executor.submit(_run, spec, output, parent)
-                (self._process,) = set(multiprocessing.active_children()) - before
+                started = set(multiprocessing.active_children()) - before
+                self._process = next(iter(started), None)  # none: it has ended already
         except BrokenProcessPool as error:  # just now: the trial has died with its process, as any other does
             future = Future()
             future.set_exception(error)
@@ -188,9 +209,11 @@ class _Worker:
         """End the process, once it has nothing to do, and return how it ended, in words."""
         self._executor.shutdown()
         status = None if self._process is None else self._process.exitcode
+        if status is None:
+            return "ended as it began"
         if status == -signal.SIGKILL:
             return "was ended by the system, as it does when memory runs out"
-        if status is not None and status < 0:
+        if status < 0:
             return f"was ended by {signal.Signals(-status).name}"
         return f"ended with status {status}"
 
@@ -203,10 +226,6 @@ def _interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 _open_train: Callable[[], Train] | None = None  # of this process, if it is a worker
