@@ -4,7 +4,8 @@ import math
 import shlex
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from rich.console import Console
 
 from bstune.building import flatten, plain
 from bstune.curve import CurveError, CurveFit, fit_curve, frontier_points, predict_steps
+from bstune.errors import StudyError
 from bstune.estimate import remaining_seconds
 from bstune.figure import draw_curve
 from bstune.hardware.scale_out import ScaleOut, draw_scale_out, scale_out_table
@@ -40,13 +42,17 @@ from bstune.search.study import (
     build_sampler,
     distributions,
     ended_by_themselves,
+    fail_one,
     finish_abandoned,
     next_slot,
     open_study,
     results,
     run_trial_of,
+    running,
+    warn_cut_short,
 )
 from bstune.tunable import overrides
+from bstune.workers import Ended, Workers, alone
 
 if TYPE_CHECKING:
     from bstune.tracking import Tracking
@@ -58,6 +64,7 @@ ABANDONED_AT = 1.2  # times the best trial's time or steps: a stopped trial that
 MOST_STATES = 32
 CERTAIN_PARTICLES, REPORT_PARTICLES = 400, 1000  # of the posterior, while the search goes on and for its report
 REPORT_MOVES = 10  # of its sampler: at the few of a decision, intervals come out too narrow
+MOST_DEATHS = 3  # of the processes that train one slot side by side with others, before the study ends
 CERTAIN_EVERY = 4  # slots between looks at search.precision
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 
@@ -113,38 +120,132 @@ def _estimate(job: Job, done: Sequence[TrialResult]) -> tuple[float, bool]:
     """Return seconds, and whether they are a bound from timed steps (or what the study's own trials suggest)."""
     remaining = remaining_seconds(job.plan, done)
     if remaining is not None:
-        return remaining, False
+        return remaining / job.config.search.workers, False
     return job.runner.most_seconds, True
 
 
 def _run_slots(job: Job, study: optuna.Study, tracking: "Tracking | None", console: Console) -> str:
     """Search, then confirm the winners; return, in words, what ended the search."""
     with Progress(job.plan.trials, job.protocol.target, console) as progress:
-        while True:
-            done = _write(job, study, progress)
-            slot = next_slot(study, job.plan)
-            ended = f"the plan is done: search.trials={job.plan.trials}" if slot is None else _ended(job, done)
-            if ended is not None or slot is None:
-                break
-            sampler = build_sampler(job.config.sampler, job.plan, slot, own_arguments(job, ended_by_themselves(study)))
-            asked = ask(study, slot, job.plan, job.space, sampler, job.runner.stops)
-            _run(job, study, asked, done, tracking)
-        while True:
+        workers = job.runner.workers
+        if workers is None:
+            ended = _search(job, study, tracking, progress)
+        else:
+            ended = _search_side_by_side(job, study, tracking, progress, workers)
+        while True:  # alone, whoever trained the finalists: their seconds are measured
             done = _write(job, study, progress)
             due = next_confirmation(done, job.plan.objective, job.plan.confirmations, job.plan.finalists)
             if due is None:
-                return ended or ""
+                return ended
             asked = ask_confirmation(study, *due, job.plan, job.space, job.runner.stops)
             _run(job, study, asked, done, tracking)
 
 
+def _search(job: Job, study: optuna.Study, tracking: "Tracking | None", progress: Progress) -> str:
+    """Run the search's trials one after another; return, in words, what ended it."""
+    while True:
+        done = _write(job, study, progress)
+        slot = next_slot(study, job.plan)
+        if slot is None:
+            return _plan_done(job)
+        ended = _ended(job, done)
+        if ended is not None:
+            return ended
+        _run(job, study, _ask(job, study, slot), done, tracking)
+
+
+def _search_side_by_side(
+    job: Job,
+    study: optuna.Study,
+    tracking: "Tracking | None",
+    progress: Progress,
+    open_workers: Callable[[], Workers],
+) -> str:
+    """Run several of the search's trials at a time; return, in words, what ended it.
+
+    What a slot is asked depends on the trials that are done by then, and these on which of those that run ends first:
+    it is another study than one after another, and not the same one twice. What comes of a spec is the same.
+
+    Raises:
+        StudyError: if the processes of one slot die ``MOST_DEATHS`` times.
+    """
+    asked: dict[int, tuple[optuna.Trial, TrialSpec]] = {}
+    deaths: Counter[int] = Counter()
+    ended: str | None = None
+    looked = 0
+
+    def store(trial: Ended) -> None:
+        def train(spec: TrialSpec) -> TrialResult:
+            return alone(trial.future.result(), job.runner.step_time)
+
+        result = run_trial_of(study, asked[trial.spec.number], job.plan.objective, job.protocol.target, train)
+        if tracking is not None:
+            tracking.send_trial(result)
+
+    with open_workers() as workers:
+        whole = False
+        try:
+            while True:
+                done = _write(job, study, progress)
+                ended = ended or _spent(job, done)
+                settled = _first_slots(_searched(done))
+                if ended is None and len(settled) > looked:
+                    looked = len(settled)
+                    ended = _certain(job, settled)
+                while ended is None and workers.free and (slot := next_slot(study, job.plan)) is not None:
+                    trial, spec = asked_now = _ask(job, study, slot)
+                    asked[trial.number] = asked_now
+                    workers.start(spec, job.output, _parent(spec, done))
+                if not workers.running:
+                    whole = True
+                    return ended or _plan_done(job)
+                over = workers.wait()
+                if over.died is None:
+                    store(over)
+                    continue
+                deaths[over.spec.slot] += 1
+                fail_one(study, over.spec, over.died)
+                if deaths[over.spec.slot] == MOST_DEATHS:
+                    raise StudyError(
+                        f"the process that trained B = {over.spec.batch_size}, lr = {over.spec.lr:g} {over.died}, "
+                        f"{MOST_DEATHS} times: lower search.workers or search.batch_size.high where memory is short; "
+                        "the finished trials are stored, and the same command with search.workers=1 continues the study"
+                    )
+        finally:
+            if not whole:  # an error or an interruption: what has ended meanwhile is stored all the same
+                for over in workers.over():
+                    if over.died is None and over.future.exception() is None:
+                        store(over)
+                for spec in running(study):
+                    warn_cut_short(spec)
+                finish_abandoned(study, job.plan.objective)
+
+
+def _plan_done(job: Job) -> str:
+    return f"the plan is done: search.trials={job.plan.trials}"
+
+
+def _ask(job: Job, study: optuna.Study, slot: int) -> tuple[optuna.Trial, TrialSpec]:
+    sampler = build_sampler(job.config.sampler, job.plan, slot, own_arguments(job, ended_by_themselves(study)))
+    return ask(study, slot, job.plan, job.space, sampler, job.runner.stops)
+
+
 def _ended(job: Job, done: Sequence[TrialResult]) -> str | None:
     """Return which limit or which certainty ends the search, in words; None if none."""
+    return _spent(job, done) or _certain(job, _searched(done))
+
+
+def _spent(job: Job, done: Sequence[TrialResult]) -> str | None:
     spent = job.plan.spent(done)
-    if spent is not None:
-        return f"stopped: {spent}"
+    return None if spent is None else f"stopped: {spent}"
+
+
+def _searched(done: Sequence[TrialResult]) -> list[TrialResult]:
     # Of the search alone: a study that is continued while its winners run again, or after it, has ended here before.
-    searched = [trial for trial in done if trial.confirms is None and trial.status != "failed"]
+    return [trial for trial in done if trial.confirms is None and trial.status != "failed"]
+
+
+def _certain(job: Job, searched: Sequence[TrialResult]) -> str | None:
     reached = sum(trial.reached for trial in searched)
     if job.plan.precision is None or reached < MOST_CERTAIN_AFTER or len(searched) % CERTAIN_EVERY:
         return None
@@ -157,13 +258,27 @@ def _ended(job: Job, done: Sequence[TrialResult]) -> str | None:
     )
 
 
+def _first_slots(searched: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return the trials of the first slots, a multiple of ``CERTAIN_EVERY`` of them, that are all done.
+
+    Side by side others end while these do: what is certain must not depend on how many, or on when one looks.
+    """
+    slots = {trial.slot for trial in searched}
+    whole = next(slot for slot in range(len(slots) + 1) if slot not in slots)
+    whole -= whole % CERTAIN_EVERY
+    return [trial for trial in searched if trial.slot < whole]
+
+
 def _write(job: Job, study: optuna.Study, progress: Progress) -> list[TrialResult]:
     """Write what has been done, show it, delete the files that nothing needs any more, and return the trials."""
     done = results(study)
     write_trials(job.output, done)
     kept = [*winners(done).values(), *contenders(done, job.plan.objective, job.plan.finalists)]
-    job.output.keep_checkpoints({trial.number for trial in kept})
-    job.output.keep_states(worth_continuing(done, job.plan.objective))
+    now = running(study)
+    writing = {spec.number for spec in now}
+    job.output.keep_checkpoints({trial.number for trial in kept}, writing)
+    read = {spec.parent for spec in now if spec.parent is not None}
+    job.output.keep_states(worth_continuing(done, job.plan.objective) | read, writing)
     progress.show(done)
     return done
 
@@ -200,12 +315,15 @@ def _run(
     """Run a trial that was asked for, from where the trial that it continues was stopped, if it names one."""
 
     def train(spec: TrialSpec) -> TrialResult:
-        parent = next((result for result in done if result.number == spec.parent), None)
-        return job.runner.train(spec, job.output, parent)
+        return job.runner.train(spec, job.output, _parent(spec, done))
 
     result = run_trial_of(study, asked, job.plan.objective, job.protocol.target, train)
     if tracking is not None:
         tracking.send_trial(result)
+
+
+def _parent(spec: TrialSpec, done: Sequence[TrialResult]) -> TrialResult | None:
+    return next((result for result in done if result.number == spec.parent), None)
 
 
 def own_arguments(job: Job, ended: Collection[int] = ()) -> dict[str, Any]:

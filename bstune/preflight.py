@@ -81,6 +81,7 @@ def prepare(config: DictConfig, say: Callable[[str], None] = lambda line: None) 
         check_storage(config.storage)
     check_tracking(config)
     check_hardware(config)
+    check_workers(config, search=trial is None)
     runner = settled.open(config, plan, space, protocol, trial, say)
     if runner.batch_sizes is not None:
         space = replace(space, low=runner.batch_sizes[0], high=runner.batch_sizes[1])
@@ -209,6 +210,33 @@ def check_hardware(config: DictConfig) -> None:
     shares = dict(config.hardware.memory.relative)
     if not {"cpu", "cuda"} <= shares.keys() or not all(0.0 <= share < 1.0 for share in shares.values()):
         raise ConfigError(f"hardware.memory.relative must be shares under 1 for cpu and cuda, but got {shares}")
+
+
+def check_workers(config: DictConfig, search: bool) -> None:
+    """Check how many trials train side by side.
+
+    Args:
+        config: the composed config.
+        search: whether there is a search; a trial by itself trains in this process.
+
+    Raises:
+        ConfigError: for a number below 1, or several where nothing is trained or no steps are timed alone.
+    """
+    workers = config.search.workers
+    if workers < 1:
+        raise ConfigError(f"search.workers must be at least 1, but got {workers}")
+    if workers == 1 or not search:
+        return
+    if is_replayed(config):
+        raise ConfigError(
+            f"search.workers={workers}: workload {config.workload.name} is answered from recorded runs, in no time: "
+            "there is nothing to train side by side; use search.workers=1"
+        )
+    if not config.hardware.enabled:
+        raise ConfigError(
+            f"search.workers={workers} needs hardware.enabled=true: trials slow each other down, so that their seconds "
+            "per step are those that the survey timed alone; survey the hardware, or use search.workers=1"
+        )
 
 
 def check_scale_out(settings: DictConfig) -> None:

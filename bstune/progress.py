@@ -70,7 +70,7 @@ class Progress:
 
     def __init__(self, total: int, target: Target, console: Console) -> None:
         self._total, self._target, self._console = total, target, console
-        self._shown: int | None = None
+        self._shown: set[int] | None = None
         self._live: Live | None = None
         if console.is_terminal:
             columns = (
@@ -103,9 +103,10 @@ class Progress:
             self._live.update(Group(trials_table(done, self._target), self._bar))
             return
         if self._shown is not None:
-            for result in done[self._shown :]:
-                self._console.print(self.line(result, self._total), soft_wrap=True, highlight=False)
-        self._shown = len(done)
+            for result in done:
+                if result.number not in self._shown:  # side by side, trials do not end in order of their numbers
+                    self._console.print(self.line(result, self._total), soft_wrap=True, highlight=False)
+        self._shown = {result.number for result in done}
 
     @staticmethod
     def line(result: TrialResult, total: int | None) -> str:

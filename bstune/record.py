@@ -231,6 +231,7 @@ def _record(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
     config.search.batch_size.low, config.search.batch_size.high = min(grid.batch_sizes), max(grid.batch_sizes)
     config.protocol.noise_scale_every = None  # a table does not hold it
     config.hardware.enabled = False  # a grid is trained as it is given
+    config.search.workers = 1  # and one run after another: its seconds are measured
     try:
         job = prepare(config)
     except ConfigError as error:

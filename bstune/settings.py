@@ -110,6 +110,7 @@ class SearchSettings:
     confirmations: int
     finalists: int
     tune: list[str]
+    workers: int
     batch_size: BatchSizeSettings
 
 

@@ -12,7 +12,7 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from bstune.building import flatten, plain
 from bstune.data.batches import micro_batch_sizes
@@ -31,6 +31,7 @@ from bstune.search.space import Space
 from bstune.state import Stopped
 from bstune.trial import device_name, make_trainer, met_before_training, metric, versions
 from bstune.tunable import BUDGET, corners, overrides, with_settings
+from bstune.workers import Workers
 from bstune.workload import Workload, build_workload, evaluate, load_data, train, train_examples
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,10 @@ def open_runner(
     step_time = rehearsed if found is None or found.step_time is None else found.step_time
     module = workload.build_module(first)
     stops = not has_horizon(config)
+    workers = None
+    if trial is None and config.search.workers > 1:
+        workers, note = side_by_side(config, found)
+        notes += (note,)
     device = device_name(protocol.trainer)
     on_test = workload.validates_on_test
     return Runner(
@@ -160,7 +165,65 @@ def open_runner(
         stops=stops,
         batch_sizes=None if found is None else (space.low, space.high),
         survey=found,
+        workers=workers,
     )
+
+
+def side_by_side(config: DictConfig, found: Survey | None) -> tuple[Callable[[], Workers], str]:
+    """Return what opens the processes that train side by side, and what the plan says of them.
+
+    Args:
+        config: the composed and checked config, device and precision settled.
+        found: what the hardware allows.
+
+    Raises:
+        ConfigError: if the steps were not timed alone over batch size.
+    """
+    count = config.search.workers
+    if found is None or found.step_time is None:
+        raise ConfigError(
+            f"search.workers={count} needs steps that are timed at two batch sizes or more, with nothing beside them: "
+            "widen search.batch_size, or use search.workers=1"
+        )
+    cuda = str(config.device).startswith("cuda")
+    threads = None if cuda else max(1, torch.get_num_threads() // count)
+    limit = found.ceiling.at.limit
+    opens = partial(open_trials, OmegaConf.to_container(config, resolve=False), threads, limit if cuda else None)
+    own = "" if threads is None else f" with {threads} thread{'s' if threads > 1 else ''}"
+    note = (
+        f"{count} trials at once, each{own} within {limit / 2**20:,.0f} MiB; seconds per step are the survey's, "
+        "measured alone; which trial comes next depends on which ends first; winners run again alone"
+    )
+    return partial(Workers, opens, count), note
+
+
+def open_trials(
+    config: Any, threads: int | None, limit: int | None
+) -> Callable[[TrialSpec, Output, TrialResult | None], TrialResult]:
+    """Return what trains a trial in this process, a worker's: :func:`run_limited` of a workload that is built now.
+
+    Args:
+        config: the composed and checked config as plain values, device and precision settled, references unresolved.
+        threads: of torch; None: as they are.
+        limit: bytes of the CUDA device's memory, so that a trial that takes more ends as one that runs out of it
+            instead of those beside it; None: not limited.
+
+    Raises:
+        DataError, ConfigError: as in the process that checked the same config.
+    """
+    from bstune.command import quieten
+    from bstune.preflight import make_protocol, make_target
+
+    quieten()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    settled = settle(OmegaConf.create(config))
+    if limit is not None:
+        device = torch.device(settled.config.device)
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+    protocol = make_protocol(settled.config, make_target(settled.config), settled.trainer)
+    return partial(run_limited, settled.config, build_workload(settled.config), protocol)
 
 
 def check_largest(largest: int, data: LightningDataModule, of_range: bool) -> None:

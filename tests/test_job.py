@@ -9,13 +9,15 @@ import optuna
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from rich.console import Console
 
 from bstune import job as jobs
 from bstune.command import compose_checked
 from bstune.job import MOST_STATES, best_yaml, known_of, worth_continuing
 from bstune.output import Output
 from bstune.preflight import prepare
-from bstune.records import TrialResult, TrialSpec
+from bstune.progress import Progress
+from bstune.records import Target, TrialResult, TrialSpec
 from bstune.search.posterior import B_CRIT
 from bstune.search.study import SPEC
 
@@ -223,6 +225,16 @@ def test_winners_are_confirmed_on_fresh_seeds_beside_the_search(bstune, tmp_path
     seeds = [trial.seed for trial in trials if trial.parent is None]
     assert len(set(seeds)) == len(seeds)
     assert len({trial.slot for trial in trials}) == len(trials)
+
+
+def test_a_line_a_trial_in_the_order_in_which_they_end(make_result, capsys):
+    target = Target("val/error", 0.1, "min")
+    trials = [make_result(number=number, slot=number) for number in range(5)]
+    with Progress(5, target, Console(width=200)) as progress:
+        for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):  # the first was done before
+            progress.show([trials[number] for number in done])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [f"trial {number + 1}/5" for number in (2, 1, 4, 3)]
 
 
 def test_nothing_more_is_done_once_all_is_done_and_confirmations_can_be_added(bstune, tmp_path, table):

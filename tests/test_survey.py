@@ -141,6 +141,7 @@ def test_on_a_cpu_a_share_of_what_is_free_is_left(given, device, limit, monkeypa
     [
         ("workload.target.value=0.2", True),
         ("search.trials=3", True),
+        ("search.workers=2", False),
         ("hardware.refresh=true", True),
         ("hardware.cache=/elsewhere", True),
         ("workload.module.model.hidden=[64]", False),

@@ -9,7 +9,7 @@ from bstune.command import asks_to_debug, compose_checked, exit_status, quieten
 from bstune.errors import ConfigError
 from bstune.hardware.ceiling import Ask, probe_server
 from bstune.output import Output, check_writable, locked
-from bstune.preflight import check_hardware, make_protocol, make_space, make_target
+from bstune.preflight import check_hardware, check_workers, make_protocol, make_space, make_target
 from bstune.settings import is_replayed
 
 
@@ -37,6 +37,7 @@ def run(config: DictConfig) -> None:
             "workload that is trained"
         )
     check_hardware(config)
+    check_workers(config, search=False)
     output = Output(Path(config.output))
     check_writable(output.survey, f"output={config.output}")
     with locked(output), probe_server() as ask:  # it imports what we do next, at the same time

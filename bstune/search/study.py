@@ -221,11 +221,10 @@ def ended_by_themselves(study: optuna.Study) -> set[int]:
 
 
 def next_slot(study: optuna.Study, plan: Plan) -> int | None:
-    """Return the first slot of the plan that no finished trial has filled; None when there is none."""
+    """Return the first slot of the plan that no trial has filled or is about to; None when there is none."""
+    taken = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
     done = {
-        trial.user_attrs[SLOT]
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-        if SLOT in trial.user_attrs
+        trial.user_attrs[SLOT] for trial in study.get_trials(deepcopy=False, states=taken) if SLOT in trial.user_attrs
     }
     return next((slot for slot in range(plan.trials) if slot not in done), None)
 
@@ -253,13 +252,32 @@ def run_trial_of(
     finally:
         if not finished:
             finish_abandoned(study, objective)
-            logger.warning(
-                "trial %d (B %d, lr %g) was cut short; the finished ones are stored, the same command asks it again",
-                trial.number,
-                spec.batch_size,
-                spec.lr,
-            )
+            warn_cut_short(spec)
     return result
+
+
+def warn_cut_short(spec: TrialSpec) -> None:
+    """Log that a trial was cut short, and that nothing else is lost."""
+    logger.warning(
+        "trial %d (B %d, lr %g) was cut short; the finished ones are stored, the same command asks it again",
+        spec.number,
+        spec.batch_size,
+        spec.lr,
+    )
+
+
+def running(study: optuna.Study) -> list[TrialSpec]:
+    """Return the trials that run now."""
+    trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    return [_spec(trial) for trial in trials if SPEC in trial.user_attrs]
+
+
+def fail_one(study: optuna.Study, spec: TrialSpec, reason: str) -> None:
+    """End one trial whose process is gone, while others go on; its slot is asked again with the same parameters."""
+    study.tell(spec.number, state=TrialState.FAIL)
+    logger.warning(
+        "trial %d (B %d, lr %g): its process %s; its slot is asked again", spec.number, spec.batch_size, spec.lr, reason
+    )
 
 
 def ask(
