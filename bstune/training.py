@@ -194,6 +194,8 @@ def side_by_side(config: DictConfig, found: Survey | None) -> tuple[Callable[[],
         f"{count} trials at once, each{own} within {limit / 2**20:,.0f} MiB; seconds per step are the survey's, "
         "measured alone; which trial comes next depends on which ends first; winners run again alone"
     )
+    if config.search.tune:
+        note += f"; they are those of the config's own {', '.join(config.search.tune)}, whatever a trial's"
     return partial(Workers, opens, count), note
 
 

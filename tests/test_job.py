@@ -11,9 +11,11 @@ import yaml
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from bstune import job as jobs
+from bstune import job_search as jobs
 from bstune.command import compose_checked
-from bstune.job import MOST_STATES, best_yaml, known_of, worth_continuing
+from bstune.job_model import known_of
+from bstune.job_report import best_yaml
+from bstune.job_search import MOST_STATES, worth_continuing
 from bstune.output import Output
 from bstune.preflight import prepare
 from bstune.progress import Progress

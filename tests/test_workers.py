@@ -19,7 +19,7 @@ from bstune.errors import ConfigError
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.step_time import Measured, StepTiming
 from bstune.hardware.survey import Survey, _share
-from bstune.job import _first_slots
+from bstune.job_search import _first_slots
 from bstune.output import Output
 from bstune.preflight import prepare
 from bstune.records import TrialResult, TrialSpec
