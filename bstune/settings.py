@@ -235,6 +235,7 @@ class Settings:
     storage: str
     device: str
     precision: str
+    compile: str | None
     debug: bool
     search: SearchSettings
     budget: BudgetSettings

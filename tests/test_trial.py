@@ -16,6 +16,7 @@ from bstune.cadence import Cadence, is_near, next_evaluation
 from bstune.clock import TrialClock
 from bstune.data.batches import EvalBatches, Normalisation, TrainBatches, rebatch
 from bstune.errors import ConfigError
+from bstune.module_errors import warn_once
 from bstune.protocol import Budget, Protocol
 from bstune.records import Target, TrialResult, TrialSpec
 from bstune.trial import device_name, make_trainer, run_trial
@@ -79,6 +80,7 @@ def protocol(steps=20, examples=1, **changes):
         "warmup_steps": 2,
         "divergence": 2.0,
         "noise_scale_every": None,
+        "compile": None,
         "trainer": TRAINER,
     }
     return Protocol(**(values | changes))
@@ -857,8 +859,8 @@ def measured(every, own=None, micro_batch_size=None, fails=lambda size: None, st
 @pytest.fixture
 def warned(caplog):
     """Return what bstune's trials warned of; what was warned of before is warned of again."""
-    trial._warn_once.cache_clear()
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "bstune.trial"]
+    warn_once.cache_clear()
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "bstune.module_errors"]
 
 
 def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():

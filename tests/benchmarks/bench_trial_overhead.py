@@ -98,6 +98,7 @@ def protocol(config: DictConfig, target: Target, budget: Budget) -> Protocol:
         warmup_steps=rules.warmup_steps,
         divergence=rules.divergence,
         noise_scale_every=rules.noise_scale_every,
+        compile=None,
         trainer={"accelerator": config.device, "devices": 1, "precision": config.precision},
     )
 
