@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from bstune.averaging import RunningWeightAverage
+from bstune.averaging import ExponentialMovingAverage, RunningWeightAverage
 from bstune.cadence import Cadence
 from bstune.clock import TrialClock
 from bstune.data.augment import random_crop_flip
@@ -272,6 +272,7 @@ CASES = {
     "plateau": {"build": partial(learner, kind=Plateau)},
     "average": {"build": partial(learner, average=partial(RunningWeightAverage, 0.5))},
     "average, sparse": {"build": partial(learner, average=partial(RunningWeightAverage, 1.0))},
+    "moving average": {"build": partial(learner, average=partial(ExponentialMovingAverage, 0.9, 5))},
     "dropout": {"build": partial(learner, layers=[dropout])},
     "batch norm": {"build": partial(learner, layers=[partial(nn.BatchNorm1d, 16)])},
     "augmentation": {"batches": partial(stream, augment=partial(random_crop_flip, padding=1))},
