@@ -1103,6 +1103,28 @@ def test_bf16_mixed_runs_on_a_cpu():
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize("average", [None, 0.5])
+def test_weights_in_bfloat16_are_learnt_and_evaluated(average):
+    types = set()
+
+    def build(own):
+        module = learner(own, average=None if average is None else RunningWeightAverage(average))
+        module.model.register_forward_hook(
+            lambda model, inputs, logits: types.update({inputs[0].dtype, logits.dtype, model[1].weight.dtype})
+        )
+        return module
+
+    rules = protocol(
+        300, cadence=CADENCE, noise_scale_every=8, trainer={**TRAINER, "precision": "bf16-true"}, micro_batch_size=None
+    )
+    result, module = learn(spec(10, 0.2), replace(rules, target=Target("val/error", 0.15, "min")), build)
+    assert result.reached
+    assert types == {torch.bfloat16}
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.bfloat16}
+    assert len(result.noise_scale) == result.steps // 8
+    assert all(math.isfinite(squared) and trace > 0 for _, squared, trace in result.noise_scale)
+
+
 @pytest.mark.parametrize(("threads", "name"), [(1, "cpu (1 thread)"), (8, "cpu (8 threads)")])
 def test_device_name(threads, name, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
