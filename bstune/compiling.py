@@ -198,10 +198,17 @@ def compile_in_place(part: nn.Module, mode: str) -> None:
 
 
 def undo(parts: Iterable[nn.Module]) -> None:
-    """Make compiled modules eager again, and have torch forget all that it compiled."""
+    """Make compiled modules eager again, and have torch forget what it compiled.
+
+    What is left of a compilation are finalizers that torch's guards hang on classes, such as Linear: with torch 2.13
+    some 250 KiB a trial of a small network (tests/benchmarks/bench_flat_memory.py).
+    """
+    from torch._inductor.codecache import PyCodeCache  # a second of imports that only compiled trials need
+
     for part in parts:
         part._compiled_call_impl = None
     torch.compiler.reset()
+    PyCodeCache.cache_clear()  # the generated modules, which torch keeps: their files stay
 
 
 def does_not_apply(mode: str, module: LightningModule) -> ConfigError:
