@@ -6,6 +6,7 @@ import torch
 from hydra import compose, initialize_config_module
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.profilers import SimpleProfiler
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -1101,6 +1102,15 @@ def test_bf16_mixed_runs_on_a_cpu():
     assert result.reached
     assert set(types) == {torch.bfloat16}
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+
+
+def test_nothing_is_profiled_unless_it_is_asked_for():
+    nothing = make_trainer(TRAINER).profiler
+    assert nothing.profile("run_training_batch") is nothing.profile("another")
+    asked = make_trainer({**TRAINER, "profiler": SimpleProfiler()}).profiler
+    with asked.profile("run_training_batch"):
+        pass
+    assert len(asked.recorded_durations["run_training_batch"]) == 1
 
 
 @pytest.mark.parametrize("average", [None, 0.5])
