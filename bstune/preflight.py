@@ -175,6 +175,7 @@ def make_protocol(config: DictConfig, target: Target, trainer: Mapping[str, Any]
         warmup_steps=settings.warmup_steps,
         divergence=settings.divergence,
         noise_scale_every=settings.noise_scale_every,
+        compile=config.compile,
         trainer=trainer,
     )
 

@@ -263,7 +263,7 @@ def _check_grid(grid: Grid) -> None:
 
 def _check_settings(path: Path, fingerprint: Mapping[str, Any], budget: Mapping[str, Any]) -> Path:
     """Refuse to go on with runs that were recorded with other settings; return the file that holds the settings."""
-    kept = ("workload.", "protocol.", "trainer.", "precision", "device")
+    kept = ("workload.", "protocol.", "trainer.", "precision", "device", "compile")
     settings = {name: value for name, value in fingerprint.items() if name.startswith(kept)}
     settings |= {f"budget.{name}": value for name, value in budget.items()}
     file = path.with_name(path.name + ".settings")

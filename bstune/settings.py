@@ -249,6 +249,7 @@ class Settings:
     storage: str
     device: str
     precision: str
+    compile: str | None
     debug: bool
     search: SearchSettings
     budget: BudgetSettings

@@ -36,7 +36,7 @@ from bstune.workload import Workload, build_workload, evaluate, load_data, train
 
 logger = logging.getLogger(__name__)
 
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true")
 # Arguments of the Trainer that bstune sets: another value would change what a trial is, and say nothing of it.
 OWNED = frozenset(
     {"accelerator", "barebones", "callbacks", "check_val_every_n_epoch", "devices", "enable_checkpointing"}
@@ -86,11 +86,14 @@ def resolve_precision(precision: str, device: str) -> str:
         return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     if precision not in PRECISIONS:
         raise ConfigError(f"precision must be one of auto, {', '.join(PRECISIONS)}, but got {precision!r}")
-    if precision == "16-mixed" and not cuda:
-        raise ConfigError(f"precision=16-mixed needs a CUDA device, but this is {device}: use bf16-mixed or 32-true")
-    if precision == "bf16-mixed" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+    kind, _, rest = precision.partition("-")
+    if kind == "16" and not cuda:
         raise ConfigError(
-            f"precision=bf16-mixed: {torch.cuda.get_device_name()} has no bfloat16: use 16-mixed or 32-true"
+            f"precision={precision} needs a CUDA device, but this is {device}: use bf16-{rest} or 32-true"
+        )
+    if kind == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError(
+            f"precision={precision}: {torch.cuda.get_device_name()} has no bfloat16: use 16-{rest} or 32-true"
         )
     return precision
 
@@ -351,9 +354,9 @@ def check_start(workload: Workload, protocol: Protocol, spec: TrialSpec) -> None
 
 
 def identity(config: DictConfig, device: str) -> Mapping[str, Any]:
-    """Return device and precision, and the budget if the schedule ends with it, flat."""
+    """Return device, precision and how it is compiled, and the budget if the schedule ends with it, flat."""
     budget = flatten({"budget": plain(config.budget)}) if has_horizon(config) else {}
-    return {"precision": config.precision, "device": device, **budget}
+    return {"precision": config.precision, "device": device, "compile": config.compile, **budget}
 
 
 def has_horizon(config: DictConfig) -> bool:

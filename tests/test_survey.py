@@ -148,6 +148,7 @@ def test_on_a_cpu_a_share_of_what_is_free_is_left(given, device, limit, monkeypa
         ("search.batch_size.high=600", False),
         ("protocol.micro_batch_size=64", False),
         ("precision=bf16-mixed", False),
+        ("compile=default", False),
         ("hardware.memory.limit=1000000000", False),
         ("workload.data.eval_batch_size=100", False),
     ],
