@@ -70,6 +70,13 @@ class Classifier(LightningModule):
         self.make_groups = groups
         self._sums: list[Tensor] = []
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes the hook that it calls some 50 times a step; torch looks through parameters at each of them.
+        if name == "_current_fx_name":
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (N, classes)."""
         if self.channels_last:
@@ -135,6 +142,7 @@ class Classifier(LightningModule):
     def _add(self, batch: tuple[Tensor, Tensor]) -> None:
         images, labels = batch
         logits = self(images) if self.test_time is None else self.test_time(self, images)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # three digits of bfloat16 are too few
         loss = self.loss(logits, labels).float() * len(labels)
         wrong = (logits.argmax(dim=1) != labels).sum()
         self._sums.append(torch.stack([wrong.float(), loss, torch.full_like(loss, len(labels))]))
