@@ -384,9 +384,9 @@ def line(name, mean, change=None, p=None, at_level=0.0, lost=0):
             [line("a", 0.5), line("b", 0.53, 0.03, 0.2)],
             2,
             [],
-            "From a to b accuracy goes from 50.00% to 53.00%: no rung helps beyond the noise; b (+3.00, +2.00 to"
-            " +4.00) stands out only uncorrected (points of accuracy with 95% intervals, paired by seed, n = 2 seeds,"
-            " p corrected for 1 comparisons).",
+            "From a to b accuracy goes from 50.00% to 53.00%: no rung helps beyond the noise; b stands out"
+            " only uncorrected (points of accuracy with 95% intervals, paired by seed, n = 2 seeds, p corrected for 1"
+            " comparisons).",
         ),
         (
             [line("a", 0.5), line("b", 0.53)],

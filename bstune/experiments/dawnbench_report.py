@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+SEEDS_BELOW = 0.24  # of a line, that the points of the seeds lie under their mean
 CONFIDENCE = 0.95  # of the intervals; told apart is what has a corrected p below 1 - CONFIDENCE
 
 
@@ -78,7 +79,7 @@ def sentence(rows: Sequence[Mapping[str, Any]], level: float, n: int, left_out: 
         helps = [_change(row) for row in apart if row["difference"] > 0]
         hurts = [_change(row) for row in apart if row["difference"] < 0]
         rest = [row for row in tested if row not in apart]
-        alone = [_change(row) for row in rest if row["difference_low"] > 0 or row["difference_high"] < 0]
+        alone = [row["rung"] for row in rest if row["difference_low"] > 0 or row["difference_high"] < 0]
         parts = [f"{_listed(helps) or 'no rung'} help{'' if len(helps) > 1 else 's'} beyond the noise"]
         parts += [f"{_listed(hurts)} hurt{'' if len(hurts) > 1 else 's'}"] if hurts else []
         parts += [f"{_listed(alone)} stand{'' if len(alone) > 1 else 's'} out only uncorrected"] if alone else []
@@ -139,7 +140,7 @@ def _draw_accuracies(axes: "Axes", rows: Sequence[Mapping[str, Any]], level: flo
             "linewidths": 0,
             "label": "a seed" if not place else None,
         }
-        axes.scatter(points, [place] * len(points), **shown)
+        axes.scatter(points, [place + SEEDS_BELOW] * len(points), **shown)
         if row["accuracy_sd"] is not None:
             reach = _t(row["n"]) * row["accuracy_sd"]
             label = f"mean and its {CONFIDENCE:.0%} interval" if not place else None
@@ -151,7 +152,7 @@ def _draw_accuracies(axes: "Axes", rows: Sequence[Mapping[str, Any]], level: flo
         axes.plot([], [], "s", color=INK, markerfacecolor="none", markersize=7, label="source")
         axes.axvline(100.0 * level, color=GREY, linewidth=0.9, linestyle="--", label=f"{100 * level:.4g}%")
     axes.set_xlabel("accuracy at the end, %")
-    axes.legend(frameon=False, fontsize=8.0)
+    _legend(axes)
 
 
 def _draw_differences(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
@@ -167,13 +168,13 @@ def _draw_differences(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
     for colour, name in ((BLUE, "helps"), (VERMILION, "hurts"), (GREY, "not told apart (corrected)")):
         axes.plot([], [], "o", color=colour, markerfacecolor="white" if colour == GREY else colour, label=name)
     axes.set_xlabel(f"difference from the rung before, points\n({CONFIDENCE:.0%} intervals, paired by seed)")
-    axes.legend(frameon=False, fontsize=8.0)
+    _legend(axes)
 
 
 def _draw_seconds(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
     for place, row in enumerate(rows):
         points = [trial["seconds"] for trial in row["trials"] if trial["seconds"] is not None]
-        axes.scatter(points, [place] * len(points), s=16, color=BLUE, alpha=0.45, linewidths=0)
+        axes.scatter(points, [place + SEEDS_BELOW] * len(points), s=16, color=BLUE, alpha=0.45, linewidths=0)
         if row["seconds"] is not None:
             axes.plot(row["seconds"], place, "D", color=VERMILION, markersize=4.5)
             note: dict[str, Any] = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "fontsize": 8.0}
@@ -184,4 +185,9 @@ def _draw_seconds(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
     axes.plot([], [], "s", color=INK, markerfacecolor="none", markersize=7, label="source, on its own device")
     axes.set_xscale("log")
     axes.set_xlabel("seconds of training, steps x tau(B)")
-    axes.legend(frameon=False, fontsize=8.0)
+    _legend(axes)
+
+
+def _legend(axes: "Axes") -> None:
+    """Put the legend above the panel, where it hides no rung."""
+    axes.legend(frameon=False, fontsize=8.0, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, borderaxespad=0.2)
