@@ -113,6 +113,7 @@ def test_each_rung_trains_once_a_seed_for_its_own_epochs(make_result, trained):
         ("momentum", 1.0, 24),
     ]
     assert [spec.number for _, spec, _ in seen] == list(range(6))
+    assert {protocol.trainer["num_sanity_val_steps"] for *_, protocol in seen} == {0}
     assert finding.n == 2
 
 
