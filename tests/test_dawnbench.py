@@ -24,7 +24,7 @@ from bstune.experiments.dawnbench import (
     make_rows,
     seconds,
 )
-from bstune.experiments.dawnbench_report import Difference, compare, sentence
+from bstune.experiments.dawnbench_report import Difference, compare, sentence, shown
 from bstune.records import Target, TrialSpec
 from bstune.settings import check_settings
 from bstune.sweep import check_sweep, compose_sweep, write
@@ -151,7 +151,8 @@ def test_a_trial_is_evaluated_at_its_end_alone_and_its_schedule_ends_there(check
 
 def test_the_same_seed_gives_the_same_accuracy(checked):
     first, second = (run(checked("sweep.experiment.seeds=[7]"))[0] for _ in range(2))
-    assert [row["accuracy"] for row in first.rows] == [row["accuracy"] for row in second.rows]
+    accuracies = [[row["measured"]["accuracy"] for row in finding.rows] for finding in (first, second)]
+    assert accuracies[0] == accuracies[1]
 
 
 # The rungs
@@ -250,7 +251,8 @@ def test_the_reduced_setting_takes_the_place_of_the_rungs_sizes(make_result, tra
     seen, finding, _ = trained(make_result, *options, lr={"momentum": 0.3}, reduced=smaller)
     found = {(spec.batch_size, round(spec.lr, 9), protocol.budget.steps) for _, spec, protocol in seen}
     assert found == {(20, 0.08, 7), (20, 0.3, 7)}  # 0.4 x 20/100 by the linear rule
-    assert [(row["steps"], row["batch_size"], row["epochs"]) for row in finding.rows] == [(7, 20, 7 * 20 / 1200)] * 3
+    measured = [row["measured"] for row in finding.rows]
+    assert [(row["steps"], row["batch_size"], row["epochs"]) for row in measured] == [(7, 20, 7 * 20 / 1200)] * 3
     widths = {}
     for workload, spec, protocol in seen:
         module = workload.build_module(spec)
@@ -345,6 +347,21 @@ def test_p_is_corrected_for_the_number_of_rungs(make_result):
     low, middle, high = sorted(raw)
     corrected = {low: 3 * low, middle: max(3 * low, 2 * middle), high: max(3 * low, 2 * middle, high)}
     assert [row["p"] for row in rows[1:]] == pytest.approx([min(1.0, corrected[p]) for p in raw])
+
+
+def test_rows_as_the_table_shows_them(make_result):
+    rungs = [trials(make_result, own) for own in ([0.0595, 0.0625], [0.0495, 0.0425])]
+    first, second = (shown(row) for row in make_rows([step("a", 70.0, 0.941), step("b")], rungs, 0.94))
+    assert [key for key, value in first.items() if not isinstance(value, list | dict)] == [
+        *("rung", "epochs", "steps", "n", "seconds_(SD)", "accuracy_(SD)", "at_level", "gain", "source")
+    ]
+    assert (first["accuracy_(SD)"], first["at_level"], first["seconds_(SD)"]) == ("93.90% (0.21%)", "50%", "5 (0)")
+    assert (first["gain"], first["source"], second["source"]) == (None, "70 s, 94.1%", None)
+    assert second["gain"] == "+1.50 (-4.85 to +7.85)"  # half a point on either side, times t of 12.71
+    assert second["measured"]["difference"] == pytest.approx(0.015)
+    lost = {0: trial(make_result, 0, None)}
+    (third,) = (shown(row) for row in make_rows([step("c", None, 0.941)], [lost], 0.94))
+    assert (third["accuracy_(SD)"], third["seconds_(SD)"], third["source"]) == (None, None, "94.1%")
 
 
 def line(name, mean, change=None, p=None, at_level=0.0, lost=0):

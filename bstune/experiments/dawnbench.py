@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from bstune.building import plain
 from bstune.errors import ConfigError
 from bstune.experiments.contrasts import holm
-from bstune.experiments.dawnbench_report import Difference, compare, paint, sentence
+from bstune.experiments.dawnbench_report import Difference, compare, paint, sentence, shown
 from bstune.experiments.finding import Finding, draw_figure
 from bstune.preflight import make_protocol
 from bstune.protocol import Budget, Protocol
@@ -170,7 +170,7 @@ def run(
     panels = 2 if reduced.enabled else 3
     inches = (1.8 + PANEL_INCHES * panels, 1.6 + ROW_INCHES * len(rows))
     draw = functools.partial(draw_figure, functools.partial(paint, rows, level, title, reduced.enabled), inches)
-    return Finding(told, rows, len(seeds), device, draw)
+    return Finding(told, [shown(row) for row in rows], len(seeds), device, draw)
 
 
 def _check(rungs: Sequence[Rung], seeds: Sequence[int], level: float, reduced: Reduced) -> None:

@@ -4,7 +4,7 @@ A rung is compared with the one before it on the same seeds, so that what a seed
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -104,12 +104,42 @@ def _percent(row: Mapping[str, Any]) -> str:
 
 
 def _change(row: Mapping[str, Any]) -> str:
+    return f"{row['rung']} ({_points(row).replace(' (', ', ')}"
+
+
+def _points(row: Mapping[str, Any]) -> str:
     mean, low, high = (f"{100.0 * row[key]:+.2f}" for key in ("difference", "difference_low", "difference_high"))
-    return f"{row['rung']} ({mean}, {low} to {high})"
+    return f"{mean} ({low} to {high})"
 
 
 def _listed(names: Sequence[str]) -> str:
     return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), *names[-1:]])
+
+
+def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as the table shows it, with its numbers beside, as ``measured``."""
+    measured = {key: value for key, value in row.items() if key not in ("rung", "trials")}
+    source = [f"{row['source_seconds']:.4g} s"] if row["source_seconds"] is not None else []
+    source += [f"{100.0 * row['source_accuracy']:.4g}%"] if row["source_accuracy"] is not None else []
+    return {
+        "rung": row["rung"],
+        "epochs": round(row["epochs"], 2),
+        "steps": row["steps"],
+        "n": row["n"],
+        "seconds_(SD)": _with_deviation(row["seconds"], row["seconds_sd"], format_number),
+        "accuracy_(SD)": _with_deviation(row["accuracy"], row["accuracy_sd"], "{:.2%}".format),
+        "at_level": f"{row['at_level']:.0%}",
+        "gain": None if row["p"] is None else _points(row),
+        "source": ", ".join(source) or None,
+        "measured": measured,
+        "trials": row["trials"],
+    }
+
+
+def _with_deviation(mean: float | None, deviation: float | None, write: Callable[[float], str]) -> str | None:
+    if mean is None:
+        return None
+    return write(mean) if deviation is None else f"{write(mean)} ({write(deviation)})"
 
 
 def paint(rows: Sequence[Mapping[str, Any]], level: float, title: str, reduced: bool, figure: "Figure") -> None:
