@@ -1,11 +1,13 @@
-"""Average of the weights over a stated fraction of the steps so far: no horizon, no length in steps."""
+"""Averages of the weights that are evaluated in their place, kept without waiting for an accelerator."""
 
+import itertools
 import math
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
-from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch import Tensor
 
 from bstune.errors import ConfigError
 
@@ -13,8 +15,81 @@ from bstune.errors import ConfigError
 SNAPSHOTS = 16
 
 
-class RunningWeightAverage(WeightAveraging):
-    """Evaluates an average whose window is ``fraction`` of the steps so far.
+class _DeviceAverage(WeightAveraging):
+    """An average of weights and buffers: average <- decay x average + (1 - decay) x weights, at some of the steps.
+
+    Three things are Lightning's no longer. The count of updates stays on the host: torch's AveragedModel keeps it on
+    the device and branches on it, so that each update waits for all that the device has been given. The average moves
+    to the weights' device: Lightning makes it before it moves the module, so that each update would copy all weights to
+    the host. And the average keeps its own type, that of the module when it was set up: an average of weights in half
+    precision is one in float32, and only a copy of it is rounded for an evaluation.
+
+    The first update takes the weights as they are. Whole numbers, such as counts of batches, are never averaged.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._training: list[Tensor] = []
+
+    def decay(self) -> float:
+        """Return the share of the average so far in the next one."""
+        raise NotImplementedError
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Make the average."""
+        super().setup(trainer, pl_module, stage)
+        if self._average_model is not None:
+            self._average_model.n_averaged = torch.tensor(0)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the average where the weights are by now."""
+        assert self._average_model is not None  # noqa: S101  # set up
+        self._average_model.module.to(pl_module.device)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
+        """Update the average if it is due."""
+        step = trainer.global_step
+        if step > self._latest_update_step and self.should_update(step_idx=step - 1):
+            self._update(pl_module)
+            self._latest_update_step = step
+
+    @torch.no_grad()
+    def _update(self, pl_module: LightningModule) -> None:
+        assert self._average_model is not None  # noqa: S101  # set up
+        known, decay = int(self._average_model.n_averaged) > 0, self.decay()
+        averaged: list[Tensor] = []
+        weights: list[Tensor] = []
+        for average, value in zip(_tensors(self._average_model.module), _tensors(pl_module), strict=True):
+            if known and average.is_floating_point():
+                averaged.append(average)
+                weights.append(value.to(average.dtype))
+            else:
+                average.copy_(value)
+        if averaged:
+            torch._foreach_lerp_(averaged, weights, 1.0 - decay)
+        self._average_model.n_averaged += 1
+
+    @torch.no_grad()
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the average in the weights' place."""
+        if self._average_model is not None:
+            self._training = [value.clone() for value in _tensors(pl_module)]
+            self._copy_average_to_current(pl_module)
+
+    @torch.no_grad()
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the weights back."""
+        for value, kept in zip(_tensors(pl_module), self._training, strict=self._average_model is not None):
+            value.copy_(kept)
+        self._training = []
+
+
+def _tensors(module: torch.nn.Module) -> list[Tensor]:
+    return [tensor.detach() for tensor in itertools.chain(module.parameters(), module.buffers())]
+
+
+class RunningWeightAverage(_DeviceAverage):
+    """Evaluates an average whose window is ``fraction`` of the steps so far: no horizon, no length in steps.
 
     The weights of step s count in proportion to s^(1/fraction - 1) at every later step t, so that their cumulative
     weight is (s/t)^(1/fraction) and their mean age is t fraction/(1 + fraction) (polynomial-decay averaging, Shamir and
@@ -31,7 +106,7 @@ class RunningWeightAverage(WeightAveraging):
     def __init__(self, fraction: float) -> None:
         if not 0.0 < fraction <= 1.0:
             raise ConfigError(f"the fraction of steps that is averaged must lie in (0, 1], but got {fraction}")
-        super().__init__(multi_avg_fn=self._blend)
+        super().__init__()
         self.fraction = fraction
         self._updated_at = 0
         self._step = 0
@@ -46,14 +121,13 @@ class RunningWeightAverage(WeightAveraging):
             self._step = step
         return due
 
-    def _blend(self, averaged: list[torch.Tensor], current: list[torch.Tensor], _: torch.Tensor | int) -> None:
-        # Called once for each device and dtype of an update, so the step is noted in on_train_batch_end.
-        decay = (self._updated_at / self._step) ** (1.0 / self.fraction)
-        get_ema_multi_avg_fn(decay)(averaged, current, 0)  # type: ignore[no-untyped-call]
+    def decay(self) -> float:
+        """Return (s/t)^(1/fraction) for the last update at step s and this one at t."""
+        return float((self._updated_at / self._step) ** (1.0 / self.fraction))
 
-    def on_train_batch_end(self, *args: object, **kwargs: object) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
         """Update the average if a snapshot is due."""
-        super().on_train_batch_end(*args, **kwargs)  # type: ignore[arg-type]
+        super().on_train_batch_end(trainer, pl_module, *arguments)
         self._updated_at = self._step
 
     def state_dict(self) -> dict[str, Any]:
@@ -64,3 +138,35 @@ class RunningWeightAverage(WeightAveraging):
         """Take up what :meth:`state_dict` returned."""
         super().load_state_dict(state_dict)
         self._updated_at = self._step = state_dict["updated_at"]
+
+
+class ExponentialMovingAverage(_DeviceAverage):
+    """Evaluates an exponential moving average of weights and buffers, updated at the first step and every few after.
+
+    average <- decay^every x average + (1 - decay^every) x weights, as in Page's rung of 34 s (2019, "How to train your
+    ResNet 8: bag of tricks": 0.99 every 5 steps). There the average starts at the untrained weights; here it starts at
+    those of the first step. Its window is a number of steps, 1/(1 - decay), whatever the batch size.
+
+    Args:
+        decay: of one step, from 0 (the weights of the last update themselves) to below 1.
+        every: steps between updates.
+
+    Raises:
+        ConfigError: for a decay outside [0, 1), or a spacing that is no positive integer.
+    """
+
+    def __init__(self, decay: float, every: int) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise ConfigError(f"the decay of a moving average must lie in [0, 1), but got {decay}")
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise ConfigError(f"the steps between updates of an average must be a positive integer, but got {every!r}")
+        super().__init__()
+        self._decay, self._every = decay**every, every
+
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        """Return whether an update is due; never at the end of an epoch."""
+        return step_idx is not None and step_idx % self._every == 0
+
+    def decay(self) -> float:
+        """Return decay^every."""
+        return self._decay

@@ -7,7 +7,7 @@ instantiates (``Any``) take whatever their target takes.
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from bstune.errors import ConfigError
@@ -258,12 +258,15 @@ def is_replayed(config: DictConfig) -> bool:
 def check_settings(config: DictConfig) -> DictConfig:
     """Return ``config`` with every value checked against the schema and every reference resolvable.
 
-    What a replayed workload leaves open is taken from its table.
+    A schedule that is chosen takes the place of the workload's own. What a replayed workload leaves open is taken from
+    its table.
 
     Raises:
-        ConfigError: for an unknown key, a value of the wrong type, or a value that is missing.
+        ConfigError: for an unknown key, a value of the wrong type, or a value that is missing; or for a schedule of a
+            workload that is replayed.
         TableError: if the table cannot be read.
     """
+    config = _with_schedule(config)
     try:
         checked = OmegaConf.merge(_schema(config), config)
         assert isinstance(checked, DictConfig)  # noqa: S101  # a mapping merged into a mapping
@@ -280,6 +283,29 @@ def check_settings(config: DictConfig) -> DictConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from error
     return checked
+
+
+def _with_schedule(config: DictConfig) -> DictConfig:
+    """Return ``config`` with the chosen schedule in the workload's module, where all that reads it finds it.
+
+    Hydra composes ``+workload=...`` after the groups that are in the defaults list, and it would merge a schedule with
+    the workload's own, the arguments of both.
+    """
+    if config.get("schedule") is None:
+        return config
+    if is_replayed(config):
+        raise ConfigError("a replayed workload is not trained, so it has no schedule: leave out schedule=...")
+    config = config.copy()
+    with open_dict(config):
+        chosen = config.pop("schedule")
+        keys = {str(key) for key in chosen} if isinstance(chosen, DictConfig) else {str(chosen)}
+        if keys != {"rate", "average"}:
+            wrong = min(keys ^ {"rate", "average"})
+            raise ConfigError(f"a schedule has the two keys rate and average, but {wrong!r} is not in both")
+        if isinstance(config.get("workload"), DictConfig) and isinstance(config.workload.get("module"), DictConfig):
+            config.workload.module["schedule"] = chosen.rate
+            config.workload.module["average"] = chosen.average
+    return config
 
 
 def _schema(config: DictConfig) -> DictConfig:

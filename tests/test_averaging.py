@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from bstune import averaging
-from bstune.averaging import SNAPSHOTS, RunningWeightAverage
+from bstune.averaging import SNAPSHOTS, ExponentialMovingAverage, RunningWeightAverage
 from bstune.errors import ConfigError
 
 
@@ -32,9 +32,9 @@ class Weights(LightningModule):
         return torch.cat([self.narrow.detach().double(), self.wide.detach(), self.statistic.double()])
 
 
-def follow(fraction, steps):
+def follow(callback, steps):
     """Set random weights at each step; return all of them, and the average and the updates so far after each."""
-    callback, module = RunningWeightAverage(fraction), Weights()
+    module = Weights()
     callback.setup(None, module, "fit")
     values = torch.randn(steps, 7, generator=torch.Generator().manual_seed(0)).float().double()
     averages, updates = [], []
@@ -59,7 +59,7 @@ def snapshots(fraction, steps):
 @pytest.mark.parametrize("fraction", [0.05, 0.1, 0.5, 1.0])
 def test_updated_every_step_it_weights_step_s_by_its_share_of_a_power_law(fraction, monkeypatch):
     monkeypatch.setattr(averaging, "SNAPSHOTS", 10**9)
-    values, averages, updates = follow(fraction, 60)
+    values, averages, updates = follow(RunningWeightAverage(fraction), 60)
     assert updates == list(range(1, 61))
     power = 1 / fraction
     for t in (1, 2, 7, 60):
@@ -71,7 +71,7 @@ def test_updated_every_step_it_weights_step_s_by_its_share_of_a_power_law(fracti
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 1.0])
 def test_while_a_window_is_short_every_step_is_taken_without_a_patch(fraction):
     steps = math.floor(SNAPSHOTS / fraction)
-    _, _, updates = follow(fraction, steps)
+    _, _, updates = follow(RunningWeightAverage(fraction), steps)
     assert updates == list(range(1, steps + 1))
 
 
@@ -89,14 +89,14 @@ def test_the_weights_are_in_proportion_to_the_stated_power_of_s(fraction, tolera
     stated /= stated.sum()
     assert given.sum() == pytest.approx(1.0)
     assert (given - stated).abs().sum() / 2 < tolerance
-    values, averages, _ = follow(fraction, steps)
+    values, averages, _ = follow(RunningWeightAverage(fraction), steps)
     torch.testing.assert_close(averages[-1], given @ values, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 1.0])
 def test_with_snapshots_each_stands_for_the_steps_since_the_one_before(fraction):
     steps = 700
-    values, averages, updates = follow(fraction, steps)
+    values, averages, updates = follow(RunningWeightAverage(fraction), steps)
     taken = snapshots(fraction, steps)
     assert len(taken) < steps
     for t in (10, 163, 400, steps):
@@ -171,3 +171,98 @@ def test_refuses_a_fraction_out_of_range(fraction):
     with pytest.raises(ConfigError) as error:
         RunningWeightAverage(fraction)
     assert str(error.value) == f"the fraction of steps that is averaged must lie in (0, 1], but got {fraction}"
+
+
+# Exponential moving averages
+
+
+@pytest.mark.parametrize(("decay", "every"), [(0.99, 5), (0.9, 1), (0.5, 3), (0.0, 4)])
+def test_a_moving_average_weighs_its_updates_by_powers_of_the_decay(decay, every):
+    values, averages, updates = follow(ExponentialMovingAverage(decay, every), 23)
+    for t in range(1, 24):
+        taken = list(range(1, t + 1, every))
+        assert updates[t - 1] == len(taken)
+        rho = decay**every
+        weights = [(1 - rho if number else 1.0) * rho ** (len(taken) - 1 - number) for number in range(len(taken))]
+        expected = torch.tensor(weights, dtype=torch.float64) @ values[torch.tensor(taken) - 1]
+        torch.testing.assert_close(averages[t - 1], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("decay", "every", "text"),
+    [
+        (1.0, 5, "the decay of a moving average must lie in [0, 1), but got 1.0"),
+        (-0.1, 5, "the decay of a moving average must lie in [0, 1), but got -0.1"),
+        (math.nan, 5, "the decay of a moving average must lie in [0, 1), but got nan"),
+        (0.9, 0, "the steps between updates of an average must be a positive integer, but got 0"),
+        (0.9, 2.0, "the steps between updates of an average must be a positive integer, but got 2.0"),
+        (0.9, True, "the steps between updates of an average must be a positive integer, but got True"),
+    ],
+)
+def test_refuses_a_moving_average(decay, every, text):
+    with pytest.raises(ConfigError) as error:
+        ExponentialMovingAverage(decay, every)
+    assert str(error.value) == text
+
+
+# Both
+
+
+BOTH = [lambda: RunningWeightAverage(0.5), lambda: ExponentialMovingAverage(0.9, 1)]
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_nothing_waits_for_the_device(make):
+    """Tensors of the device meta have no values: whatever would read one on the host is an error there."""
+    callback, module = make(), Weights()
+    callback.setup(None, module, "fit")
+    module.to("meta")  # Lightning moves a module only after the call-backs' set-up
+    callback.on_fit_start(None, module)
+    assert {tensor.device.type for tensor in callback._average_model.module.state_dict().values()} == {"meta"}
+    for step in (1, 2, 3):
+        callback.on_train_batch_end(SimpleNamespace(global_step=step), module, None, None, step - 1)
+    callback.on_validation_epoch_start(None, module)
+    callback.on_validation_epoch_end(None, module)
+    counter = callback._average_model.n_averaged
+    assert (counter.device.type, int(counter)) == ("cpu", 3)
+
+
+def test_torchs_own_update_would_wait():
+    average = torch.optim.swa_utils.AveragedModel(Weights(), device="meta")
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        average.update_parameters(Weights().to("meta"))
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_a_module_that_is_on_its_device_already_has_its_count_on_the_host(make):
+    callback = make()
+    callback.setup(None, Weights().to("meta"), "fit")
+    assert callback._average_model.n_averaged.device.type == "cpu"
+
+
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_average_of_half_precision_weights_is_kept_in_float32(make, dtype):
+    """Steps of 2^-12 are lost on a bfloat16 of 1."""
+    callback, module = make(), Weights()
+    callback.setup(None, module, "fit")
+    reference, whole = make(), Weights()
+    reference.setup(None, whole, "fit")
+    module.to(dtype)
+    for step in range(1, 40):
+        value = torch.full((7,), 1.0 + 2.0**-7 * (step % 2)).to(dtype)
+        module.set(value)
+        whole.set(value)
+        for callback_, module_ in ((callback, module), (reference, whole)):
+            callback_.on_train_batch_end(SimpleNamespace(global_step=step), module_, None, None, step - 1)
+        if step % 7 == 0:  # evaluating it rounds a copy
+            callback.on_validation_epoch_start(None, module)
+            assert module.narrow.dtype == dtype
+            assert torch.equal(module.narrow, callback._average_model.module.narrow.to(dtype))
+            callback.on_validation_epoch_end(None, module)
+            assert torch.equal(module.narrow, value[:3])
+    averages = [made._average_model.module.narrow for made in (callback, reference)]
+    assert averages[0].dtype == torch.float32
+    assert torch.equal(*averages)
+    assert 1.0 < averages[0][0] < 1.0 + 2.0**-7
+    assert not torch.equal(averages[0], averages[0].to(dtype).float())

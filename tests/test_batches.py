@@ -13,7 +13,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bstune.data.augment import crop_flip, random_crop_flip
+from bstune.data.augment import crop_flip, cut_out, random_crop_flip
 from bstune.data.batches import (
     EvalBatches,
     IndexStream,
@@ -44,7 +44,7 @@ def random_images(n=20, channels=3, height=8, width=6, device="cpu"):
     return images.to(device), torch.arange(n, device=device)
 
 
-def train_batches(batch_size=6, micro_batch_size=None, seed=0, augment=None, device="cpu"):
+def train_batches(batch_size=6, micro_batch_size=None, seed=0, augment=None, device="cpu", alternating_flip=False):
     return TrainBatches(
         *random_images(device=device),
         batch_size=batch_size,
@@ -52,6 +52,7 @@ def train_batches(batch_size=6, micro_batch_size=None, seed=0, augment=None, dev
         seed=seed,
         normalise=normalisation(device=device),
         augment=augment,
+        alternating_flip=alternating_flip,
     )
 
 
@@ -247,6 +248,139 @@ def test_random_crop_flip_refuses(padding):
         random_crop_flip(random_images()[0], generator(), padding=padding)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_cut_out_is_a_loops_at_every_place(size, dtype):
+    places = torch.cartesian_prod(torch.arange(8 + 1 - size), torch.arange(6 + 1 - size))
+    images = random_images(n=len(places))[0].to(dtype)
+    mean = torch.tensor([10.4, 20.6, 30.0]).view(1, 3, 1, 1)
+    expected = images.clone()
+    for image, (top, left) in zip(expected, places.tolist(), strict=True):
+        for channel, value in enumerate([10, 21, 30] if dtype == torch.uint8 else [10.4, 20.6, 30.0]):
+            image[channel, top : top + size, left : left + size] = value
+    result = cut_out(images, *places.T, size, mean)
+    assert result.dtype == dtype
+    assert torch.equal(result, expected)
+
+
+def test_squares_are_cut_out_everywhere_equally_often():
+    n = 40_000
+    white = torch.full((n, 1, 5, 4), 255, dtype=torch.uint8)
+    result = random_crop_flip(white, generator(), padding=0, cutout=2, mean=torch.zeros(1, 1, 1, 1))
+    assert (result == 0).flatten(1).sum(1).eq(4).all()
+    corner = (result == 0).flatten(1).long().argmax(1)  # the first one cut out
+    counts = torch.bincount(corner, minlength=20).view(5, 4)[:4, :3].flatten()
+    assert counts.sum() == n
+    assert ((counts - n / 12) ** 2 / (n / 12)).sum() < 31.3  # chi-squared with 11 degrees of freedom, p = 0.001
+
+
+def test_without_a_square_nothing_more_is_drawn():
+    images, mean = random_images()[0], torch.zeros(1, 3, 1, 1)
+    plain, cut = generator(), generator()
+    first = random_crop_flip(images, plain, padding=2)
+    assert torch.equal(first, random_crop_flip(images, cut, padding=2, cutout=0, mean=mean))
+    assert torch.equal(plain.get_state(), cut.get_state())
+    again = random_crop_flip(images, generator(), padding=2, cutout=3, mean=mean)
+    kept = again != 0
+    assert torch.equal(again[kept], first[kept])  # crop and mirror are drawn first
+
+
+def test_what_is_cut_out_is_the_mean_once_it_is_normalised():
+    augment = partial(random_crop_flip, padding=0, cutout=6)
+    (x, _) = next(iter(train_batches(augment=augment)))
+    norm = normalisation()
+    whole = (x - (norm.mean.round() * norm.scale + norm.shift)).abs().amax(dim=1) < 1e-6
+    assert whole.flatten(1).sum(1).ge(36).all()
+    torch.testing.assert_close(norm(norm.mean.expand(1, 3, 8, 6)), torch.zeros(1, 3, 8, 6))
+
+
+@pytest.mark.parametrize("cutout", [-1, 7])
+def test_random_crop_flip_refuses_a_square(cutout):
+    text = f"augment.cutout must be at least 0 and at most the image's 8x6 pixels, but got {cutout}"
+    with pytest.raises(ConfigError, match=text):
+        random_crop_flip(random_images()[0], generator(), padding=0, cutout=cutout)
+
+
+def test_random_crop_flip_refuses_a_square_without_a_mean():
+    with pytest.raises(ConfigError, match=r"augment\.cutout=3 needs the mean of the pixels"):
+        random_crop_flip(random_images()[0], generator(), padding=0, cutout=3)
+
+
+# Alternating flip
+
+ARROWS = torch.zeros(101, 1, 4, 4, dtype=torch.uint8)
+ARROWS[:, :, :, 0] = 200  # bright on the left, unless it is mirrored
+
+
+def arrows(batch_size, micro_batch_size=None, seed=0, alternating=True, augment=None):
+    return TrainBatches(
+        ARROWS,
+        torch.arange(101),
+        batch_size=batch_size,
+        micro_batch_size=micro_batch_size,
+        seed=seed,
+        normalise=Normalisation(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)),
+        augment=augment,
+        alternating_flip=alternating,
+    )
+
+
+def mirrored(batches, epochs):
+    """Return, for each epoch and image, whether it was mirrored: bool, (epochs, 101)."""
+    seen, labels = [], []
+    for x, y in batches:
+        seen.append(x[:, 0, 0, 3] > 100)
+        labels.append(y)
+        if sum(map(len, labels)) >= epochs * 101:
+            break
+    seen, labels = (torch.cat(parts)[: epochs * 101].view(epochs, 101) for parts in (seen, labels))
+    return seen.gather(1, labels.argsort(dim=1))
+
+
+AUGMENTS = [None, partial(random_crop_flip, padding=0), partial(random_crop_flip, padding=0, cutout=1)]
+
+
+@pytest.mark.parametrize("augment", AUGMENTS, ids=["plain", "crop", "cutout"])
+@pytest.mark.parametrize("batch_size", [1, 7, 50, 101])
+def test_an_image_is_mirrored_every_other_time(batch_size, augment):
+    seen = mirrored(arrows(batch_size, augment=None if batch_size < 7 else augment), 5)
+    if augment is None or not augment.keywords.get("cutout"):
+        assert (seen[:-1] ^ seen[1:]).all()
+        assert 30 < seen[0].sum() < 71  # four standard deviations around a half
+    else:  # the square may hide an arrow's end
+        assert (seen[:-1] ^ seen[1:]).float().mean() > 0.7
+
+
+def test_which_are_mirrored_first_is_a_function_of_the_seed_and_of_nothing_else():
+    first = [mirrored(arrows(size, micro, seed), 3) for size, micro, seed in ((50, None, 0), (50, 7, 0), (8, 3, 0))]
+    assert torch.equal(first[0], first[1])
+    assert torch.equal(first[0], first[2])
+    assert not torch.equal(first[0], mirrored(arrows(50, None, 1), 3))
+    # The order, what is cropped and what is cut out stay those of the same seed without it.
+    for (_, y), (_, other) in islice(zip(arrows(50), arrows(50, alternating=False), strict=False), 9):
+        assert torch.equal(y, other)
+
+
+def test_without_it_mirroring_is_drawn_anew_each_time():
+    seen = mirrored(arrows(50, alternating=False, augment=AUGMENTS[1]), 4)
+    assert 0.3 < (seen[:-1] ^ seen[1:]).float().mean() < 0.7
+    assert not mirrored(arrows(50, alternating=False), 4).any()
+
+
+def only_noise(images, generator):
+    return images
+
+
+def test_an_augmentation_that_cannot_be_told_is_refused():
+    with pytest.raises(ConfigError) as error:
+        arrows(50, augment=only_noise)
+    assert str(error.value) == (
+        "data.alternating_flip needs an augmentation that is told which images to mirror, such as "
+        "bstune.data.augment.random_crop_flip, but got only_noise: set data.alternating_flip to false"
+    )
+    arrows(50, alternating=False, augment=only_noise)
+
+
 def collate_pairs(examples):
     return [int(x) for (x,) in examples]
 
@@ -339,12 +473,13 @@ def pairs(batches, count):
 
 
 @pytest.mark.parametrize("ahead", [0, 1])  # batches that Lightning has fetched and not trained on
-@pytest.mark.parametrize("augment", [None, partial(random_crop_flip, padding=2)], ids=["plain", "augmented"])
+@pytest.mark.parametrize("augment", [None, partial(random_crop_flip, padding=2, cutout=3)], ids=["plain", "augmented"])
+@pytest.mark.parametrize("alternating", [False, True])
 @pytest.mark.parametrize("micro_batch_size", [None, 4])
 @pytest.mark.parametrize("done", [0, 1, 2, 9])
-def test_train_batches_go_on_from_a_place(done, micro_batch_size, augment, ahead):
+def test_train_batches_go_on_from_a_place(done, micro_batch_size, alternating, augment, ahead):
     def fresh():
-        return train_batches(6, micro_batch_size, augment=augment)
+        return train_batches(6, micro_batch_size, augment=augment, alternating_flip=alternating)
 
     parts = len(fresh().micro_batch_sizes)
     whole = pairs(fresh(), (done + 5) * parts)
@@ -424,8 +559,8 @@ def test_random_state_is_that_of_python_numpy_and_torch():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_cuda_batches_never_wait_for_the_device():
-    augment = partial(random_crop_flip, padding=2)
-    stream = iter(train_batches(8, 3, augment=augment, device="cuda"))
+    augment = partial(random_crop_flip, padding=2, cutout=3)
+    stream = iter(train_batches(8, 3, augment=augment, device="cuda", alternating_flip=True))
     next(stream)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -433,5 +568,5 @@ def test_cuda_batches_never_wait_for_the_device():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert {x.device.type for x, _ in batches} == {"cuda"}
-    again = islice(train_batches(8, 3, augment=augment, device="cuda"), 1, 30)
+    again = islice(train_batches(8, 3, augment=augment, device="cuda", alternating_flip=True), 1, 30)
     assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, again, strict=True))

@@ -1,4 +1,5 @@
 from functools import partial
+from itertools import islice
 
 import lightning
 import numpy as np
@@ -49,6 +50,18 @@ def test_split_sizes(with_test, validation, test, sizes):
     assert sorted(labels) == list(range(40))  # disjoint, and nothing lost
     for part in held_out:
         assert np.array_equal(part.images, dataset.train.images[part.labels])
+
+
+@pytest.mark.parametrize(("count", "length"), [(1, 1), (12, 12), (30, 30), (99, 30)])
+def test_first_images_are_the_splits_own_normalised_and_never_augmented(count, length):
+    data = image_data(augment=partial(random_crop_flip, padding=1))
+    images = data.first_images(count)
+    assert (images.dtype, tuple(images.shape)) == (torch.float32, (length, 2, 4, 4))
+    train = split_images(fake_dataset(), 10, None, 0)[0].images
+    mean, std = channel_mean_std(train, 16)
+    expected = (train[:count] / 16 - np.reshape(mean, (2, 1, 1))) / np.reshape(std, (2, 1, 1))
+    torch.testing.assert_close(images.double(), torch.from_numpy(expected), rtol=1e-4, atol=1e-5)
+    assert torch.equal(data.first_images(count), images)
 
 
 def test_split_is_the_same_in_every_version():
@@ -149,11 +162,25 @@ def test_missing_data_are_reported_by_check():
     [
         ({"eval_batch_size": 0}, r"data\.eval_batch_size must be a positive integer, but got 0"),
         ({"augment": partial(random_crop_flip, padding=4)}, "below the image's 4x4 pixels, but got 4"),
+        ({"augment": partial(random_crop_flip, padding=1, cutout=5)}, "at most the image's 4x4 pixels, but got 5"),
+        ({"augment": lambda images, generator: images, "alternating_flip": True}, "is told which images to mirror"),
     ],
 )
 def test_settings_that_only_a_trial_would_use_are_checked_too(options, text):
     with pytest.raises(ConfigError, match=text):
         image_data(**options).check()
+
+
+def test_flips_alternate_where_the_option_says_so():
+    def epochs(**options):
+        batches = image_data(augment=partial(random_crop_flip, padding=0), **options).train_batches(30, None, seed=0)
+        (a, first), (b, second) = islice(batches, 2)
+        return a[first.argsort()], b[second.argsort()]
+
+    one, two = epochs(alternating_flip=True)
+    assert torch.equal(one.flip(-1), two)
+    one, two = epochs()
+    assert not torch.equal(one.flip(-1), two)
 
 
 @pytest.mark.parametrize("name", ["mps", "gpu", "cuda:x", "", 0])

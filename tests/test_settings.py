@@ -105,6 +105,7 @@ def test_whole_numbers_become_floats_where_the_type_says_so():
         "protocol.noise_scale_every=null",
         "trial.lr=0.5",
         "~workload.target.bounds",
+        "schedule=one_cycle",
         "+trainer.gradient_clip_val=1.0",  # anything that a Trainer takes
         "+sampler.seed=3",  # anything that a sampler takes
         "+workload.module.anything=1",

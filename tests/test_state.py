@@ -14,12 +14,15 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from bstune.averaging import RunningWeightAverage
+from bstune.averaging import ExponentialMovingAverage, RunningWeightAverage
 from bstune.cadence import Cadence
 from bstune.clock import TrialClock
 from bstune.data.augment import random_crop_flip
 from bstune.data.batches import EvalBatches, Normalisation, TrainBatches, rebatch
 from bstune.errors import ConfigError, StateError
+from bstune.lookahead import Lookahead
+from bstune.muon import Muon
+from bstune.parameter_groups import parameter_groups
 from bstune.protocol import Budget, Protocol
 from bstune.records import Target, TrialResult, TrialSpec
 from bstune.schedules import piecewise_linear
@@ -68,15 +71,29 @@ def protocol(steps=STEPS, **changes):
 # What is trained
 
 
-def learner(own, kind=Classifier, optimizer=torch.optim.SGD, layers=(), schedule=None, average=None):
+def learner(
+    own, kind=Classifier, optimizer=torch.optim.SGD, layers=(), schedule=None, average=None, callbacks=(), **options
+):
     model = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.Tanh(), *(layer() for layer in layers), nn.Linear(16, 3))
     averaged = None if average is None else average()
-    return kind(model, nn.CrossEntropyLoss(), optimizer, own.lr, schedule, averaged)
+    others = [callback() for callback in callbacks]
+    if others:
+        options["callbacks"] = others
+    return kind(model, nn.CrossEntropyLoss(), optimizer, own.lr, schedule, averaged, **options)
 
 
 momentum = partial(torch.optim.SGD, momentum=0.9, nesterov=True)
 triangle = partial(piecewise_linear, total_steps=STEPS, knots=(0.0, 0.4, 1.0), factors=(0.0, 1.0, 0.0))
 dropout = partial(nn.Dropout, 0.4)
+muon = partial(Muon, momentum=0.9, nesterov=True, steps=5, normalise_weights=True)
+lookahead = partial(Lookahead, STEPS, every=4, decay=0.9, power=1.0)
+
+
+def matrices(module, lr):
+    return [
+        {"params": [p for p in module.parameters() if p.ndim == 2], "orthogonalise": True},
+        {"params": [p for p in module.parameters() if p.ndim < 2], "lr": 2 * lr},
+    ]
 
 
 class SwapsItself(Classifier):
@@ -179,7 +196,7 @@ class Overflows(Classifier):
 # What it is trained on
 
 
-def stream(own, micro_batch_size=None, augment=None):
+def stream(own, micro_batch_size=None, augment=None, alternating_flip=False):
     return TrainBatches(
         IMAGES,
         LABELS,
@@ -188,6 +205,7 @@ def stream(own, micro_batch_size=None, augment=None):
         seed=own.seed,
         normalise=NORMALISE,
         augment=augment,
+        alternating_flip=alternating_flip,
     )
 
 
@@ -271,9 +289,40 @@ CASES = {
     "plateau": {"build": partial(learner, kind=Plateau)},
     "average": {"build": partial(learner, average=partial(RunningWeightAverage, 0.5))},
     "average, sparse": {"build": partial(learner, average=partial(RunningWeightAverage, 1.0))},
+    "moving average": {"build": partial(learner, average=partial(ExponentialMovingAverage, 0.9, 5))},
+    "muon": {"build": partial(learner, optimizer=muon, schedule=triangle, groups=matrices)},
+    "groups": {
+        "build": partial(
+            learner,
+            layers=[partial(nn.BatchNorm1d, 16)],
+            optimizer=momentum,
+            groups=partial(
+                parameter_groups,
+                weight_decay=0.01,
+                batch_size=8,
+                kinds={"norm_bias": {"rate": 8.0}, "head": {"examples": 200}, "rest": {"examples": 300, "fade": True}},
+            ),
+        )
+    },
+    "lookahead": {"build": partial(learner, optimizer=momentum, callbacks=[lookahead])},
+    "lookahead, averaged": {
+        "build": partial(
+            learner,
+            layers=[partial(nn.BatchNorm1d, 16)],
+            optimizer=momentum,
+            callbacks=[lookahead],
+            average=partial(ExponentialMovingAverage, 0.9, 5),
+        )
+    },
     "dropout": {"build": partial(learner, layers=[dropout])},
     "batch norm": {"build": partial(learner, layers=[partial(nn.BatchNorm1d, 16)])},
     "augmentation": {"batches": partial(stream, augment=partial(random_crop_flip, padding=1))},
+    "alternating flip": {
+        "batches": partial(
+            stream, augment=partial(random_crop_flip, padding=1, cutout=1), alternating_flip=True, micro_batch_size=3
+        ),
+        "rules": protocol(micro_batch_size=3),
+    },
     "micro-batches": {"batches": partial(stream, micro_batch_size=3), "rules": protocol(micro_batch_size=3)},
     "augmented micro-batches": {
         "batches": partial(stream, micro_batch_size=3, augment=partial(random_crop_flip, padding=1)),
@@ -371,6 +420,9 @@ def test_the_cases_would_notice_what_is_forgotten(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(RunningWeightAverage, "load_state_dict", lambda self, state: None)
         differs("average")
+    with monkeypatch.context() as patch:
+        patch.setattr(Lookahead, "load_state_dict", lambda self, state: None)
+        differs("lookahead")
     with monkeypatch.context() as patch:
         patch.setattr("bstune.data.batches.IndexStream.take_up", lambda self, position: None)
         differs("sgd")

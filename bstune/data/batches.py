@@ -5,6 +5,7 @@ they are augmented, depends on the seed and on B alone.
 """
 
 import functools
+import inspect
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,9 +18,12 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
+from bstune.data.augment import mirror_where
 from bstune.errors import ConfigError
 
-Augment = Callable[[Tensor, torch.Generator], Tensor]
+# From uint8 images and a generator to images of the same shape. It is given mirror, bool (n,), and mean, of the pixels
+# per channel, by name, where it has such arguments: see bstune.data.augment.random_crop_flip.
+Augment = Callable[..., Tensor]
 
 
 def endless_indices(n: int, batch_size: int, generator: torch.Generator, first: int = 0) -> Iterator[Tensor]:
@@ -156,6 +160,11 @@ class Normalisation:
     scale: Tensor
     shift: Tensor
 
+    @property
+    def mean(self) -> Tensor:
+        """The pixels that become 0, (1, channels, 1, 1)."""
+        return -self.shift / self.scale
+
     def __call__(self, images: Tensor) -> Tensor:
         """Return float32 images of the same shape; ``images`` itself is left as it is."""
         # One conversion, then in place: on a CPU faster than type promotion, and much faster than addcmul.
@@ -202,6 +211,11 @@ class IndexStream:
                 self._noted = self._drawn, self._get_random()
             self._drawn += 1
             yield index
+
+    @property
+    def drawn(self) -> int:
+        """Batches drawn so far, from the first of the stream."""
+        return self._drawn
 
     def position(self, batches: int) -> dict[str, Any]:
         """Return the place after ``batches`` batches, as plain data.
@@ -250,9 +264,13 @@ class TrainBatches:
         seed: of the order and of the augmentation, which do not depend on ``micro_batch_size``.
         normalise: applied last.
         augment: from uint8 images and a generator to images of the same shape; None for none.
+        alternating_flip: whether an image is mirrored at random in its first epoch and then every other time, as in
+            cifar10-airbench (Jordan 2024, arXiv 2404.00498, section 3.6), rather than at random each time. The epoch of
+            the example at place p of the stream is p // n.
 
     Raises:
-        ConfigError: if a size is not a positive integer, or B is larger than the data set.
+        ConfigError: if a size is not a positive integer, or B is larger than the data set; or if ``augment`` cannot be
+            told which images to mirror.
     """
 
     def __init__(
@@ -265,26 +283,71 @@ class TrainBatches:
         seed: int,
         normalise: Normalisation,
         augment: Augment | None = None,
+        alternating_flip: bool = False,
     ) -> None:
         self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
-        # Two generators: the order must not depend on how many numbers the augmentation draws.
-        order, self._augment_generator = seeded_generators(seed, images.device, 2)
+        # A generator each: the order must not depend on how many numbers the augmentation draws.
+        order, self._augment_generator, first_epoch = seeded_generators(seed, images.device, 3)
         get_state = self._augment_generator.get_state if augment is not None else _no_state
         self.stream = IndexStream(len(images), batch_size, order, get_state, self._augment_generator.set_state)
         self._images, self._labels = images, labels
-        self._normalise, self._augment = normalise, augment
+        self._normalise = normalise
+        self._augment = None if augment is None else told(augment, normalise.mean, alternating_flip)
+        self._mirrored: Tensor | None = None
+        if alternating_flip:
+            draws = torch.randint(2, (len(images),), generator=first_epoch, device=images.device)
+            self._mirrored = draws.bool()
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for index in self.stream:
             images = self._images.index_select(0, index)
             labels = self._labels.index_select(0, index)
-            if self._augment is not None:  # the batch as a whole, so that its draws do not depend on micro-batches
-                images = self._augment(images, self._augment_generator)
+            # The batch as a whole, so that its draws do not depend on micro-batches.
+            mirror = self._mirror(index, self.stream.drawn - 1)
+            if self._augment is not None:
+                options = {} if mirror is None else {"mirror": mirror}
+                images = self._augment(images, self._augment_generator, **options)
+            elif mirror is not None:
+                images = mirror_where(images, mirror)
             start = 0
             for size in self.micro_batch_sizes:
                 yield self._normalise(images[start : start + size]), labels[start : start + size]
                 start += size
+
+    def _mirror(self, index: Tensor, number: int) -> Tensor | None:
+        """Return which examples of batch ``number`` to mirror, None where the augmentation draws it itself."""
+        if self._mirrored is None:
+            return None
+        first = number * self.batch_size
+        place = torch.arange(first, first + self.batch_size, device=index.device)
+        odd = (place // len(self._images)) % 2 == 1
+        return self._mirrored[index] ^ odd
+
+
+def told(augment: Augment, mean: Tensor, alternating_flip: bool) -> Augment:
+    """Return an augmentation with the mean of the pixels, if it asks for it.
+
+    Args:
+        augment: the augmentation.
+        mean: (1, channels, 1, 1).
+        alternating_flip: whether it is to be told which images to mirror.
+
+    Raises:
+        ConfigError: if it cannot be told that.
+    """
+    arguments = inspect.signature(augment).parameters
+    if alternating_flip and "mirror" not in arguments:
+        raise ConfigError(
+            "data.alternating_flip needs an augmentation that is told which images to mirror, such as "
+            f"bstune.data.augment.random_crop_flip, but got {_name(augment)}: set data.alternating_flip to false"
+        )
+    return functools.partial(augment, mean=mean) if "mean" in arguments else augment
+
+
+def _name(function: Callable[..., Any]) -> str:
+    inner = function.func if isinstance(function, functools.partial) else function
+    return getattr(inner, "__name__", type(inner).__name__)
 
 
 class EvalBatches:

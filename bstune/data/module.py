@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bstune.data.batches import Augment, EvalBatches, Normalisation, TrainBatches, check_size
+from bstune.data.batches import Augment, EvalBatches, Normalisation, TrainBatches, check_size, told
 from bstune.data.datasets import ImageDataset, Images
 from bstune.errors import ConfigError, DataError
 
@@ -32,6 +32,7 @@ class ImageData(lightning.LightningDataModule):
         split_seed: which images are held out.
         eval_batch_size: examples per evaluation batch.
         augment: applied to training batches; see :class:`~bstune.data.batches.TrainBatches`.
+        alternating_flip: whether images are mirrored every other time; see the same.
         mean, std: per channel, black being 0 and white 1; None for those of the training images that are left.
         batch_size: of :meth:`train_dataloader` alone.
     """
@@ -46,6 +47,7 @@ class ImageData(lightning.LightningDataModule):
         eval_batch_size: int,
         test: int | None = None,
         augment: Augment | None = None,
+        alternating_flip: bool = False,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         batch_size: int | None = None,
@@ -54,7 +56,8 @@ class ImageData(lightning.LightningDataModule):
         self._load, self._device = load, device
         self._validation, self._test, self._split_seed = validation, test, split_seed
         self._eval_batch_size, self._batch_size = eval_batch_size, batch_size
-        self._augment, self._mean, self._std = augment, mean, std
+        self._augment, self._alternating_flip = augment, alternating_flip
+        self._mean, self._std = mean, std
         self._host: _Host | None = None
         self._resident: _Resident | None = None
 
@@ -75,7 +78,9 @@ class ImageData(lightning.LightningDataModule):
         if self._resident is None:
             host = self._on_host()
             if self._augment is not None:  # on one image, so that a setting it refuses shows before any trial
-                self._augment(torch.from_numpy(host.train.images[:1]), torch.Generator())
+                image = torch.from_numpy(host.train.images[:1])
+                mean = normalisation(host.mean, host.std, host.white, image.device).mean
+                told(self._augment, mean, self._alternating_flip)(image, torch.Generator())
 
     def setup(self, stage: str | None = None) -> None:
         """Put the data on the device, once; later calls, for any stage, do nothing. Raises as :meth:`check` does."""
@@ -111,7 +116,20 @@ class ImageData(lightning.LightningDataModule):
             seed=seed,
             normalise=data.normalise,
             augment=self._augment,
+            alternating_flip=self._alternating_flip,
         )
+
+    def first_images(self, count: int) -> Tensor:
+        """Return the first training images of the split, normalised as in batches but not augmented, on the device.
+
+        Args:
+            count: how many; all, where there are fewer.
+
+        Returns:
+            float32, (count, channels, height, width), made anew at each call: nothing is kept of them.
+        """
+        data = self._on_device()
+        return data.normalise(data.train.images[:count])
 
     def train_dataloader(self) -> TrainBatches:
         """Return an endless stream with the constructor's batch size and torch's seed, for a Trainer with max_steps.

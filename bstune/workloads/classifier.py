@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from bstune.schedules import constant
+
 
 class Classifier(LightningModule):
     """Trains ``model`` on (images, labels) and logs ``val/error``, ``val/loss``, ``test/error`` and ``test/loss``.
@@ -20,6 +22,9 @@ class Classifier(LightningModule):
         lr: learning rate.
         schedule: called with the optimizer; None keeps the rate constant.
         average: a call-back that averages weights; None evaluates the weights as they are.
+        callbacks: others, such as :class:`~bstune.lookahead.Lookahead`; they are called before the average is taken.
+        groups: called with this module and ``lr``, returns the optimizer's parameter groups; None: one group of all.
+            See :func:`~bstune.parameter_groups.parameter_groups`.
     """
 
     def __init__(
@@ -30,6 +35,8 @@ class Classifier(LightningModule):
         lr: float,
         schedule: Callable[[Optimizer], LRScheduler] | None = None,
         average: Callback | None = None,
+        callbacks: Sequence[Callback] = (),
+        groups: Callable[..., list[dict[str, Any]]] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -38,6 +45,8 @@ class Classifier(LightningModule):
         self.lr = lr
         self.make_schedule = schedule
         self.average = average
+        self.callbacks = tuple(callbacks)
+        self.make_groups = groups
         self._sums: list[Tensor] = []
 
     def forward(self, images: Tensor) -> Tensor:
@@ -68,17 +77,20 @@ class Classifier(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer, with its schedule stepped once an optimizer step."""
-        optimizer = self.make_optimizer(self.parameters(), lr=self.lr)
-        if self.make_schedule is None:
+        if self.make_groups is None:
+            optimizer = self.make_optimizer(self.parameters(), lr=self.lr)
+        else:
+            optimizer = self.make_optimizer(self.make_groups(self, lr=self.lr), lr=self.lr)
+        schedule = self.make_schedule
+        if schedule is None and self.make_groups is None:
             return optimizer
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": self.make_schedule(optimizer), "interval": "step"},
-        }
+        # A group that is trained on its first examples alone needs a schedule even where the rate is constant.
+        scheduler = (schedule or constant)(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def configure_callbacks(self) -> Sequence[Callback] | Callback:
-        """Return the averaging call-back, if any."""
-        return [] if self.average is None else [self.average]
+        """Return the call-backs, the averaging one last."""
+        return [*self.callbacks, *([] if self.average is None else [self.average])]
 
     def _add(self, batch: tuple[Tensor, Tensor]) -> None:
         images, labels = batch
