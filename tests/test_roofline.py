@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from bstune.hardware.roofline import (
     turning_batch_size,
 )
 from bstune.hardware.roofline_figure import draw_roofline
+from bstune.workloads.batch_norm import BatchNorm
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.mlp import mlp
 from bstune.workloads.resnet9 import ResNet9
@@ -27,6 +29,16 @@ from bstune.workloads.simple_cnn import simple_cnn
 
 LIMITS = DeviceLimits("device", "fp16", 100.0, 10.0, misaligned_flops_per_second=50.0)
 NOTHING = Line(0.0, 0.0)
+RESNET9 = ResNet9(
+    10,
+    8,
+    0.125,
+    pool="before_norm",
+    activation=nn.CELU,
+    norm=partial(BatchNorm, ghost_size=2),
+    whitening=None,
+    identity_init=False,
+)
 
 
 def cost_of(module, shape, arithmetic="fp32", batch_sizes=(2, 4), needs_gradient=False, loss=None):
@@ -213,10 +225,10 @@ def test_the_module_is_left_as_it_was():
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
-@pytest.mark.parametrize("network", [mlp(784, [64], 10), simple_cnn(10), ResNet9(10, 8, 0.125)])
+@pytest.mark.parametrize("network", [mlp(784, [64], 10), simple_cnn(10), RESNET9])
 def test_the_line_holds_at_other_batch_sizes(network):
     module = Classifier(network, nn.CrossEntropyLoss(), torch.optim.SGD, 0.1)
-    shape = (3, 32, 32) if isinstance(network, ResNet9) else (1, 28, 28)
+    shape = (3, 32, 32) if network is RESNET9 else (1, 28, 28)
 
     def batch(size):
         return torch.randn(size, *shape), torch.randint(10, (size,))

@@ -17,7 +17,6 @@ from bstune.workload import build_module
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.mlp import mlp
 from bstune.workloads.mobilenet import mobilenet_v3_large
-from bstune.workloads.resnet9 import ResNet9
 from bstune.workloads.simple_cnn import simple_cnn
 
 TRAINER = {"accelerator": "cpu", "devices": 1}
@@ -54,56 +53,6 @@ def test_simple_cnn_is_that_of_shallue_et_al():
         *[(1024,)] * 2,
         (10,),
     ]
-
-
-def test_resnet9_is_that_of_david_page():
-    assert parameters(ResNet9(10, 64, 0.125)) == 6_573_120
-
-
-@pytest.mark.parametrize(("width", "classes"), [(4, 10), (8, 3)])
-def test_resnet9_in_closed_form(width, classes):
-    model = ResNet9(classes, width, 1.0)
-    layers = [(3, 1), (1, 2), (2, 2), (2, 2), (2, 4), (4, 8), (8, 8), (8, 8)]  # in widths, but for the three colours
-    kernels = sum(9 * (3 if number == 0 else i * width) * o * width for number, (i, o) in enumerate(layers))
-    norms = sum(2 * o * width for _, o in layers)
-    assert parameters(model) == kernels + norms + 8 * width * classes
-    w = width
-    assert shapes(model.features, torch.zeros(2, 3, 32, 32)) == [
-        (w, 32, 32),
-        (2 * w, 16, 16),
-        (2 * w, 16, 16),
-        (4 * w, 8, 8),
-        (8 * w, 4, 4),
-        (8 * w, 4, 4),
-        (8 * w, 1, 1),
-        (8 * w,),
-    ]
-    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, classes)
-    assert model.head.bias is None
-
-
-def test_resnet9_adds_its_branches():
-    """With branches that give nothing, it is the plain network."""
-    torch.manual_seed(0)
-    model = ResNet9(10, 4, 1.0).eval()
-    residual = [child for child in model.features if hasattr(child, "branch")]
-    assert len(residual) == 2
-    images = torch.randn(2, 3, 32, 32)
-    whole = model(images)
-    for child in residual:
-        nn.init.zeros_(child.branch[1][1].weight)
-    plain = nn.Sequential(*(child for child in model.features if child not in residual))
-    torch.testing.assert_close(model(images), model.head(plain(images)))
-    assert not torch.allclose(model(images), whole)
-
-
-def test_resnet9_scales_its_logits():
-    torch.manual_seed(0)
-    model = ResNet9(10, 4, 1.0).eval()
-    images = torch.randn(2, 3, 32, 32)
-    before = model(images)
-    model.logit_scale = 0.125
-    torch.testing.assert_close(model(images), before / 8)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,11 @@ class BatchNorm(nn.BatchNorm2d):
         return super()._apply(keep, recurse)  # type: ignore[no-untyped-call]
 
 
+def largest_ghost_size(model: nn.Module) -> int:
+    """Return the most examples that a normalisation of the model wants in a group; 0 if none has a ghost size."""
+    return max((part.ghost_size or 0 for part in model.modules() if isinstance(part, BatchNorm)), default=0)
+
+
 class _GroupedNorm(torch.autograd.Function):
     """Normalises groups without moving images, whatever their memory format; they are all of its size that it keeps.
 

@@ -9,11 +9,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from bstune.errors import ConfigError
 from bstune.schedules import constant
+from bstune.workloads.batch_norm import largest_ghost_size
 
 
 class Classifier(LightningModule):
     """Trains ``model`` on (images, labels) and logs ``val/error``, ``val/loss``, ``test/error`` and ``test/loss``.
+
+    The losses are ``loss`` of the logits as they are evaluated, so that smoothed labels and views at test time are in
+    ``val/loss`` and ``test/loss`` too.
 
     Args:
         model: maps images (N, C, H, W) to logits (N, classes).
@@ -25,6 +30,14 @@ class Classifier(LightningModule):
         callbacks: others, such as :class:`~bstune.lookahead.Lookahead`; they are called before the average is taken.
         groups: called with this module and ``lr``, returns the optimizer's parameter groups; None: one group of all.
             See :func:`~bstune.parameter_groups.parameter_groups`.
+        batch_size: of the trial, over which no ghost size may be; None does not check it.
+        channels_last: whether model and images are put in that memory format, which convolutions of half precision
+            want.
+        test_time: of (a function of images to logits, images), gives the logits for validation and test in place of
+            the model's own; see :mod:`bstune.workloads.test_time`.
+
+    Raises:
+        ConfigError: for a ghost size over the batch size, or ``channels_last`` for a model without convolutions.
     """
 
     def __init__(
@@ -37,9 +50,17 @@ class Classifier(LightningModule):
         average: Callback | None = None,
         callbacks: Sequence[Callback] = (),
         groups: Callable[..., list[dict[str, Any]]] | None = None,
+        *,
+        batch_size: int | None = None,
+        channels_last: bool = False,
+        test_time: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.model = model
+        if batch_size is not None:
+            _check_ghost_size(model, batch_size)
+        self.model = _in_channels_last(model) if channels_last else model
+        self.channels_last = channels_last
+        self.test_time = test_time
         self.loss = loss
         self.make_optimizer = optimizer
         self.lr = lr
@@ -51,8 +72,27 @@ class Classifier(LightningModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (N, classes)."""
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
         logits: Tensor = self.model(images)
         return logits
+
+    @property
+    def initial_images(self) -> int:
+        """How many images :meth:`initialise_from` wants; 0 where no part of the model wants any."""
+        return max((part.images for part in self._initialised()), default=0)
+
+    def initialise_from(self, images: Tensor) -> None:
+        """Hand training images (N, C, H, W), normalised, to each part of the model that starts from them.
+
+        Raises:
+            ConfigError: if they cannot be used.
+        """
+        for part in self._initialised():
+            part.initialise_from(images)
+
+    def _initialised(self) -> list[Any]:
+        return [part for part in self.model.modules() if hasattr(part, "initialise_from")]
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the batch's mean loss."""
@@ -94,7 +134,7 @@ class Classifier(LightningModule):
 
     def _add(self, batch: tuple[Tensor, Tensor]) -> None:
         images, labels = batch
-        logits = self(images)
+        logits = self(images) if self.test_time is None else self.test_time(self, images)
         loss = self.loss(logits, labels).float() * len(labels)
         wrong = (logits.argmax(dim=1) != labels).sum()
         self._sums.append(torch.stack([wrong.float(), loss, torch.full_like(loss, len(labels))]))
@@ -103,6 +143,24 @@ class Classifier(LightningModule):
         # Counts are summed before they are divided: a mean of means would miss a target of 0.1 at 500 of 5,000.
         wrong, loss, examples = torch.stack(list(_drain(self._sums))).sum(dim=0)
         self.log_dict({f"{stage}/error": wrong / examples, f"{stage}/loss": loss / examples})
+
+
+def _check_ghost_size(model: nn.Module, batch_size: int) -> None:
+    size = largest_ghost_size(model)
+    if size > batch_size:
+        raise ConfigError(
+            f"ghost size {size} is over the batch size {batch_size}: lower workload.module.model.norm.ghost_size, or "
+            "raise the batch size (search.batch_size.low of a study, trial.batch_size of a single trial)"
+        )
+
+
+def _in_channels_last(model: nn.Module) -> nn.Module:
+    if not any(parameter.dim() == 4 for parameter in model.parameters()):
+        raise ConfigError(
+            f"channels_last is for convolutions, but the model, {type(model).__name__}, has none: "
+            "set workload.module.channels_last=false"
+        )
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def _drain(items: list[Tensor]) -> Iterable[Tensor]:

@@ -1,21 +1,31 @@
-"""The nine-layer residual network of David Page's DAWNBench entry for CIFAR-10 (How to Train Your ResNet, part 4)."""
+"""The nine-layer residual network of David Page's DAWNBench entry for CIFAR-10 (How to Train Your ResNet, part 4).
+
+Its switches are rungs of the same author's part 8, each described with the class.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
+from bstune.errors import ConfigError
+from bstune.workloads.identity import initialise_as_identity
+from bstune.workloads.whitening import Whitening
 
-def _conv(inputs: int, outputs: int, pool: bool = False) -> nn.Sequential:
-    layers: list[nn.Module] = [
-        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU(inplace=True),
-    ]
-    return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []))
+Kind = Literal["convolution", "norm", "activation", "pool"]
+Pool = Literal["after_activation", "before_activation", "before_norm"]
+
+ORDERS: Mapping[Pool, Sequence[Kind]] = {
+    "after_activation": ("convolution", "norm", "activation", "pool"),
+    "before_activation": ("convolution", "norm", "pool", "activation"),
+    "before_norm": ("convolution", "pool", "norm", "activation"),
+}
 
 
 class _Residual(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, first: nn.Sequential, second: nn.Sequential) -> None:
         super().__init__()
-        self.branch = nn.Sequential(_conv(width, width), _conv(width, width))
+        self.branch = nn.Sequential(first, second)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.branch(x)
@@ -31,23 +41,65 @@ class ResNet9(nn.Module):
     Args:
         classes: number of classes.
         width: channels of the first layer; the others are 2, 4 and 8 times as wide. 64 in the source.
-        logit_scale: of the output; 0.125 in the source.
+        logit_scale: of the output; 0.125 in the source, 0.0625 with norms' scales frozen at 1 (43 s there).
+        pool: where the three convolutions are pooled: ``after_activation``, as in part 4; ``before_activation``, the
+            same function for an activation that never falls, of a quarter of the values; or ``before_norm`` (64 s).
+        activation: called without arguments for each activation; ReLU in part 4, CELU of alpha 0.075 later (52 s).
+        norm: called with a number of channels for each normalisation.
+        whitening: a frozen convolution in place of the first layer's, followed by a learnt one of one pixel, its norm
+            and its activation (36 s); None for the convolution that is learnt.
+        identity_init: whether learnt convolutions start as the identity; see
+            :func:`~bstune.workloads.identity.initialise_as_identity`.
+
+    Raises:
+        ConfigError: for another place to pool.
     """
 
-    def __init__(self, classes: int, width: int, logit_scale: float) -> None:
+    def __init__(
+        self,
+        classes: int,
+        width: int,
+        logit_scale: float,
+        *,
+        pool: Pool,
+        activation: Callable[[], nn.Module],
+        norm: Callable[[int], nn.Module],
+        whitening: Whitening | None,
+        identity_init: bool,
+    ) -> None:
         super().__init__()
+        if pool not in ORDERS:
+            raise ConfigError(f"the network's pool must be one of {', '.join(ORDERS)}, but got {pool!r}")
+
+        def block(inputs: int, outputs: int, *, pooled: bool = False, kernel_size: int = 3) -> nn.Sequential:
+            convolution = nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2, bias=False)
+            layers = {"convolution": convolution, "norm": norm(outputs), "activation": activation()}
+            if pooled:
+                layers["pool"] = nn.MaxPool2d(2)
+            return nn.Sequential(*(layers[kind] for kind in ORDERS[pool] if kind in layers))
+
+        def residual(channels: int) -> _Residual:
+            return _Residual(block(channels, channels), block(channels, channels))
+
+        def first() -> nn.Sequential:
+            if whitening is None:
+                return block(3, width)
+            return nn.Sequential(whitening, *block(whitening.out_channels, width, kernel_size=1))
+
         self.features = nn.Sequential(
-            _conv(3, width),
-            _conv(width, 2 * width, pool=True),
-            _Residual(2 * width),
-            _conv(2 * width, 4 * width, pool=True),
-            _conv(4 * width, 8 * width, pool=True),
-            _Residual(8 * width),
+            first(),
+            block(width, 2 * width, pooled=True),
+            residual(2 * width),
+            block(2 * width, 4 * width, pooled=True),
+            block(4 * width, 8 * width, pooled=True),
+            residual(8 * width),
             nn.AdaptiveMaxPool2d(1),
             nn.Flatten(),
         )
         self.head = nn.Linear(8 * width, classes, bias=False)
         self.logit_scale = logit_scale
+        if identity_init:
+            initialise_as_identity(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""

@@ -35,7 +35,7 @@ def patch_moments(images: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
     size = channels * kernel_size**2
     total = torch.zeros(size, size, dtype=torch.float64, device=images.device)
     patches = 0
-    for chunk in torch.split(images, CHUNK):  # type: ignore[no-untyped-call]
+    for chunk in torch.split(images, CHUNK):
         windows = chunk.to(torch.float64).unfold(2, kernel_size, 1).unfold(3, kernel_size, 1)
         rows = windows.permute(0, 2, 3, 1, 4, 5).reshape(-1, size)
         total += rows.T @ rows

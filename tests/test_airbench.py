@@ -1,0 +1,121 @@
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bstune.errors import ConfigError
+from bstune.workloads.airbench import Airbench
+from bstune.workloads.batch_norm import BatchNorm
+from bstune.workloads.whitening import Whitening
+
+
+def airbench(widths=(8, 12, 16), classes=10, logit_scale=1 / 9, **options):
+    whitening = Whitening(kernel_size=2, eps=5e-4, images=6, signed=True, bias=True, padding=0)
+    values = {
+        "activation": nn.GELU,
+        "norm": partial(BatchNorm, scale=1.0, momentum=0.4, eps=1e-12),
+        "whitening": whitening,
+        "identity_init": True,
+        "unit_head": False,
+    } | options
+    network = Airbench(classes, widths, logit_scale, **values)
+    whitening.initialise_from(images())
+    return network
+
+
+def images(n=6, seed=0):
+    return torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("widths", "classes"), [((64, 256, 256), 10), ((8, 12, 16), 3)])
+def test_its_parameters_in_closed_form(widths, classes):
+    network = airbench(widths, classes)
+    a, b, c = widths
+    learnt = 24 + 9 * (24 * a + a * a + a * b + b * b + b * c + c * c) + 2 * (a + b + c) + c * classes
+    assert sum(parameter.numel() for parameter in network.parameters()) == learnt
+    if widths == (64, 256, 256):
+        # The source's parameters are the same, with the frozen filters (24 x 3 x 2 x 2) and scales.
+        frozen = sum(layer.weight.numel() for layer in network.modules() if isinstance(layer, BatchNorm | Whitening))
+        assert (learnt, frozen) == (1_971_352, 1440)
+        assert frozen == 24 * 3 * 2 * 2 + 2 * (a + b + c)
+
+
+def straight_line(network, x):
+    """Return logits by the source's layers, one after the other, from the network's parameters in their order."""
+    convolutions = iter([layer for layer in network.modules() if isinstance(layer, nn.Conv2d)])
+    biases = iter([layer.bias for layer in network.modules() if isinstance(layer, BatchNorm)])
+
+    def norm(x):
+        mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), correction=0, keepdim=True)
+        return (x - mean) / (var + 1e-12).sqrt() + next(biases).view(-1, 1, 1)
+
+    x = functional.conv2d(x, network.whitening.weight, network.whitening.bias)
+    x = functional.gelu(x)
+    for size in (15, 7, 3):
+        x = functional.conv2d(x, next(convolutions).weight, padding=1)
+        x = functional.max_pool2d(x, 2)
+        x = functional.gelu(norm(x))
+        x = functional.conv2d(x, next(convolutions).weight, padding=1)
+        x = functional.gelu(norm(x))
+        assert x.shape[2:] == (size, size)
+    x = functional.max_pool2d(x, 3).flatten(1)
+    assert next(convolutions, None) is None
+    assert next(biases, None) is None
+    return x @ network.head.weight.T * network.logit_scale
+
+
+@pytest.mark.parametrize("logit_scale", [1 / 9, 1 / 16])
+def test_its_output_and_gradients_are_those_of_the_layers_written_out(logit_scale):
+    torch.manual_seed(0)
+    network = airbench(logit_scale=logit_scale)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    x, labels = images(seed=4), torch.arange(6)
+    expected = straight_line(network, x)
+    of_expected = torch.autograd.grad(functional.cross_entropy(expected, labels), list(network.parameters()))
+    output = network(x)
+    of_output = torch.autograd.grad(functional.cross_entropy(output, labels), list(network.parameters()))
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+    for mine, its in zip(of_output, of_expected, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-3, atol=1e-5)
+
+
+def test_it_starts_from_identities_as_far_as_they_go():
+    torch.manual_seed(0)
+    network = airbench()
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
+    assert [(layer.in_channels, layer.out_channels) for layer in layers] == [
+        (24, 8),
+        (8, 8),
+        (8, 12),
+        (12, 12),
+        (12, 16),
+        (16, 16),
+    ]
+    for layer in layers:
+        x = torch.randn(2, layer.in_channels, 5, 5)
+        passed = min(layer.in_channels, layer.out_channels)
+        assert torch.equal(layer(x)[:, :passed], x[:, :passed])
+    torch.manual_seed(0)
+    drawn = [layer for layer in airbench(identity_init=False).modules() if isinstance(layer, nn.Conv2d)]
+    for mine, its in zip(layers, drawn, strict=True):
+        assert torch.equal(mine.weight[mine.in_channels :], its.weight[mine.in_channels :])
+        assert not torch.equal(mine.weight, its.weight)
+
+
+def test_the_head_of_the_variant_with_muon():
+    heads = []
+    for unit_head in (False, True):
+        torch.manual_seed(0)
+        heads.append(airbench(unit_head=unit_head).head.weight)
+    plain, unit = heads
+    torch.testing.assert_close(unit.std(), torch.tensor(1.0))
+    torch.testing.assert_close(unit, plain / plain.std())
+
+
+def test_three_widths_are_asked_for():
+    with pytest.raises(ConfigError, match=r"takes three widths, but got \[8, 8\]"):
+        airbench(widths=(8, 8))
