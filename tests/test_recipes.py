@@ -1,0 +1,184 @@
+"""The workloads that follow published recipes for CIFAR-10 have their sources' numbers, which sum the loss."""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from bstune.averaging import ExponentialMovingAverage
+from bstune.command import compose_checked
+from bstune.lookahead import Lookahead
+from bstune.muon import Muon
+from bstune.records import TrialSpec
+from bstune.workload import build_module
+
+RECIPES = ("resnet_cifar_fast", "airbench_cifar", "airbench_muon")
+
+
+def recipe(name, *overrides):
+    """Return the config, and its module at the reference batch size and learning rate."""
+    config = compose_checked([f"+workload={name}", "device=cpu", *overrides])
+    spec = TrialSpec(0, 0, int(config.scaling.batch_size), float(config.scaling.lr), None, 0)
+    return config, build_module(config, spec)
+
+
+def configured(module):
+    """Return the optimizer's groups at the first step's full rate, by a name that each holds, and the schedule."""
+    configured = module.configure_optimizers()
+    named = {id(parameter): name for name, parameter in module.named_parameters()}
+    groups = {named[id(group["params"][0])]: group for group in configured["optimizer"].param_groups}
+    return groups, configured["lr_scheduler"]["scheduler"]
+
+
+def factors(schedule, steps):
+    """Return each step's factor for each group."""
+    used = []
+    for _ in range(steps):
+        used.append([rate / full for rate, full in zip(schedule.get_last_lr(), schedule.base_lrs, strict=True)])
+        schedule.optimizer.step()
+        schedule.step()
+    return used
+
+
+def follow(lr, momentum, weight_decay, scale):
+    """Return a weight over a few steps of torch's Nesterov SGD, its gradients times ``scale``."""
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=lr, momentum=momentum, nesterov=True, weight_decay=weight_decay)
+    seen = []
+    for step in range(6):
+        weight.grad = scale * torch.sin(torch.arange(3.0, dtype=torch.float64) + step)
+        optimizer.step()
+        seen.append(weight.detach().clone())
+    return torch.stack(seen)
+
+
+def assert_steps_as(group, source, batch_size):
+    """The group trains on a mean over examples as the source's settings do on their sum."""
+    own = follow(group["initial_lr"], group["momentum"], group["weight_decay"], 1.0)
+    torch.testing.assert_close(own, follow(**source, scale=float(batch_size)), rtol=2e-5, atol=2e-6)
+
+
+def test_pages_ladder_with_every_rung_on():
+    config, module = recipe("resnet_cifar_fast")
+    batch_size = config.workload.reference.batch_size
+    assert (batch_size, config.workload.budget.examples) == (512, 13 * 50_000)
+    groups, schedule = configured(module)
+    biases, others = groups.values()
+    # lr_schedule([0, epochs/5, epochs - 2], [0, 1, 0.1], batch_size) divides the rate by the batch size; the weight
+    # decay is 5e-4 x batch size, and 64 times the one with a 64th of the other for the biases of norms.
+    source = {"lr": 1.0 / 512, "momentum": 0.9, "weight_decay": 5e-4 * 512}
+    assert_steps_as(others, source, 512)
+    assert_steps_as(biases, source | {"lr": 64.0 / 512, "weight_decay": 5e-4 * 512 / 64}, 512)
+    assert len(biases["params"]) == 8
+    steps = math.ceil(650_000 / 512)
+    for step, (first, second) in enumerate(factors(schedule, steps)):
+        epoch = (step + 1) / steps * 13
+        expected = epoch / 2.6 if epoch < 2.6 else max(0.1, 1 - 0.9 * (epoch - 2.6) / (11 - 2.6))
+        assert first == second == pytest.approx(expected, abs=1e-6)
+    (average,) = module.configure_callbacks()
+    assert isinstance(average, ExponentialMovingAverage)
+    assert average.decay() == pytest.approx(0.99**5)
+    assert module.loss.label_smoothing == 0.2
+
+
+def test_airbench():
+    config, module = recipe("airbench_cifar")
+    batch_size, steps = 1024, math.ceil(9.9 * (50_000 // 1024))
+    assert config.workload.reference.batch_size == batch_size
+    assert steps == 476 == math.ceil(config.workload.budget.examples / batch_size)
+    groups, schedule = configured(module)
+    kilostep_scale = 1024 * (1 + 1 / (1 - 0.85))
+    lr, decay = 11.5 / kilostep_scale, 0.0153 * batch_size / kilostep_scale
+    norms, whitening, others = groups.values()
+    assert_steps_as(others, {"lr": lr, "momentum": 0.85, "weight_decay": decay / lr}, batch_size)
+    assert_steps_as(whitening, {"lr": lr, "momentum": 0.85, "weight_decay": decay / lr}, batch_size)
+    assert_steps_as(norms, {"lr": 64 * lr, "momentum": 0.85, "weight_decay": decay / (64 * lr)}, batch_size)
+    assert (len(norms["params"]), len(whitening["params"]), len(others["params"])) == (6, 1, 7)
+
+    def source(step):
+        warmup = int(steps * 0.23)
+        if step < warmup:
+            return 0.2 + 0.8 * step / warmup
+        return 1 - 0.93 * (step - warmup) / (steps - warmup)
+
+    for step, (first, of_whitening, last) in enumerate(factors(schedule, steps)):
+        assert first == last == pytest.approx(source(step), abs=0.012)  # a step ahead of it
+        assert of_whitening == (first if step < 3 * 48 else 0.0)
+    (lookahead,) = module.configure_callbacks()
+    assert isinstance(lookahead, Lookahead)
+    assert vars(lookahead)["_decay"] == pytest.approx(0.95**5)
+    assert vars(lookahead)["_total_steps"] == steps
+
+
+def test_airbench_with_muon():
+    config, module = recipe("airbench_muon")
+    batch_size, steps = 2000, 200
+    assert config.workload.reference.batch_size == batch_size
+    assert math.ceil(config.workload.budget.examples / batch_size) == steps
+    groups, schedule = configured(module)
+    assert isinstance(schedule.optimizer, Muon)
+    norms, whitening, head, filters = groups.values()
+    wd = 2e-6 * batch_size
+    biases = {"lr": 0.053, "momentum": 0.85, "weight_decay": wd / 0.053}
+    assert_steps_as(norms, biases, batch_size)
+    assert_steps_as(whitening, biases, batch_size)
+    assert_steps_as(head, {"lr": 0.67, "momentum": 0.85, "weight_decay": wd / 0.67}, batch_size)
+    assert [len(group["params"]) for group in groups.values()] == [6, 1, 1, 6]
+    assert (filters["initial_lr"], filters["momentum"], filters["nesterov"]) == (0.24, 0.6, True)
+    assert (filters["orthogonalise"], filters["normalise_weights"], filters["steps_of_iteration"]) == (True, True, 3)
+    assert not any(group["orthogonalise"] for group in (norms, whitening, head))
+    for step, used in enumerate(factors(schedule, steps)):
+        line = 1 - step / steps
+        assert used == pytest.approx([line, max(0.0, 1 - step / 75), line, line])
+    assert module.configure_callbacks() == []
+    assert module.model.head.weight.std().item() == pytest.approx(1.0)
+    assert module.model.logit_scale == 1 / 256
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("batch_size", "lr"), [(64, 0.1), (8192, 3.0)])
+def test_each_is_built_at_any_batch_size_of_its_range(name, batch_size, lr):
+    config = compose_checked([f"+workload={name}", "device=cpu"])
+    size = min(batch_size, config.search.batch_size.high)
+    module = build_module(config, TrialSpec(0, 0, size, lr, None, 0))
+    reference = float(config.scaling.lr)
+    assert {group["lr"] for group in module.configure_optimizers()["optimizer"].param_groups}
+    _, at_reference = recipe(name)
+    scales = [
+        group["initial_lr"] / other["initial_lr"]
+        for group, other in zip(configured(module)[0].values(), configured(at_reference)[0].values(), strict=True)
+    ]
+    assert scales == pytest.approx([lr / reference] * len(scales))
+
+
+NARROW = {
+    "resnet_cifar_fast": ["workload.module.model.width=8"],
+    "airbench_cifar": ["workload.module.model.widths=[8,16,16]"],
+    "airbench_muon": ["workload.module.model.widths=[8,16,16]"],
+}
+DATA = os.environ.get("BSTUNE_DATA")
+
+
+@pytest.mark.skipif(
+    DATA is None or not (Path(DATA) / "cifar-10-batches-bin").exists(), reason="CIFAR-10 is not at hand (BSTUNE_DATA)"
+)
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_learns_from_cifar10_when_it_is_narrow(name, bstune, tmp_path):
+    status, _, err = bstune(
+        f"+workload={name}",
+        *NARROW[name],
+        "device=cpu",
+        "precision=32-true",
+        "workload.data.validation=500",
+        "trial.batch_size=250",
+        "trial.lr=0.1",
+        "budget={steps: 20, examples: 1}",
+        "mlflow.enabled=false",
+        "hardware.enabled=false",
+    )
+    assert status == 0, err
+    record = next(tmp_path.rglob("trial.json")).read_text()
+    assert '"status": "budget"' in record
+    assert '"steps": 20' in record
