@@ -131,10 +131,13 @@ def open_runner(
         space = replace(space, low=found.ceiling.smallest, high=found.ceiling.batch_size)
         notes = headline(found, kept)
     workload = build()
-    rehearsed = probe_step_time(space, protocol, lambda spec, probe: train(workload, spec, probe))
-    check_start(workload, protocol, trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0))
+    # A single trial may be of a batch size at which the module can be built where the range's smallest is none.
+    sizes = space if trial is None else replace(space, low=trial.batch_size, high=trial.batch_size)
+    rehearsed = probe_step_time(sizes, protocol, lambda spec, probe: train(workload, spec, probe))
+    first = trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)
+    check_start(workload, protocol, first)
     step_time = rehearsed if found is None or found.step_time is None else found.step_time
-    module = workload.build_module(TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), None, 0))
+    module = workload.build_module(first)
     stops = not has_horizon(config)
     device = device_name(protocol.trainer)
     on_test = workload.validates_on_test

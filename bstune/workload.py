@@ -21,6 +21,7 @@ from bstune.protocol import Budget, Protocol
 from bstune.records import TrialResult, TrialSpec
 from bstune.state import Stopped
 from bstune.trial import make_trainer, run_trial, serving
+from bstune.workloads.batch_norm import largest_ghost_size
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Workload:
     """What trials need of a workload.
 
     Args:
-        build_module: builds the Lightning module of one trial.
+        build_module: builds the Lightning module of one trial, ready to be trained.
         train_batches: an endless stream of batches for one trial.
         validation_batches: the same at every batch size.
         test_batches: None where there is no test set apart from the validation data.
@@ -113,7 +114,7 @@ def build_workload(config: DictConfig, data: LightningDataModule | None = None) 
         validation_examples = _examples(validation)
 
     return Workload(
-        build_module=lambda spec: build_module(config, spec),
+        build_module=lambda spec: initialised(build_module(config, spec), data),
         train_batches=train_batches,
         validation_batches=validation,
         test_batches=test,
@@ -125,12 +126,12 @@ def build_workload(config: DictConfig, data: LightningDataModule | None = None) 
 
 
 def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
-    """Return the Lightning module of ``config.workload`` at one batch size and learning rate.
+    """Return the Lightning module of ``config.workload`` at one batch size and learning rate, before it sees any data.
 
     ``${trial.batch_size}``, ``${trial.lr}``, ``${trial.seed}`` and ``${trial.total_steps}`` in it are the trial's.
 
     Raises:
-        ConfigError: if it cannot be built, or is no LightningModule.
+        ConfigError: if it cannot be built, is no LightningModule, or normalises in groups over the micro-batch size.
     """
     budget = Budget(config.budget.steps, config.budget.examples)
     own = config.copy()
@@ -139,6 +140,37 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     module = build(own.workload.module, "workload.module")
     if not isinstance(module, LightningModule):
         raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
+    _check_micro_batches(module, spec.batch_size, config.protocol.micro_batch_size)
+    return module
+
+
+def _check_micro_batches(module: LightningModule, batch_size: int, micro_batch_size: int | None) -> None:
+    size = largest_ghost_size(module)
+    if micro_batch_size is not None and micro_batch_size < min(size, batch_size):
+        raise ConfigError(
+            f"ghost size {size} is over the micro-batch size {micro_batch_size}: lower "
+            "workload.module.model.norm.ghost_size, or raise protocol.micro_batch_size"
+        )
+
+
+def initialised(module: LightningModule, data: LightningDataModule) -> LightningModule:
+    """Hand a module the training images that it starts from, if it wants any, and return it.
+
+    A module says how many it wants in ``initial_images`` and takes them in ``initialise_from``. They are normalised as
+    in batches, the first of the training data, and not kept: to make them anew takes a trial milliseconds. No random
+    number is drawn.
+
+    Raises:
+        ConfigError: if it wants some and the data are not bstune's own, or it cannot use them.
+    """
+    wanted = getattr(module, "initial_images", 0) if hasattr(module, "initialise_from") else 0
+    if wanted:
+        if not isinstance(data, ImageData):
+            raise ConfigError(
+                f"whitening takes its statistics from images of bstune.data.module.ImageData, but workload.data is "
+                f"{type(data).__name__}: set workload.module.model.whitening=null, or use ImageData"
+            )
+        module.initialise_from(data.first_images(wanted))  # type: ignore[operator]
     return module
 
 

@@ -20,6 +20,29 @@ EASY = ("workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
 SIXTEEN = (*QUICK, *EASY, "search.trials=16", "search.objective=steps")
 WORKLOADS = sorted(path.stem for path in (Path(conf.__file__).parent / "workload").glob("*.yaml"))
 
+# A convolution with normalisation in groups in place of the digits' perceptron.
+GHOSTS = (
+    "+workload=digits",
+    "~workload.module.model",
+    "+workload.module.model={_target_: torch.nn.Sequential, _args_: ["
+    "{_target_: torch.nn.Conv2d, in_channels: 1, out_channels: 4, kernel_size: 3}, "
+    "{_target_: bstune.workloads.batch_norm.BatchNorm, channels: 4, ghost_size: 32}, "
+    "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 144, out_features: 10}]}",
+    "+workload.module.batch_size=${trial.batch_size}",
+)
+GHOST_ADVICE = "lower workload.module.model.norm.ghost_size, or raise the batch size (search.batch_size.low of a study"
+WHITENING = (
+    "{_target_: bstune.workloads.whitening.Whitening, kernel_size: 2, eps: 0.01, images: 100, signed: true, "
+    "bias: true, padding: 1}"
+)
+RESNET9_ON_DIGITS = (
+    "+workload=digits",
+    "~workload.module.model",
+    "+workload.module.model={_target_: bstune.workloads.resnet9.ResNet9, classes: 10, width: 4, logit_scale: 1.0, "
+    "activation: {_target_: torch.nn.ReLU, _partial_: true}, norm: {_target_: torch.nn.BatchNorm2d, _partial_: true}, "
+    f"whitening: {WHITENING}, identity_init: true}}",
+)
+
 
 def entries(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
@@ -89,6 +112,35 @@ def entries(folder: Path) -> list[str]:
         (("+workload=digits", "sampler._target_=no.Such"), "sampler cannot be built: Error locating target 'no.Such'"),
         (("+workload=digits", "+trainer.max_steps=7"), "trainer.max_steps is bstune's own"),
         (("+workload=digits", "+trainer.nope=3"), "trainer: Trainer.__init__() got an unexpected keyword argument"),
+        ((*GHOSTS, "trial.batch_size=16", "trial.lr=0.1"), f"ghost size 32 is over the batch size 16: {GHOST_ADVICE}"),
+        ((*GHOSTS, "search.batch_size.low=8"), f"ghost size 32 is over the batch size 8: {GHOST_ADVICE}"),
+        (
+            (*GHOSTS, "search.batch_size.low=8", "hardware.seconds=1"),
+            f"ghost size 32 is over the batch size 8: {GHOST_ADVICE}",
+        ),
+        (
+            (*GHOSTS, "search.batch_size.low=32", "protocol.micro_batch_size=16"),
+            "ghost size 32 is over the micro-batch size 16: lower workload.module.model.norm.ghost_size, or raise",
+        ),
+        (
+            ("+workload=digits", "+workload.module.channels_last=true"),
+            "channels_last is for convolutions, but the model, Sequential, has none: set workload.module.channels_last",
+        ),
+        (("+workload=digits", f"+workload.module.model.whitening={WHITENING}"), "unexpected keyword argument 'whiten"),
+        ((*RESNET9_ON_DIGITS, "+workload.module.model.pool=first"), "the network's pool must be one of after_activati"),
+        (
+            (*RESNET9_ON_DIGITS, "+workload.module.model.pool=before_norm"),
+            "whitening needs images of 3 channel(s) and at least 2 pixels a side, but got the shape (100, 1, 8, 8)",
+        ),
+        (
+            (
+                *RESNET9_ON_DIGITS,
+                "+workload.module.model.pool=before_norm",
+                "workload.module.model.whitening.images=5000",
+                "+workload.module.model.whitening.channels=1",
+            ),
+            "whitening takes its statistics from 5000 images, but there are 1200: lower whitening.images",
+        ),
         (("+workload=digits", "mlflow.uri=foo://x"), "such as sqlite:///mlflow.db, but got 'foo://x'"),
     ],
 )
@@ -373,6 +425,65 @@ def test_a_users_own_project(bstune, tmp_path, monkeypatch):
     status, _, err = bstune(*own, "+workload=other")
     assert status == 2
     assert f"workloads: {', '.join(sorted([*WORKLOADS, 'mine']))}" in err
+
+
+OTHERS = """
+name: others
+precision: 32-true
+trials: 3
+reference: {batch_size: 32, lr: 0.05}
+batch_size: {low: 8, high: 128}
+budget: {steps: 20, examples: 400}
+target: {metric: val/error, value: 0.05, mode: min}
+data: {_target_: my_project.Data}
+module:
+  _target_: bstune.workloads.classifier.Classifier
+  lr: ${trial.lr}
+  loss: {_target_: torch.nn.CrossEntropyLoss}
+  optimizer: {_target_: torch.optim.SGD, _partial_: true}
+  model: {_target_: bstune.workloads.mlp.mlp, inputs: 5, hidden: [], classes: 2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            (
+                "workload.module.model={_target_: bstune.workloads.mlp.mlp}",
+                "+workload.module.test_time={_target_: bstune.workloads.test_time.mirrored, _partial_: true}",
+            ),
+            "workload.module.test_time mirrors images (N, C, H, W), but got the shape (50, 5): set workload.module.te",
+        ),
+        (
+            ("~workload.module.model", f"+workload.module.model={WHITENING}"),
+            "whitening takes its statistics from images of bstune.data.module.ImageData, but workload.data is Data: "
+            "set workload.module.model.whitening=null, or use ImageData",
+        ),
+    ],
+)
+@pytest.mark.parametrize("of_one", [(), ("trial.batch_size=16", "trial.lr=0.1")])
+def test_switches_that_do_not_apply_to_a_projects_own_data(bstune, tmp_path, monkeypatch, arguments, message, of_one):
+    (tmp_path / "my_project.py").write_text(PROJECT)
+    workloads = tmp_path / "conf" / "workload"
+    workloads.mkdir(parents=True)
+    (workloads / "others.yaml").write_text(OTHERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_project", raising=False)
+    before = entries(tmp_path)
+    status, out, err = bstune("--config-dir", "conf", "+workload=others", "mlflow.enabled=false", *arguments, *of_one)
+    assert status == 2
+    assert message in err
+    assert "Traceback" not in out + err
+    assert [name for name in entries(tmp_path) if name != "__pycache__"] == before
+    if not of_one:  # it is the switch that was refused
+        assert bstune("--config-dir", "conf", "+workload=others", "mlflow.enabled=false")[0] == 0
+
+
+def test_a_single_trial_may_have_a_ghost_size_over_the_smallest_of_the_range(bstune):
+    own = ("trial.batch_size=64", "trial.lr=0.01", "budget.steps=3", "budget.examples=1", "mlflow.enabled=false")
+    status, _, err = bstune(*GHOSTS, "search.batch_size.low=8", *own)
+    assert (status, err) == (0, "")
 
 
 def test_passwords_stay_out_of_what_is_written(bstune, tmp_path):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hydra import compose, initialize_config_module
@@ -337,3 +339,83 @@ def test_what_is_no_module_is_refused(module, text):
     config.workload.module = module
     with pytest.raises(ConfigError, match=text):
         build_module(config, spec())
+
+
+# Modules that start from images
+
+WHITENED = (
+    "~workload.module.model",
+    "+workload.module.model={_target_: torch.nn.Sequential, _args_: ["
+    "{_target_: bstune.workloads.whitening.Whitening, kernel_size: 2, eps: 0.01, images: 200, signed: true, "
+    "bias: true, padding: 0, channels: 1}, "
+    "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 392, out_features: 10}]}",
+)
+
+
+def test_a_module_starts_from_the_first_training_images_as_its_batches_have_them():
+    workload = build_workload(composed(*WHITENED))
+    drawn = []
+    layers = []
+    for seed in (0, 1):
+        torch.manual_seed(0)
+        module = workload.build_module(spec(seed=seed))
+        drawn.append(torch.get_rng_state())
+        layers.append(module.model[0])
+    assert torch.equal(layers[0].weight, layers[1].weight)
+    torch.manual_seed(0)
+    bare = build_module(composed(*WHITENED), spec())
+    assert torch.equal(torch.get_rng_state(), drawn[0])  # the images draw nothing
+    with pytest.raises(ConfigError, match="no filters yet"):
+        bare(torch.zeros(2, 1, 8, 8))
+    # All training images are in one epoch of batches; their second moments, whitened, are those of the closed form.
+    images = torch.cat([images for images, _ in first(workload.train_batches(spec(1200)), 1)])
+    rows = layers[0](images)[:, :4].permute(0, 2, 3, 1).reshape(-1, 4)
+    moments = (rows.T @ rows / len(rows)).detach()
+    assert (moments - torch.eye(4)).abs().max() < 0.25  # of 1,200 images where the filters are of 200
+    assert layers[0](images).shape == (1200, 8, 7, 7)
+
+
+def test_such_a_module_trains_and_is_tested_from_its_weights(tmp_path):
+    workload = build_workload(composed(*WHITENED))
+    own = replace(protocol(micro_batch_size=None), target=Target("val/error", 0.8, "min"))
+    result = train(workload, spec(100, lr=0.05), own, tmp_path / "trial.ckpt")
+    assert result.status == "reached"
+    weights = torch.load(tmp_path / "trial.ckpt", weights_only=True)["state_dict"]
+    assert torch.equal(weights["model.0.weight"], workload.build_module(spec()).model[0].weight)
+
+
+class Wanting(Seeing):
+    """Wants images of another project's data, which have none to give."""
+
+    initial_images = 10
+
+    def initialise_from(self, images):
+        raise AssertionError
+
+
+class Wantless(Wanting):
+    initial_images = 0
+
+
+def test_images_of_another_projects_data_are_not_to_be_had():
+    workload = foreign(Foreign, module=Wanting)
+    with pytest.raises(ConfigError, match=r"images of bstune\.data\.module\.ImageData, but .* is Foreign"):
+        workload.build_module(spec())
+    assert isinstance(foreign(Foreign, module=Wantless).build_module(spec()), Wantless)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "micro", "refused"), [(64, 16, True), (64, 32, False), (64, 48, False), (64, None, False)]
+)
+def test_groups_over_the_micro_batch_size_are_refused(batch_size, micro, refused):
+    config = composed(f"protocol.micro_batch_size={'null' if micro is None else micro}")
+    config.workload.module.model = {
+        "_target_": "bstune.workloads.batch_norm.BatchNorm",
+        "channels": 1,
+        "ghost_size": 32,
+    }
+    if not refused:
+        assert build_module(config, spec(batch_size)).model.ghost_size == 32
+        return
+    with pytest.raises(ConfigError, match=r"ghost size 32 is over the micro-batch size 16: .* protocol\.micro"):
+        build_module(config, spec(batch_size))

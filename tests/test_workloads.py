@@ -14,6 +14,7 @@ from bstune.errors import ConfigError
 from bstune.records import TrialSpec
 from bstune.trial import make_trainer
 from bstune.workload import build_module
+from bstune.workloads.batch_norm import BatchNorm
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.mlp import mlp
 from bstune.workloads.mobilenet import mobilenet_v3_large
@@ -209,3 +210,86 @@ def test_averaging_is_a_call_back():
     average = Callback()
     assert classifier(average=average).configure_callbacks() == [average]
     assert classifier().configure_callbacks() == []
+
+
+class Wanting(nn.Module):
+    """Notes the images that it is given."""
+
+    def __init__(self, images):
+        super().__init__()
+        self.images, self.given = images, None
+
+    def initialise_from(self, images):
+        self.given = images
+
+
+def test_parts_that_start_from_images_are_handed_them():
+    parts = [Wanting(3), Wanting(7)]
+    module = classifier(nn.Sequential(parts[0], nn.Sequential(nn.Linear(4, 3), parts[1])))
+    assert module.initial_images == 7
+    images = torch.randn(7, 4)
+    module.initialise_from(images)
+    assert all(part.given is images for part in parts)
+    assert classifier(nn.Linear(4, 3)).initial_images == 0
+
+
+def convolutional(**options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNorm(4, ghost_size=4), nn.Flatten(), nn.Linear(4 * 36, 5))
+    return classifier(model, **options)
+
+
+def test_channels_last_changes_the_format_alone():
+    batch = torch.randn(8, 3, 8, 8), torch.arange(8) % 5
+    plain, last = convolutional(), convolutional(channels_last=True)
+    assert last.model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    seen = []
+    last.model[1].register_forward_hook(lambda layer, inputs, output: seen.extend([inputs[0], output]))
+    losses = [module.training_step(batch, 0) for module in (plain, last)]
+    assert all(images.is_contiguous(memory_format=torch.channels_last) for images in seen)
+    torch.testing.assert_close(*losses)
+    for loss in losses:
+        loss.backward()
+    for mine, its in zip(plain.parameters(), last.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad, rtol=1e-4, atol=1e-5)
+    assert list(plain.state_dict()) == list(last.state_dict())
+
+
+def test_channels_last_needs_convolutions():
+    with pytest.raises(ConfigError, match="channels_last is for convolutions, but the model, Linear, has none"):
+        classifier(nn.Linear(4, 3), channels_last=True)
+
+
+@pytest.mark.parametrize(("size", "refused"), [(4, False), (3, True), (100, False), (None, False)])
+def test_a_ghost_size_over_the_batch_size_is_refused(size, refused):
+    if not refused:
+        assert convolutional(batch_size=size).model[1].ghost_size == 4
+        return
+    with pytest.raises(ConfigError, match=r"ghost size 4 is over the batch size 3: lower workload\.module\.model\.nor"):
+        convolutional(batch_size=size)
+
+
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_views_at_test_time_are_for_evaluation_alone(stage):
+    def reversed_views(model, images):
+        return model(images).flip(1)
+
+    module = classifier(test_time=reversed_views)
+    logits, labels = labelled(20, 5)
+    torch.testing.assert_close(module.training_step((logits, labels), 0), nn.functional.cross_entropy(logits, labels))
+    trainer = make_trainer(TRAINER)
+    evaluate = trainer.validate if stage == "val" else trainer.test
+    metrics = evaluate(module, DataLoader([(logits, labels)], batch_size=None), verbose=False)[0]
+    assert metrics[f"{stage}/error"] == (logits.flip(1).argmax(1) != labels).float().mean()
+    assert metrics[f"{stage}/loss"] == pytest.approx(nn.functional.cross_entropy(logits.flip(1), labels).item())
+    assert metrics[f"{stage}/error"] > 0.5
+
+
+def test_smoothed_labels_are_in_the_loss_that_is_evaluated():
+    smoothed = nn.CrossEntropyLoss(label_smoothing=0.2)
+    logits, labels = labelled(20, 5)
+    metrics = make_trainer(TRAINER).validate(
+        classifier(loss=smoothed), DataLoader([(logits, labels)], batch_size=None), verbose=False
+    )[0]
+    assert metrics["val/loss"] == pytest.approx(smoothed(logits, labels).item())
+    assert metrics["val/loss"] != pytest.approx(nn.functional.cross_entropy(logits, labels).item())
