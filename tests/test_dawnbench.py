@@ -14,6 +14,8 @@ from rich.console import Console
 from scipy import stats
 
 from bstune import sweep as sweep_command
+from bstune.building import flatten
+from bstune.data.datasets import ImageDataset, Images
 from bstune.errors import ConfigError
 from bstune.experiments.dawnbench import (
     Rung,
@@ -259,6 +261,79 @@ def test_the_reduced_setting_takes_the_place_of_the_rungs_sizes(make_result, tra
         widths.setdefault(next(module.model.parameters()).shape[0], set()).add(round(spec.lr, 9))
         assert protocol.budget.last_step(spec.batch_size) == 7
     assert widths == {128: {0.08}, 16: {0.08, 0.3}}  # kept by the rung after it
+
+
+# The ladder that ships
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """Return a function that checks the sweep as it ships, on random images in place of CIFAR-10."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+
+    def images(n):
+        return Images(rng.integers(0, 256, (n, 3, 32, 32), dtype=np.uint8), rng.integers(0, 10, n))
+
+    dataset = ImageDataset("CIFAR-10", 255, images(1200), images(100))
+    monkeypatch.setattr("bstune.data.datasets.load_cifar10", lambda root: dataset)
+
+    def check(*options):
+        config = compose_sweep("dawnbench", ("device=cpu", *options))
+        config.sweep.experiment.reduced.set.start["workload.data.validation"] = 100
+        return check_sweep("dawnbench", config)
+
+    return check
+
+
+def test_every_rung_of_the_reduced_ladder_trains(shipped):
+    small = [f"sweep.experiment.reduced.{option}" for option in ("enabled=true", "steps=2", "batch_size=64")]
+    finding, told = run(shipped(*small, "sweep.experiment.seeds=[0]"))
+    assert len(finding.rows) == 16
+    assert [row["steps"] for row in finding.rows] == [2] * 16
+    assert [row["n"] for row in finding.rows] == [1] * 16, told
+    assert "left out" not in finding.sentence
+
+
+def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
+    """Whoever changes one of the two has to look at the other."""
+    sweep = shipped()
+    reached, by_rung = sweep.config, {}
+    for own in sweep.parameters["rungs"]:
+        reached = by_rung[own.name] = applied(reached, own.set)
+        reached.trial.lr, reached.trial.batch_size = own.lr, own.batch_size
+
+    def parts(config):
+        workload = OmegaConf.to_container(config.workload)
+        del workload["data"]["eval_batch_size"]
+        return flatten({"data": workload["data"], "module": workload["module"]})
+
+    for name, recipe in (("airbench94's network", "airbench_cifar"), ("Muon", "airbench_muon")):
+        config = compose_sweep("dawnbench", (f"workload={recipe}",))
+        assert parts(by_rung[name]) == parts(config)
+        reference = OmegaConf.to_container(config.workload.reference)
+        assert reference == {"batch_size": by_rung[name].trial.batch_size, "lr": by_rung[name].trial.lr}
+    # Page's has its scales frozen at 1 where the ladder has 1/4, which is 16 times the rate and a quarter of the rest.
+    recipe = parts(compose_sweep("dawnbench", ("workload=resnet_cifar_fast",)))
+    own = parts(by_rung["moving average"])
+    times = {key: own[key] / recipe[key] for key in own if isinstance(own[key], float) and own[key] != recipe[key]}
+    assert times == {
+        "module.model.norm.scale": 0.25,
+        "module.model.activation.alpha": 0.25,
+        "module.model.logit_scale": 4.0,
+        "module.groups.kinds.norm_bias.rate": 1 / 16,
+    }
+
+
+def test_the_ladder_takes_the_steps_of_its_sources(shipped):
+    """Page has 97 steps of 512 an epoch and leaves out the rest of its images; here an epoch has all of them."""
+    rungs = {own.name: own for own in shipped().parameters["rungs"]}
+    steps = {name: math.ceil(round(own.epochs * 50_000 / own.batch_size, 6)) for name, own in rungs.items()}
+    assert (steps["airbench94's network"], steps["Muon"]) == (476, 200)
+    assert steps["start"] == math.ceil(24 * 50_000 / 512) <= 1.01 * 24 * 97
+    assert all(own.accuracy is None or own.accuracy >= 0.94 for own in rungs.values())
+    times = [own.seconds for own in rungs.values() if own.seconds is not None]
+    assert times == [70, 64, 59, 52, 46, 43, 36, 34, 26, 3.83, 2.59]
 
 
 # Rows and statistics
