@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.memory import garbage_collection_cuda
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from bstune.building import build
@@ -113,8 +114,9 @@ def build_workload(config: DictConfig, data: LightningDataModule | None = None) 
 
         validation_examples = _examples(validation)
 
+    images = InitialImages(data)
     return Workload(
-        build_module=lambda spec: initialised(build_module(config, spec), data),
+        build_module=lambda spec: images.give(build_module(config, spec)),
         train_batches=train_batches,
         validation_batches=validation,
         test_batches=test,
@@ -153,25 +155,43 @@ def _check_micro_batches(module: LightningModule, batch_size: int, micro_batch_s
         )
 
 
-def initialised(module: LightningModule, data: LightningDataModule) -> LightningModule:
-    """Hand a module the training images that it starts from, if it wants any, and return it.
+class InitialImages:
+    """Hands each trial's module the training images that it starts from, if it wants any.
 
     A module says how many it wants in ``initial_images`` and takes them in ``initialise_from``. They are normalised as
-    in batches, the first of the training data, and not kept: to make them anew takes a trial milliseconds. No random
-    number is drawn.
+    in batches, the first of the training data; no random number may be drawn from them. What the first module of a
+    study changes in its state because of them is kept, and the others get that: the same for every trial.
 
-    Raises:
-        ConfigError: if it wants some and the data are not bstune's own, or it cannot use them.
+    Args:
+        data: of the workload.
     """
-    wanted = getattr(module, "initial_images", 0) if hasattr(module, "initialise_from") else 0
-    if wanted:
-        if not isinstance(data, ImageData):
+
+    def __init__(self, data: LightningDataModule) -> None:
+        self._data = data
+        self._kept: dict[str, Tensor] = {}
+
+    def give(self, module: LightningModule) -> LightningModule:
+        """Return the module, which has what it wanted.
+
+        Raises:
+            ConfigError: if it wants images and the data are not bstune's own, or it cannot use them.
+        """
+        wanted = getattr(module, "initial_images", 0) if hasattr(module, "initialise_from") else 0
+        if not wanted:
+            return module
+        if not isinstance(self._data, ImageData):
             raise ConfigError(
-                f"whitening takes its statistics from images of bstune.data.module.ImageData, but workload.data is "
-                f"{type(data).__name__}: set workload.module.model.whitening=null, or use ImageData"
+                "whitening takes its statistics from images of bstune.data.module.ImageData, but workload.data is "
+                f"{type(self._data).__name__}: set workload.module.model.whitening=null, or use ImageData"
             )
-        module.initialise_from(data.first_images(wanted))  # type: ignore[operator]
-    return module
+        if self._kept:
+            module.load_state_dict(self._kept, strict=False)
+            return module
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        module.initialise_from(self._data.first_images(wanted))  # type: ignore[operator]
+        after = module.state_dict()
+        self._kept = {name: v.clone() for name, v in after.items() if not torch.equal(v, before[name])}
+        return module
 
 
 def _has_test_data(data: LightningDataModule) -> bool:

@@ -119,3 +119,19 @@ def test_the_head_of_the_variant_with_muon():
 def test_three_widths_are_asked_for():
     with pytest.raises(ConfigError, match=r"takes three widths, but got \[8, 8\]"):
         airbench(widths=(8, 8))
+
+
+def test_in_half_precision_all_but_the_norms_is_cast():
+    torch.manual_seed(0)
+    network = airbench()
+    cast = airbench().to(torch.bfloat16)
+    cast.load_state_dict(network.state_dict())
+    kinds = {name: value.dtype for name, value in cast.state_dict().items() if value.is_floating_point()}
+    halves = {name for name, kind in kinds.items() if kind == torch.bfloat16}
+    layers = {"whitening", "head"} | {f"features.{group}.{place}" for group in (1, 2, 3) for place in (0, 4)}
+    assert {name.rpartition(".")[0] for name in halves} == layers
+    output = cast(images().bfloat16())
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.float(), network(images()), rtol=0.1, atol=0.1)
+    functional.cross_entropy(output.float(), torch.arange(6)).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in cast.parameters())

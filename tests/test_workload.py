@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from bstune.building import build, plain
 from bstune.cadence import Cadence
 from bstune.data.batches import TrainBatches
+from bstune.data.module import ImageData
 from bstune.errors import ConfigError
 from bstune.protocol import Budget, Protocol
 from bstune.records import Target, TrialSpec
@@ -373,6 +374,25 @@ def test_a_module_starts_from_the_first_training_images_as_its_batches_have_them
     moments = (rows.T @ rows / len(rows)).detach()
     assert (moments - torch.eye(4)).abs().max() < 0.25  # of 1,200 images where the filters are of 200
     assert layers[0](images).shape == (1200, 8, 7, 7)
+
+
+def test_a_study_takes_its_images_once(monkeypatch):
+    asked = []
+    give = ImageData.first_images
+    monkeypatch.setattr(ImageData, "first_images", lambda data, count: asked.append(count) or give(data, count))
+    config = composed(*WHITENED)
+    workload = build_workload(config)
+    torch.manual_seed(0)
+    one = workload.build_module(spec()).state_dict()
+    torch.manual_seed(1)
+    two = workload.build_module(spec(seed=1, batch_size=64)).state_dict()
+    assert asked == [200]
+    assert torch.equal(one["model.0.weight"], two["model.0.weight"])
+    assert not torch.equal(one["model.2.weight"], two["model.2.weight"])  # what is drawn is each trial's own
+    one["model.0.weight"].zero_()
+    assert torch.equal(workload.build_module(spec()).state_dict()["model.0.weight"], two["model.0.weight"])
+    build_workload(config).build_module(spec())
+    assert asked == [200, 200]
 
 
 def test_such_a_module_trains_and_is_tested_from_its_weights(tmp_path):

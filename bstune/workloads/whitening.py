@@ -15,7 +15,7 @@ from torch.nn import functional
 from bstune.data.batches import check_size
 from bstune.errors import ConfigError
 
-CHUNK = 250  # images at a time: patches overlap, so they take many times the images' memory
+CHUNK = 50  # images at a time: patches overlap, so they take many times the images' memory; few stay in a CPU's cache
 
 
 def patch_moments(images: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
@@ -37,9 +37,9 @@ def patch_moments(images: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
     patches = 0
     for chunk in torch.split(images, CHUNK):
         windows = chunk.to(torch.float64).unfold(2, kernel_size, 1).unfold(3, kernel_size, 1)
-        rows = windows.permute(0, 2, 3, 1, 4, 5).reshape(-1, size)
-        total += rows.T @ rows
-        patches += len(rows)
+        columns = windows.permute(1, 4, 5, 0, 2, 3).reshape(size, -1)
+        total += columns @ columns.T
+        patches += columns.shape[1]
     values, vectors = torch.linalg.eigh((total / patches).cpu())  # a few numbers: the CPU has them at once
     return values.flip(0), vectors.T.flip(0).reshape(size, channels, kernel_size, kernel_size)
 
