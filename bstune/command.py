@@ -4,7 +4,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hydra
@@ -31,11 +31,27 @@ def main() -> int:
     It is 0, or 2 for what the user can mend, or 130 after an interruption.
     """
     arguments = sys.argv[1:]
-    debug = any(argument.lower() in ("debug=true", "debug=1") for argument in arguments)
-    try:
+
+    def job() -> None:
         if not _asks_hydra(arguments):
             compose_checked(arguments)
         _hydra_main()
+
+    return exit_status(job, asks_to_debug(arguments))
+
+
+def asks_to_debug(arguments: Sequence[str]) -> bool:
+    """Return whether the command line asks for tracebacks, whether or not it can be composed."""
+    return any(argument.lower() in ("debug=true", "debug=1") for argument in arguments)
+
+
+def exit_status(job: Callable[[], None], debug: bool = False) -> int:
+    """Do a command's work and return its exit status: 0, that of an error of ours, or 130 after an interruption.
+
+    An error ends in plain lines, or, to debug, in its traceback.
+    """
+    try:
+        job()
     except BstuneError as error:
         if debug:
             raise

@@ -26,24 +26,29 @@ class StepTime:
         return self.overhead + self.per_example * batch_size
 
 
-def probe_step_time(space: Space, protocol: Protocol, train: Callable[[TrialSpec, Protocol], TrialResult]) -> StepTime:
-    """Time a few steps at the smallest batch size and at one a few times larger.
-
-    Args:
-        space: what is searched.
-        protocol: of the study; the probe's own differs in its budget and its evaluation, and measures no noise.
-        train: trains one trial.
-
-    Raises:
-        ConfigError: as ``train`` does: the first real training finds what no check can.
-    """
-    probe = replace(
+def rehearsal(protocol: Protocol) -> Protocol:
+    """Return a study's protocol for a trial of a few steps and an evaluation, which measures no noise."""
+    return replace(
         protocol,
         budget=Budget(PROBE_STEPS, 1),
         warmup_steps=PROBE_WARMUP_STEPS,
         noise_scale_every=None,
         trainer={**protocol.trainer, "limit_val_batches": 1},
     )
+
+
+def probe_step_time(space: Space, protocol: Protocol, train: Callable[[TrialSpec, Protocol], TrialResult]) -> StepTime:
+    """Time a few steps at the smallest batch size and at one a few times larger.
+
+    Args:
+        space: what is searched.
+        protocol: of the study.
+        train: trains one trial.
+
+    Raises:
+        ConfigError: as ``train`` does: the first real training finds what no check can.
+    """
+    probe = rehearsal(protocol)
     sizes = sorted({space.snap(space.low), space.snap(min(space.high, space.low * PROBE_SPREAD))})
     seconds = []
     for batch_size in sizes:

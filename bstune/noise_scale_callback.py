@@ -164,7 +164,7 @@ class NoiseScale(Callback):
                 with self._around():
                     self._measure_parts(trainer, pl_module, batch, batch_idx)
             else:
-                self._reading = _Reading(_optimized(trainer, pl_module))
+                self._reading = _Reading(optimized_parameters(trainer, pl_module))
         if self._reading is not None:
             self._reading.start_micro_batch(count_examples(batch))
 
@@ -248,12 +248,12 @@ class NoiseScale(Callback):
             return
         parts = split_batch(batch, self.parts)
         sizes = [count_examples(part) for part in parts]
-        parameters = _optimized(trainer, module)
+        parameters = optimized_parameters(trainer, module)
         norms: list[list[Tensor]] = []
         total: dict[str, Tensor] = {}
-        with _untouched(trainer, module):
+        with untouched(trainer, module):
             for part, size in zip(parts, sizes, strict=True):
-                gradients = _gradients(trainer, module, parameters, part, batch_idx)
+                gradients = gradients_of(trainer, module, parameters, part, batch_idx)
                 if not gradients:
                     self.passed_over += 1
                     return
@@ -376,13 +376,13 @@ class _Reading:
             hook.remove()
 
 
-def _optimized(trainer: Trainer, module: LightningModule) -> dict[str, nn.Parameter]:
+def optimized_parameters(trainer: Trainer, module: LightningModule) -> dict[str, nn.Parameter]:
     """Return the optimizer's trainable parameters by name: no other ``.grad`` is zeroed from step to step."""
     optimized = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
     return {name: p for name, p in module.named_parameters() if id(p) in optimized and p.requires_grad}
 
 
-def _gradients(
+def gradients_of(
     trainer: Trainer, module: LightningModule, parameters: Mapping[str, nn.Parameter], batch: Any, batch_idx: int
 ) -> dict[str, Tensor]:
     """Return the gradient of a batch's loss, times the scaler's factor; parameters without one are left out."""
@@ -431,7 +431,7 @@ def _scale(trainer: Trainer) -> float:
 
 
 @contextmanager
-def _untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
+def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
     """Put generators and the modules' attributes back afterwards, and drop what is logged meanwhile."""
     random, loggers = random_state(), trainer.loggers
     attributes = [(sub.__dict__, dict(sub.__dict__)) for sub in module.modules()]

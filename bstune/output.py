@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,12 +81,9 @@ class Output:
         """State of stopped trial ``number``."""
         return self.states / f"trial-{number}.ckpt"
 
-    def keep_states(self, numbers: set[int]) -> None:
-        """Delete the states of all trials but these."""
-        kept = {self.state(number) for number in numbers}
-        for path in self.states.glob("trial-*"):
-            if path not in kept:
-                path.unlink()
+    def keep_states(self, numbers: set[int], running: Collection[int] = ()) -> None:
+        """Delete the states of all trials but these, and but what the ``running`` ones write."""
+        _keep(self.states, {self.state(number) for number in numbers}, running)
 
     def single_trial(self, batch_size: int, lr: float, seed: int) -> "Output":
         """Return the folder of a trial that is trained by itself."""
@@ -97,12 +94,16 @@ class Output:
         """The record of a trial that is trained by itself."""
         return self.root / "trial.json"
 
-    def keep_checkpoints(self, numbers: set[int]) -> None:
-        """Delete the checkpoints of all trials but these."""
-        kept = {self.checkpoint(number) for number in numbers}
-        for path in self.checkpoints.glob("trial-*"):
-            if path not in kept:
-                path.unlink()
+    def keep_checkpoints(self, numbers: set[int], running: Collection[int] = ()) -> None:
+        """Delete the checkpoints of all trials but these, and but what the ``running`` ones write."""
+        _keep(self.checkpoints, {self.checkpoint(number) for number in numbers}, running)
+
+
+def _keep(folder: Path, kept: set[Path], running: Collection[int]) -> None:
+    theirs = tuple(f"trial-{number}." for number in running)  # under a temporary name, too
+    for path in folder.glob("trial-*"):
+        if path not in kept and not path.name.startswith(theirs):
+            path.unlink(missing_ok=True)  # a trial beside this process deletes the state that it could not read
 
 
 def redact(text: str) -> str:

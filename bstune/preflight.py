@@ -13,13 +13,14 @@ from bstune.cadence import Cadence
 from bstune.errors import ConfigError
 from bstune.hardware.step_model import fit_sync
 from bstune.output import Output, check_writable
-from bstune.protocol import Budget, Protocol
+from bstune.protocol import Protocol, budget_of
 from bstune.records import Target, TrialSpec
 from bstune.runner import Runner, Settled
 from bstune.search.plan import Plan
 from bstune.search.space import Space
 from bstune.search.study import build_sampler, check_storage, is_own
 from bstune.settings import is_replayed
+from bstune.tunable import tuned
 
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
 
@@ -80,6 +81,7 @@ def prepare(config: DictConfig, say: Callable[[str], None] = lambda line: None) 
         check_storage(config.storage)
     check_tracking(config)
     check_hardware(config)
+    check_workers(config, search=trial is None)
     runner = settled.open(config, plan, space, protocol, trial, say)
     if runner.batch_sizes is not None:
         space = replace(space, low=runner.batch_sizes[0], high=runner.batch_sizes[1])
@@ -139,6 +141,7 @@ def make_space(config: DictConfig, lr_range: tuple[float, float]) -> Space:
         octaves=config.scaling.octaves if is_own(config.sampler) else None,
         lr_low=lr_range[0],
         lr_high=lr_range[1],
+        tunables=tuned(config),
     )
     space.lr(space.low, 0.0)  # a rule that lacks its noise scale says so now
     for name in (
@@ -161,7 +164,7 @@ def make_protocol(config: DictConfig, target: Target, trainer: Mapping[str, Any]
     settings = config.protocol
     return Protocol(
         target=target,
-        budget=Budget(config.budget.steps, config.budget.examples),
+        budget=budget_of(config),
         cadence=Cadence(
             ratio=settings.evaluation_ratio,
             share=settings.evaluation_share,
@@ -172,6 +175,7 @@ def make_protocol(config: DictConfig, target: Target, trainer: Mapping[str, Any]
         warmup_steps=settings.warmup_steps,
         divergence=settings.divergence,
         noise_scale_every=settings.noise_scale_every,
+        compile=config.compile,
         trainer=trainer,
     )
 
@@ -207,6 +211,33 @@ def check_hardware(config: DictConfig) -> None:
     shares = dict(config.hardware.memory.relative)
     if not {"cpu", "cuda"} <= shares.keys() or not all(0.0 <= share < 1.0 for share in shares.values()):
         raise ConfigError(f"hardware.memory.relative must be shares under 1 for cpu and cuda, but got {shares}")
+
+
+def check_workers(config: DictConfig, search: bool) -> None:
+    """Check how many trials train side by side.
+
+    Args:
+        config: the composed config.
+        search: whether there is a search; a trial by itself trains in this process.
+
+    Raises:
+        ConfigError: for a number below 1, or several where nothing is trained or no steps are timed alone.
+    """
+    workers = config.search.workers
+    if workers < 1:
+        raise ConfigError(f"search.workers must be at least 1, but got {workers}")
+    if workers == 1 or not search:
+        return
+    if is_replayed(config):
+        raise ConfigError(
+            f"search.workers={workers}: workload {config.workload.name} is answered from recorded runs, in no time: "
+            "there is nothing to train side by side; use search.workers=1"
+        )
+    if not config.hardware.enabled:
+        raise ConfigError(
+            f"search.workers={workers} needs hardware.enabled=true: trials slow each other down, so that their seconds "
+            "per step are those that the survey timed alone; survey the hardware, or use search.workers=1"
+        )
 
 
 def check_scale_out(settings: DictConfig) -> None:
@@ -274,4 +305,7 @@ def fingerprint(config: DictConfig, identity: Mapping[str, Any]) -> dict[str, An
         values[f"search.batch_size.{name}"] = config.search.batch_size[name]
     for name in ("trials", "budget.steps", "budget.examples"):
         values.pop(f"workload.{name}", None)
+    # What may be searched is no matter of a study that does not.
+    tuned = tuple(f"workload.tunable.{name}." for name in config.search.tune)
+    values = {key: v for key, v in values.items() if not key.startswith("workload.tunable") or key.startswith(tuned)}
     return {**values, "search.objective": config.search.objective, "seed": config.seed, **identity}

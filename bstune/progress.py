@@ -13,6 +13,7 @@ from bstune.preflight import Job
 from bstune.records import Target, TrialResult
 from bstune.report import format_count, format_number, format_seconds, trials_table
 from bstune.search.study import is_own
+from bstune.tunable import Tunable
 
 
 def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool]) -> str:
@@ -39,6 +40,8 @@ def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool
         + (f", within {format_number(space.lr_low)} to {format_number(space.lr_high)}" if space.lr_low > 0 else ""),
         f"  {', '.join(limits)}{_ends(job)}",
     ]
+    if space.tunables:
+        lines.append(f"  searches {', '.join(_range_text(one) for one in space.tunables)} as well")
     if done:
         lines.append(f"  continues after {len(done)} trials; about {format_seconds(seconds)} to go")
     else:
@@ -46,6 +49,10 @@ def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool
         lines.append(f"  {kind} {format_seconds(seconds)} if every trial ran to its budget")
     lines += [f"  {note}" for note in job.runner.notes]
     return "\n".join(lines)
+
+
+def _range_text(tunable: Tunable) -> str:
+    return f"{tunable.name} ({format_number(tunable.low)} to {format_number(tunable.high)})"
 
 
 def _ends(job: Job) -> str:
@@ -63,7 +70,7 @@ class Progress:
 
     def __init__(self, total: int, target: Target, console: Console) -> None:
         self._total, self._target, self._console = total, target, console
-        self._shown: int | None = None
+        self._shown: set[int] | None = None
         self._live: Live | None = None
         if console.is_terminal:
             columns = (
@@ -96,9 +103,10 @@ class Progress:
             self._live.update(Group(trials_table(done, self._target), self._bar))
             return
         if self._shown is not None:
-            for result in done[self._shown :]:
-                self._console.print(self.line(result, self._total), soft_wrap=True, highlight=False)
-        self._shown = len(done)
+            for result in done:
+                if result.number not in self._shown:  # side by side, trials do not end in order of their numbers
+                    self._console.print(self.line(result, self._total), soft_wrap=True, highlight=False)
+        self._shown = {result.number for result in done}
 
     @staticmethod
     def line(result: TrialResult, total: int | None) -> str:
@@ -111,7 +119,9 @@ class Progress:
         last = result.history[-1][1] if result.history else None
         time = f", {format_seconds(result.time_to_target)} to target" if result.reached else ""
         reason = f": {result.message}" if result.message else ""
+        settings = "".join(f"  {name} {format_number(value)}" for name, value in result.settings.items())
         return (
-            f"{place}  B {result.batch_size}  lr {format_number(result.lr)}  {result.status} at step {result.steps}"
-            f" ({format_number(last)}){time}, {format_seconds(result.wall_seconds)} in all{reason}"
+            f"{place}  B {result.batch_size}  lr {format_number(result.lr)}{settings}  {result.status}"
+            f" at step {result.steps} ({format_number(last)}){time}, {format_seconds(result.wall_seconds)} in all"
+            f"{reason}"
         )

@@ -5,9 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from omegaconf import DictConfig
+
 from bstune.cadence import Cadence
 from bstune.errors import ConfigError
 from bstune.records import Target
+
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,15 @@ class Budget:
         return max(self.steps, math.ceil(self.examples / batch_size))
 
 
+def budget_of(config: DictConfig) -> Budget:
+    """Return the budget that a config states.
+
+    Raises:
+        ConfigError: for an impossible one.
+    """
+    return Budget(config.budget.steps, config.budget.examples)
+
+
 @dataclass(frozen=True)
 class Protocol:
     """What stays fixed in every trial of a study.
@@ -40,10 +54,12 @@ class Protocol:
         warmup_steps: steps in a segment of their own at the start, left out of tau(B).
         divergence: diverged is a trial whose metric is this many times as far from its goal as at the start.
         noise_scale_every: steps between measurements of the gradient noise scale; None: it is not measured.
+        compile: the mode of ``torch.compile`` in which the module is compiled; None: it is not.
         trainer: further arguments of the Lightning Trainer, such as ``accelerator`` and ``precision``.
 
     Raises:
-        ConfigError: if ``noise_scale_every`` is below 1.
+        ConfigError: if ``noise_scale_every`` is below 1; for a mode that there is not, or one that records CUDA graphs
+            where gradients are accumulated.
     """
 
     target: Target
@@ -53,6 +69,7 @@ class Protocol:
     warmup_steps: int
     divergence: float
     noise_scale_every: int | None
+    compile: str | None
     trainer: Mapping[str, Any]
 
     def __post_init__(self) -> None:
@@ -60,4 +77,12 @@ class Protocol:
             raise ConfigError(
                 "protocol.noise_scale_every must be at least 1 step, or null to leave the noise scale unmeasured, but"
                 f" got {self.noise_scale_every}"
+            )
+        if self.compile is not None and self.compile not in COMPILE_MODES:
+            raise ConfigError(f"compile must be null or one of {', '.join(COMPILE_MODES)}, but got {self.compile!r}")
+        on_cuda = self.trainer.get("accelerator") == "cuda"
+        if on_cuda and self.compile in CUDA_GRAPH_MODES and self.micro_batch_size is not None:
+            raise ConfigError(
+                f"compile={self.compile} replays CUDA graphs, which overwrite the gradients of one micro-batch with the"
+                " next one's: set compile=max-autotune-no-cudagraphs or default, or protocol.micro_batch_size=null"
             )

@@ -231,6 +231,7 @@ def _record(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
     config.search.batch_size.low, config.search.batch_size.high = min(grid.batch_sizes), max(grid.batch_sizes)
     config.protocol.noise_scale_every = None  # a table does not hold it
     config.hardware.enabled = False  # a grid is trained as it is given
+    config.search.workers = 1  # and one run after another: its seconds are measured
     try:
         job = prepare(config)
     except ConfigError as error:
@@ -262,7 +263,7 @@ def _check_grid(grid: Grid) -> None:
 
 def _check_settings(path: Path, fingerprint: Mapping[str, Any], budget: Mapping[str, Any]) -> Path:
     """Refuse to go on with runs that were recorded with other settings; return the file that holds the settings."""
-    kept = ("workload.", "protocol.", "trainer.", "precision", "device")
+    kept = ("workload.", "protocol.", "trainer.", "precision", "device", "compile")
     settings = {name: value for name, value in fingerprint.items() if name.startswith(kept)}
     settings |= {f"budget.{name}": value for name, value in budget.items()}
     file = path.with_name(path.name + ".settings")

@@ -73,6 +73,7 @@ class TrialSpec:
         parent: number of the stopped trial that it continues, at the same batch size, learning rate and seed; None:
             it starts afresh.
         confirms: number of the trial whose batch size and learning rate it runs again on a fresh seed; None: none's.
+        settings: further hyper-parameters that the study searches, by name; see :mod:`bstune.tunable`.
     """
 
     number: int
@@ -84,6 +85,7 @@ class TrialSpec:
     limit: int | None = None
     parent: int | None = None
     confirms: int | None = None
+    settings: Mapping[str, float] = field(default_factory=dict)
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that a trial's record takes over as they are: all but ``limit``."""
@@ -95,7 +97,7 @@ class TrialResult:
     """What one trial came to.
 
     Args:
-        number, slot, batch_size, lr, delta, seed, parent, confirms: as in :class:`TrialSpec`.
+        number, slot, batch_size, lr, delta, seed, parent, confirms, settings: as in :class:`TrialSpec`.
         status: ``reached``; ``budget`` (out of steps or stopped early: right-censored); or how the trial went wrong.
         steps: optimizer steps applied until the first evaluation that met the target, or steps run if censored; those
             of the trial that it continues are counted.
@@ -139,6 +141,7 @@ class TrialResult:
     parent: int | None = None
     confirms: int | None = None
     noise_scale: tuple[tuple[int, float, float], ...] = ()
+    settings: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def reached(self) -> bool:
@@ -167,7 +170,7 @@ class TrialResult:
         if not isinstance(values, dict):
             raise ValueError(f"a trial record is a JSON object, but got {text[:80]!r}")
         names = {f.name for f in fields(cls)}
-        missing = names - set(values) - {"history", "message", "parent", "confirms", "noise_scale"}
+        missing = names - set(values) - {"history", "message", "parent", "confirms", "noise_scale", "settings"}
         unknown = set(values) - names
         if missing or unknown:
             raise ValueError(f"a trial record lacks {sorted(missing)} and has unknown fields {sorted(unknown)}")

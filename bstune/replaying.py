@@ -158,7 +158,10 @@ def settle(config: DictConfig) -> Settled:
 
     Raises:
         TableError: if the table cannot be read.
+        ConfigError: if it is to be compiled.
     """
+    if config.compile is not None:
+        raise ConfigError(f"compile={config.compile} does not apply to recorded runs: leave it out")
     config = config.copy()
     config.device = DEVICE
     path = find_table(config.workload.table)

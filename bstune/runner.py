@@ -14,6 +14,7 @@ from bstune.search.space import Space
 
 if TYPE_CHECKING:
     from bstune.hardware.survey import Survey
+    from bstune.workers import Workers
 
 Train = Callable[[TrialSpec, Output | None, TrialResult | None], TrialResult]
 Test = Callable[[TrialSpec, Output], Mapping[str, float]]
@@ -42,6 +43,7 @@ class Runner:
         stops: whether a trial may be stopped early; one whose schedule ends with the budget may not.
         batch_sizes: smallest and largest that the hardware takes, within the range that was asked for; None: all of it.
         survey: what the hardware allows; None where it was not surveyed.
+        workers: opens the processes that train the trials of a search side by side; None: they run here, one by one.
     """
 
     train: Train
@@ -60,6 +62,7 @@ class Runner:
     stops: bool = True
     batch_sizes: tuple[int, int] | None = None
     survey: "Survey | None" = None
+    workers: "Callable[[], Workers] | None" = None
 
 
 Open = Callable[[DictConfig, Plan, Space, Protocol, TrialSpec | None, Callable[[str], None]], Runner]

@@ -4,7 +4,7 @@ Merging a composed config into this schema finds values of the wrong type and ke
 instantiates (``Any``) take whatever their target takes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -49,8 +49,19 @@ class RangeSettings:
 
 
 @dataclass
+class TunableSettings:
+    """A number of the config that ``search.tune`` may name: its key, its range and its scale."""
+
+    key: str
+    low: float
+    high: float
+    log: bool = False
+    integer: bool = False
+
+
+@dataclass
 class WorkloadSettings:
-    """One file of ``conf/workload/``: what both kinds of workload have."""
+    """One file of ``conf/workload/``: what both kinds of workload have; ``tunable`` by name."""
 
     name: str
     precision: str
@@ -59,6 +70,7 @@ class WorkloadSettings:
     batch_size: RangeSettings
     budget: BudgetSettings
     target: TargetSettings
+    tunable: dict[str, TunableSettings] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass
@@ -97,6 +109,8 @@ class SearchSettings:
     precision: float | None
     confirmations: int
     finalists: int
+    tune: list[str]
+    workers: int
     batch_size: BatchSizeSettings
 
 
@@ -235,6 +249,7 @@ class Settings:
     storage: str
     device: str
     precision: str
+    compile: str | None
     debug: bool
     search: SearchSettings
     budget: BudgetSettings

@@ -27,8 +27,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from bstune.building import build
-from bstune.command import HYDRA_VERSION, compose_plainly, explain, quieten
-from bstune.errors import BstuneError, ConfigError, Interrupted, StudyError
+from bstune.command import HYDRA_VERSION, compose_plainly, exit_status, quieten
+from bstune.errors import ConfigError, Interrupted, StudyError
 from bstune.experiments.finding import Finding
 from bstune.output import check_writable, redact
 from bstune.records import dump_json
@@ -96,19 +96,16 @@ def main() -> int:
     """Run the command in ``sys.argv`` and return its exit status: 0, 2 for bad input, or 130 after an interruption."""
     parser = _parser()
     arguments = parser.parse_args()
-    try:
+
+    def job() -> None:
         if arguments.name is None:
             sys.stdout.write((parser.format_help() + "\n" if arguments.help else "") + listing())
         elif arguments.help:
             sys.stdout.write(redact(OmegaConf.to_yaml(compose_sweep(arguments.name, arguments.options))))
         else:
             run_sweep(arguments.name, arguments.options)
-    except BstuneError as error:
-        return explain(error)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return Interrupted.exit_status
-    return 0
+
+    return exit_status(job)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -406,6 +406,7 @@ def _write_trial(place: _Place, study: StudyTags, result: TrialResult, ended: fl
     values += [(study.metric, step, value) for step, value in result.history]
     values += _noise_scale_values(result)
     params = [Param(name, str(value)) for name in _TRIAL_PARAMS if (value := getattr(result, name)) is not None]
+    params += [Param(name, str(value)) for name, value in result.settings.items()]
     # The client itself splits what is past the limits of one request: 1000 metrics, 100 parameters.
     place.client.log_batch(run_id, _metrics(values, end), params)
     # Last, because a run that has ended counts as sent.

@@ -12,29 +12,31 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from bstune.building import flatten, plain
 from bstune.data.batches import micro_batch_sizes
 from bstune.data.module import resolve_device
 from bstune.errors import ConfigError, StateError
-from bstune.estimate import most_seconds, probe_step_time
+from bstune.estimate import most_seconds, probe_step_time, rehearsal
 from bstune.hardware.cache import surveyed
 from bstune.hardware.survey import Survey
 from bstune.hardware.survey_report import headline
 from bstune.output import Output
-from bstune.protocol import Budget, Protocol
+from bstune.protocol import Budget, Protocol, budget_of
 from bstune.records import TrialResult, TrialSpec
 from bstune.runner import Runner, Settled
 from bstune.search.plan import Plan
 from bstune.search.space import Space
 from bstune.state import Stopped
 from bstune.trial import device_name, make_trainer, met_before_training, metric, versions
+from bstune.tunable import BUDGET, corners, overrides, with_settings
+from bstune.workers import Workers
 from bstune.workload import Workload, build_workload, evaluate, load_data, train, train_examples
 
 logger = logging.getLogger(__name__)
 
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true")
 # Arguments of the Trainer that bstune sets: another value would change what a trial is, and say nothing of it.
 OWNED = frozenset(
     {"accelerator", "barebones", "callbacks", "check_val_every_n_epoch", "devices", "enable_checkpointing"}
@@ -84,11 +86,14 @@ def resolve_precision(precision: str, device: str) -> str:
         return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     if precision not in PRECISIONS:
         raise ConfigError(f"precision must be one of auto, {', '.join(PRECISIONS)}, but got {precision!r}")
-    if precision == "16-mixed" and not cuda:
-        raise ConfigError(f"precision=16-mixed needs a CUDA device, but this is {device}: use bf16-mixed or 32-true")
-    if precision == "bf16-mixed" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+    kind, _, rest = precision.partition("-")
+    if kind == "16" and not cuda:
         raise ConfigError(
-            f"precision=bf16-mixed: {torch.cuda.get_device_name()} has no bfloat16: use 16-mixed or 32-true"
+            f"precision={precision} needs a CUDA device, but this is {device}: use bf16-{rest} or 32-true"
+        )
+    if kind == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError(
+            f"precision={precision}: {torch.cuda.get_device_name()} has no bfloat16: use 16-{rest} or 32-true"
         )
     return precision
 
@@ -136,13 +141,18 @@ def open_runner(
     rehearsed = probe_step_time(sizes, protocol, lambda spec, probe: train(workload, spec, probe))
     first = trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)
     check_start(workload, protocol, first)
+    check_tunables(config, workload, protocol, space)
     step_time = rehearsed if found is None or found.step_time is None else found.step_time
     module = workload.build_module(first)
     stops = not has_horizon(config)
+    workers = None
+    if trial is None and config.search.workers > 1:
+        workers, note = side_by_side(config, found)
+        notes += (note,)
     device = device_name(protocol.trainer)
     on_test = workload.validates_on_test
     return Runner(
-        train=partial(run_limited, workload, protocol),
+        train=partial(run_limited, config, workload, protocol),
         test=lambda spec, output: test_metrics(workload, protocol, spec, output),
         resumable=lambda number, output: output.state(number).exists(),
         step_time=step_time,
@@ -158,7 +168,67 @@ def open_runner(
         stops=stops,
         batch_sizes=None if found is None else (space.low, space.high),
         survey=found,
+        workers=workers,
     )
+
+
+def side_by_side(config: DictConfig, found: Survey | None) -> tuple[Callable[[], Workers], str]:
+    """Return what opens the processes that train side by side, and what the plan says of them.
+
+    Args:
+        config: the composed and checked config, device and precision settled.
+        found: what the hardware allows.
+
+    Raises:
+        ConfigError: if the steps were not timed alone over batch size.
+    """
+    count = config.search.workers
+    if found is None or found.step_time is None:
+        raise ConfigError(
+            f"search.workers={count} needs steps that are timed at two batch sizes or more, with nothing beside them: "
+            "widen search.batch_size, or use search.workers=1"
+        )
+    cuda = str(config.device).startswith("cuda")
+    threads = None if cuda else max(1, torch.get_num_threads() // count)
+    limit = found.ceiling.at.limit
+    opens = partial(open_trials, OmegaConf.to_container(config, resolve=False), threads, limit if cuda else None)
+    own = "" if threads is None else f" with {threads} thread{'s' if threads > 1 else ''}"
+    note = (
+        f"{count} trials at once, each{own} within {limit / 2**20:,.0f} MiB; seconds per step are the survey's, "
+        "measured alone; which trial comes next depends on which ends first; winners run again alone"
+    )
+    if config.search.tune:
+        note += f"; they are those of the config's own {', '.join(config.search.tune)}, whatever a trial's"
+    return partial(Workers, opens, count), note
+
+
+def open_trials(
+    config: Any, threads: int | None, limit: int | None
+) -> Callable[[TrialSpec, Output, TrialResult | None], TrialResult]:
+    """Return what trains a trial in this process, a worker's: :func:`run_limited` of a workload that is built now.
+
+    Args:
+        config: the composed and checked config as plain values, device and precision settled, references unresolved.
+        threads: of torch; None: as they are.
+        limit: bytes of the CUDA device's memory, so that a trial that takes more ends as one that runs out of it
+            instead of those beside it; None: not limited.
+
+    Raises:
+        DataError, ConfigError: as in the process that checked the same config.
+    """
+    from bstune.command import quieten
+    from bstune.preflight import make_protocol, make_target
+
+    quieten()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    settled = settle(OmegaConf.create(config))
+    if limit is not None:
+        device = torch.device(settled.config.device)
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+    protocol = make_protocol(settled.config, make_target(settled.config), settled.trainer)
+    return partial(run_limited, settled.config, build_workload(settled.config), protocol)
 
 
 def check_largest(largest: int, data: LightningDataModule, of_range: bool) -> None:
@@ -176,16 +246,48 @@ def check_largest(largest: int, data: LightningDataModule, of_range: bool) -> No
         )
 
 
+def check_tunables(config: DictConfig, workload: Workload, protocol: Protocol, space: Space) -> None:
+    """Train a few steps at the smallest batch size with all further hyper-parameters at either end of their ranges.
+
+    Raises:
+        ConfigError: for a value that the module does not take, or for a budget that no schedule ends with.
+    """
+    for one in space.tunables:
+        if one.key.startswith(BUDGET) and not has_horizon(config):
+            raise ConfigError(
+                f"workload.tunable.{one.name} sets {one.key}, but no schedule of {config.workload.name} ends with its "
+                "budget: it would change nothing but when a trial gives up"
+            )
+    for settings in corners(space.tunables):
+        spec = TrialSpec(0, 0, space.low, space.lr(space.low, -space.delta_bound), None, 0, settings=settings)
+        budget_of(with_settings(config, settings))
+        try:
+            train(workload, spec, rehearsal(protocol))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"workload.tunable: the module does not take {', '.join(overrides(config, settings))} at batch size "
+                f"{space.low}: {str(error).splitlines()[0]}"
+            ) from error
+
+
 def run_limited(
-    workload: Workload, protocol: Protocol, spec: TrialSpec, output: Output | None, parent: TrialResult | None
+    config: DictConfig,
+    workload: Workload,
+    protocol: Protocol,
+    spec: TrialSpec,
+    output: Output | None,
+    parent: TrialResult | None,
 ) -> TrialResult:
     """Train one trial up to its own limit, which takes the budget's place, from where its parent was stopped.
+
+    Without a limit the budget is the trial's own: a setting may be its horizon.
 
     A parent whose state is gone, or cannot be used, is trained again from the start.
     """
     checkpoint = None if output is None else output.checkpoint(spec.number)
     if spec.limit is None or output is None:
-        return train(workload, spec, protocol, checkpoint)
+        own = replace(protocol, budget=budget_of(with_settings(config, spec.settings)))
+        return train(workload, spec, own, checkpoint)
     output.states.mkdir(exist_ok=True)
     limited = replace(protocol, budget=Budget(spec.limit, 1))
     stopped = None if parent is None else Stopped(parent, output.state(parent.number))
@@ -252,9 +354,9 @@ def check_start(workload: Workload, protocol: Protocol, spec: TrialSpec) -> None
 
 
 def identity(config: DictConfig, device: str) -> Mapping[str, Any]:
-    """Return device and precision, and the budget if the schedule ends with it, flat."""
+    """Return device, precision and how it is compiled, and the budget if the schedule ends with it, flat."""
     budget = flatten({"budget": plain(config.budget)}) if has_horizon(config) else {}
-    return {"precision": config.precision, "device": device, **budget}
+    return {"precision": config.precision, "device": device, "compile": config.compile, **budget}
 
 
 def has_horizon(config: DictConfig) -> bool:

@@ -7,10 +7,10 @@ place of one.
 
 import copy
 import functools
-import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,26 +20,23 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
-from lightning.pytorch.utilities.memory import is_oom_error
+from lightning.pytorch.profilers import PassThroughProfiler
 
 from bstune.cadence import is_near, next_evaluation
 from bstune.clock import Phase, TrialClock, seconds_per_step
+from bstune.compiling import Compiling
 from bstune.data.batches import micro_batch_sizes, random_state, set_random_state, stream_of, weight_micro_batches
 from bstune.errors import ConfigError
+from bstune.module_errors import RAISED_BY_MODULES, first_line, is_out_of_memory, warn_once
 from bstune.noise_scale_callback import NoiseScale
 from bstune.protocol import Protocol
 from bstune.records import Status, Target, TrialResult, TrialSpec
 from bstune.state import StateWriter, Stopped, read_state
 
-logger = logging.getLogger(__name__)
-
 # A gradient scaler halves its scale at each step that it skips: after this many in a row no loss can be finite.
 SKIPPED_STEPS_MEAN_DIVERGED = 50
 # The noise scale is taken of batches split in two; normalisation layers refuse parts of a single example.
 LEAST_SPLIT = 4
-# What a module's own training_step raises at a part of a batch where it could train on the whole. If it could not,
-# the training raises it again.
-NOT_MEASURED = (ConfigError, RuntimeError, ValueError, TypeError, LookupError, AssertionError, MemoryError)
 
 
 def run_trial(
@@ -118,12 +115,14 @@ def run_trial(
         if loop.status == "budget" and writer is not None:
             writer.keep()
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-        loop.status, loop.message = "oom", _first_line(error)
+        loop.status, loop.message = "oom", first_line(error)
     finally:
         if writer is not None:
             writer.discard()
+        if loop.compiling is not None:
+            loop.compiling.end()
     clock.enter(Phase.CLOSING)
     return _record(spec, protocol, loop, clock)
 
@@ -143,7 +142,7 @@ def _record(spec: TrialSpec, protocol: Protocol, loop: "_TargetLoop", clock: Tri
         device=device_name(protocol.trainer),
         versions=versions(),
         history=tuple(loop.history),
-        message=loop.message,
+        message=loop.message or (None if loop.compiling is None else loop.compiling.failed),
         noise_scale=() if loop.noise_scale is None else loop.noise_scale.measurements,
     )
 
@@ -200,6 +199,7 @@ class _TargetLoop(Callback):
         self._due_step = self._after(0)
         self._metrics: Mapping[str, torch.Tensor] = {}
         self.place: Mapping[str, Any] = {}
+        self.compiling = None if protocol.compile is None else Compiling(protocol.compile, clock)
         self.noise_scale: NoiseScale | None = None
         self._measures = False
         if resume is not None:
@@ -230,9 +230,16 @@ class _TargetLoop(Callback):
 
         Lightning's calls of one more call-back would be some percent of a short step, so its hooks are called here.
         """
-        aside = functools.partial(self._clock.interrupt_segment, Phase.EVALUATION)
         self._measures = self._micro_batches > 1 or self._spec.batch_size >= LEAST_SPLIT
-        self.noise_scale = NoiseScale(every=every, weights="examples", around=aside)
+        self.noise_scale = NoiseScale(every=every, weights="examples", around=self._aside)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        with (
+            self._clock.interrupt_segment(Phase.EVALUATION),
+            nullcontext() if self.compiling is None else self.compiling.eagerly(),
+        ):
+            yield
 
     def state_dict(self) -> dict[str, Any]:
         """Return the noise scale's measurements, for the trial that goes on."""
@@ -249,11 +256,11 @@ class _TargetLoop(Callback):
             return
         try:
             getattr(self.noise_scale, hook)(trainer, module, *arguments)
-        except NOT_MEASURED as error:
+        except RAISED_BY_MODULES as error:
             self._measures = False
             self.noise_scale.on_exception(trainer, module, error)
-            reason = _first_line(error)
-            _warn_once(f"the noise scale is not measured (protocol.noise_scale_every=null leaves it out): {reason}")
+            reason = first_line(error)
+            warn_once(f"the noise scale is not measured (protocol.noise_scale_every=null leaves it out): {reason}")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # Last, so that what other call-backs do after a step, such as averaging weights, is still training.
@@ -279,7 +286,15 @@ class _TargetLoop(Callback):
         self._clock.enter(Phase.TRAINING)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.compiling is not None:
+            self.compiling.before_training_step(trainer, pl_module, batch, batch_idx)
         self._measure("on_train_batch_start", trainer, pl_module, batch, batch_idx)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if self.compiling is not None:
+            self.compiling.before_validation_step(trainer, pl_module, batch, batch_idx)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._measure("on_after_backward", trainer, pl_module)
@@ -400,6 +415,15 @@ def _last_step(spec: TrialSpec, protocol: Protocol, steps: int) -> int:
     return last
 
 
+class _NoProfiler(PassThroughProfiler):
+    """Profiles nothing, in one context for all: Lightning's own makes a new one some 30 times a step."""
+
+    _nothing = nullcontext()
+
+    def profile(self, action_name: str) -> nullcontext[None]:  # type: ignore[override]
+        return self._nothing
+
+
 def make_trainer(options: Mapping[str, Any], **arguments: Any) -> Trainer:
     """Return a Trainer that writes nothing: no logger, no checkpoints, no progress bar; one endless epoch.
 
@@ -415,6 +439,7 @@ def make_trainer(options: Mapping[str, Any], **arguments: Any) -> Trainer:
             "enable_checkpointing": False,
             "enable_progress_bar": False,
             "enable_model_summary": False,
+            "profiler": _NoProfiler(),
             **options,
             **arguments,
         }
@@ -468,22 +493,6 @@ def _evaluates_all(trainer: Trainer) -> bool:
     """Return whether the evaluation before training reads all validation data."""
     batches = sized_len(trainer.val_dataloaders)
     return batches is not None and sum(trainer.num_sanity_val_batches) >= batches
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error)
-    return is_oom_error(error) or "CUBLAS_STATUS_ALLOC_FAILED" in text or "DefaultCPUAllocator" in text
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    logger.warning("%s", message)
 
 
 def _synchronize() -> None:

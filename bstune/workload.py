@@ -18,10 +18,11 @@ from bstune.clock import TrialClock
 from bstune.data.batches import rebatch
 from bstune.data.module import ImageData
 from bstune.errors import ConfigError
-from bstune.protocol import Budget, Protocol
+from bstune.protocol import Protocol, budget_of
 from bstune.records import TrialResult, TrialSpec
 from bstune.state import Stopped
 from bstune.trial import make_trainer, run_trial, serving
+from bstune.tunable import with_settings
 from bstune.workloads.batch_norm import largest_ghost_size
 
 
@@ -130,15 +131,15 @@ def build_workload(config: DictConfig, data: LightningDataModule | None = None) 
 def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     """Return the Lightning module of ``config.workload`` at one batch size and learning rate, before it sees any data.
 
-    ``${trial.batch_size}``, ``${trial.lr}``, ``${trial.seed}`` and ``${trial.total_steps}`` in it are the trial's.
+    ``${trial.batch_size}``, ``${trial.lr}``, ``${trial.seed}`` and ``${trial.total_steps}`` in it are the trial's, and
+    the spec's settings stand at their keys.
 
     Raises:
         ConfigError: if it cannot be built, is no LightningModule, or normalises in groups over the micro-batch size.
     """
-    budget = Budget(config.budget.steps, config.budget.examples)
-    own = config.copy()
+    own = with_settings(config, spec.settings)
     own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
-    own.trial.total_steps = budget.last_step(spec.batch_size)
+    own.trial.total_steps = budget_of(own).last_step(spec.batch_size)
     module = build(own.workload.module, "workload.module")
     if not isinstance(module, LightningModule):
         raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")

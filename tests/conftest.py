@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bstune.command import main
-from bstune.records import TrialResult
+from bstune.records import TrialResult, dump_json
+from bstune.replay import Table
 
 # Before mlflow is imported: it writes to the home directory and tries the network otherwise.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -44,6 +45,22 @@ def bstune(
         return status, printed.out, printed.err
 
     return run
+
+
+@pytest.fixture
+def write_table() -> Callable[[Path, Table, str], Path]:
+    """Write a table as JSON lines; what did not diverge gets the given status."""
+
+    def write(path: Path, table: Table, status: str) -> Path:
+        names = ("batch_size", "lr", "seed", "steps", "metric", "seconds_per_step")
+        rows = (
+            {**{name: getattr(run, name) for name in names}, "status": "diverged" if run.diverged else status}
+            for run in table.runs
+        )
+        path.write_text("".join(dump_json(row) + "\n" for row in rows))
+        return path
+
+    return write
 
 
 @pytest.fixture

@@ -7,34 +7,21 @@ import pytest
 from bstune import bench
 from bstune.contest import Search, stopping_step
 from bstune.records import TrialSpec
+from bstune.replay import Table
 from bstune.synthetic import Law, synthetic_table
 
 
-def write_table(path: Path, law: Law) -> Path:
-    table = synthetic_table(law, (8, 32, 128, 512, 2048), (0.01, 0.03, 0.1, 0.3))
-    rows = [
-        {
-            "batch_size": run.batch_size,
-            "lr": run.lr,
-            "seed": run.seed,
-            "steps": run.steps,
-            "metric": run.metric,
-            "seconds_per_step": run.seconds_per_step,
-            "status": "diverged" if run.diverged else "budget",
-        }
-        for run in table.runs
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+def small_table(law: Law) -> Table:
+    return synthetic_table(law, (8, 32, 128, 512, 2048), (0.01, 0.03, 0.1, 0.3))
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, write_table):
     """Two shipped tables with their index; the working directory is another one."""
     shipped = tmp_path / "shipped"
     shipped.mkdir()
-    write_table(shipped / "easy.jsonl", Law(noise=0.1))
-    write_table(shipped / "flat.jsonl", Law(exponent=0.0, noise=0.1))
+    write_table(shipped / "easy.jsonl", small_table(Law(noise=0.1)), "budget")
+    write_table(shipped / "flat.jsonl", small_table(Law(exponent=0.0, noise=0.1)), "budget")
     (shipped / "tables.yaml").write_text(
         "easy: {metric: val/error, target: 0.1, command: make easy}\n"
         "flat: {metric: val/error, target: 0.1, command: make flat}\n"
@@ -79,7 +66,7 @@ def test_all_tables_by_default_and_three_files(folder, tmp_path, capsys):
     assert "Optuna's GP is ended" not in out
 
 
-def test_what_is_recorded_is_not_played_again(folder, tmp_path, monkeypatch):
+def test_what_is_recorded_is_not_played_again(folder, tmp_path, monkeypatch, write_table):
     out = tmp_path / "out"
     arguments = "--searches", "random/lr,zeus", "--tables", "easy", "--out", out
     assert go(*arguments, "--seeds", 2) == 0
@@ -104,7 +91,7 @@ def test_what_is_recorded_is_not_played_again(folder, tmp_path, monkeypatch):
     assert played == [("zeus", 0)]
     assert sum(key["search"] == "zeus" for key in keys(out)) == 1  # of all settings: the search has changed
     played.clear()
-    write_table(folder / "easy.jsonl", Law(noise=0.2))
+    write_table(folder / "easy.jsonl", small_table(Law(noise=0.2)), "budget")
     assert go(*arguments, "--seeds", 1) == 0
     assert played == [("random/lr", 0), ("zeus", 0)]
 
@@ -204,8 +191,8 @@ def test_a_rule_without_a_noise_scale_is_left_out_and_said_so(tmp_path, capsys, 
         (["--out", "own.jsonl"], "--out own.jsonl"),
     ],
 )
-def test_what_cannot_be_used_is_said_in_a_line(folder, arguments, message, capsys):
-    write_table(Path("own.jsonl"), Law())
+def test_what_cannot_be_used_is_said_in_a_line(folder, arguments, message, capsys, write_table):
+    write_table(Path("own.jsonl"), small_table(Law()), "budget")
     assert go(*arguments) == 2
     err = capsys.readouterr().err
     assert message in err

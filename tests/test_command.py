@@ -96,7 +96,13 @@ def entries(folder: Path) -> list[str]:
         (("+workload=digits", "workload.target.value=nan"), "target.value must be a finite number, but got nan"),
         (("+workload=digits", "workload.target.metric=val/nope"), "but the module logs val/error, val/loss in"),
         (("+workload=digits", "precision=16-mixed", "device=cpu"), "precision=16-mixed needs a CUDA device"),
-        (("+workload=digits", "precision=8"), "precision must be one of auto, 32-true, bf16-mixed, 16-mixed, but got"),
+        (("+workload=digits", "precision=16-true", "device=cpu"), "precision=16-true needs a CUDA device, but this is"),
+        (
+            ("+workload=digits", "precision=8"),
+            "precision must be one of auto, 32-true, bf16-mixed, 16-mixed, bf16-true, 16-true, but got '8'",
+        ),
+        (("+workload=digits", "compile=fast"), "compile must be null or one of default, reduce-overhead, max-autotune"),
+        (("+workload=replay", "workload.table=digits", "compile=default"), "does not apply to recorded runs"),
         (("+workload=digits", "device=tpu"), "device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
         (("+workload=digits", "device=cuda:99"), "CUDA devices: use auto or cpu"),
         (("+workload=digits", "scaling=surge"), "the scaling rule surge needs a noise scale"),
@@ -245,6 +251,7 @@ def test_the_same_command_continues_and_changed_settings_are_refused(bstune, tmp
         ("search.batch_size.high=256", "search.batch_size.high: was 512, now 256"),
         ("scaling=linear", "scaling.rule._target_: was 'bstune.scaling.sqrt', now 'bstune.scaling.linear'"),
         ("precision=bf16-mixed", "precision: was '32-true', now 'bf16-mixed'"),
+        ("compile=default", "compile: was None, now 'default'"),
         ("workload.module.model.hidden=[64]", "workload.module.model.hidden: was [128], now [64]"),
     ):
         status, _, err = bstune(*arguments, change)

@@ -30,6 +30,7 @@ def protocol(steps=100, examples=1, share=0.25):
         warmup_steps=5,
         divergence=2.0,
         noise_scale_every=None,
+        compile=None,
         trainer={"accelerator": "cpu", "precision": "32-true"},
     )
 

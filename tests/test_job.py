@@ -8,13 +8,18 @@ from pathlib import Path
 import optuna
 import pytest
 import yaml
+from omegaconf import OmegaConf
+from rich.console import Console
 
-from bstune import job as jobs
+from bstune import job_search as jobs
 from bstune.command import compose_checked
-from bstune.job import MOST_STATES, best_yaml, known_of, worth_continuing
+from bstune.job_model import known_of
+from bstune.job_report import best_yaml
+from bstune.job_search import MOST_STATES, worth_continuing
 from bstune.output import Output
 from bstune.preflight import prepare
-from bstune.records import TrialResult, TrialSpec
+from bstune.progress import Progress
+from bstune.records import Target, TrialResult, TrialSpec
 from bstune.search.posterior import B_CRIT
 from bstune.search.study import SPEC
 
@@ -182,7 +187,9 @@ def test_the_command_of_the_winner_takes_it_to_the_target_in_as_many_steps(bstun
 
 @pytest.mark.parametrize(("stops", "ends"), [(True, " budget.steps=100 budget.examples=1"), (False, "")])
 def test_the_command_of_a_winner_ends_with_it_where_its_schedule_has_no_horizon(tmp_path, make_result, stops, ends):
-    written = best_yaml({"best_by_time": make_result()}, ["+workload=mine", "trial.lr=9"], Output(tmp_path), stops)
+    written = best_yaml(
+        {"best_by_time": make_result()}, ["+workload=mine", "trial.lr=9"], Output(tmp_path), stops, OmegaConf.create({})
+    )
     command = yaml.safe_load(written)["best_by_time"]["command"]
     assert command.endswith(f" -m bstune +workload=mine trial.batch_size=32 trial.lr=0.1 trial.seed=1{ends}")
 
@@ -220,6 +227,16 @@ def test_winners_are_confirmed_on_fresh_seeds_beside_the_search(bstune, tmp_path
     seeds = [trial.seed for trial in trials if trial.parent is None]
     assert len(set(seeds)) == len(seeds)
     assert len({trial.slot for trial in trials}) == len(trials)
+
+
+def test_a_line_a_trial_in_the_order_in_which_they_end(make_result, capsys):
+    target = Target("val/error", 0.1, "min")
+    trials = [make_result(number=number, slot=number) for number in range(5)]
+    with Progress(5, target, Console(width=200)) as progress:
+        for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):  # the first was done before
+            progress.show([trials[number] for number in done])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [f"trial {number + 1}/5" for number in (2, 1, 4, 3)]
 
 
 def test_nothing_more_is_done_once_all_is_done_and_confirmations_can_be_added(bstune, tmp_path, table):

@@ -94,3 +94,14 @@ def test_states_of_others_are_deleted_and_what_was_half_written(tmp_path):
     (output.states / "trial-4.ckpt.partial").touch()
     output.keep_states({1, 3, 7})
     assert sorted(path.name for path in output.states.iterdir()) == ["trial-1.ckpt", "trial-3.ckpt"]
+
+
+def test_what_running_trials_write_is_left_alone(tmp_path):
+    output = Output(tmp_path)
+    theirs = {"trial-3.partial", "trial-3.ckpt", "trial-3.ckpt.partial"}
+    for folder, keep in ((output.checkpoints, output.keep_checkpoints), (output.states, output.keep_states)):
+        folder.mkdir()
+        for name in ("trial-1.ckpt", "trial-2.ckpt", "trial-31.ckpt", "trial-31.partial", *theirs):
+            (folder / name).touch()
+        keep({1}, {3})
+        assert {path.name for path in folder.iterdir()} == {"trial-1.ckpt", *theirs}

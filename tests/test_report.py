@@ -175,6 +175,7 @@ def test_summary_on_points_of_the_curve_itself():
         "seed": 1006,
         "batch_size": 8192,
         "lr": 0.1,
+        "settings": {},
         "steps": 104,
         "seconds_per_step": trials[6].seconds_per_step,
         "time_to_target": trials[6].time_to_target,

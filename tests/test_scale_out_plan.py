@@ -7,7 +7,6 @@ import pytest
 
 from bstune.curve import CurveBand
 from bstune.hardware.scale_out import plan
-from bstune.records import dump_json
 from bstune.synthetic import Law, synthetic_table
 
 LAW = Law(noise=0.08)
@@ -17,21 +16,9 @@ SIZES = range(8, 4097)
 
 
 @pytest.fixture
-def study(bstune, tmp_path):
+def study(bstune, tmp_path, write_table):
     """Run a study on a table of the law, and return its curve.json and what it printed."""
-    lines = [
-        dump_json({
-            "batch_size": run.batch_size,
-            "lr": run.lr,
-            "seed": run.seed,
-            "steps": run.steps,
-            "metric": run.metric,
-            "seconds_per_step": run.seconds_per_step,
-            "status": "diverged" if run.diverged else "reached",
-        })
-        for run in synthetic_table(LAW).runs
-    ]  # fmt: skip
-    (tmp_path / "law.jsonl").write_text("\n".join(lines))
+    write_table(tmp_path / "law.jsonl", synthetic_table(LAW), "reached")
     table = (
         "+workload=replay",
         "workload.table=law.jsonl",

@@ -63,6 +63,7 @@ def protocol(steps=STEPS, **changes):
         "warmup_steps": 2,
         "divergence": 5.0,
         "noise_scale_every": None,
+        "compile": None,
         "trainer": TRAINER,
     }
     return Protocol(**(values | changes))

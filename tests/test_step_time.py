@@ -1,6 +1,7 @@
 """Step times on synthetic numbers whose truth is known, with a clock of our own."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,7 @@ from bstune.hardware.step_time import (
     ladder,
     measure_step_times,
     summarize,
+    time_bare,
     time_trial,
     visits,
 )
@@ -143,3 +145,45 @@ def test_a_trial_that_ends_early_says_why():
     text = r"6 steps were to be timed at batch size 48, but the trial ended after 0 of 13 \(oom\): no memory for it$"
     with pytest.raises(HardwareError, match=text):
         time_trial(replace(workload, build_module=build_full), replace(protocol, warmup_steps=5), 48, 0.01, 6)
+
+
+@pytest.mark.parametrize(
+    ("precision", "compile_mode", "weights", "logits"),
+    [
+        ("32-true", "null", torch.float32, torch.float32),
+        ("bf16-mixed", "null", torch.float32, torch.bfloat16),
+        ("bf16-true", "null", torch.bfloat16, torch.bfloat16),
+        ("bf16-true", "default", torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(
+    monkeypatch, precision, compile_mode, weights, logits
+):
+    seen, graphs = set(), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    workload, protocol = trial_of([0.0], lambda n: 1.0, f"precision={precision}", f"compile={compile_mode}")
+    build = workload.build_module
+
+    class Loss(torch.nn.CrossEntropyLoss):
+        def forward(self, found, labels):
+            seen.add(found.dtype)
+            return super().forward(found, labels)
+
+    def watched(spec):
+        module = build(spec)
+        module.loss = Loss()
+        built.append(module)
+        return module
+
+    built = []
+    seconds = time_bare(replace(workload, build_module=watched), protocol, 48, 0.01, 4, torch.device("cpu"))
+    assert len(seconds) == 4
+    assert seen == {logits}
+    assert {parameter.dtype for parameter in built[0].parameters()} == {weights}
+    assert len(graphs) == (compile_mode != "null")
+    assert all(part._compiled_call_impl is None for part in built[0].modules())

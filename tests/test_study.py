@@ -26,12 +26,14 @@ from bstune.search.study import (
     distributions,
     ended_by_themselves,
     engine_arguments,
+    fail_one,
     finish_abandoned,
     is_own,
     next_slot,
     open_study,
     results,
     run_trial_of,
+    running,
 )
 
 TARGET = Target("val/error", 0.1, "min")
@@ -432,3 +434,35 @@ def test_a_server_that_never_answers_ends_within_the_time_out(tmp_path):
         patch.setattr("bstune.search.study.CONNECT_SECONDS", 0.5)
         with pytest.raises(StudyError, match=r"the storage does not answer: .*no answer within 1.0 s"):
             check_storage(f"mysql+pymysql://u@127.0.0.1:{server.getsockname()[1]}/name")
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_trials_that_run_keep_their_slots_and_end_one_by_one(tmp_path, make_result, name, caplog):
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
+    first, second = (asked(study, slot, name) for slot in (0, 1))
+    assert next_slot(study, plan()) == 2
+    assert [spec.slot for spec in running(study)] == [0, 1]
+    assert first[1].seed != second[1].seed
+    fail_one(study, first[1], "ended with status 9")
+    assert "trial 0" in caplog.text
+    assert "its process ended with status 9; its slot is asked again" in caplog.text
+    assert running(study) == [second[1]], "the other one goes on"
+    assert next_slot(study, plan()) == 0
+    again = asked(study, 0, name)[1]
+    assert (again.batch_size, again.lr, again.seed) == (first[1].batch_size, first[1].lr, first[1].seed)
+    run_trial_of(study, second, "steps", TARGET, partial(train, make_result))
+    assert running(study) == [again]
+    assert next_slot(study, plan()) == 2
+    assert next_slot(study, plan(trials=2)) is None
+
+
+def test_two_trials_that_run_do_not_go_on_from_the_same_one(tmp_path, make_result):
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
+    now, parents = [], []
+    for slot in range(24):
+        now.append(asked(study, slot, "frontier"))
+        parents += [spec.parent for _, spec in now[-1:] if spec.parent is not None]
+        if len(now) == 3:
+            run_trial_of(study, now.pop(0), "steps", TARGET, partial(train, make_result))
+    assert parents, "none went on: the test says little"
+    assert len(set(parents)) == len(parents)

@@ -5,11 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bstune.command import compose_checked
+from bstune.errors import ConfigError
 from bstune.output import Output
 from bstune.preflight import prepare
 from bstune.records import TrialSpec
+from bstune.training import resolve_precision
 
 DIGITS = ("+workload=digits", "mlflow.enabled=false", "hardware.enabled=false", "budget.steps=40", "budget.examples=1")
 SPEC = TrialSpec(0, 0, 64, 0.4, 0.0, 7)
@@ -109,3 +112,34 @@ def test_a_state_can_be_continued_while_it_is_there(train, output):
 def test_a_schedule_with_a_horizon_stops_no_trial(output):
     horizon = "workload.module.schedule.warmup_examples=${trial.total_steps}"
     assert not prepare(compose_checked([*DIGITS, horizon])).runner.stops
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "has_bfloat16", "found"),
+    [
+        ("auto", "cpu", True, "32-true"),
+        ("auto", "cuda", True, "bf16-mixed"),
+        ("auto", "cuda", False, "32-true"),
+        ("bf16-true", "cpu", False, "bf16-true"),
+        ("bf16-true", "cuda:1", True, "bf16-true"),
+        ("16-true", "cuda", False, "16-true"),
+        ("16-mixed", "cuda", False, "16-mixed"),
+        ("bf16-true", "cuda", False, "precision=bf16-true: GTX has no bfloat16: use 16-true or 32-true"),
+        ("bf16-mixed", "cuda", False, "precision=bf16-mixed: GTX has no bfloat16: use 16-mixed or 32-true"),
+        ("16-true", "cpu", True, "precision=16-true needs a CUDA device, but this is cpu: use bf16-true or 32-true"),
+        (
+            "64-true",
+            "cpu",
+            True,
+            "precision must be one of auto, 32-true, bf16-mixed, 16-mixed, bf16-true, 16-true, but",
+        ),
+    ],
+)
+def test_a_precision_that_the_device_does_not_have_is_refused(monkeypatch, precision, device, has_bfloat16, found):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GTX")
+    if " " in found:
+        with pytest.raises(ConfigError, match=found):
+            resolve_precision(precision, device)
+    else:
+        assert resolve_precision(precision, device) == found

@@ -6,6 +6,7 @@ import torch
 from hydra import compose, initialize_config_module
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.profilers import SimpleProfiler
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,6 +17,7 @@ from bstune.cadence import Cadence, is_near, next_evaluation
 from bstune.clock import TrialClock
 from bstune.data.batches import EvalBatches, Normalisation, TrainBatches, rebatch
 from bstune.errors import ConfigError
+from bstune.module_errors import warn_once
 from bstune.protocol import Budget, Protocol
 from bstune.records import Target, TrialResult, TrialSpec
 from bstune.trial import device_name, make_trainer, run_trial
@@ -79,6 +81,7 @@ def protocol(steps=20, examples=1, **changes):
         "warmup_steps": 2,
         "divergence": 2.0,
         "noise_scale_every": None,
+        "compile": None,
         "trainer": TRAINER,
     }
     return Protocol(**(values | changes))
@@ -857,8 +860,8 @@ def measured(every, own=None, micro_batch_size=None, fails=lambda size: None, st
 @pytest.fixture
 def warned(caplog):
     """Return what bstune's trials warned of; what was warned of before is warned of again."""
-    trial._warn_once.cache_clear()
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "bstune.trial"]
+    warn_once.cache_clear()
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "bstune.module_errors"]
 
 
 def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():
@@ -1099,6 +1102,37 @@ def test_bf16_mixed_runs_on_a_cpu():
     assert result.reached
     assert set(types) == {torch.bfloat16}
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+
+
+def test_nothing_is_profiled_unless_it_is_asked_for():
+    nothing = make_trainer(TRAINER).profiler
+    assert nothing.profile("run_training_batch") is nothing.profile("another")
+    asked = make_trainer({**TRAINER, "profiler": SimpleProfiler()}).profiler
+    with asked.profile("run_training_batch"):
+        pass
+    assert len(asked.recorded_durations["run_training_batch"]) == 1
+
+
+@pytest.mark.parametrize("average", [None, 0.5])
+def test_weights_in_bfloat16_are_learnt_and_evaluated(average):
+    types = set()
+
+    def build(own):
+        module = learner(own, average=None if average is None else RunningWeightAverage(average))
+        module.model.register_forward_hook(
+            lambda model, inputs, logits: types.update({inputs[0].dtype, logits.dtype, model[1].weight.dtype})
+        )
+        return module
+
+    rules = protocol(
+        300, cadence=CADENCE, noise_scale_every=8, trainer={**TRAINER, "precision": "bf16-true"}, micro_batch_size=None
+    )
+    result, module = learn(spec(10, 0.2), replace(rules, target=Target("val/error", 0.15, "min")), build)
+    assert result.reached
+    assert types == {torch.bfloat16}
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.bfloat16}
+    assert len(result.noise_scale) == result.steps // 8
+    assert all(math.isfinite(squared) and trace > 0 for _, squared, trace in result.noise_scale)
 
 
 @pytest.mark.parametrize(("threads", "name"), [(1, "cpu (1 thread)"), (8, "cpu (8 threads)")])

@@ -128,6 +128,7 @@ def protocol(micro_batch_size):
         warmup_steps=1,
         divergence=2.0,
         noise_scale_every=None,
+        compile=None,
         trainer={"accelerator": "cpu", "devices": 1},
     )
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from bstune.command import compose_checked, explain, quieten
-from bstune.errors import BstuneError, ConfigError, Interrupted
+from bstune.command import asks_to_debug, compose_checked, exit_status, quieten
+from bstune.errors import ConfigError
 from bstune.hardware.ceiling import Ask, probe_server
 from bstune.output import Output, check_writable, locked
-from bstune.preflight import check_hardware, make_protocol, make_space, make_target
+from bstune.preflight import check_hardware, check_workers, make_protocol, make_space, make_target
 from bstune.settings import is_replayed
 
 
@@ -22,16 +22,7 @@ def main() -> int:
             "options are those of python -m bstune --help; hardware.* are the survey's own\n"
         )
         return 0
-    try:
-        run(compose_checked(arguments))
-    except BstuneError as error:
-        if any(argument.lower() in ("debug=true", "debug=1") for argument in arguments):
-            raise
-        return explain(error)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return Interrupted.exit_status
-    return 0
+    return exit_status(lambda: run(compose_checked(arguments)), asks_to_debug(arguments))
 
 
 def run(config: DictConfig) -> None:
@@ -46,6 +37,7 @@ def run(config: DictConfig) -> None:
             "workload that is trained"
         )
     check_hardware(config)
+    check_workers(config, search=False)
     output = Output(Path(config.output))
     check_writable(output.survey, f"output={config.output}")
     with locked(output), probe_server() as ask:  # it imports what we do next, at the same time

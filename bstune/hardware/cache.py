@@ -81,8 +81,8 @@ def identity(config: DictConfig, space: Space, protocol: Protocol, module: Light
     """Return 16 hexadecimal digits that change with whatever the survey depends on.
 
     That is the workload as the config and its module have it (its layers and the shapes of its parameters, so that
-    editing the model is seen), the data's length, the range of batch sizes, device, precision, versions, and how the
-    survey is made. Targets, budgets and trials do not matter.
+    editing the model is seen), the data's length, the range of batch sizes, device, precision, how it is compiled,
+    versions, how many trials share the memory, and how the survey is made. Targets, budgets and trials do not matter.
     """
     depends: dict[str, Any] = {
         "workload": OmegaConf.to_container(config.workload, resolve=False),
@@ -92,10 +92,13 @@ def identity(config: DictConfig, space: Space, protocol: Protocol, module: Light
         "device": [device_name(protocol.trainer), _processor()],
         "trainer": {key: str(value) for key, value in protocol.trainer.items()},
         "micro_batch_size": protocol.micro_batch_size,
+        "compile": protocol.compile,
         "versions": dict(versions()),
         "survey": _without(plain(config.hardware), ("cache", "enabled", "refresh")),
     }
-    depends["workload"] = _without(depends["workload"], ("trials", "budget", "target", "reference"))
+    if config.search.workers > 1:  # they share the memory
+        depends["workers"] = config.search.workers
+    depends["workload"] = _without(depends["workload"], ("trials", "budget", "target", "reference", "tunable"))
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -8,7 +8,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -19,11 +19,13 @@ from lightning.pytorch import seed_everything
 from numpy.typing import NDArray
 
 from bstune.clock import Phase, TrialClock
+from bstune.compiling import compiled
 from bstune.data.batches import micro_batch_sizes
 from bstune.errors import HardwareError
 from bstune.protocol import Budget, Protocol
 from bstune.records import TrialSpec
 from bstune.search.steptime import fit_step_times
+from bstune.trial import make_trainer
 from bstune.workload import Workload, on_device, train
 
 Array = NDArray[np.float64]
@@ -242,36 +244,42 @@ def time_bare(
 ) -> tuple[float, ...]:
     """Return the seconds of steps of a bare loop: a batch, zero_grad, forward, backward, optimizer step.
 
-    The module's own ``training_step`` on the same batches, in the trial's precision under autocast, without a Trainer;
-    without its schedule, and on one batch of B even where trials accumulate.
+    The module's own ``training_step`` on the same batches, in the trial's precision and compiled as in the trial,
+    without a Trainer; without its schedule, and on one batch of B even where trials accumulate.
 
     Raises:
         HardwareError: if the module steps its optimizers itself, has several, or asks for its Trainer.
     """
     spec = TrialSpec(0, 0, batch_size, lr, None, 0)
     seed_everything(0, workers=False, verbose=False)
-    module = workload.build_module(spec).to(device).train()
+    precision = make_trainer(protocol.trainer).precision_plugin
+    module: Any = precision.convert_module(workload.build_module(spec)).to(device).train()
     configured: Any = module.configure_optimizers()
     optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
     if not isinstance(optimizer, torch.optim.Optimizer) or not module.automatic_optimization:
         raise HardwareError(
             f"{type(module).__name__} does not leave its steps to Lightning and one optimizer: no bare loop is like it"
         )
-    kinds = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-    kind = kinds.get(str(protocol.trainer.get("precision")))
     synchronize = _synchronize(protocol)
-    stream, seconds = iter(workload.train_batches(spec)), []
-    for number in range(protocol.warmup_steps + steps):
-        synchronize()
-        start = now()
-        batch = on_device(workload, module, next(stream), device)
+    stream = iter(workload.train_batches(spec))
+    seconds: list[float] = []
+
+    def loss() -> torch.Tensor:
+        batch = on_device(workload, module, precision.convert_input(next(stream)), device)
         optimizer.zero_grad()
-        with outside_trainer(module), nullcontext() if kind is None else torch.autocast(device.type, kind):
-            output: Any = module.training_step(batch, number)
-        (output["loss"] if isinstance(output, dict) else output).backward()
-        optimizer.step()
-        synchronize()
-        seconds.append(now() - start)
+        with outside_trainer(module), precision.train_step_context():
+            output = module.training_step(batch, len(seconds))
+        value: torch.Tensor = output["loss"] if isinstance(output, dict) else output
+        return value
+
+    with compiled(protocol.compile, module, loss):
+        for _ in range(protocol.warmup_steps + steps):
+            synchronize()
+            start = now()
+            loss().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            synchronize()
+            seconds.append(now() - start)
     return tuple(seconds[protocol.warmup_steps :])
 
 

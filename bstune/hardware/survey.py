@@ -158,7 +158,7 @@ def survey(
         space.low,
         space.high,
         train_examples,
-        limit=_limit(settings.memory.limit, settings.memory.free_share, device),
+        limit=_share(_limit(settings.memory.limit, settings.memory.free_share, device), config.search.workers, device),
         multiple=space.multiple,
         relative=settings.memory.relative[device.type],
         steps=settings.memory.steps,
@@ -194,6 +194,17 @@ def _limit(given: int | None, free_share: float, device: torch.device) -> int | 
     if given is not None or device.type != "cpu":
         return given
     return int(free_share * memory_limit(Path("/"), resident_bytes()).bytes)
+
+
+def _share(limit: int | None, workers: int, device: torch.device) -> int | None:
+    """Return a trial's share of the limit: ``workers`` train at once.
+
+    This process is one more beside them: it holds the data too, and it has trained at the largest batch size.
+    """
+    if workers == 1:
+        return limit
+    whole = torch.cuda.get_device_properties(device).total_memory if limit is None else limit
+    return whole // (workers + 1)
 
 
 def probe_text(result: ProbeResult) -> str:

@@ -23,7 +23,9 @@ MERITS: Mapping[str, tuple[Merit, ...]] = {
     "steps": ("steps",),
     "both": ("time", "steps"),
 }
-SAME_POINT = 0.2  # octaves: closer than this in both batch size and learning rate, two trials are at one point
+SAME_POINT = (
+    0.2  # octaves: closer than this in both batch size and learning rate, all else equal, two trials are at one point
+)
 WENT_WRONG = 4.0  # a fresh run that diverged or ran out of memory counts as this many times the finalist's own merit
 
 
@@ -168,7 +170,7 @@ def _tried(trial: TrialResult, runs: Runs, ranked: Sequence[TrialResult]) -> Tri
 
 def _same_point(a: TrialResult, b: TrialResult) -> bool:
     sizes, rates = abs(math.log2(a.batch_size / b.batch_size)), abs(math.log2(a.lr / b.lr))
-    return max(sizes, rates) < SAME_POINT
+    return max(sizes, rates) < SAME_POINT and a.settings == b.settings
 
 
 def _fresh_runs(trials: Sequence[TrialResult]) -> Runs:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from bstune.errors import ConfigError
 from bstune.scaling import ScalingRule, learning_rate
+from bstune.tunable import Tunable
 
 MOST_OCTAVES = 100  # 2^octaves stays a number with room to spare
 
@@ -20,6 +21,7 @@ class Space:
         rule: the scaling rule.
         octaves: delta lies within plus and minus this; None: 3 sigma, for samplers that take it as uniform there.
         lr_low, lr_high: smallest and largest learning rate that can be had; what the rule says beyond is clipped.
+        tunables: further hyper-parameters.
     """
 
     low: int
@@ -30,6 +32,7 @@ class Space:
     octaves: float | None = None
     lr_low: float = 0.0
     lr_high: float = math.inf
+    tunables: tuple[Tunable, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high:

@@ -35,6 +35,7 @@ from bstune.records import Target, TrialResult, TrialSpec, dump_json
 from bstune.search.frontier import PARENT, RECORD, FrontierSampler
 from bstune.search.plan import Plan
 from bstune.search.space import Space
+from bstune.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 
@@ -220,11 +221,10 @@ def ended_by_themselves(study: optuna.Study) -> set[int]:
 
 
 def next_slot(study: optuna.Study, plan: Plan) -> int | None:
-    """Return the first slot of the plan that no finished trial has filled; None when there is none."""
+    """Return the first slot of the plan that no trial has filled or is about to; None when there is none."""
+    taken = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
     done = {
-        trial.user_attrs[SLOT]
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-        if SLOT in trial.user_attrs
+        trial.user_attrs[SLOT] for trial in study.get_trials(deepcopy=False, states=taken) if SLOT in trial.user_attrs
     }
     return next((slot for slot in range(plan.trials) if slot not in done), None)
 
@@ -252,13 +252,32 @@ def run_trial_of(
     finally:
         if not finished:
             finish_abandoned(study, objective)
-            logger.warning(
-                "trial %d (B %d, lr %g) was cut short; the finished ones are stored, the same command asks it again",
-                trial.number,
-                spec.batch_size,
-                spec.lr,
-            )
+            warn_cut_short(spec)
     return result
+
+
+def warn_cut_short(spec: TrialSpec) -> None:
+    """Log that a trial was cut short, and that nothing else is lost."""
+    logger.warning(
+        "trial %d (B %d, lr %g) was cut short; the finished ones are stored, the same command asks it again",
+        spec.number,
+        spec.batch_size,
+        spec.lr,
+    )
+
+
+def running(study: optuna.Study) -> list[TrialSpec]:
+    """Return the trials that run now."""
+    trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    return [_spec(trial) for trial in trials if SPEC in trial.user_attrs]
+
+
+def fail_one(study: optuna.Study, spec: TrialSpec, reason: str) -> None:
+    """End one trial whose process is gone, while others go on; its slot is asked again with the same parameters."""
+    study.tell(spec.number, state=TrialState.FAIL)
+    logger.warning(
+        "trial %d (B %d, lr %g): its process %s; its slot is asked again", spec.number, spec.batch_size, spec.lr, reason
+    )
 
 
 def ask(
@@ -280,7 +299,7 @@ def ask(
     fixed: dict[str, Any] = {} if stratum is None else {"batch_size": stratum}
     if earlier is not None:
         fixed = dict(earlier.params)
-    trial, batch_size, delta = _suggested(study, slot, space, sampler, fixed)
+    trial, batch_size, delta, settings = _suggested(study, slot, space, sampler, fixed)
     lr, seed, limit, parent = space.lr(batch_size, delta), plan.trial_seed(slot), None, None
     if earlier is not None:
         before = _spec(earlier)
@@ -290,7 +309,8 @@ def ask(
         if parent is not None:
             continued = _spec(study.get_trials(deepcopy=False)[parent])
             lr, seed = continued.lr, continued.seed
-    spec = TrialSpec(trial.number, slot, batch_size, lr, space.delta(batch_size, lr), seed, limit, parent)
+    delta = space.delta(batch_size, lr)
+    spec = TrialSpec(trial.number, slot, batch_size, lr, delta, seed, limit, parent, settings=settings)
     _note(trial, spec)
     return trial, spec
 
@@ -298,13 +318,13 @@ def ask(
 def ask_confirmation(
     study: optuna.Study, finalist: TrialResult, replicate: int, plan: Plan, space: Space, stops: bool
 ) -> tuple[optuna.Trial, TrialSpec]:
-    """Ask for a finalist's batch size and learning rate again, on a fresh seed.
+    """Ask for all of a finalist's hyper-parameters again, on a fresh seed.
 
     Where trials can be stopped early, for at most twice the finalist's steps.
     """
     slot = plan.confirmation_slot(finalist.slot, replicate)
     params = study.get_trials(deepcopy=False)[finalist.number].params
-    trial, _, _ = _suggested(study, slot, space, RandomSampler(seed=0), dict(params))
+    trial, *_ = _suggested(study, slot, space, RandomSampler(seed=0), dict(params))
     spec = TrialSpec(
         number=trial.number,
         slot=slot,
@@ -314,6 +334,7 @@ def ask_confirmation(
         seed=plan.trial_seed(slot),
         limit=CONFIRMATION_LIMIT * finalist.steps if stops else None,
         confirms=finalist.number,
+        settings=finalist.settings,
     )
     _note(trial, spec)
     return trial, spec
@@ -327,13 +348,14 @@ def _asked_before(study: optuna.Study, slot: int) -> FrozenTrial | None:
 
 def _suggested(
     study: optuna.Study, slot: int, space: Space, sampler: BaseSampler, fixed: dict[str, Any]
-) -> tuple[optuna.Trial, int, float]:
+) -> tuple[optuna.Trial, int, float, dict[str, float]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         study.sampler = PartialFixedSampler(fixed, sampler) if fixed else sampler
         trial = study.ask(dict(distributions(space)))
         trial.set_user_attr(SLOT, slot)
-    return trial, space.snap(trial.params["batch_size"]), trial.params["delta"]
+    settings = {one.name: trial.params[one.name] for one in space.tunables}
+    return trial, space.snap(trial.params["batch_size"]), trial.params["delta"], settings
 
 
 def _note(trial: optuna.Trial, spec: TrialSpec) -> None:
@@ -347,7 +369,14 @@ def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution
     return {
         "batch_size": IntDistribution(space.low, space.high, log=True),
         "delta": FloatDistribution(-space.delta_bound, space.delta_bound),
+        **{one.name: _distribution(one) for one in space.tunables},
     }
+
+
+def _distribution(tunable: Tunable) -> IntDistribution | FloatDistribution:
+    if tunable.integer:
+        return IntDistribution(round(tunable.low), round(tunable.high), log=tunable.log)
+    return FloatDistribution(tunable.low, tunable.high, log=tunable.log)
 
 
 def build_sampler(config: DictConfig, plan: Plan, slot: int, own: Mapping[str, Any] | None = None) -> BaseSampler:

@@ -1,0 +1,146 @@
+"""Within a segment of training nothing waits for the device: no value of a tensor is read on the host."""
+
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch.optim.swa_utils import AveragedModel
+
+from bstune.clock import Phase, TrialClock
+from bstune.command import compose_checked
+from bstune.data.augment import random_crop_flip
+from bstune.data.batches import EvalBatches, Normalisation, TrainBatches
+from bstune.preflight import make_protocol, make_target
+from bstune.records import TrialSpec
+from bstune.training import trainer_options
+from bstune.trial import run_trial
+from bstune.workload import build_module
+
+READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "cpu", "numpy", "__array__", "nonzero")
+# resnet_cifar: schedule with a horizon, batch norm, augmentation. digits: warm-up, an average of the weights.
+WORKLOADS = {
+    "digits": ("+workload=digits",),
+    "resnet_cifar": ("+workload=resnet_cifar", "workload.module.model.width=8", "workload.precision=32-true"),
+}
+SHAPES = {"digits": (1, 8, 8), "resnet_cifar": (3, 32, 32)}
+
+
+class Watching(TrialClock):
+    """A clock that says when the training runs."""
+
+    def __init__(self, begin, end):
+        super().__init__()
+        self._begin, self._end = begin, end
+
+    def enter(self, phase):
+        self._end()
+        elapsed = super().enter(phase)
+        if phase is Phase.TRAINING:
+            self._begin()
+        return elapsed
+
+
+def train(workload, clock, device="cpu", module_of=lambda module: module, overrides=()):
+    """Run 30 steps of a workload on random images, with evaluations and measured noise scales in between."""
+    config = compose_checked([*WORKLOADS[workload], "budget.steps=30", "budget.examples=1", *overrides])
+    config.device = device
+    protocol = make_protocol(config, make_target(config).never_met, trainer_options(config))
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (256, *SHAPES[workload]), generator=generator).to(torch.uint8).to(device)
+    labels = torch.randint(10, (256,), generator=generator).to(device)
+    normalise = Normalisation(*(torch.full((1, 1, 1, 1), value, device=device) for value in (1 / 64, -2.0)))
+    augment = partial(random_crop_flip, padding=4) if workload == "resnet_cifar" else None
+
+    def stream(own):
+        sizes = {"batch_size": own.batch_size, "micro_batch_size": protocol.micro_batch_size}
+        return TrainBatches(images, labels, **sizes, seed=own.seed, normalise=normalise, augment=augment)
+
+    validation = EvalBatches(images[:64], labels[:64], batch_size=32, normalise=normalise)
+    spec = TrialSpec(0, 0, 16, 0.01, None, 0)
+    return run_trial(
+        spec, lambda own: module_of(build_module(config, own)), stream, validation, 64, protocol, clock=clock
+    )
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Return a function that makes every read of a tensor's value raise, and one that lets it be."""
+    on = []
+    own = AveragedModel.__init__
+
+    def noting(averaged, *arguments, **options):
+        own(averaged, *arguments, **options)
+        averages.append(averaged)
+
+    averages = []
+    monkeypatch.setattr(AveragedModel, "__init__", noting)
+
+    def guarded(name):
+        read = getattr(torch.Tensor, name)
+
+        def call(*arguments, **options):
+            # What counts an average's updates stays on the host (see bstune.averaging).
+            if on and not any(arguments[0] is averaged.n_averaged for averaged in averages):
+                raise AssertionError(f"Tensor.{name} within a segment of training")
+            return read(*arguments, **options)
+
+        return call
+
+    for name in READS:
+        monkeypatch.setattr(torch.Tensor, name, guarded(name))
+    return partial(on.append, True), on.clear
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("micro", ["null", "12"])
+def test_no_value_is_read_on_the_host(reads, workload, precision, micro):
+    # Norms that are read in the training's own backward passes end in one read a measurement, so they are left out.
+    noise = "32" if micro == "null" else "null"
+    result = train(
+        workload,
+        Watching(*reads),
+        overrides=(
+            f"precision={precision}",
+            f"protocol.micro_batch_size={micro}",
+            f"protocol.noise_scale_every={noise}",
+        ),
+    )
+    assert (result.status, result.steps) == ("budget", 30)
+    assert len(result.history) > 1
+
+
+class Reading(Callback):
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.read(outputs["loss"])
+
+
+@pytest.mark.parametrize(
+    "read", [lambda loss: loss.item(), bool, float, lambda loss: loss.tolist(), lambda loss: loss.cpu()]
+)
+def test_a_read_would_be_found(reads, read):
+    def with_reader(module):
+        module.configure_callbacks = lambda: [Reading(read)]
+        return module
+
+    with pytest.raises(AssertionError, match=r"Tensor\.\w+ within a segment of training"):
+        train("digits", Watching(*reads), module_of=with_reader)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_nothing_waits_for_a_cuda_device(workload, precision):
+    mode = torch.cuda.set_sync_debug_mode
+    clock = Watching(partial(mode, "error"), partial(mode, "default"))
+    clock._synchronize = torch.cuda.synchronize
+    try:
+        result = train(workload, clock, "cuda", overrides=(f"precision={precision}",))
+    finally:
+        mode("default")
+    assert (result.status, result.steps) == ("budget", 30)

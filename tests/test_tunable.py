@@ -1,0 +1,174 @@
+import json
+import shlex
+import subprocess
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+
+from bstune.command import compose_checked
+from bstune.protocol import budget_of
+from bstune.records import TrialResult, TrialSpec
+from bstune.search.confirm import next_confirmation
+from bstune.tunable import Tunable, corners, overrides, tuned, with_settings
+from bstune.workload import build_module
+
+Run = Callable[..., tuple[object, str, str]]
+FAST = ("search.confirmations=1", "search.finalists=1", "mlflow.enabled=false")
+SCHEDULE = {
+    "_target_": "bstune.schedules.piecewise_linear",
+    "_partial_": True,
+    "total_steps": "${trial.total_steps}",
+    "knots": [0.0, 0.2, 1.0],
+    "factors": [0.0, 1.0, 0.0],
+}
+
+
+def config(*arguments: str) -> DictConfig:
+    return compose_checked(["+workload=digits", *arguments])
+
+
+def test_names_pick_from_what_the_workload_lists() -> None:
+    found = tuned(config("search.tune=[average,momentum]"))
+    assert [one.name for one in found] == ["average", "momentum"]
+    assert found[0] == Tunable("average", "workload.module.average.fraction", 0.02, 0.5, True, False)
+    assert tuned(config()) == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("search.tune=[dropout]",), "does not: it lists momentum, average under workload.tunable"),
+        (("search.tune=[momentum,momentum]",), "names 'momentum' twice"),
+        (
+            ("search.tune=[momentum]", "workload.tunable.momentum.low=0.99"),
+            "low < high, but got low=0.99 and high=0.95",
+        ),
+        (("search.tune=[average]", "workload.tunable.average.low=0"), "low must be over 0"),
+        (("search.tune=[momentum]", "workload.tunable.momentum.key=trial.lr"), "below workload.module or budget"),
+        (
+            ("search.tune=[momentum]", "workload.tunable.momentum.key=workload.module.optimizer.mu"),
+            "mu must name a number of the config (or null, where it is off), but got nothing there",
+        ),
+        (("search.tune=[momentum]", "workload.tunable.momentum.integer=true"), "is a whole number, but got low=0 and"),
+        (
+            ("search.tune=[lr]", "+workload.tunable.lr={key: workload.module.lr, low: 0.1, high: 1}"),
+            "a study has a lr already",
+        ),
+        (("search.tune=[momentum]", "workload.tunable.momentum.low=-1"), "the module does not take"),
+        (
+            ("search.tune=[h]", "+workload.tunable.h={key: budget.examples, low: 1000, high: 9000}"),
+            "no schedule of digits ends with its budget",
+        ),
+    ],
+)
+def test_bad_input_ends_in_a_line(bstune: Run, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    status, _, errors = bstune("+workload=digits", *arguments, *FAST)
+    assert status == 2
+    assert words in errors
+    assert "Traceback" not in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_stand_at_their_keys_in_a_copy() -> None:
+    own = config("search.tune=[momentum,average]")
+    changed = with_settings(own, {"momentum": 0.5, "average": 0.3})
+    assert changed.workload.module.optimizer.momentum == 0.5
+    assert own.workload.module.optimizer.momentum == 0.0
+    module = build_module(own, TrialSpec(0, 0, 32, 0.1, None, 0, settings={"momentum": 0.25, "average": 0.5}))
+    assert module.configure_optimizers()["optimizer"].param_groups[0]["momentum"] == 0.25
+    assert module.average.fraction == 0.5
+    assert overrides(own, {"momentum": 0.25}) == ["workload.module.optimizer.momentum=0.25"]
+
+
+def test_corners_are_both_ends_at_once() -> None:
+    both = (
+        Tunable("a", "budget.steps", 1.0, 8.0, True, True),
+        Tunable("b", "workload.module.x", 0.0, 0.5, False, False),
+    )
+    assert corners(both) == [{"a": 1, "b": 0.0}, {"a": 8, "b": 0.5}]
+    assert isinstance(corners(both)[0]["a"], int)
+    assert corners(()) == []
+
+
+def test_a_record_keeps_its_settings(make_result: Callable[..., TrialResult]) -> None:
+    result = make_result(settings={"momentum": 0.5})
+    assert TrialResult.from_json(result.to_json()) == result
+    old = json.loads(make_result().to_json())
+    del old["settings"]
+    assert TrialResult.from_json(json.dumps(old)).settings == {}
+
+
+def test_other_settings_are_another_point(make_result: Callable[..., TrialResult]) -> None:
+    """The better one's neighbour is confirmed by itself: fresh runs of other settings tell nothing of it."""
+    best = make_result(number=0, slot=0, steps=100, settings={"momentum": 0.9})
+    near = make_result(number=1, slot=1, steps=101, settings={"momentum": 0.1})
+    fresh = make_result(number=2, slot=9, steps=150, confirms=0, settings={"momentum": 0.9})
+    due = next_confirmation([best, near, fresh], "steps", 1, 2)
+    assert due is not None
+    assert due[0].number == 1
+
+
+@pytest.mark.parametrize("sampler", ["frontier", "tpe"])
+def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune: Run, tmp_path: Path, sampler: str) -> None:
+    arguments = ["+workload=digits", "search.tune=[momentum,average]", "search.objective=steps", f"sampler={sampler}"]
+    arguments.append("workload.target.value=0.3")
+    status, printed, errors = bstune(*arguments, "search.trials=14", *FAST)
+    assert status == 0, errors
+    assert "searches momentum (0 to 0.95), average (0.02 to 0.5) as well" in printed
+    trials = [TrialResult.from_json(line) for line in Path("outputs/digits/trials.jsonl").read_text().splitlines()]
+    values = [trial.settings["momentum"] for trial in trials if trial.parent is None and trial.confirms is None]
+    assert len(set(values)) == len(values)
+    assert all(0.0 <= value <= 0.95 for value in values)
+    for trial in trials:
+        source = trial.parent if trial.parent is not None else trial.confirms
+        if source is not None:
+            assert trial.settings == trials[source].settings
+    winner = yaml.safe_load(Path("outputs/digits/best.yaml").read_text())["best_by_steps"]
+    assert winner["settings"].keys() == {"momentum", "average"}
+    command = shlex.split(winner["command"])
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"reached at step {winner['steps']} " in again.stdout
+    # the same command with more trials goes on; other ranges are another study
+    status, printed, errors = bstune(*arguments, "search.trials=15", *FAST)
+    assert status == 0, errors
+    assert "continues after" in printed
+    status, _, errors = bstune(*arguments, "workload.tunable.momentum.high=0.9", "search.trials=16", *FAST)
+    assert status == 2
+    assert "workload.tunable.momentum.high: was 0.95, now 0.9" in errors
+
+
+def test_a_horizon_is_rebuilt_for_each_trial(bstune: Run, tmp_path: Path) -> None:
+    """A trial ends with its own horizon, and its schedule with it."""
+    folder = tmp_path.parent / f"{tmp_path.name}_conf"
+    (folder / "workload").mkdir(parents=True)
+    own = yaml.safe_load(files("bstune.conf").joinpath("workload/digits.yaml").read_text())
+    own |= {"name": "triangle", "budget": {"steps": 1, "examples": 24_000}}
+    own["module"] |= {"schedule": SCHEDULE, "average": None}
+    own["tunable"] = {
+        "horizon": {"key": "budget.examples", "low": 12_000, "high": 60_000, "log": True, "integer": True}
+    }
+    (folder / "workload" / "triangle.yaml").write_text(yaml.safe_dump(own))
+    arguments = ["--config-dir", str(folder), "+workload=triangle", "search.tune=[horizon]", "search.objective=steps"]
+    status, _, errors = bstune(*arguments, "search.trials=6", "search.batch_size.low=64", *FAST)
+    assert status == 0, errors
+    trials = [TrialResult.from_json(line) for line in Path("outputs/triangle/trials.jsonl").read_text().splitlines()]
+    ended = [trial for trial in trials if trial.status == "budget"]
+    assert ended
+    for trial in ended:
+        assert trial.steps == -(-trial.settings["horizon"] // trial.batch_size)
+    assert len({trial.settings["horizon"] for trial in trials if trial.confirms is None}) > 1
+    status, _, errors = bstune(*arguments, "workload.tunable.horizon.low=0", *FAST, "study=other")
+    assert status == 2
+    assert "low must be over 0" in errors
+
+
+def test_a_trial_of_a_horizon_has_its_own_budget() -> None:
+    with initialize_config_module("bstune.conf", version_base="1.3"):
+        own = compose("config", ["+workload=digits", "+workload.tunable.h={key: budget.examples}"])
+    assert budget_of(with_settings(own, {"h": 6400})).last_step(64) == 400
+    assert budget_of(with_settings(own, {"h": 64_000})).last_step(64) == 1000
