@@ -292,7 +292,7 @@ def test_every_rung_of_the_reduced_ladder_trains(shipped):
     assert len(finding.rows) == 16
     assert [row["steps"] for row in finding.rows] == [2] * 16
     assert [row["n"] for row in finding.rows] == [1] * 16, told
-    assert "left out" not in finding.sentence
+    assert finding.sentence.endswith("; left out on this device: half-precision weights and compiled.")
 
 
 def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
@@ -333,7 +333,7 @@ def test_the_ladder_takes_the_steps_of_its_sources(shipped):
     assert steps["start"] == math.ceil(24 * 50_000 / 512) <= 1.01 * 24 * 97
     assert all(own.accuracy is None or own.accuracy >= 0.94 for own in rungs.values())
     times = [own.seconds for own in rungs.values() if own.seconds is not None]
-    assert times == [70, 64, 59, 52, 46, 43, 36, 34, 26, 3.83, 2.59]
+    assert times == [70, 64, 59, 52, 46, 43, 36, 34, 26, 3.83, 3.09, 2.59]
 
 
 # Rows and statistics
