@@ -102,7 +102,7 @@ def entries(folder: Path) -> list[str]:
             "precision must be one of auto, 32-true, bf16-mixed, 16-mixed, bf16-true, 16-true, but got '8'",
         ),
         (("+workload=digits", "compile=fast"), "compile must be null or one of default, reduce-overhead, max-autotune"),
-        (("+workload=replay", "workload.table=digits", "compile=default"), "does not apply to recorded runs"),
+        (("+workload=replay", "workload.table=fashion_mlp", "compile=default"), "does not apply to recorded runs"),
         (("+workload=digits", "device=tpu"), "device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
         (("+workload=digits", "device=cuda:99"), "CUDA devices: use auto or cpu"),
         (("+workload=digits", "scaling=surge"), "the scaling rule surge needs a noise scale"),

@@ -80,6 +80,7 @@ def trial(callbacks, model, micro_batch_size=None, average=None):
         warmup_steps=2,
         divergence=9.0,
         noise_scale_every=None,
+        compile=None,
         trainer={"accelerator": "cpu", "devices": 1},
     )
     module = Classifier(copy.deepcopy(model), nn.CrossEntropyLoss(), sgd, LR, average=average, callbacks=callbacks)
