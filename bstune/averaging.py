@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
+from bstune.data.batches import check_size
 from bstune.errors import ConfigError
 
 # Snapshots per averaging window: the average changes little between them, and a step costs nothing in between.
@@ -158,8 +159,7 @@ class ExponentialMovingAverage(_DeviceAverage):
     def __init__(self, decay: float, every: int) -> None:
         if not 0.0 <= decay < 1.0:
             raise ConfigError(f"the decay of a moving average must lie in [0, 1), but got {decay}")
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ConfigError(f"the steps between updates of an average must be a positive integer, but got {every!r}")
+        check_size("the steps between updates of an average", every)
         super().__init__()
         self._decay, self._every = decay**every, every
 

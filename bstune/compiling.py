@@ -180,6 +180,7 @@ def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) ->
     except RAISED_BY_MODULES as error:
         if is_out_of_memory(error):
             raise innermost(error) from None
+        warn_once(f"compile={mode} fails in the bare loop that trials are compared with: {reason_of(error)}")
         undo(parts)
     try:
         yield

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from bstune.data.batches import check_size
 from bstune.errors import ConfigError
 
 
@@ -19,7 +20,8 @@ class Lookahead(Callback):
     multiple of ``every``, slow <- slow + (1 - d)(fast - slow) and fast <- slow, with
     d = decay x (t/total_steps)^power; at step ``total_steps`` fast <- slow once more, which takes what the last few
     steps did alone out again. Buffers, such as the statistics of batch normalisation, are weights here; whole numbers
-    are left alone. The slow weights start at the untrained ones. Nothing waits for an accelerator.
+    are left alone. The slow weights start at the untrained ones. Steps that a gradient scaler skips are counted: with k
+    of them fast <- slow comes k steps before the end. Nothing waits for an accelerator.
 
     Args:
         total_steps: the trial's own steps, over 0.
@@ -34,8 +36,7 @@ class Lookahead(Callback):
     def __init__(self, total_steps: int, every: int, decay: float, power: float) -> None:
         if total_steps < 1:
             raise ConfigError(f"lookahead needs at least one step, but got {total_steps}")
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ConfigError(f"the steps between updates of lookahead must be a positive integer, but got {every!r}")
+        check_size("the steps between updates of lookahead", every)
         if not 0.0 <= decay <= 1.0:
             raise ConfigError(f"the decay of lookahead must lie in [0, 1], but got {decay}")
         if not 0.0 <= power < math.inf:

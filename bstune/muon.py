@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.sgd import sgd
 
+from bstune.data.batches import check_size
 from bstune.errors import ConfigError
 
 # Of the quintic iteration: chosen for the slope at zero, so that a few steps bring every singular value near 1.
@@ -165,9 +166,7 @@ def _check(group: dict[str, Any]) -> None:
         raise ConfigError(f"momentum must lie in [0, 1), but got {group['momentum']}")
     if group["nesterov"] and not group["momentum"]:
         raise ConfigError("nesterov=true needs a momentum over 0")
-    steps = group["steps_of_iteration"]
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ConfigError(f"the steps of muon's iteration must be a positive integer, but got {steps!r}")
+    check_size("the steps of muon's iteration", group["steps_of_iteration"])
     vectors = [tuple(parameter.shape) for parameter in group["params"] if parameter.ndim < 2]
     if group["orthogonalise"] and vectors:
         raise ConfigError(

@@ -62,6 +62,11 @@ def settle(config: DictConfig) -> Settled:
     config = config.copy()
     config.device = _device(config.device)
     config.precision = resolve_precision(config.precision, config.device)
+    if config.precision == "16-mixed" and OmegaConf.select(config, "workload.module.optimizer.fused"):
+        raise ConfigError(
+            "precision=16-mixed skips steps whose gradients overflow, after which the momentum of a fused optimizer is "
+            "wrong: set workload.module.optimizer.fused=false, or use precision=bf16-mixed"
+        )
     if config.protocol.micro_batch_size is not None:
         micro_batch_sizes(1, config.protocol.micro_batch_size)
     return Settled(config, open_runner, trainer_options(config))
@@ -224,7 +229,7 @@ def open_trials(
         torch.set_num_threads(threads)
     settled = settle(OmegaConf.create(config))
     if limit is not None:
-        device = torch.device(settled.config.device)
+        device = torch.device("cuda", torch.device(settled.config.device).index or 0)  # torch wants the index said
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
     protocol = make_protocol(settled.config, make_target(settled.config), settled.trainer)

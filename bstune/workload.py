@@ -1,6 +1,6 @@
 """A workload built from its config: its data once a study, its module once a trial."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ def build_workload(config: DictConfig, data: LightningDataModule | None = None) 
 
     images = InitialImages(data)
     return Workload(
-        build_module=lambda spec: images.give(build_module(config, spec)),
+        build_module=lambda spec: images.give(build_module(config, spec), spec.settings),
         train_batches=train_batches,
         validation_batches=validation,
         test_batches=test,
@@ -160,8 +160,8 @@ class InitialImages:
     """Hands each trial's module the training images that it starts from, if it wants any.
 
     A module says how many it wants in ``initial_images`` and takes them in ``initialise_from``. They are normalised as
-    in batches, the first of the training data; no random number may be drawn from them. What the first module of a
-    study changes in its state because of them is kept, and the others get that: the same for every trial.
+    in batches, the first of the training data; no random number may be drawn from them. What a module changes in its
+    state because of them is kept, and the next ones of the same settings get that.
 
     Args:
         data: of the workload.
@@ -169,10 +169,14 @@ class InitialImages:
 
     def __init__(self, data: LightningDataModule) -> None:
         self._data = data
-        self._kept: dict[str, Tensor] = {}
+        self._kept: dict[tuple[tuple[str, float], ...], dict[str, Tensor]] = {}
 
-    def give(self, module: LightningModule) -> LightningModule:
+    def give(self, module: LightningModule, settings: Mapping[str, float]) -> LightningModule:
         """Return the module, which has what it wanted.
+
+        Args:
+            module: of a trial.
+            settings: of the trial: where they differ, so may what comes of the images.
 
         Raises:
             ConfigError: if it wants images and the data are not bstune's own, or it cannot use them.
@@ -185,13 +189,15 @@ class InitialImages:
                 "whitening takes its statistics from images of bstune.data.module.ImageData, but workload.data is "
                 f"{type(self._data).__name__}: set workload.module.model.whitening=null, or use ImageData"
             )
-        if self._kept:
-            module.load_state_dict(self._kept, strict=False)
+        kept = self._kept.get(tuple(sorted(settings.items())))
+        if kept is not None:
+            module.load_state_dict(kept, strict=False)
             return module
         before = {name: value.clone() for name, value in module.state_dict().items()}
         module.initialise_from(self._data.first_images(wanted))  # type: ignore[operator]
         after = module.state_dict()
-        self._kept = {name: v.clone() for name, v in after.items() if not torch.equal(v, before[name])}
+        changed = {name: v.clone() for name, v in after.items() if not torch.equal(v, before[name])}
+        self._kept = {tuple(sorted(settings.items())): changed}  # of the last settings alone: a search has many
         return module
 
 

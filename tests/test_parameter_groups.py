@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -165,3 +166,16 @@ def test_refuses(kinds, text):
 def test_refuses_a_negative_weight_decay():
     with pytest.raises(ConfigError, match="weight decay must be at least 0, but got -1"):
         groups_of(mlp(4, [5], 3), {}, weight_decay=-1)
+
+
+def test_an_option_that_the_optimizer_does_not_know_is_refused():
+    """Torch keeps it in the group and never reads it."""
+    groups = partial(parameter_groups, weight_decay=0.0, batch_size=8, kinds={"head": {"rates": 64.0}})
+    module = Classifier(
+        mlp(4, [8], 2), nn.CrossEntropyLoss(), partial(torch.optim.SGD, momentum=0.5), 0.1, groups=groups
+    )
+    with pytest.raises(ConfigError, match="SGD knows no option 'rates' of a group of parameters"):
+        module.configure_optimizers()
+    known = {"head": {"momentum": 0.9, "examples": 64, "fade": True}}
+    module.make_groups = partial(parameter_groups, weight_decay=0.0, batch_size=8, kinds=known)
+    assert module.configure_optimizers()["optimizer"].param_groups[0]["momentum"] == 0.9

@@ -3,16 +3,18 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from bstune.command import compose_checked
 from bstune.errors import ConfigError
 from bstune.output import Output
 from bstune.preflight import prepare
 from bstune.records import TrialSpec
-from bstune.training import resolve_precision
+from bstune.training import open_trials, resolve_precision, settle
 
 DIGITS = ("+workload=digits", "mlflow.enabled=false", "hardware.enabled=false", "budget.steps=40", "budget.examples=1")
 SPEC = TrialSpec(0, 0, 64, 0.4, 0.0, 7)
@@ -143,3 +145,25 @@ def test_a_precision_that_the_device_does_not_have_is_refused(monkeypatch, preci
             resolve_precision(precision, device)
     else:
         assert resolve_precision(precision, device) == found
+
+
+@pytest.mark.parametrize(("fused", "refused"), [("true", True), ("false", False)])
+def test_a_fused_optimizer_is_refused_where_a_scaler_skips_steps(monkeypatch, fused, refused):
+    monkeypatch.setattr("bstune.training._device", lambda name: "cuda")
+    config = compose_checked(
+        ["+workload=resnet_cifar", "precision=16-mixed", f"workload.module.optimizer.fused={fused}"]
+    )
+    if not refused:
+        assert settle(config).config.precision == "16-mixed"
+        return
+    with pytest.raises(ConfigError, match=r"set workload\.module\.optimizer\.fused=false"):
+        settle(config)
+
+
+def test_a_worker_on_cuda_says_of_which_device_it_takes_a_share(monkeypatch):
+    """Torch refuses a device without its number there."""
+    asked = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1000))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: asked.append(given))
+    open_trials(OmegaConf.to_container(compose_checked(DIGITS), resolve=False), None, 250)
+    assert asked == [(0.25, torch.device("cuda", 0))]

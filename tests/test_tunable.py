@@ -15,7 +15,7 @@ from bstune.protocol import budget_of
 from bstune.records import TrialResult, TrialSpec
 from bstune.search.confirm import next_confirmation
 from bstune.tunable import Tunable, corners, overrides, tuned, with_settings
-from bstune.workload import build_module
+from bstune.workload import build_module, build_workload
 
 Run = Callable[..., tuple[object, str, str]]
 FAST = ("search.confirmations=1", "search.finalists=1", "mlflow.enabled=false")
@@ -172,3 +172,29 @@ def test_a_trial_of_a_horizon_has_its_own_budget() -> None:
         own = compose("config", ["+workload=digits", "+workload.tunable.h={key: budget.examples}"])
     assert budget_of(with_settings(own, {"h": 6400})).last_step(64) == 400
     assert budget_of(with_settings(own, {"h": 64_000})).last_step(64) == 1000
+
+
+def test_what_comes_of_the_images_is_that_of_the_trial_s_own_settings() -> None:
+    """A second module of other settings must not get the first one's filters."""
+    whitening = (
+        "+workload.module.model.whitening={_target_: bstune.workloads.whitening.Whitening, kernel_size: 1, eps: 0.01, "
+        "images: 100, signed: false, bias: false, padding: 0, channels: 1}"
+    )
+    own = compose_checked(
+        [
+            "+workload=digits",
+            "workload.module.model={_target_: torch.nn.Sequential}",
+            "~workload.module.model.inputs",
+            "~workload.module.model.hidden",
+            "~workload.module.model.classes",
+            "~workload.tunable.average",
+            whitening.replace("model.whitening=", "model._args_=[").replace("channels: 1}", "channels: 1}]"),
+            "+workload.tunable.eps={key: workload.module.model._args_.0.eps, low: 0.01, high: 1}",
+        ]
+    )
+    workload = build_workload(own)
+    filters = [
+        workload.build_module(TrialSpec(0, 0, 8, 0.1, None, 0, settings={"eps": eps})).model[0].weight.item()
+        for eps in (0.01, 1.0, 0.01)
+    ]
+    assert filters[0] == filters[2] > 1.2 * filters[1]

@@ -237,7 +237,8 @@ def _cuda_meter(device: torch.device, limit: int | None, tell: Callable[[Phase],
     free, total = torch.cuda.mem_get_info(device)
     held = total - free
     if limit is not None:
-        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, limit - held) / total), device)
+        numbered = torch.device("cuda", device.index or 0)  # torch wants the index said
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, limit - held) / total), numbered)
     meter = Meter(
         lambda: held + torch.cuda.max_memory_reserved(device),
         lambda: torch.cuda.reset_peak_memory_stats(device),

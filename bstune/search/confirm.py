@@ -23,9 +23,7 @@ MERITS: Mapping[str, tuple[Merit, ...]] = {
     "steps": ("steps",),
     "both": ("time", "steps"),
 }
-SAME_POINT = (
-    0.2  # octaves: closer than this in both batch size and learning rate, all else equal, two trials are at one point
-)
+SAME_POINT = 0.2  # octaves: closer than this in both batch size and learning rate, two trials alike are at one point
 WENT_WRONG = 4.0  # a fresh run that diverged or ran out of memory counts as this many times the finalist's own merit
 
 

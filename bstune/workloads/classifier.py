@@ -13,6 +13,8 @@ from bstune.errors import ConfigError
 from bstune.schedules import constant
 from bstune.workloads.batch_norm import largest_ghost_size
 
+OF_SCHEDULES = ("steps", "fade")  # options of groups that schedules read
+
 
 class Classifier(LightningModule):
     """Trains ``model`` on (images, labels) and logs ``val/error``, ``val/loss``, ``test/error`` and ``test/loss``.
@@ -128,6 +130,7 @@ class Classifier(LightningModule):
             optimizer = self.make_optimizer(self.parameters(), lr=self.lr)
         else:
             optimizer = self.make_optimizer(self.make_groups(self, lr=self.lr), lr=self.lr)
+            _check_groups(optimizer)
         schedule = self.make_schedule
         if schedule is None and self.make_groups is None:
             return optimizer
@@ -159,6 +162,17 @@ def _check_ghost_size(model: nn.Module, batch_size: int) -> None:
         raise ConfigError(
             f"ghost size {size} is over the batch size {batch_size}: lower workload.module.model.norm.ghost_size, or "
             "raise the batch size (search.batch_size.low of a study, trial.batch_size of a single trial)"
+        )
+
+
+def _check_groups(optimizer: Optimizer) -> None:
+    """Refuse what the optimizer does not read: torch takes any option of a group, and says nothing."""
+    known = {*optimizer.defaults, *OF_SCHEDULES, "params"}
+    unknown = sorted({name for group in optimizer.param_groups for name in group} - known)
+    if unknown:
+        raise ConfigError(
+            f"{type(optimizer).__name__} knows no option {unknown[0]!r} of a group of parameters "
+            f"(workload.module.groups.kinds): it has {', '.join(sorted(optimizer.defaults))}"
         )
 
 

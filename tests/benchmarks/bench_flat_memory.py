@@ -92,7 +92,7 @@ def measure(name: str, trials: int, device: str) -> Row:
         for number in range(trials):
             steps = protocol.budget.steps
             spec = TrialSpec(number, number, (16, 24, 32)[number % 3], 1e-3, 0.0, number, steps)
-            result = run_limited(workload, protocol, spec, output, None)
+            result = run_limited(settled.config, workload, protocol, spec, output, None)
             if result.steps != steps or result.message is not None:
                 raise RuntimeError(f"the trial ended after {result.steps} steps: {result.status} ({result.message})")
             output.state(number).unlink()
