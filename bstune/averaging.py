@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -32,9 +33,9 @@ class _DeviceAverage(WeightAveraging):
         super().__init__()
         self._training: list[Tensor] = []
 
+    @abstractmethod
     def decay(self) -> float:
         """Return the share of the average so far in the next one."""
-        raise NotImplementedError
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Make the average."""
