@@ -20,6 +20,7 @@ from bstune.data.module import resolve_device
 from bstune.errors import ConfigError, StateError
 from bstune.estimate import most_seconds, probe_step_time, rehearsal
 from bstune.hardware.cache import surveyed
+from bstune.hardware.memory_limit import cap_cuda_memory
 from bstune.hardware.survey import Survey
 from bstune.hardware.survey_report import headline
 from bstune.output import Output
@@ -229,9 +230,8 @@ def open_trials(
         torch.set_num_threads(threads)
     settled = settle(OmegaConf.create(config))
     if limit is not None:
-        device = torch.device("cuda", torch.device(settled.config.device).index or 0)  # torch wants the index said
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+        device = torch.device(settled.config.device)
+        cap_cuda_memory(device, limit / torch.cuda.get_device_properties(device).total_memory)
     protocol = make_protocol(settled.config, make_target(settled.config), settled.trainer)
     return partial(run_limited, settled.config, build_workload(settled.config), protocol)
 
@@ -265,7 +265,6 @@ def check_tunables(config: DictConfig, workload: Workload, protocol: Protocol, s
             )
     for settings in corners(space.tunables):
         spec = TrialSpec(0, 0, space.low, space.lr(space.low, -space.delta_bound), None, 0, settings=settings)
-        budget_of(with_settings(config, settings))
         try:
             train(workload, spec, rehearsal(protocol))
         except (TypeError, ValueError) as error:

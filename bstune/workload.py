@@ -169,7 +169,8 @@ class InitialImages:
 
     def __init__(self, data: LightningDataModule) -> None:
         self._data = data
-        self._kept: dict[tuple[tuple[str, float], ...], dict[str, Tensor]] = {}
+        self._settings: Mapping[str, float] | None = None  # of the trial that what is kept comes from
+        self._kept: dict[str, Tensor] = {}
 
     def give(self, module: LightningModule, settings: Mapping[str, float]) -> LightningModule:
         """Return the module, which has what it wanted.
@@ -189,15 +190,14 @@ class InitialImages:
                 "whitening takes its statistics from images of bstune.data.module.ImageData, but workload.data is "
                 f"{type(self._data).__name__}: set workload.module.model.whitening=null, or use ImageData"
             )
-        kept = self._kept.get(tuple(sorted(settings.items())))
-        if kept is not None:
-            module.load_state_dict(kept, strict=False)
+        if settings == self._settings:
+            module.load_state_dict(self._kept, strict=False)
             return module
         before = {name: value.clone() for name, value in module.state_dict().items()}
         module.initialise_from(self._data.first_images(wanted))  # type: ignore[operator]
         after = module.state_dict()
-        changed = {name: v.clone() for name, v in after.items() if not torch.equal(v, before[name])}
-        self._kept = {tuple(sorted(settings.items())): changed}  # of the last settings alone: a search has many
+        self._kept = {name: v.clone() for name, v in after.items() if not torch.equal(v, before[name])}
+        self._settings = settings  # the last ones alone: a search has many
         return module
 
 

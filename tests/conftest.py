@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor, nn
 
 from bstune.command import main
 from bstune.records import TrialResult, dump_json
@@ -90,3 +91,23 @@ def make_result() -> Callable[..., TrialResult]:
         return replace(base, **changes)  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture
+def parameters() -> Callable[[nn.Module], int]:
+    """Count a model's parameters."""
+    return lambda model: sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.fixture
+def shapes() -> Callable[[nn.Module, Tensor], list[tuple[int, ...]]]:
+    """Return the shape of what each direct child of a model returns, without the batch's dimension."""
+
+    def seen_by(model: nn.Module, images: Tensor) -> list[tuple[int, ...]]:
+        seen: list[tuple[int, ...]] = []
+        for child in model.children():
+            child.register_forward_hook(lambda child, inputs, output: seen.append(tuple(output.shape[1:])))
+        model(images)
+        return seen
+
+    return seen_by

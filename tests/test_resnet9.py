@@ -24,19 +24,6 @@ def resnet9(classes=10, width=4, logit_scale=1.0, **switches):
     return ResNet9(classes, width, logit_scale, **(DEFAULT | switches))
 
 
-def parameters(model):
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def shapes(model, images):
-    """Return the shape of what each direct child of ``model`` returns."""
-    seen = []
-    for child in model.children():
-        child.register_forward_hook(lambda child, inputs, output: seen.append(tuple(output.shape[1:])))
-    model(images)
-    return seen
-
-
 def images(n=6, seed=1):
     return torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
 
@@ -102,12 +89,12 @@ def test_what_ships_is_the_network_without_switches_bit_for_bit():
     assert torch.equal(model.eval()(images()), before.eval()(images()))
 
 
-def test_it_is_that_of_david_page():
+def test_it_is_that_of_david_page(parameters):
     assert parameters(resnet9(10, 64, 0.125)) == 6_573_120
 
 
 @pytest.mark.parametrize(("width", "classes"), [(4, 10), (8, 3)])
-def test_it_in_closed_form(width, classes):
+def test_it_in_closed_form(width, classes, parameters, shapes):
     model = resnet9(classes, width)
     layers = [(3, 1), (1, 2), (2, 2), (2, 2), (2, 4), (4, 8), (8, 8), (8, 8)]  # in widths, but for the three colours
     kernels = sum(9 * (3 if number == 0 else i * width) * o * width for number, (i, o) in enumerate(layers))
@@ -161,7 +148,7 @@ def test_it_scales_its_logits():
         ("before_norm", [nn.Conv2d, nn.MaxPool2d, BatchNorm, nn.ReLU]),
     ],
 )
-def test_where_it_pools(pool, order):
+def test_where_it_pools(pool, order, parameters):
     model = resnet9(pool=pool)
     for place in (1, 3, 4):
         assert [type(layer) for layer in model.features[place]] == order
@@ -215,7 +202,7 @@ def test_scales_of_a_quarter_are_scales_of_one_with_another_activation():
         torch.testing.assert_close(mine.grad, its.grad * factor, rtol=1e-3, atol=1e-5)
 
 
-def test_whitening_takes_the_place_of_the_first_convolution():
+def test_whitening_takes_the_place_of_the_first_convolution(parameters):
     whitening = Whitening(kernel_size=3, eps=1e-2, images=6, signed=False, bias=False, padding=1)
     model = resnet9(width=8, whitening=whitening)
     whitening.initialise_from(images())

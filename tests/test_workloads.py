@@ -23,23 +23,10 @@ from bstune.workloads.simple_cnn import simple_cnn
 TRAINER = {"accelerator": "cpu", "devices": 1}
 
 
-def parameters(model):
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def shapes(model, images):
-    """Return the shape of what each direct child of ``model`` returns."""
-    seen = []
-    for child in model.children():
-        child.register_forward_hook(lambda child, inputs, output: seen.append(tuple(output.shape[1:])))
-    model(images)
-    return seen
-
-
 # Models
 
 
-def test_simple_cnn_is_that_of_shallue_et_al():
+def test_simple_cnn_is_that_of_shallue_et_al(parameters, shapes):
     model = simple_cnn(10)
     # Two 5x5 convolutions, 1 to 32 to 64 channels, a hidden layer of 1024 units, 10 classes; each with biases.
     first, second = 32 * (5 * 5 * 1 + 1), 64 * (5 * 5 * 32 + 1)
@@ -60,7 +47,7 @@ def test_simple_cnn_is_that_of_shallue_et_al():
     ("hidden", "count"),
     [([], 64 * 10 + 10), ([128], 64 * 128 + 128 + 128 * 10 + 10), ([5, 7], 65 * 5 + 6 * 7 + 8 * 10)],
 )
-def test_mlp(hidden, count):
+def test_mlp(hidden, count, parameters):
     model = mlp(64, hidden, 10)
     assert parameters(model) == count
     assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
@@ -87,7 +74,7 @@ def stub_models(asked):
     return models
 
 
-def test_mobilenet_sees_resized_images(monkeypatch):
+def test_mobilenet_sees_resized_images(monkeypatch, shapes):
     asked = []
     torchvision_of(monkeypatch, stub_models(asked))
     model = mobilenet_v3_large(10, 224)

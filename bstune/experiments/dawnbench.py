@@ -37,7 +37,7 @@ from bstune.records import Target, TrialResult, TrialSpec
 from bstune.settings import is_replayed
 from bstune.training import PRECISIONS, check_trainer, settle
 from bstune.trial import device_name
-from bstune.workload import Workload, build_workload, load_data, train
+from bstune.workload import Workload, build_workload, load_data, train, train_examples
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule
@@ -251,7 +251,7 @@ def _build(
     size, lr = rung.batch_size, rung.lr
     if reduced.enabled:
         size, lr = reduced.batch_size, reduced.lr.get(rung.name, rung.lr * reduced.batch_size / rung.batch_size)
-    examples = build_workload(own, data[key]).train_examples
+    examples = train_examples(data[key])
     if size > examples:
         raise ConfigError(f"its batch size {size} is larger than the training data ({examples} examples)")
     # Rounded, as 9.74848 epochs of 50,000 images are 476 steps of 1024 and a last digit.

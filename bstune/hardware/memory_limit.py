@@ -5,8 +5,12 @@ import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bstune.errors import HardwareError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -100,3 +104,11 @@ def peak_resident_bytes() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
+
+
+def cap_cuda_memory(device: "torch.device", share: float) -> None:
+    """Let this process take at most a share, cut to 0 to 1, of a CUDA device's memory."""
+    import torch
+
+    # Torch wants the device's number said.
+    torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), torch.device("cuda", device.index or 0))

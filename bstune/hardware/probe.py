@@ -40,7 +40,7 @@ from omegaconf import OmegaConf
 from bstune.clock import Phase, TrialClock
 from bstune.errors import BstuneError
 from bstune.hardware.memory import Outcome, ProbeResult
-from bstune.hardware.memory_limit import peak_resident_bytes, resident_bytes
+from bstune.hardware.memory_limit import cap_cuda_memory, peak_resident_bytes, resident_bytes
 
 IMPORTED_ONCE = ("bstune.preflight", "bstune.training", "bstune.workload")
 LAST_WORDS = 20_000  # bytes of what a probe wrote besides: its end is read for the error
@@ -237,8 +237,7 @@ def _cuda_meter(device: torch.device, limit: int | None, tell: Callable[[Phase],
     free, total = torch.cuda.mem_get_info(device)
     held = total - free
     if limit is not None:
-        numbered = torch.device("cuda", device.index or 0)  # torch wants the index said
-        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, limit - held) / total), numbered)
+        cap_cuda_memory(device, (limit - held) / total)
     meter = Meter(
         lambda: held + torch.cuda.max_memory_reserved(device),
         lambda: torch.cuda.reset_peak_memory_stats(device),

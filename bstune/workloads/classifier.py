@@ -72,13 +72,6 @@ class Classifier(LightningModule):
         self.make_groups = groups
         self._sums: list[Tensor] = []
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning notes the hook that it calls some 50 times a step; torch looks through parameters at each of them.
-        if name == "_current_fx_name":
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
-
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (N, classes)."""
         if self.channels_last:
