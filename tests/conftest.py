@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
-from bstune.command import main
-from bstune.records import TrialResult, dump_json
-from bstune.replay import Table
+from bstune.__main__ import main
+from bstune.core.records import TrialResult, dump_json
+from bstune.trial.replay import Table
 
 # Before mlflow is imported: it writes to the home directory and tries the network otherwise.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bstune.errors import ConfigError
+from bstune.core.errors import ConfigError
 from bstune.workloads.airbench import Airbench
-from bstune.workloads.batch_norm import BatchNorm
-from bstune.workloads.whitening import Whitening
+from bstune.workloads.layers import BatchNorm, Whitening
 
 
 def airbench(widths=(8, 12, 16), classes=10, logit_scale=1 / 9, **options):

@@ -12,9 +12,9 @@ import pytest
 import torch
 from sklearn.preprocessing import StandardScaler
 
-from bstune.data import datasets
-from bstune.data.batches import rebatch
-from bstune.errors import ConfigError, DataError
+from bstune.core.errors import ConfigError, DataError
+from bstune.trial.batches import rebatch
+from bstune.workloads import datasets
 from bstune.workloads.airfoil import AirfoilData, LinearRegression, standardise
 
 RNG = np.random.RandomState(0)

@@ -1,9 +1,7 @@
 import pytest
 
-from bstune.errors import HardwareError
-from bstune.hardware.alignment import misaligned
-from bstune.hardware.device_limits import DeviceLimits
-from bstune.hardware.roofline import LayerCost, Line, StepCost
+from bstune.core.errors import HardwareError
+from bstune.hardware.roofline import DeviceLimits, LayerCost, Line, StepCost, misaligned
 
 LIMITS = DeviceLimits("device", "fp16", 100.0, 10.0, misaligned_flops_per_second=50.0)
 NOTHING = Line(0.0, 0.0)

@@ -6,9 +6,9 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from bstune import averaging
-from bstune.averaging import SNAPSHOTS, ExponentialMovingAverage, RunningWeightAverage
-from bstune.errors import ConfigError
+from bstune.core.errors import ConfigError
+from bstune.workloads import averaging
+from bstune.workloads.averaging import SNAPSHOTS, ExponentialMovingAverage, RunningWeightAverage
 
 
 class Weights(LightningModule):

@@ -8,8 +8,11 @@ import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
+from synthetic import Law, synthetic_table
 
-from bstune.baselines import (
+from bstune.core.errors import ConfigError
+from bstune.core.records import Target, TrialSpec
+from bstune.sweeps.baselines import (
     AXES,
     MOST_GP_TRIALS,
     EachBatchSize,
@@ -19,11 +22,8 @@ from bstune.baselines import (
     next_to_prune,
     rule_of,
 )
-from bstune.contest import make_task, play, stopping_step
-from bstune.errors import ConfigError
-from bstune.records import Target, TrialSpec
-from bstune.replay import Run, Table, replay
-from bstune.synthetic import Law, synthetic_table
+from bstune.sweeps.contest import make_task, play, stopping_step
+from bstune.trial.replay import Run, Table, replay
 
 TARGET = Target("error", 0.1, "min")
 TASK = make_task("t", synthetic_table(Law(noise=0.1), (8, 32, 128, 512), (0.01, 0.1, 1.0)), TARGET, "time")
@@ -278,6 +278,6 @@ def test_the_gp_runs_and_is_capped():
 
 
 def test_imports_neither_torch_nor_lightning():
-    code = "import sys, bstune.bench; print(sorted({'torch', 'lightning', 'matplotlib.pyplot'} & set(sys.modules)))"
+    code = "import sys, bstune.sweeps.search_benchmark; print(sorted({'torch', 'lightning', 'matplotlib.pyplot'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"

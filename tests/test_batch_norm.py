@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from bstune.errors import ConfigError
-from bstune.workloads.batch_norm import BatchNorm
+from bstune.core.errors import ConfigError
+from bstune.workloads.layers import BatchNorm
 
 CHANNELS = 5
 FORMATS = (torch.contiguous_format, torch.channels_last)

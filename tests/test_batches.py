@@ -13,8 +13,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bstune.data.augment import crop_flip, cut_out, random_crop_flip
-from bstune.data.batches import (
+from bstune.core.errors import ConfigError
+from bstune.trial.batches import (
     EvalBatches,
     IndexStream,
     Normalisation,
@@ -27,7 +27,7 @@ from bstune.data.batches import (
     set_random_state,
     stream_of,
 )
-from bstune.errors import ConfigError
+from bstune.workloads.images import crop_flip, cut_out, random_crop_flip
 
 
 def generator(seed=0):
@@ -376,7 +376,7 @@ def test_an_augmentation_that_cannot_be_told_is_refused():
         arrows(50, augment=only_noise)
     assert str(error.value) == (
         "data.alternating_flip needs an augmentation that is told which images to mirror, such as "
-        "bstune.data.augment.random_crop_flip, but got only_noise: set data.alternating_flip to false"
+        "bstune.workloads.images.random_crop_flip, but got only_noise: set data.alternating_flip to false"
     )
     arrows(50, alternating=False, augment=only_noise)
 

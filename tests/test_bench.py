@@ -3,12 +3,12 @@ import math
 from pathlib import Path
 
 import pytest
+from synthetic import Law, synthetic_table
 
-from bstune import bench
-from bstune.contest import Search, stopping_step
-from bstune.records import TrialSpec
-from bstune.replay import Table
-from bstune.synthetic import Law, synthetic_table
+from bstune.core.records import TrialSpec
+from bstune.sweeps import search_benchmark as bench
+from bstune.sweeps.contest import Search, stopping_step
+from bstune.trial.replay import Table
 
 
 def small_table(law: Law) -> Table:

@@ -6,16 +6,15 @@ from itertools import product
 import optuna
 import pytest
 from optuna.trial import TrialState
+from synthetic import Law, Metric, synthetic_table
 
-from bstune.baselines import Entry, rule_of
-from bstune.bench import QUICK, chosen
-from bstune.bench_report import leader, standing
-from bstune.contest import Played, critical, fastest, make_task, play
-from bstune.curve import frontier_points
-from bstune.own_search import FittedSearch, OwnSearch, own_searches
-from bstune.records import Target, TrialResult
-from bstune.replay import Run, Table
-from bstune.synthetic import Law, Metric, synthetic_table
+from bstune.core.curve import frontier_points
+from bstune.core.records import Target, TrialResult
+from bstune.sweeps.baselines import Entry, FittedSearch, OwnSearch, own_searches, rule_of
+from bstune.sweeps.contest import Played, critical, fastest, make_task, play
+from bstune.sweeps.search_benchmark import QUICK, chosen
+from bstune.sweeps.search_benchmark_report import leader, standing
+from bstune.trial.replay import Run, Table
 
 TARGET = Target("error", 0.1, "min")
 LAW = Law(noise=0.1)

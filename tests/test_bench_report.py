@@ -2,12 +2,12 @@ import json
 import math
 
 import pytest
+from synthetic import Law, synthetic_table
 
-from bstune.baselines import Entry, baselines
-from bstune.bench_report import best_by, draw, leader, print_tables, standing, summary
-from bstune.contest import Played, make_task
-from bstune.records import Target, dump_json
-from bstune.synthetic import Law, synthetic_table
+from bstune.core.records import Target, dump_json
+from bstune.sweeps.baselines import Entry, baselines
+from bstune.sweeps.contest import Played, make_task
+from bstune.sweeps.search_benchmark_report import best_by, draw, leader, print_tables, standing, summary
 
 TARGET = Target("error", 0.1, "min")
 TABLE = synthetic_table(Law(), (8, 32, 128, 512, 2048), (0.02, 0.1, 0.5))

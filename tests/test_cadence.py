@@ -4,9 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from bstune.cadence import LOOK_BACK, Cadence, is_near, next_evaluation
-from bstune.errors import ConfigError
-from bstune.records import Target
+from bstune.core.errors import ConfigError
+from bstune.core.records import LOOK_BACK, Cadence, Target, is_near, next_evaluation
 
 ERROR = Target("val/error", 0.1, "min")
 ACCURACY = Target("val/accuracy", 0.9, "max")

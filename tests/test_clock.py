@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from bstune.clock import Phase, Segment, TrialClock, seconds_per_step
+from bstune.core.clock import Phase, Segment, TrialClock, seconds_per_step
 
 
 class FakeTime:

@@ -10,8 +10,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from bstune import conf
-from bstune.command import compose_checked
-from bstune.records import TrialResult
+from bstune.__main__ import compose_checked
+from bstune.core.records import TrialResult
 
 QUICK = ("+workload=digits", "search.trials=4", "search.batch_size.low=32", "search.batch_size.high=512")
 # An easy target and a small budget: milliseconds a trial. Of sixteen of bstune's own short ones some reach it.
@@ -26,13 +26,13 @@ GHOSTS = (
     "~workload.module.model",
     "+workload.module.model={_target_: torch.nn.Sequential, _args_: ["
     "{_target_: torch.nn.Conv2d, in_channels: 1, out_channels: 4, kernel_size: 3}, "
-    "{_target_: bstune.workloads.batch_norm.BatchNorm, channels: 4, ghost_size: 32}, "
+    "{_target_: bstune.workloads.layers.BatchNorm, channels: 4, ghost_size: 32}, "
     "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 144, out_features: 10}]}",
     "+workload.module.batch_size=${trial.batch_size}",
 )
 GHOST_ADVICE = "lower workload.module.model.norm.ghost_size, or raise the batch size (search.batch_size.low of a study"
 WHITENING = (
-    "{_target_: bstune.workloads.whitening.Whitening, kernel_size: 2, eps: 0.01, images: 100, signed: true, "
+    "{_target_: bstune.workloads.layers.Whitening, kernel_size: 2, eps: 0.01, images: 100, signed: true, "
     "bias: true, padding: 1}"
 )
 RESNET9_ON_DIGITS = (
@@ -174,7 +174,7 @@ def test_missing_data_are_named(bstune, tmp_path, monkeypatch):
 
 
 def test_a_debug_flag_shows_the_traceback(bstune):
-    from bstune.errors import ConfigError
+    from bstune.core.errors import ConfigError
 
     with pytest.raises(ConfigError, match=r"search\.trials"):
         bstune("+workload=digits", "search.trials=abc", "debug=true")
@@ -249,7 +249,7 @@ def test_the_same_command_continues_and_changed_settings_are_refused(bstune, tmp
         ("workload.target.value=0.5", "workload.target.value: was 1.0, now 0.5"),
         ("search.objective=time", "search.objective: was 'steps', now 'time'"),
         ("search.batch_size.high=256", "search.batch_size.high: was 512, now 256"),
-        ("scaling=linear", "scaling.rule._target_: was 'bstune.scaling.sqrt', now 'bstune.scaling.linear'"),
+        ("scaling=linear", "scaling.rule._target_: was 'bstune.core.scaling.sqrt', now 'bstune.core.scaling.linear'"),
         ("precision=bf16-mixed", "precision: was '32-true', now 'bf16-mixed'"),
         ("compile=default", "compile: was None, now 'default'"),
         ("workload.module.model.hidden=[64]", "workload.module.model.hidden: was [128], now [64]"),
@@ -293,7 +293,7 @@ def test_seconds_end_a_study_between_trials(bstune, tmp_path):
 
 
 def test_an_interruption_keeps_what_is_finished(bstune, tmp_path, monkeypatch):
-    from bstune import training
+    from bstune.study import training
 
     train, calls = training.train, []
 
@@ -342,7 +342,7 @@ def test_mlflow_holds_the_study(bstune, tmp_path):
 def test_mlflow_being_down_does_not_stop_a_study(bstune, tmp_path, caplog):
     status, _, _ = bstune(*QUICK, *EASY, "mlflow.uri=http://127.0.0.1:9")
     assert status == 0
-    warnings = [record.getMessage() for record in caplog.records if record.name == "bstune.tracking"]
+    warnings = [record.getMessage() for record in caplog.records if record.name == "bstune.study.tracking"]
     assert len(warnings) == 1
     assert "The next run of the same command sends what is missing" in warnings[0]
 
@@ -448,7 +448,7 @@ module:
   lr: ${trial.lr}
   loss: {_target_: torch.nn.CrossEntropyLoss}
   optimizer: {_target_: torch.optim.SGD, _partial_: true}
-  model: {_target_: bstune.workloads.mlp.mlp, inputs: 5, hidden: [], classes: 2}
+  model: {_target_: bstune.workloads.models.mlp, inputs: 5, hidden: [], classes: 2}
 """
 
 
@@ -457,14 +457,14 @@ module:
     [
         (
             (
-                "workload.module.model={_target_: bstune.workloads.mlp.mlp}",
-                "+workload.module.test_time={_target_: bstune.workloads.test_time.mirrored, _partial_: true}",
+                "workload.module.model={_target_: bstune.workloads.models.mlp}",
+                "+workload.module.test_time={_target_: bstune.workloads.layers.mirrored, _partial_: true}",
             ),
             "workload.module.test_time mirrors images (N, C, H, W), but got the shape (50, 5): set workload.module.te",
         ),
         (
             ("~workload.module.model", f"+workload.module.model={WHITENING}"),
-            "whitening takes its statistics from images of bstune.data.module.ImageData, but workload.data is Data: "
+            "whitening takes its statistics from images of bstune.workloads.images.ImageData, but workload.data is Data: "
             "set workload.module.model.whitening=null, or use ImageData",
         ),
     ],
@@ -508,8 +508,8 @@ def test_passwords_stay_out_of_what_is_written(bstune, tmp_path):
     [("digits", False), ("resnet_cifar", True)],
 )
 def test_a_budget_may_grow_unless_the_schedule_ends_with_it(workload, refused):
-    from bstune.preflight import fingerprint
-    from bstune.training import has_horizon, identity
+    from bstune.study.prepare import fingerprint
+    from bstune.study.training import has_horizon, identity
 
     prints = []
     for examples in (1000, 2000):

@@ -9,15 +9,12 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch._dynamo.utils import counters
 
-from bstune.cadence import Cadence
-from bstune.clock import Phase, TrialClock
-from bstune.compiling import called_modules, compiled_graphs, reason_of
-from bstune.data.batches import EvalBatches, Normalisation, TrainBatches
-from bstune.errors import ConfigError
-from bstune.module_errors import warn_once
-from bstune.protocol import COMPILE_MODES, Budget, Protocol
-from bstune.records import Target, TrialSpec
-from bstune.trial import run_trial
+from bstune.core.clock import Phase, TrialClock
+from bstune.core.errors import ConfigError
+from bstune.core.records import COMPILE_MODES, Budget, Cadence, Protocol, Target, TrialSpec
+from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
+from bstune.trial.compile import called_modules, compiled_graphs, reason_of, warn_once
+from bstune.trial.loop import run_trial
 from bstune.workloads.classifier import Classifier
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -92,7 +89,7 @@ def graphs(monkeypatch):
 @pytest.fixture
 def warned(caplog):
     warn_once.cache_clear()
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "bstune.module_errors"]
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "bstune.trial.compile"]
 
 
 class Phases(TrialClock):

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from bstune.errors import ConfigError
-from bstune.records import TrialResult
-from bstune.search.confirm import Confirmed, confirmed, confirmed_row, contenders, next_confirmation
+from bstune.core.errors import ConfigError
+from bstune.core.records import TrialResult
+from bstune.study.replicates import Confirmed, confirmed, confirmed_row, contenders, next_confirmation
 
 
 @pytest.fixture

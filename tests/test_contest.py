@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from synthetic import Law, synthetic_table
 
-from bstune.contest import (
+from bstune.core.curve import fit_curve
+from bstune.core.errors import ConfigError, TableError
+from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.sweeps.contest import (
     MULTIPLES,
     Search,
     Task,
@@ -19,11 +23,7 @@ from bstune.contest import (
     spending_within,
     stopping_step,
 )
-from bstune.curve import fit_curve
-from bstune.errors import ConfigError, TableError
-from bstune.records import Target, TrialResult, TrialSpec
-from bstune.replay import Run, Table
-from bstune.synthetic import Law, synthetic_table
+from bstune.trial.replay import Run, Table
 
 TARGET = Target("error", 0.1, "min")
 

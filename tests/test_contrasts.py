@@ -6,17 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bstune.errors import ConfigError, HardwareError
-from bstune.experiments.contrasts import (
-    choose_batch_sizes,
-    contrasts,
-    effects,
-    estimate,
-    holm,
-    is_power_of_two,
-    kind,
-)
-from bstune.hardware.step_time import visits
+from bstune.core.errors import ConfigError, HardwareError
+from bstune.hardware.timing import visits
+from bstune.sweeps.statistics import choose_batch_sizes, contrasts, effects, estimate, holm, is_power_of_two, kind
 
 OVERHEAD, PER_EXAMPLE = 9e-3, 4.4e-4
 

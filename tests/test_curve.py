@@ -10,9 +10,9 @@ import pytest
 from scipy.optimize import minimize
 from scipy.stats import norm
 
-from bstune import curve
-from bstune.curve import CurveError, FrontierPoint, fit_curve, frontier_points, log_slope, predict_steps, regime
-from bstune.records import TrialResult
+from bstune.core import curve
+from bstune.core.curve import CurveError, FrontierPoint, fit_curve, frontier_points, log_slope, predict_steps, regime
+from bstune.core.records import TrialResult
 
 S_MIN, B_CRIT = 100.0, 1000.0
 NINE = B_CRIT * 2.0 ** np.arange(-5, 4)  # B_crit/32 to 8 B_crit
@@ -461,5 +461,5 @@ def test_a_directory_is_refused(tmp_path, capsys):
 
 
 def test_import_loads_neither_torch_nor_lightning():
-    code = "import sys, bstune.curve; print(sorted({'torch', 'lightning', 'matplotlib', 'mlflow'} & set(sys.modules)))"
+    code = "import sys, bstune.core.curve; print(sorted({'torch', 'lightning', 'matplotlib', 'mlflow'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

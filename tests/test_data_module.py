@@ -7,10 +7,10 @@ import pytest
 import torch
 from hydra.utils import instantiate
 
-from bstune.data.augment import random_crop_flip
-from bstune.data.datasets import ImageDataset, Images
-from bstune.data.module import ImageData, channel_mean_std, resolve_device, split_images
-from bstune.errors import ConfigError, DataError
+from bstune.core.errors import ConfigError, DataError
+from bstune.trial.batches import resolve_device
+from bstune.workloads.datasets import ImageDataset, Images
+from bstune.workloads.images import ImageData, channel_mean_std, random_crop_flip, split_images
 
 
 def fake_images(n, seed=0, channels=2):
@@ -213,14 +213,14 @@ def test_train_dataloader_needs_a_batch_size():
 
 def test_hydra_builds_it_from_plain_values():
     config = {
-        "_target_": "bstune.data.module.ImageData",
-        "load": {"_target_": "bstune.data.datasets.load_digits", "_partial_": True},
+        "_target_": "bstune.workloads.images.ImageData",
+        "load": {"_target_": "bstune.workloads.datasets.load_digits", "_partial_": True},
         "device": "cpu",
         "validation": 300,
         "test": 300,
         "split_seed": 0,
         "eval_batch_size": 300,
-        "augment": {"_target_": "bstune.data.augment.random_crop_flip", "_partial_": True, "padding": 1},
+        "augment": {"_target_": "bstune.workloads.images.random_crop_flip", "_partial_": True, "padding": 1},
         "mean": None,
         "std": None,
     }

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bstune.data import datasets
-from bstune.errors import ConfigError, DataError
+from bstune.core.errors import ConfigError, DataError
+from bstune.workloads import datasets
 
 RNG = np.random.RandomState(0)
 IDX_ARRAYS = {
@@ -146,7 +146,7 @@ def test_parse_cifar10_refuses(data, text):
 
 @pytest.mark.parametrize(
     ("wrap", "suffix"),
-    [(bytes, ""), (gzip.compress, ".gz"), (lambda data: gzip.compress(data, 1, mtime=7), ".gz")],
+    [(bytes, ""), (gzip.compress, ".gz"), (lambda data: gzip.compress(data, 1, mtime=7, mtime=0), ".gz")],
     ids=["plain", "gzip", "other gzip wrapping"],
 )
 def test_complete_local_copy_needs_no_network_and_is_left_alone(tmp_path, mirrors, wrap, suffix):
@@ -178,9 +178,9 @@ def test_cifar10_local_copy(tmp_path, mirrors):
 BAD_PAGES = {
     "offline": OSError("name or service not known"),
     "captive portal": b"<html>log in</html>",
-    "truncated": gzip.compress(RNG.bytes(1000))[:-20],
-    "other bytes": gzip.compress(b"something else"),
-    "damaged": gzip.compress(RNG.bytes(1000), mtime=0)[:100] + bytes(100),
+    "truncated": gzip.compress(RNG.bytes(1000), mtime=0)[:-20],
+    "other bytes": gzip.compress(b"something else", mtime=0),
+    "damaged": gzip.compress(RNG.bytes(1000), mtime=0, mtime=0)[:100] + bytes(100),
 }
 
 
@@ -219,7 +219,7 @@ def test_wrong_checksum_of_a_download_is_reported(tmp_path, mirrors):
 
 def test_files_downloaded_before_a_failure_are_kept(tmp_path, mirrors):
     first = next(iter(IDX_FILES))
-    mirrors.pages[f"http://one/{first}.gz"] = gzip.compress(IDX_FILES[first])
+    mirrors.pages[f"http://one/{first}.gz"] = gzip.compress(IDX_FILES[first], mtime=0)
     with pytest.raises(DataError) as caught:
         datasets.load_fashion_mnist(tmp_path)
     assert f"{first}, " not in str(caught.value).splitlines()[0]
@@ -239,8 +239,8 @@ def test_reason_is_the_cause_that_requests_wraps(cause):
     ("name", "data", "texts"),
     [
         ("train-labels-idx1-ubyte", b"other", (hashlib.sha256(b"other").hexdigest(), "expected", "Delete it")),
-        ("train-labels-idx1-ubyte.gz", gzip.compress(RNG.bytes(99))[:-9], ("damaged", "Delete it")),
-        ("train-labels-idx1-ubyte.gz", gzip.compress(RNG.bytes(99))[:20] + bytes(40), ("damaged", "Delete it")),
+        ("train-labels-idx1-ubyte.gz", gzip.compress(RNG.bytes(99), mtime=0)[:-9], ("damaged", "Delete it")),
+        ("train-labels-idx1-ubyte.gz", gzip.compress(RNG.bytes(99), mtime=0)[:20] + bytes(40), ("damaged", "Delete it")),
     ],
 )
 def test_damaged_local_file_is_named_and_not_replaced(tmp_path, mirrors, name, data, texts):
@@ -333,7 +333,7 @@ def test_digits():
 
 def test_import_stays_light():
     heavy = "{'torch', 'lightning', 'sklearn', 'requests'}"
-    code = f"import sys, bstune.data.datasets; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, bstune.workloads.datasets; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

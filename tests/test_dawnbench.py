@@ -13,28 +13,19 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from scipy import stats
 
-from bstune import sweep as sweep_command
-from bstune.building import flatten
-from bstune.data.datasets import ImageDataset, Images
-from bstune.errors import ConfigError
-from bstune.experiments.dawnbench import (
-    Rung,
-    Step,
-    accuracy,
-    applied,
-    climb,
-    make_rows,
-    seconds,
-)
-from bstune.experiments.dawnbench_report import Difference, compare, sentence, shown
-from bstune.records import Target, TrialSpec
-from bstune.settings import check_settings
-from bstune.sweep import check_sweep, compose_sweep, write
-from bstune.workload import load_data, train
+from bstune.config import check_settings, flatten
+from bstune.core.errors import ConfigError
+from bstune.core.records import Target, TrialSpec
+from bstune.sweeps import harness as sweep_command
+from bstune.sweeps.dawnbench import Rung, Step, accuracy, applied, climb, make_rows, seconds
+from bstune.sweeps.dawnbench_report import Difference, compare, sentence, shown
+from bstune.sweeps.harness import check_sweep, compose_sweep, write
+from bstune.trial.workload import load_data, train
+from bstune.workloads.datasets import ImageDataset, Images
 
 DIGITS = {
     "workload.module.schedule": {
-        "_target_": "bstune.schedules.piecewise_linear",
+        "_target_": "bstune.workloads.schedules.piecewise_linear",
         "_partial_": True,
         "total_steps": "%{trial.total_steps}",
         "knots": [0.0, 0.2, 1.0],
@@ -178,8 +169,8 @@ def test_rungs_of_the_same_data_share_them(checked, monkeypatch):
         loaded.append("augment" in config.workload.data)
         return load_data(config)
 
-    monkeypatch.setattr("bstune.experiments.dawnbench.load_data", load)
-    mirror = {"_target_": "bstune.data.augment.random_crop_flip", "_partial_": True, "padding": 1}
+    monkeypatch.setattr("bstune.sweeps.dawnbench.load_data", load)
+    mirror = {"_target_": "bstune.workloads.images.random_crop_flip", "_partial_": True, "padding": 1}
     sweep = checked(rungs=[*LADDER, rung("augmentation", {"+workload.data.augment": mirror}), rung("last", {})])
     climb(sweep.config, sweep.parameters["rungs"], sweep.parameters["reduced"], NEVER)
     assert loaded == [False, True]
@@ -276,7 +267,7 @@ def shipped(tmp_path, monkeypatch):
         return Images(rng.integers(0, 256, (n, 3, 32, 32), dtype=np.uint8), rng.integers(0, 10, n))
 
     dataset = ImageDataset("CIFAR-10", 255, images(1200), images(100))
-    monkeypatch.setattr("bstune.data.datasets.load_cifar10", lambda root: dataset)
+    monkeypatch.setattr("bstune.workloads.datasets.load_cifar10", lambda root: dataset)
 
     def check(*options):
         config = compose_sweep("dawnbench", ("device=cpu", *options))

@@ -4,20 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from synthetic import Law
 
-from bstune.errors import ConfigError
-from bstune.records import Target, TrialResult
-from bstune.search.decide import (
-    Domain,
-    Proposal,
-    decide,
-    never_resumable,
-)
-from bstune.search.frontier import default_policy
-from bstune.search.known import Arm, Known, learn, observe
-from bstune.search.mapping import b_crit_quantiles
+from bstune.core.errors import ConfigError
+from bstune.core.records import Target, TrialResult
+from bstune.search.acquisition import Domain, Proposal, b_crit_quantiles, decide, never_resumable
+from bstune.search.observations import Arm, Known, learn, observe
 from bstune.search.posterior import Array, Prior, make_prior
-from bstune.synthetic import Law
+from bstune.search.sampler import default_policy
 
 LOW, HIGH = 8, 4096
 LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)  # T is least at B = 283

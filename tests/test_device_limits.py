@@ -4,9 +4,9 @@ import math
 import pytest
 import torch
 
-from bstune.errors import HardwareError
-from bstune.hardware import device_limits
-from bstune.hardware.device_limits import DeviceLimits, arithmetic_of, measure_limits, tensor_core_multiple
+from bstune.core.errors import HardwareError
+from bstune.hardware import roofline as device_limits
+from bstune.hardware.roofline import DeviceLimits, arithmetic_of, measure_limits, tensor_core_multiple
 
 
 class Machine:

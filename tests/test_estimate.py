@@ -3,13 +3,11 @@ from functools import partial
 
 import pytest
 
-from bstune import scaling
-from bstune.cadence import Cadence
-from bstune.estimate import StepTime, most_seconds, probe_step_time, remaining_seconds
-from bstune.protocol import Budget, Protocol
-from bstune.records import Target
-from bstune.search.plan import Plan
-from bstune.search.space import Space
+from bstune.core import scaling
+from bstune.core.records import Budget, Cadence, Protocol, Target
+from bstune.core.search_space import Space
+from bstune.core.step_time import StepTime
+from bstune.study.plan import Plan, most_seconds, probe_step_time, remaining_seconds
 
 
 def space(low=8, high=512, multiple=1):

@@ -3,8 +3,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from bstune.records import Target
-from bstune.search.foretell import Foretold, foretell, ideal_value, log_excess, reached_rate
+from bstune.core.records import Target
+from bstune.search.observations import Foretold, foretell, ideal_value, log_excess, reached_rate
 
 ERROR, ACCURACY = Target("error", 0.1, "min"), Target("accuracy", 0.9, "max")
 LAST = 30_000  # steps to target of the histories below

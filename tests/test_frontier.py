@@ -10,15 +10,15 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler
 from optuna.trial import TrialState, create_trial
+from synthetic import Law, synthetic_table
 
-from bstune.errors import ConfigError
-from bstune.records import Target, TrialResult, TrialSpec
-from bstune.replay import replay
-from bstune.search import frontier
-from bstune.search.decide import Proposal, decide
-from bstune.search.frontier import PARENT, RECORD, Coordinates, FrontierSampler, default_policy, trial_result
+from bstune.core.errors import ConfigError
+from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.search import sampler as frontier
+from bstune.search.acquisition import Proposal, decide
 from bstune.search.posterior import B_CRIT
-from bstune.synthetic import Law, synthetic_table
+from bstune.search.sampler import PARENT, RECORD, Coordinates, FrontierSampler, default_policy, trial_result
+from bstune.trial.replay import replay
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bstune.held import held_row, slopes, verdict, which_rule_held
-from bstune.records import dump_json
-from bstune.search.known import Arm, Known, observe
+from bstune.core.records import dump_json
+from bstune.core.step_time import StepTimes
+from bstune.search.observations import Arm, Known, observe
 from bstune.search.posterior import B_CRIT, BEND, EXPONENT, SHIFT, make_prior
-from bstune.search.steptime import StepTimes
+from bstune.study.model import held_row, slopes, verdict, which_rule_held
 
 LOW, HIGH = 8, 2048  # B_mid is 128
 NORMAL90 = 1.6449

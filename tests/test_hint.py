@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bstune.search.hint import hint, hint_row, measured_noise_scale, study_prior
-from bstune.search.posterior import B_CRIT, make_prior
+from bstune.search.posterior import B_CRIT, hint, hint_row, make_prior, measured_noise_scale, study_prior
 
 LOW, HIGH = 8.0, 8192.0
 SPACE = {"low": LOW, "high": HIGH, "rule": lambda x: 0.5 * x, "sigma": 1.0, "exponent_sigma": 0.3, "others": 0}

@@ -7,15 +7,15 @@ import torch
 from lightning.pytorch import Callback
 from torch.optim.swa_utils import AveragedModel
 
-from bstune.clock import Phase, TrialClock
-from bstune.command import compose_checked
-from bstune.data.augment import random_crop_flip
-from bstune.data.batches import EvalBatches, Normalisation, TrainBatches
-from bstune.preflight import make_protocol, make_target
-from bstune.records import TrialSpec
-from bstune.training import trainer_options
-from bstune.trial import run_trial
-from bstune.workload import build_module
+from bstune.__main__ import compose_checked
+from bstune.core.clock import Phase, TrialClock
+from bstune.core.records import TrialSpec
+from bstune.study.prepare import make_protocol, make_target
+from bstune.study.training import trainer_options
+from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
+from bstune.trial.loop import run_trial
+from bstune.trial.workload import build_module
+from bstune.workloads.images import random_crop_flip
 
 READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "cpu", "numpy", "__array__", "nonzero")
 # resnet_cifar: schedule with a horizon, batch norm, augmentation. digits: warm-up, an average of the weights.
@@ -80,7 +80,7 @@ def reads(monkeypatch):
         read = getattr(torch.Tensor, name)
 
         def call(*arguments, **options):
-            # What counts an average's updates stays on the host (see bstune.averaging).
+            # What counts an average's updates stays on the host (see bstune.workloads.averaging).
             if on and not any(arguments[0] is averaged.n_averaged for averaged in averages):
                 raise AssertionError(f"Tensor.{name} within a segment of training")
             return read(*arguments, **options)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from bstune.workloads.identity import initialise_as_identity
+from bstune.workloads.layers import initialise_as_identity
 
 
 @pytest.mark.parametrize("kernel_size", [1, 3])

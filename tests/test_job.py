@@ -11,17 +11,16 @@ import yaml
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from bstune import job_search as jobs
-from bstune.command import compose_checked
-from bstune.job_model import known_of
-from bstune.job_report import best_yaml
-from bstune.job_search import MOST_STATES, worth_continuing
-from bstune.output import Output
-from bstune.preflight import prepare
-from bstune.progress import Progress
-from bstune.records import Target, TrialResult, TrialSpec
+from bstune.__main__ import compose_checked
+from bstune.core.files import Output
+from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search.posterior import B_CRIT
-from bstune.search.study import SPEC
+from bstune.study import run as jobs
+from bstune.study.model import known_of
+from bstune.study.prepare import prepare
+from bstune.study.report import best_yaml
+from bstune.study.run import MOST_STATES, Progress, worth_continuing
+from bstune.study.storage import SPEC
 
 SIZES, LRS = (8, 32, 128, 512), (0.01, 0.04, 0.16, 0.64)
 REPLAY = ("+workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")

@@ -9,14 +9,11 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn import functional as F
 
-from bstune.averaging import ExponentialMovingAverage
-from bstune.cadence import Cadence
-from bstune.data.batches import EvalBatches, Normalisation, TrainBatches
-from bstune.errors import ConfigError
-from bstune.lookahead import Lookahead
-from bstune.protocol import Budget, Protocol
-from bstune.records import Target, TrialSpec
-from bstune.trial import run_trial
+from bstune.core.errors import ConfigError
+from bstune.core.records import Budget, Cadence, Protocol, Target, TrialSpec
+from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
+from bstune.trial.loop import run_trial
+from bstune.workloads.averaging import ExponentialMovingAverage, Lookahead
 from bstune.workloads.classifier import Classifier
 
 STEPS, LR = 23, 0.1

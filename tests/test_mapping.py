@@ -4,11 +4,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bstune.curve import FrontierPoint, fit_curve
-from bstune.search.known import Arm, Known, observe
-from bstune.search.mapping import b_crit_quantiles, draw_frontiers, most_learned
+from bstune.core.curve import FrontierPoint, fit_curve
+from bstune.core.step_time import StepTimes
+from bstune.search.acquisition import b_crit_quantiles, draw_frontiers, most_learned
+from bstune.search.observations import Arm, Known, observe
 from bstune.search.posterior import B_CRIT, LEVEL, NOISE, make_prior, sample_posterior
-from bstune.search.steptime import StepTimes
 
 LOW, HIGH = 8, 4096
 SIZES = [2.0**k for k in range(3, 13)]

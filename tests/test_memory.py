@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bstune.errors import HardwareError
+from bstune.core.errors import HardwareError
 from bstune.hardware.memory import Ceiling, MemoryModel, ProbeResult, find_ceiling, fit_memory, search_range
 
 MiB = 2**20

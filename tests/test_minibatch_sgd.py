@@ -12,10 +12,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from bstune.data import datasets
-from bstune.errors import ConfigError, DataError
-from bstune.experiments.minibatch_sgd import Run, row, sentence
-from bstune.sweep import check_sweep, compose_sweep, write
+from bstune.core.errors import ConfigError, DataError
+from bstune.sweeps.harness import check_sweep, compose_sweep, write
+from bstune.sweeps.minibatch_sgd import Run, row, sentence
+from bstune.workloads import datasets
 from bstune.workloads.airfoil import LinearRegression, standardise
 
 ROWS = 30

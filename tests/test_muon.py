@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from bstune.errors import ConfigError
-from bstune.muon import Muon, orthogonalised
+from bstune.core.errors import ConfigError
+from bstune.workloads.optim import Muon, orthogonalised
 
 SETTINGS = {"momentum": 0.9, "nesterov": True, "steps": 5, "normalise_weights": False}
 

@@ -18,10 +18,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.aggregation import MeanMetric
 
-from bstune.data.batches import weight_micro_batches
-from bstune.errors import ConfigError
-from bstune.noise import GradientNorms, combine_norms, estimate_noise_scale, moving_estimate
-from bstune.noise_scale_callback import NoiseScale, count_examples, split_batch
+from bstune.core.errors import ConfigError
+from bstune.core.noise_scale import GradientNorms, combine_norms, estimate_noise_scale, moving_estimate
+from bstune.trial.batches import weight_micro_batches
+from bstune.trial.noise_scale import NoiseScale, count_examples, split_batch
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*num_workers.*", "ignore:.*(returned `None`|logging interval|not resumable).*"
@@ -204,7 +204,7 @@ def test_arithmetic_refuses(call, error, message):
 
 
 def test_the_arithmetic_needs_no_torch():
-    code = "import sys, json, bstune.noise; print(json.dumps([m for m in ('torch', 'lightning') if m in sys.modules]))"
+    code = "import sys, json, bstune.core.noise_scale; print(json.dumps([m for m in ('torch', 'lightning') if m in sys.modules]))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(run.stdout) == []
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from bstune.errors import StudyError
-from bstune.output import Output, check_writable, locked, write_text
+from bstune.core.errors import StudyError
+from bstune.core.files import Output, check_writable, locked, write_text
 
 
 def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):

@@ -5,12 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from bstune.errors import ConfigError
-from bstune.parameter_groups import KINDS, parameter_groups
-from bstune.workloads.batch_norm import BatchNorm
+from bstune.core.errors import ConfigError
 from bstune.workloads.classifier import Classifier
-from bstune.workloads.mlp import mlp
-from bstune.workloads.whitening import Whitening
+from bstune.workloads.layers import BatchNorm, Whitening
+from bstune.workloads.models import mlp
+from bstune.workloads.optim import KINDS, parameter_groups
 
 ALL = {kind: {} for kind in KINDS}
 

@@ -3,10 +3,10 @@ from functools import partial
 
 import pytest
 
-from bstune import scaling
-from bstune.errors import ConfigError
-from bstune.search.plan import Plan
-from bstune.search.space import Space
+from bstune.core import scaling
+from bstune.core.errors import ConfigError
+from bstune.core.search_space import Space
+from bstune.study.plan import Plan
 
 SPACE = Space(8, 512, 1, 1.0, partial(scaling.none, reference_batch_size=64, reference_lr=0.1))
 

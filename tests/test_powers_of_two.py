@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bstune.errors import ConfigError, HardwareError
-from bstune.experiments.powers_of_two import CeilingProbe, run
+from bstune.core.errors import ConfigError, HardwareError
+from bstune.core.records import dump_json
 from bstune.hardware.memory import ProbeResult, find_ceiling
-from bstune.hardware.step_time import visits
-from bstune.records import dump_json
-from bstune.report import format_number
-from bstune.sweep import check_sweep, compose_sweep, show
+from bstune.hardware.timing import visits
+from bstune.study.summary import format_number
+from bstune.sweeps.harness import check_sweep, compose_sweep, show
+from bstune.sweeps.powers_of_two import CeilingProbe, run
 
 PNG = b"\x89PNG"
 NEAR = [100, 119, 120, 121, 127, 128, 129, 156]

@@ -3,13 +3,21 @@
 import pytest
 import torch
 
-from bstune.clock import Phase
-from bstune.command import compose_checked
-from bstune.errors import ConfigError, HardwareError
-from bstune.hardware.ceiling import make_probe, measure_ceiling, probe_server, read_answer
-from bstune.hardware.memory_limit import MemoryLimit, memory_limit, peak_resident_bytes, resident_bytes
+from bstune.__main__ import compose_checked
+from bstune.core.clock import Phase
+from bstune.core.errors import ConfigError, HardwareError
+from bstune.hardware.memory import (
+    MemoryLimit,
+    make_probe,
+    measure_ceiling,
+    memory_limit,
+    peak_resident_bytes,
+    probe_server,
+    read_answer,
+    resident_bytes,
+)
 from bstune.hardware.probe import Meter, judge
-from bstune.workloads.mlp import mlp
+from bstune.workloads.models import mlp
 
 MiB = 2**20
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bstune.averaging import ExponentialMovingAverage
-from bstune.command import compose_checked
-from bstune.lookahead import Lookahead
-from bstune.muon import Muon
-from bstune.records import TrialSpec
-from bstune.workload import build_module
+from bstune.__main__ import compose_checked
+from bstune.core.records import TrialSpec
+from bstune.trial.workload import build_module
+from bstune.workloads.averaging import ExponentialMovingAverage, Lookahead
+from bstune.workloads.optim import Muon
 
 RECIPES = ("resnet_cifar_fast", "airbench_cifar", "airbench_muon")
 

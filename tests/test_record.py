@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bstune import training
-from bstune.errors import TableError
-from bstune.record import Grid, main, record_grid, rows_of_study, write_table
-from bstune.records import Target, TrialResult, TrialSpec
-from bstune.replay import read_table, replay
+from bstune.core.errors import TableError
+from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.study import training
+from bstune.study.record import Grid, main, record_grid, rows_of_study, write_table
+from bstune.trial.replay import read_table, replay
 
 DIGITS = ("+workload=digits", "device=cpu", "workload.target.metric=val/error", "workload.target.value=0.1")
 BUDGET = ("budget.steps=60", "budget.examples=6000")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bstune.curve import fit_curve, frontier_points
-from bstune.records import Target, TrialResult
-from bstune.report import summarize
+from bstune.core.curve import fit_curve, frontier_points
+from bstune.core.records import Target, TrialResult
+from bstune.study.summary import summarize
 
 RECORDED = Path(__file__).parent / "recorded" / "fashion_cnn.jsonl"
 

@@ -3,8 +3,8 @@ import math
 
 import pytest
 
-from bstune.errors import ConfigError
-from bstune.records import Target, TrialResult, dump_json
+from bstune.core.errors import ConfigError
+from bstune.core.records import Target, TrialResult, dump_json
 
 
 @pytest.mark.parametrize(

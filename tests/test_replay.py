@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bstune.errors import TableError
-from bstune.records import Target, TrialResult, TrialSpec
-from bstune.replay import Run, Table, always_reached, main, never_reached, read_table, replay
+from bstune.core.errors import TableError
+from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.trial.replay import Run, Table, always_reached, main, never_reached, read_table, replay
 
 TARGET = Target("val/error", 0.1, "min")
 
@@ -374,4 +374,4 @@ def test_goals_that_a_table_says_nothing_of(target, never, always):
 @pytest.mark.parametrize("arguments", [[], ["replay"], ["--help"]])
 def test_the_module_records_and_does_nothing_else(arguments, capsys):
     assert main(arguments) == 2
-    assert "usage: python -m bstune.replay record FILE" in capsys.readouterr().err
+    assert "usage: python -m bstune.trial.replay record FILE" in capsys.readouterr().err

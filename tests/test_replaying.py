@@ -13,11 +13,11 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from bstune import replaying
-from bstune.command import compose_checked
-from bstune.errors import TableError
-from bstune.records import TrialResult, TrialSpec
-from bstune.replay import read_table
+from bstune.__main__ import compose_checked
+from bstune.core.errors import TableError
+from bstune.core.records import TrialResult, TrialSpec
+from bstune.study import replaying
+from bstune.trial.replay import read_table
 
 SIZES, LRS = (8, 32, 128, 512), (0.01, 0.04, 0.16, 0.64)
 REPLAY = ("+workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")
@@ -93,7 +93,7 @@ def test_a_study_from_end_to_end(bstune, tmp_path, table):
 def test_a_study_imports_no_training_library(tmp_path, table):
     code = """
 import json, sys
-from bstune.command import main
+from bstune.__main__ import main
 status = main()
 print(json.dumps([status, [name for name in ("torch", "lightning", "mlflow") if name in sys.modules]]))
 """
@@ -119,7 +119,7 @@ def test_simulated_seconds_end_a_study(bstune, tmp_path, table, limit, words):
 
 
 def test_the_estimate_counts_simulated_seconds_up_to_the_end_of_the_records(table, monkeypatch, tmp_path):
-    from bstune.preflight import prepare
+    from bstune.study.prepare import prepare
 
     monkeypatch.chdir(tmp_path)
     runner = prepare(compose_checked([*REPLAY, "search.trials=2"])).runner
@@ -198,7 +198,7 @@ def test_every_config_composes(table, monkeypatch, tmp_path, sampler, scaling):
 
 
 def test_the_budget_is_one_that_no_record_exceeds(table, monkeypatch, tmp_path):
-    from bstune.protocol import Budget
+    from bstune.core.records import Budget
 
     monkeypatch.chdir(tmp_path)
     config = compose_checked(list(REPLAY))
@@ -209,7 +209,7 @@ def test_the_budget_is_one_that_no_record_exceeds(table, monkeypatch, tmp_path):
 
 
 def test_a_spec_may_be_limited_and_continued(table, monkeypatch, tmp_path):
-    from bstune.preflight import prepare
+    from bstune.study.prepare import prepare
 
     monkeypatch.chdir(tmp_path)
     train = prepare(compose_checked(list(REPLAY))).runner.train
@@ -333,7 +333,7 @@ def _refused(bstune, folder, arguments, message):
 
 def test_a_table_that_cannot_be_read_at_last_is_refused_too(table, monkeypatch, tmp_path):
     """Checked and prepared are two readings: what changed between them is found."""
-    from bstune.preflight import prepare
+    from bstune.study.prepare import prepare
 
     monkeypatch.chdir(tmp_path)
     config = compose_checked(list(REPLAY))

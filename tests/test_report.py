@@ -13,11 +13,11 @@ import matplotlib
 import pytest
 from rich.console import Console
 
-from bstune.curve import CurveError, CurveFit, FrontierPoint, fit_curve, frontier_points
-from bstune.figure import curve_figure, draw_curve
-from bstune.held import Exponent, Held
-from bstune.records import Target, TrialResult, dump_json
-from bstune.report import (
+from bstune.core.curve import CurveError, CurveFit, FrontierPoint, fit_curve, frontier_points
+from bstune.core.records import Target, TrialResult, dump_json
+from bstune.study.figure import curve_figure, draw_curve
+from bstune.study.model import Exponent, Held
+from bstune.study.summary import (
     counts_text,
     critical_text,
     final_table,
@@ -703,7 +703,7 @@ def test_a_figure_that_cannot_be_written_leaves_nothing_behind(tmp_path):
     [
         ("", ("torch", "lightning", "matplotlib")),
         (
-            "from pathlib import Path; from bstune.records import Target; "
+            "from pathlib import Path; from bstune.core.records import Target; "
             "summary = r.summarize([], Target('val/error', 0.1, 'min'), 'no points'); "
             "f.draw_curve([], summary, None, 'none', Path(sys.argv[1]))",
             ("torch", "lightning", "matplotlib.pyplot"),
@@ -711,7 +711,7 @@ def test_a_figure_that_cannot_be_written_leaves_nothing_behind(tmp_path):
     ],
 )
 def test_imports_stay_light(statement, absent, tmp_path):
-    imports = "import sys, bstune.report as r, bstune.figure as f"
+    imports = "import sys, bstune.study.summary as r, bstune.study.figure as f"
     code = f"{imports}; {statement}\nprint([m for m in {absent!r} if m in sys.modules])"
     command = [sys.executable, "-c", code, str(tmp_path / "curve.png")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -5,8 +5,8 @@ import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from bstune.search import residual
-from bstune.search.residual import (
+from bstune.search import gaussian_process as residual
+from bstune.search.gaussian_process import (
     AMPLITUDES,
     JITTER,
     LENGTHS,

@@ -5,11 +5,10 @@ import torch
 from hydra.utils import instantiate
 from torch import nn
 
-from bstune.command import compose_checked
-from bstune.errors import ConfigError
-from bstune.workloads.batch_norm import BatchNorm
+from bstune.__main__ import compose_checked
+from bstune.core.errors import ConfigError
+from bstune.workloads.layers import BatchNorm, Whitening
 from bstune.workloads.resnet9 import ResNet9
-from bstune.workloads.whitening import Whitening
 
 DEFAULT = {
     "pool": "after_activation",

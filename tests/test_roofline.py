@@ -6,10 +6,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from bstune.errors import HardwareError
-from bstune.hardware.device_limits import DeviceLimits
+from bstune.core.errors import HardwareError
+from bstune.hardware.report import draw_roofline
 from bstune.hardware.roofline import (
     OUTSIDE,
+    DeviceLimits,
     LayerCost,
     Line,
     StepCost,
@@ -20,12 +21,10 @@ from bstune.hardware.roofline import (
     training_loss,
     turning_batch_size,
 )
-from bstune.hardware.roofline_figure import draw_roofline
-from bstune.workloads.batch_norm import BatchNorm
 from bstune.workloads.classifier import Classifier
-from bstune.workloads.mlp import mlp
+from bstune.workloads.layers import BatchNorm
+from bstune.workloads.models import mlp, simple_cnn
 from bstune.workloads.resnet9 import ResNet9
-from bstune.workloads.simple_cnn import simple_cnn
 
 LIMITS = DeviceLimits("device", "fp16", 100.0, 10.0, misaligned_flops_per_second=50.0)
 NOTHING = Line(0.0, 0.0)

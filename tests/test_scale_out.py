@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bstune.curve import CurveBand, FrontierPoint, fit_curve, predict_steps
-from bstune.errors import HardwareError
-from bstune.hardware.scale_out import (
+from bstune.core.curve import CurveBand, FrontierPoint, fit_curve, predict_steps
+from bstune.core.errors import HardwareError
+from bstune.study.scale_out import (
     candidates,
     draw_scale_out,
     half_efficient,

@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from synthetic import Law, synthetic_table
 
-from bstune.curve import CurveBand
-from bstune.hardware.scale_out import plan
-from bstune.synthetic import Law, synthetic_table
+from bstune.core.curve import CurveBand
+from bstune.study.scale_out import plan
 
 LAW = Law(noise=0.08)
 DEVICES = [1, 2, 8, 64]

@@ -3,8 +3,8 @@ from functools import partial
 
 import pytest
 
-from bstune import scaling
-from bstune.errors import ConfigError
+from bstune.core import scaling
+from bstune.core.errors import ConfigError
 
 B0, LR0, NOISE = 64.0, 0.2, 500.0
 PLAIN = [scaling.none, scaling.sqrt, scaling.linear]

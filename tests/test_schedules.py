@@ -5,13 +5,20 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import OneCycleLR
 
-from bstune.averaging import RunningWeightAverage
-from bstune.command import compose_checked
-from bstune.errors import ConfigError
-from bstune.records import TrialSpec
-from bstune.schedules import constant, linear_decay, one_cycle, piecewise_linear, triangle, warmup_then_constant
-from bstune.training import has_horizon
-from bstune.workload import build_module
+from bstune.__main__ import compose_checked
+from bstune.core.errors import ConfigError
+from bstune.core.records import TrialSpec
+from bstune.study.training import has_horizon
+from bstune.trial.workload import build_module
+from bstune.workloads.averaging import RunningWeightAverage
+from bstune.workloads.schedules import (
+    constant,
+    linear_decay,
+    one_cycle,
+    piecewise_linear,
+    triangle,
+    warmup_then_constant,
+)
 
 LR = 0.4
 TRIANGLE = {"knots": (0.0, 5 / 24, 1.0), "factors": (0.0, 1.0, 0.0)}
@@ -243,7 +250,7 @@ def test_each_takes_the_place_of_a_workloads_own(workload, name):
 
 def test_without_one_a_workload_keeps_its_own():
     config = compose_checked(["+workload=digits"])
-    assert config.workload.module.schedule._target_ == "bstune.schedules.warmup_then_constant"
+    assert config.workload.module.schedule._target_ == "bstune.workloads.schedules.warmup_then_constant"
     assert "schedule" not in config
 
 

@@ -4,8 +4,8 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from bstune.errors import ConfigError
-from bstune.settings import check_settings
+from bstune.config import check_settings
+from bstune.core.errors import ConfigError
 
 
 def composed(*overrides):

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from bstune import scaling
-from bstune.errors import ConfigError
-from bstune.search.space import Space, van_der_corput
+from bstune.core import scaling
+from bstune.core.errors import ConfigError
+from bstune.core.search_space import Space, van_der_corput
 
 RULE = partial(scaling.sqrt, reference_batch_size=64, reference_lr=0.1)
 

@@ -14,22 +14,18 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from bstune.averaging import ExponentialMovingAverage, RunningWeightAverage
-from bstune.cadence import Cadence
-from bstune.clock import TrialClock
-from bstune.data.augment import random_crop_flip
-from bstune.data.batches import EvalBatches, Normalisation, TrainBatches, rebatch
-from bstune.errors import ConfigError, StateError
-from bstune.lookahead import Lookahead
-from bstune.muon import Muon
-from bstune.parameter_groups import parameter_groups
-from bstune.protocol import Budget, Protocol
-from bstune.records import Target, TrialResult, TrialSpec
-from bstune.schedules import piecewise_linear
-from bstune.state import Stopped, read_state
-from bstune.trial import run_trial
-from bstune.workload import Workload, train
+from bstune.core.clock import TrialClock
+from bstune.core.errors import ConfigError, StateError
+from bstune.core.records import Budget, Cadence, Protocol, Target, TrialResult, TrialSpec
+from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches, rebatch
+from bstune.trial.checkpoint import Stopped, read_state
+from bstune.trial.loop import run_trial
+from bstune.trial.workload import Workload, train
+from bstune.workloads.averaging import ExponentialMovingAverage, Lookahead, RunningWeightAverage
 from bstune.workloads.classifier import Classifier
+from bstune.workloads.images import random_crop_flip
+from bstune.workloads.optim import Muon, parameter_groups
+from bstune.workloads.schedules import piecewise_linear
 
 CADENCE = Cadence(ratio=1.05, share=0.25, cost=0.5, near=1.5)
 EVERY_STEP = Cadence(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
@@ -415,7 +411,7 @@ def test_the_cases_would_notice_what_is_forgotten(tmp_path, monkeypatch):
             assert_same(records[-1], module, whole, reference, (23,))
 
     with monkeypatch.context() as patch:
-        patch.setattr("bstune.trial.set_random_state", lambda state: None)
+        patch.setattr("bstune.trial.loop.set_random_state", lambda state: None)
         differs("dropout")
         differs("random evaluation")
     with monkeypatch.context() as patch:
@@ -425,7 +421,7 @@ def test_the_cases_would_notice_what_is_forgotten(tmp_path, monkeypatch):
         patch.setattr(Lookahead, "load_state_dict", lambda self, state: None)
         differs("lookahead")
     with monkeypatch.context() as patch:
-        patch.setattr("bstune.data.batches.IndexStream.take_up", lambda self, position: None)
+        patch.setattr("bstune.trial.batches.IndexStream.take_up", lambda self, position: None)
         differs("sgd")
 
 
@@ -793,7 +789,7 @@ def test_a_state_of_another_trial_is_refused(stopped, changes):
 def test_a_state_of_other_versions_or_another_device_is_refused(stopped, monkeypatch):
     newer = {**stopped.record.versions, "torch": "99.0"}
     with monkeypatch.context() as patch:
-        patch.setattr("bstune.trial.versions", lambda: newer)
+        patch.setattr("bstune.trial.loop.versions", lambda: newer)
         with pytest.raises(StateError, match=r"it was written by .*, not .*99\.0"):
             resumed(stopped)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from bstune.errors import HardwareError
-from bstune.hardware.step_model import fit_step_model, fit_sync, iteration_seconds, leave_one_out, sync_seconds
+from bstune.core.errors import HardwareError
+from bstune.core.step_time import fit_step_model, fit_sync, iteration_seconds, leave_one_out, sync_seconds
 
 SIZES = (8, 32, 128, 500)
 

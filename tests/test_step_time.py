@@ -7,20 +7,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from bstune.command import compose_checked
-from bstune.errors import HardwareError
-from bstune.hardware.step_time import (
-    Steps,
-    ladder,
-    measure_step_times,
-    summarize,
-    time_bare,
-    time_trial,
-    visits,
-)
-from bstune.preflight import make_protocol, make_target
-from bstune.training import settle
-from bstune.workload import build_workload
+from bstune.__main__ import compose_checked
+from bstune.core.errors import HardwareError
+from bstune.hardware.timing import Steps, ladder, measure_step_times, summarize, time_bare, time_trial, visits
+from bstune.study.prepare import make_protocol, make_target
+from bstune.study.training import settle
+from bstune.trial.workload import build_workload
 
 SIZES = (8, 32, 128, 500)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bstune.search.steptime import BANDWIDTH, DOUBT, StepTimes, fit_step_times
+from bstune.core.step_time import BANDWIDTH, DOUBT, StepTimes, fit_step_times
 
 
 def test_overhead_and_throughput_are_recovered() -> None:

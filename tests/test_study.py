@@ -9,13 +9,13 @@ import pytest
 from omegaconf import OmegaConf
 from optuna.samplers import RandomSampler
 
-from bstune import scaling
-from bstune.errors import ConfigError, StudyError
-from bstune.records import Target, TrialResult
-from bstune.search.frontier import FrontierSampler
-from bstune.search.plan import Plan
-from bstune.search.space import Space
-from bstune.search.study import (
+from bstune.core import scaling
+from bstune.core.errors import ConfigError, StudyError
+from bstune.core.records import Target, TrialResult
+from bstune.core.search_space import Space
+from bstune.search.sampler import FrontierSampler
+from bstune.study.plan import Plan
+from bstune.study.storage import (
     RECORD,
     SLOT,
     SPEC,
@@ -44,7 +44,7 @@ SAMPLERS = {
     "gp": {"_target_": "optuna.samplers.GPSampler", "n_startup_trials": 4},
     "qmc": {"_target_": "optuna.samplers.QMCSampler", "qmc_type": "sobol", "scramble": True},
     "random": {"_target_": "optuna.samplers.RandomSampler"},
-    "frontier": {"_target_": "bstune.search.frontier.FrontierSampler"},
+    "frontier": {"_target_": "bstune.search.sampler.FrontierSampler"},
 }
 OWN = {
     "objective": "steps",
@@ -263,7 +263,7 @@ def test_a_trial_that_was_not_asked_to_the_end_is_asked_anew(tmp_path):
     """A kill between its parameters and its spec would lose its limit and its parent."""
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bstune.search.study._note", lambda trial, spec: None)
+        patch.setattr("bstune.study.storage._note", lambda trial, spec: None)
         ask(study, 0, plan(), SPACE, Fixed(30), stops=True)
     finish_abandoned(study, "steps")
     assert results(study) == []
@@ -376,7 +376,7 @@ def test_a_locked_storage_is_reported(tmp_path):
     holder = sqlite3.connect(tmp_path / "study.db")
     holder.execute("BEGIN EXCLUSIVE")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bstune.search.study.CONNECT_SECONDS", 0.01)
+        patch.setattr("bstune.study.storage.CONNECT_SECONDS", 0.01)
         with pytest.raises(StudyError, match="database is locked"):
             check_storage(url(tmp_path))
     holder.close()
@@ -431,7 +431,7 @@ def test_a_server_that_never_answers_ends_within_the_time_out(tmp_path):
     pymysql = pytest.importorskip("pymysql", reason="needs a MySQL driver")
     assert pymysql
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bstune.search.study.CONNECT_SECONDS", 0.5)
+        patch.setattr("bstune.study.storage.CONNECT_SECONDS", 0.5)
         with pytest.raises(StudyError, match=r"the storage does not answer: .*no answer within 1.0 s"):
             check_storage(f"mysql+pymysql://u@127.0.0.1:{server.getsockname()[1]}/name")
 

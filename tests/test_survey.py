@@ -7,22 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bstune.command import compose_checked
-from bstune.errors import HardwareError
+from bstune.__main__ import compose_checked
+from bstune.core.errors import HardwareError
+from bstune.core.records import TrialSpec
 from bstune.hardware import __main__ as hardware
 from bstune.hardware import survey as survey_module
-from bstune.hardware.cache import FORM, identity, read
-from bstune.hardware.device_limits import DeviceLimits
-from bstune.hardware.memory import Ceiling, MemoryModel, ProbeResult
-from bstune.hardware.memory_limit import MemoryLimit
-from bstune.hardware.roofline import LayerCost, Line, StepCost
-from bstune.hardware.step_time import Measured, StepTiming
-from bstune.hardware.survey import Survey, _lost_device, probe_text
-from bstune.hardware.survey_report import advice, headline, survey_json
-from bstune.preflight import make_protocol, make_space, make_target
-from bstune.records import TrialSpec
-from bstune.training import settle
-from bstune.workload import build_module
+from bstune.hardware.memory import Ceiling, MemoryLimit, MemoryModel, ProbeResult
+from bstune.hardware.report import advice, headline, survey_json
+from bstune.hardware.roofline import DeviceLimits, LayerCost, Line, StepCost
+from bstune.hardware.survey import FORM, Survey, _lost_device, identity, probe_text, read
+from bstune.hardware.timing import Measured, StepTiming
+from bstune.study.prepare import make_protocol, make_space, make_target
+from bstune.study.training import settle
+from bstune.trial.workload import build_module
 
 MiB = 2**20
 FAST = (

@@ -11,11 +11,19 @@ import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from bstune import sweep as sweep_command
 from bstune import sweeps
-from bstune.errors import BstuneError, ConfigError, StudyError
-from bstune.experiments.finding import Finding, draw_figure
-from bstune.sweep import SweepOutput, check_sweep, compose_sweep, show, sweep_names, write
+from bstune.core.errors import BstuneError, ConfigError, StudyError
+from bstune.sweeps import harness as sweep_command
+from bstune.sweeps.harness import (
+    Finding,
+    SweepOutput,
+    check_sweep,
+    compose_sweep,
+    draw_figure,
+    show,
+    sweep_names,
+    write,
+)
 
 NAMES = sorted(path.stem for path in Path(sweeps.__file__).parent.glob("*.yaml"))
 TINY = ("sweep.experiment.size=4", "sweep.experiment.block=2", "sweep.experiment.repeats=2")
@@ -72,7 +80,7 @@ def test_without_a_name_the_sweeps_are_listed(sweep, tmp_path):
     assert (status, err) == (0, "")
     assert [line for line in out.splitlines() if line in NAMES] == NAMES
     assert "https://d2l.ai/chapter_optimization/minibatch-sgd.html" in out
-    assert "python -m bstune.sweep NAME" in out
+    assert "python -m bstune.sweeps.harness NAME" in out
     assert entries(tmp_path) == []
 
 
@@ -155,7 +163,7 @@ def test_a_run_leaves_its_result_and_its_figure_and_prints_the_sentence(sweep, t
     assert result["device"].startswith("cpu (")
     assert set(result["versions"]) >= {"bstune", "torch"}
     assert result["parameters"]["size"] == 4
-    assert result["command"].startswith("python -m bstune.sweep vectorization sweep.experiment.size=4")
+    assert result["command"].startswith("python -m bstune.sweeps.harness vectorization sweep.experiment.size=4")
     assert [row["repeats"] for row in result["rows"]] == [2] * 4
     for row in result["rows"]:
         assert row["way"].split()[0] in out
@@ -284,7 +292,7 @@ def test_brackets_are_printed_as_they_are(checked, capfd):
 def test_the_list_is_light():
     """Listing the sweeps imports neither torch nor matplotlib."""
     code = (
-        "import sys; sys.argv = ['sweep']; from bstune.sweep import main; main();"
+        "import sys; sys.argv = ['sweep']; from bstune.sweeps.harness import main; main();"
         "print([name for name in ('torch', 'lightning', 'matplotlib', 'mlflow') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

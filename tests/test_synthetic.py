@@ -2,12 +2,12 @@ import math
 
 import numpy as np
 import pytest
+from synthetic import CADENCE, Law, Metric, synthetic_table
 
-from bstune.curve import fit_curve, frontier_points
-from bstune.errors import TableError
-from bstune.records import Target, TrialSpec
-from bstune.replay import replay
-from bstune.synthetic import CADENCE, Law, Metric, synthetic_table
+from bstune.core.curve import fit_curve, frontier_points
+from bstune.core.errors import TableError
+from bstune.core.records import Target, TrialSpec
+from bstune.trial.replay import replay
 
 TARGET = Target("error", 0.1, "min")
 

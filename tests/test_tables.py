@@ -5,15 +5,15 @@ import shutil
 
 import pytest
 
-from bstune.command import compose_checked
-from bstune.errors import ConfigError
-from bstune.protocol import Budget
-from bstune.record import Grid
-from bstune.replay import always_reached, read_table
-from bstune.replaying import SHIPPED, find_table, read_index, shipped_tables, shipped_target
+from bstune.__main__ import compose_checked
+from bstune.core.errors import ConfigError
+from bstune.core.records import Budget
+from bstune.study.record import Grid
+from bstune.study.replaying import SHIPPED, find_table, read_index, shipped_tables, shipped_target
+from bstune.trial.replay import always_reached, read_table
 
 INDEX = read_index(SHIPPED)
-RECORD = ["python", "-m", "bstune.replay", "record"]
+RECORD = ["python", "-m", "bstune.trial.replay", "record"]
 
 
 def recordings(name):

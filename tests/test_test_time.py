@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from bstune.errors import ConfigError
-from bstune.workloads.test_time import mirrored, mirrored_and_shifted
+from bstune.core.errors import ConfigError
+from bstune.workloads.layers import mirrored, mirrored_and_shifted
 
 
 class Noting:

@@ -16,10 +16,10 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
-from bstune.errors import ConfigError
-from bstune.noise import moving_estimate
-from bstune.records import TrialResult
-from bstune.tracking import Limits, StudyTags, Tracking, open_tracking, tracking_uri, ui_command
+from bstune.core.errors import ConfigError
+from bstune.core.noise_scale import moving_estimate
+from bstune.core.records import TrialResult
+from bstune.study.tracking import Limits, StudyTags, Tracking, open_tracking, tracking_uri, ui_command
 
 PYTHON = shlex.quote(sys.executable)
 EXPERIMENT = "bstune"
@@ -117,7 +117,7 @@ def parent_of(uri: str):
 
 
 def warnings_of(caplog) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "bstune.tracking"]
+    return [record.getMessage() for record in caplog.records if record.name == "bstune.study.tracking"]
 
 
 def break_method(monkeypatch, method: str, calls_before: int = 0, error: Exception | None = None) -> None:
@@ -491,7 +491,7 @@ def test_server_that_is_down_ends_sending_with_one_line(refusing_server, caplog,
     (warning,) = warnings_of(caplog)
     assert "could not open the study (MlflowException:" in warning
     assert "secret" not in warning
-    assert [record.name for record in caplog.records] == ["bstune.tracking"]
+    assert [record.name for record in caplog.records] == ["bstune.study.tracking"]
     assert capfd.readouterr() == ("", "")
 
 

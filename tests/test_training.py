@@ -9,12 +9,12 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from bstune.command import compose_checked
-from bstune.errors import ConfigError
-from bstune.output import Output
-from bstune.preflight import prepare
-from bstune.records import TrialSpec
-from bstune.training import open_trials, resolve_precision, settle
+from bstune.__main__ import compose_checked
+from bstune.core.errors import ConfigError
+from bstune.core.files import Output
+from bstune.core.records import TrialSpec
+from bstune.study.prepare import prepare
+from bstune.study.training import open_trials, resolve_precision, settle
 
 DIGITS = ("+workload=digits", "mlflow.enabled=false", "hardware.enabled=false", "budget.steps=40", "budget.examples=1")
 SPEC = TrialSpec(0, 0, 64, 0.4, 0.0, 7)
@@ -90,7 +90,7 @@ def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(train, o
     spoil(output.state(0))
     with caplog.at_level(logging.WARNING, "bstune"):
         result = train(replace(SPEC, number=1, limit=25, parent=0), output, first)
-    (warning,) = [record.getMessage() for record in caplog.records if record.name == "bstune.training"]
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "bstune.study.training"]
     assert warning.startswith("the state of trial 0 at ")
     assert warning.endswith("; it starts afresh")
     assert (result.number, result.parent, result.status, result.steps) == (1, None, "budget", 25)
@@ -149,7 +149,7 @@ def test_a_precision_that_the_device_does_not_have_is_refused(monkeypatch, preci
 
 @pytest.mark.parametrize(("fused", "refused"), [("true", True), ("false", False)])
 def test_a_fused_optimizer_is_refused_where_a_scaler_skips_steps(monkeypatch, fused, refused):
-    monkeypatch.setattr("bstune.training._device", lambda name: "cuda")
+    monkeypatch.setattr("bstune.study.training._device", lambda name: "cuda")
     config = compose_checked(
         ["+workload=resnet_cifar", "precision=16-mixed", f"workload.module.optimizer.fused={fused}"]
     )

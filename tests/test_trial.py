@@ -11,17 +11,15 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from bstune import trial
-from bstune.averaging import RunningWeightAverage
-from bstune.cadence import Cadence, is_near, next_evaluation
-from bstune.clock import TrialClock
-from bstune.data.batches import EvalBatches, Normalisation, TrainBatches, rebatch
-from bstune.errors import ConfigError
-from bstune.module_errors import warn_once
-from bstune.protocol import Budget, Protocol
-from bstune.records import Target, TrialResult, TrialSpec
-from bstune.trial import device_name, make_trainer, run_trial
-from bstune.workload import build_module
+from bstune.core.clock import TrialClock
+from bstune.core.errors import ConfigError
+from bstune.core.records import Budget, Cadence, Protocol, Target, TrialResult, TrialSpec, is_near, next_evaluation
+from bstune.trial import loop as trial
+from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches, rebatch
+from bstune.trial.compile import warn_once
+from bstune.trial.loop import device_name, make_trainer, run_trial
+from bstune.trial.workload import build_module
+from bstune.workloads.averaging import RunningWeightAverage
 from bstune.workloads.classifier import Classifier
 
 CADENCE = Cadence(ratio=1.05, share=0.25, cost=0.5, near=1.5)
@@ -861,7 +859,7 @@ def measured(every, own=None, micro_batch_size=None, fails=lambda size: None, st
 def warned(caplog):
     """Return what bstune's trials warned of; what was warned of before is warned of again."""
     warn_once.cache_clear()
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "bstune.module_errors"]
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "bstune.trial.compile"]
 
 
 def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():
@@ -1060,9 +1058,9 @@ def test_a_schedule_with_a_horizon_gets_its_own_trials_steps():
     overrides = [
         "+workload=digits",
         "budget={steps: 6, examples: 240}",
-        "workload.module.model={_target_: bstune.workloads.mlp.mlp, inputs: 5, hidden: [], classes: 3}",
+        "workload.module.model={_target_: bstune.workloads.models.mlp, inputs: 5, hidden: [], classes: 3}",
         "~workload.module.schedule",
-        "+workload.module.schedule={_target_: bstune.schedules.piecewise_linear, _partial_: true,"
+        "+workload.module.schedule={_target_: bstune.workloads.schedules.piecewise_linear, _partial_: true,"
         " total_steps: '${trial.total_steps}', knots: [0.0, 0.5, 1.0], factors: [0.0, 1.0, 0.0]}",
     ]
     with initialize_config_module("bstune.conf", version_base="1.3"):

@@ -10,17 +10,17 @@ import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-from bstune.command import compose_checked
-from bstune.protocol import budget_of
-from bstune.records import TrialResult, TrialSpec
-from bstune.search.confirm import next_confirmation
-from bstune.tunable import Tunable, corners, overrides, tuned, with_settings
-from bstune.workload import build_module, build_workload
+from bstune.__main__ import compose_checked
+from bstune.config import budget_of, overrides, tuned, with_settings
+from bstune.core.records import TrialResult, TrialSpec
+from bstune.core.search_space import Tunable, corners
+from bstune.study.replicates import next_confirmation
+from bstune.trial.workload import build_module, build_workload
 
 Run = Callable[..., tuple[object, str, str]]
 FAST = ("search.confirmations=1", "search.finalists=1", "mlflow.enabled=false")
 SCHEDULE = {
-    "_target_": "bstune.schedules.piecewise_linear",
+    "_target_": "bstune.workloads.schedules.piecewise_linear",
     "_partial_": True,
     "total_steps": "${trial.total_steps}",
     "knots": [0.0, 0.2, 1.0],
@@ -177,7 +177,7 @@ def test_a_trial_of_a_horizon_has_its_own_budget() -> None:
 def test_what_comes_of_the_images_is_that_of_the_trial_s_own_settings() -> None:
     """A second module of other settings must not get the first one's filters."""
     whitening = (
-        "+workload.module.model.whitening={_target_: bstune.workloads.whitening.Whitening, kernel_size: 1, eps: 0.01, "
+        "+workload.module.model.whitening={_target_: bstune.workloads.layers.Whitening, kernel_size: 1, eps: 0.01, "
         "images: 100, signed: false, bias: false, padding: 0, channels: 1}"
     )
     own = compose_checked(

@@ -8,9 +8,9 @@ import torch
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from bstune.errors import ConfigError
-from bstune.experiments import vectorization
-from bstune.experiments.vectorization import measure, sentence, ways
+from bstune.core.errors import ConfigError
+from bstune.sweeps import vectorization
+from bstune.sweeps.vectorization import measure, sentence, ways
 
 NAMES = ["element by element", "column by column", "blocks of 3 columns", "whole"]
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from bstune.data.datasets import load_cifar10
-from bstune.data.module import ImageData
-from bstune.errors import ConfigError
-from bstune.workloads import whitening
-from bstune.workloads.whitening import Whitening, patch_moments
+from bstune.core.errors import ConfigError
+from bstune.workloads import layers as whitening
+from bstune.workloads.datasets import load_cifar10
+from bstune.workloads.images import ImageData
+from bstune.workloads.layers import Whitening, patch_moments
 
 PAGE = {"kernel_size": 3, "eps": 1e-2, "images": 60, "signed": False, "bias": False, "padding": 1}
 AIRBENCH = {"kernel_size": 2, "eps": 5e-4, "images": 60, "signed": True, "bias": True, "padding": 0}

@@ -14,21 +14,21 @@ from itertools import product
 import pytest
 import torch
 
-from bstune.command import compose_checked
-from bstune.errors import ConfigError
+from bstune.__main__ import compose_checked
+from bstune.core.errors import ConfigError
+from bstune.core.files import Output
+from bstune.core.records import TrialResult, TrialSpec
 from bstune.hardware.memory import Ceiling, ProbeResult
-from bstune.hardware.step_time import Measured, StepTiming
 from bstune.hardware.survey import Survey, _share
-from bstune.job_search import _first_slots
-from bstune.output import Output
-from bstune.preflight import prepare
-from bstune.records import TrialResult, TrialSpec
-from bstune.workers import Workers, alone
+from bstune.hardware.timing import Measured, StepTiming
+from bstune.study.prepare import prepare
+from bstune.study.run import _first_slots
+from bstune.trial.workers import Workers, alone
 
 # What the processes import: nothing that takes long. What is asked of a trial is its batch size.
 TOY = """
 import os, signal, sys, threading
-from bstune.records import TrialResult
+from bstune.core.records import TrialResult
 
 
 class Odd(Exception):
@@ -194,9 +194,9 @@ def test_a_process_ends_with_the_one_that_started_it(toy, tmp_path):
     script.write_text(
         "import os, toy\n"
         "from pathlib import Path\n"
-        "from bstune.output import Output\n"
-        "from bstune.records import TrialSpec\n"
-        "from bstune.workers import Workers\n"
+        "from bstune.core.files import Output\n"
+        "from bstune.core.records import TrialSpec\n"
+        "from bstune.trial.workers import Workers\n"
         "if __name__ == '__main__':\n"
         "    workers = Workers(toy.open_train, 2)\n"
         "    workers.start(TrialSpec(1, 1, 8, 0.1, 0.0, 3), Output(Path()), None)\n"
@@ -247,8 +247,8 @@ REPLAY += ("search.objective=steps", "search.confirmations=1")
 ANSWERS = """
 import os, signal, threading
 from pathlib import Path
-from bstune.command import compose_checked
-from bstune.preflight import prepare
+from bstune.__main__ import compose_checked
+from bstune.study.prepare import prepare
 
 
 def open_train(arguments, slot, what):
@@ -310,7 +310,7 @@ def side_by_side(bstune, tmp_path, monkeypatch):
         object.__setattr__(job.runner, "workers", partial(Workers, opens, 2))
         return job
 
-    monkeypatch.setattr("bstune.preflight.prepare", prepared)
+    monkeypatch.setattr("bstune.study.prepare.prepare", prepared)
 
     def run(*arguments, slot=None, does=""):
         what.update(slot=slot, what=does)
@@ -449,7 +449,7 @@ def surveyed(sizes=(32, 128, 512)):
 def trained(tmp_path, monkeypatch):
     (tmp_path / "trained.py").write_text(TRAINED)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("bstune.training.surveyed", lambda *_: (surveyed(), True))
+    monkeypatch.setattr("bstune.study.training.surveyed", lambda *_: (surveyed(), True))
     yield
     sys.modules.pop("trained", None)
 
@@ -509,7 +509,7 @@ def test_what_a_module_raises_is_raised_here(bstune):
     ],
 )
 def test_bad_input(bstune, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.setattr("bstune.training.surveyed", lambda *_: (surveyed((512,)), True))
+    monkeypatch.setattr("bstune.study.training.surveyed", lambda *_: (surveyed((512,)), True))
     status, _, err = bstune(*arguments)
     assert status == 2
     assert message in " ".join(err.split())
@@ -525,7 +525,7 @@ def test_a_trial_by_itself_trains_in_this_process(monkeypatch, tmp_path):
 
 def test_one_worker_is_none(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bstune.training.surveyed", lambda *_: (surveyed(), True))
+    monkeypatch.setattr("bstune.study.training.surveyed", lambda *_: (surveyed(), True))
     assert prepare(compose_checked([*DIGITS])).runner.workers is None
     with pytest.raises(ConfigError, match="must be at least 1, but got -1"):
         prepare(compose_checked([*DIGITS, "search.workers=-1"]))

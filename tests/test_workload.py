@@ -8,16 +8,14 @@ from lightning.pytorch import LightningModule
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from bstune.building import build, plain
-from bstune.cadence import Cadence
-from bstune.data.batches import TrainBatches
-from bstune.data.module import ImageData
-from bstune.errors import ConfigError
-from bstune.protocol import Budget, Protocol
-from bstune.records import Target, TrialSpec
-from bstune.schedules import piecewise_linear
-from bstune.workload import build_module, build_workload, train
+from bstune.config import build, plain
+from bstune.core.errors import ConfigError
+from bstune.core.records import Budget, Cadence, Protocol, Target, TrialSpec
+from bstune.trial.batches import TrainBatches
+from bstune.trial.workload import build_module, build_workload, train
 from bstune.workloads.classifier import Classifier
+from bstune.workloads.images import ImageData
+from bstune.workloads.schedules import piecewise_linear
 
 
 def composed(*overrides):
@@ -50,7 +48,7 @@ def test_build_instantiates_and_hands_over_plain_containers():
     ("target", "texts"),
     [
         (node(_target_="bstune.nowhere.nothing"), ["workload.data cannot be built", "bstune.nowhere"]),
-        (node(_target_="bstune.data.augment.blur"), ["workload.data cannot be built", "blur"]),
+        (node(_target_="bstune.workloads.images.blur"), ["workload.data cannot be built", "blur"]),
         (node(_target_="builtins.int", wrong=1), ["workload.data cannot be built", "wrong"]),
         (node(_target_="builtins.int", x="${no.such.key}"), ["workload.data cannot be built", "no.such.key"]),
     ],
@@ -63,7 +61,7 @@ def test_build_says_what_cannot_be_built(target, texts):
 
 
 def test_an_error_of_our_own_keeps_its_words():
-    target = node(_target_="bstune.averaging.RunningWeightAverage", fraction=2.0)
+    target = node(_target_="bstune.workloads.averaging.RunningWeightAverage", fraction=2.0)
     with pytest.raises(ConfigError) as error:
         build(target, "workload.module")
     assert str(error.value) == "the fraction of steps that is averaged must lie in (0, 1], but got 2.0"
@@ -287,7 +285,7 @@ def test_a_module_gets_its_own_trials_values(batch_size, total):
     config = composed(
         "budget={steps: 5, examples: 60}",
         "~workload.module.schedule",
-        "+workload.module.schedule={_target_: bstune.schedules.piecewise_linear, _partial_: true,"
+        "+workload.module.schedule={_target_: bstune.workloads.schedules.piecewise_linear, _partial_: true,"
         " total_steps: '${trial.total_steps}', knots: [0.0, 1.0], factors: [1.0, 0.0]}",
     )
     module = build_module(config, spec(batch_size, lr=0.7))
@@ -348,7 +346,7 @@ def test_what_is_no_module_is_refused(module, text):
 WHITENED = (
     "~workload.module.model",
     "+workload.module.model={_target_: torch.nn.Sequential, _args_: ["
-    "{_target_: bstune.workloads.whitening.Whitening, kernel_size: 2, eps: 0.01, images: 200, signed: true, "
+    "{_target_: bstune.workloads.layers.Whitening, kernel_size: 2, eps: 0.01, images: 200, signed: true, "
     "bias: true, padding: 0, channels: 1}, "
     "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 392, out_features: 10}]}",
 )
@@ -431,7 +429,7 @@ def test_images_of_another_projects_data_are_not_to_be_had():
 def test_groups_over_the_micro_batch_size_are_refused(batch_size, micro, refused):
     config = composed(f"protocol.micro_batch_size={'null' if micro is None else micro}")
     config.workload.module.model = {
-        "_target_": "bstune.workloads.batch_norm.BatchNorm",
+        "_target_": "bstune.workloads.layers.BatchNorm",
         "channels": 1,
         "ghost_size": 32,
     }

@@ -9,16 +9,14 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
-from bstune.command import compose_checked
-from bstune.errors import ConfigError
-from bstune.records import TrialSpec
-from bstune.trial import make_trainer
-from bstune.workload import build_module
-from bstune.workloads.batch_norm import BatchNorm
+from bstune.__main__ import compose_checked
+from bstune.core.errors import ConfigError
+from bstune.core.records import TrialSpec
+from bstune.trial.loop import make_trainer
+from bstune.trial.workload import build_module
 from bstune.workloads.classifier import Classifier
-from bstune.workloads.mlp import mlp
-from bstune.workloads.mobilenet import mobilenet_v3_large
-from bstune.workloads.simple_cnn import simple_cnn
+from bstune.workloads.layers import BatchNorm
+from bstune.workloads.models import mlp, mobilenet_v3_large, simple_cnn
 
 TRAINER = {"accelerator": "cpu", "devices": 1}
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from bstune.command import asks_to_debug, compose_checked, exit_status, quieten
-from bstune.errors import ConfigError
-from bstune.hardware.ceiling import Ask, probe_server
-from bstune.output import Output, check_writable, locked
-from bstune.preflight import check_hardware, check_workers, make_protocol, make_space, make_target
-from bstune.settings import is_replayed
+from bstune.__main__ import asks_to_debug, compose_checked, exit_status, quieten
+from bstune.config import is_replayed
+from bstune.core.errors import ConfigError
+from bstune.core.files import Output, check_writable, locked
+from bstune.hardware.memory import Ask, probe_server
+from bstune.study.prepare import check_hardware, check_workers, make_protocol, make_space, make_target
 
 
 def main() -> int:
@@ -48,10 +48,10 @@ def _survey(config: DictConfig, output: Output, ask: Ask) -> None:
     quieten()
     from rich.console import Console
 
-    from bstune.hardware.cache import surveyed
-    from bstune.hardware.survey_report import survey_tables, write_survey
-    from bstune.training import check_largest, check_trainer, settle
-    from bstune.workload import build_workload, load_data
+    from bstune.hardware.report import survey_tables, write_survey
+    from bstune.hardware.survey import surveyed
+    from bstune.study.training import check_largest, check_trainer, settle
+    from bstune.trial.workload import build_workload, load_data
 
     console = Console()
     settled = settle(config)

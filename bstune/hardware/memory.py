@@ -2,20 +2,35 @@
 
 A probe trains and evaluates at one batch size, elsewhere, and says what that took; this module only decides what to
 probe next. Whatever it returns was probed: the ceiling, which fits, and a size close above it, which does not.
+
+The memory ceiling of a workload on this machine, measured by probes in processes of their own.
+
+What a process may take of this machine's memory, and what it holds.
 """
 
+import json
 import math
-from collections.abc import Callable, Sequence
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from omegaconf import DictConfig, OmegaConf
 
-from bstune.errors import HardwareError
+from bstune.core.errors import ConfigError, HardwareError
+
+if TYPE_CHECKING:
+    import torch
 
 # What a probe came to: all of it fits; the first part that does not; it failed for another reason; the device is gone.
 Outcome = Literal["fits", "startup", "training", "evaluation", "error", "device"]
-
 GROWTH = 16  # between the first probes, which only look for a size whose memory can be told from the base
 TOLD_APART = 0.05  # of the memory that is left: a smaller rise is no ground to extrapolate from
 
@@ -393,3 +408,277 @@ def _limit_at(done: Sequence[ProbeResult], fit: ProbeResult) -> float | None:
         if rise >= TOLD_APART * (fit.limit - below[0][1]):
             return fit.batch_size + (fit.limit - fit.training_bytes) * (fit.batch_size - size) / rise
     return None
+
+
+KILLED = (-9, 137)  # SIGKILL, as the exit status of a process and of a shell that ran it
+LOST = (
+    "No CUDA GPUs are available",
+    "no CUDA-capable device",
+    "busy or unavailable",
+    "GPU is lost",
+    "fallen off the bus",
+    "uncorrectable ECC",
+    "CUDA driver",
+    "unspecified launch failure",
+)
+
+Ask = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+def read_answer(batch_size: int, limit: int, seconds: float, said: Mapping[str, Any]) -> ProbeResult:
+    """Return what a probe's process said, or what its end says where it said nothing.
+
+    Args:
+        batch_size: of the request.
+        limit: of the request, for a process that did not say its own.
+        seconds: of the request.
+        said: all that it said, the last of each kind, then ``ended``, its exit status; ``late`` or ``held``, why it
+            had to be ended; and ``stderr``, whose last line is the error.
+
+    Raises:
+        ConfigError: if the workload cannot be built at any batch size; the message is the probe's own.
+    """
+    if "refused" in said:
+        raise ConfigError(said["refused"])
+    if "outcome" in said:
+        own = {name: said.get(name) for name in ("training_bytes", "peak_bytes", "message")}
+        return ProbeResult(batch_size, said["outcome"], said.get("limit", limit), **own)
+    if "late" in said:
+        return ProbeResult(batch_size, "error", limit, message=f"it did not end within {seconds:g} s")
+    if "held" in said:
+        held = int(said["held"])
+        message = f"stopped at {held / 2**20:,.0f} MiB"
+        return ProbeResult(batch_size, said.get("phase", "startup"), limit, peak_bytes=held, message=message)
+    if said["ended"] in KILLED:
+        message = "ended by the system, as it does when memory runs out"
+        return ProbeResult(batch_size, said.get("phase", "training"), limit, message=message)
+    message = _last_line(said["stderr"]) or f"the probe ended with status {said['ended']} and said nothing"
+    lost = any(words in said["stderr"] for words in LOST)
+    return ProbeResult(batch_size, "device" if lost else "error", limit, message=message)
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+@contextmanager
+def probe_server() -> Iterator[Ask]:
+    """Start the process that forks the probes, and give a function that sends it a request and returns what is said.
+
+    It begins to import at once, while this process goes on; what it takes is given back at the end.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asked whether there is CUDA, torch leaves it alone: forks need that
+    }
+    command = [sys.executable, "-m", "bstune.hardware.probe"]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(  # noqa: S603  # this interpreter and our module
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        ) as server,
+    ):
+        requests, answers = server.stdin, server.stdout
+        assert requests  # noqa: S101  # pipes, as asked for
+        assert answers  # noqa: S101
+
+        def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
+            said: dict[str, Any] = {}
+            try:
+                requests.write(json.dumps(request) + "\n")
+                requests.flush()
+                while "ended" not in said:
+                    said |= json.loads(answers.readline())
+            except (BrokenPipeError, json.JSONDecodeError) as error:  # of an empty line: it is gone
+                errors.seek(0)
+                reason = _last_line(errors.read())
+                raise HardwareError(f"the process that starts the probes is gone: {reason}") from error
+            return said
+
+        try:
+            yield ask
+        finally:
+            server.kill()  # it holds nothing; a probe that an exception leaves behind ends at its next write
+
+
+def make_probe(
+    ask: Ask, config: DictConfig, limit: int | None, steps: int, seconds: float
+) -> Callable[[int], ProbeResult]:
+    """Return a probe of a workload: each call trains and evaluates in a process of its own.
+
+    Args:
+        ask: from :func:`probe_server`; a probe raises HardwareError if that process is gone.
+        config: the composed and checked config, device and precision settled.
+        limit: bytes; None on CUDA: the device's memory.
+        steps: training steps; the optimizer's state is there from the second on.
+        seconds: after which a probe is ended, as one that fails.
+
+    Raises:
+        HardwareError: if there is no limit for a CPU.
+    """
+    if limit is None and config.device == "cpu":
+        raise HardwareError("a probe on a CPU needs a memory limit in bytes: give one, or take memory_limit()'s")
+    values = OmegaConf.to_container(config, resolve=False)
+
+    def probe(batch_size: int) -> ProbeResult:
+        request = {"config": values, "batch_size": batch_size, "steps": steps, "limit": limit, "seconds": seconds}
+        return read_answer(batch_size, limit or 0, seconds, ask(request))
+
+    return probe
+
+
+def measure_ceiling(
+    config: DictConfig,
+    low: int,
+    high: int,
+    train_examples: int,
+    *,
+    limit: int | None,
+    multiple: int,
+    relative: float,
+    steps: int,
+    seconds: float,
+    largest_first: bool,
+    verify: int,
+    report: Callable[[ProbeResult], None] = lambda result: None,
+    ask: Ask | None = None,
+) -> Ceiling:
+    """Return the largest batch size of a workload that fits, measured; see :func:`find_ceiling` and :func:`make_probe`.
+
+    Args:
+        config: the composed and checked config, device and precision settled.
+        low: the smallest batch size of the range.
+        high: the largest; it is cut to the length of the data set.
+        train_examples: that length.
+        limit: bytes; None: the device's memory on CUDA, and :func:`memory_limit`'s on a CPU.
+        multiple: candidates are multiples of this.
+        relative: precision as a share of the batch size.
+        steps: of a probe.
+        seconds: after which one probe is ended.
+        largest_first: probe ``high`` first.
+        verify: probes that the ceiling has to pass besides.
+        report: called with each probe's result.
+        ask: from :func:`probe_server`; None: one is started.
+
+    Raises:
+        HardwareError: as those do.
+        ConfigError: if the workload cannot be built.
+    """
+    low, high, notes = search_range(low, high, train_examples)
+    if limit is None and config.device == "cpu":
+        limit = memory_limit(Path("/"), resident_bytes()).bytes
+    with probe_server() if ask is None else nullcontext(ask) as served:
+        return find_ceiling(
+            make_probe(served, config, limit, steps, seconds),
+            low,
+            high,
+            multiple=multiple,
+            relative=relative,
+            largest_first=largest_first,
+            verify=verify,
+            notes=notes,
+            report=report,
+        )
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """Bytes that a probe may take, and where the number comes from, in words."""
+
+    bytes: int
+    source: str
+
+
+def memory_limit(root: Path, resident: int) -> MemoryLimit:
+    """Return what a further process may take on this machine: in its container, or in the memory that is free.
+
+    The container's limit is the least ``memory.max`` (cgroup v2) or ``memory.limit_in_bytes`` (v1) from the process's
+    own group up, less what this process holds: it goes on beside its probes.
+
+    Args:
+        root: ``/``; a test's own folder with the same files.
+        resident: bytes that this process holds.
+
+    Raises:
+        HardwareError: if neither can be read, or nothing is left.
+    """
+    found = [MemoryLimit(limit - resident, f"the container's {limit:,} bytes") for limit in _cgroup_limits(root)]
+    available = _available(root)
+    if available is not None:
+        found.append(MemoryLimit(available, "the memory that is free"))
+    if not found:
+        raise HardwareError(
+            f"neither a container's memory limit nor the free memory can be read under {root}: give a limit in bytes"
+        )
+    least = min(found, key=lambda limit: limit.bytes)
+    if least.bytes <= 0:
+        raise HardwareError(f"no memory is left for a probe: {least.source}, and this process holds {resident:,}")
+    return least
+
+
+def _cgroup_limits(root: Path) -> list[int]:
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    limits = []
+    for line in groups:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            top, name = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        own = top / group.lstrip("/")  # in a container it may not be there: the top is the container's own then
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(top) and (folder / name).is_file():
+                text = (folder / name).read_text().strip()
+                limits += [int(text)] if text.isdigit() else []  # "max": none
+    return limits
+
+
+def _available(root: Path) -> int | None:
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+    except OSError:
+        names = os.sysconf_names
+        if root != Path("/") or not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(names):
+            return None
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    values = {line.partition(":")[0]: line.partition(":")[2].split() for line in lines}
+    fields = values.get("MemAvailable") or values.get("MemTotal")
+    return int(fields[0]) * 1024 if fields else None
+
+
+def resident_bytes(process: int | None = None) -> int:
+    """Return the resident memory of a process, by default this one; where /proc is missing, this one's peak.
+
+    0 for a process that has just ended.
+    """
+    try:
+        pages = Path(f"/proc/{process or 'self'}/statm").read_text().split()[1]
+    except OSError:
+        return peak_resident_bytes() if process is None else 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_resident_bytes() -> int:
+    """Return VmHWM, the peak since it was last reset; where /proc is missing, the peak since the process began."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def cap_cuda_memory(device: "torch.device", share: float) -> None:
+    """Let this process take at most a share, cut to 0 to 1, of a CUDA device's memory."""
+    import torch
+
+    # Torch wants the device's number said.
+    torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), torch.device("cuda", device.index or 0))

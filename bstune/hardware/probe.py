@@ -37,12 +37,11 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from bstune.clock import Phase, TrialClock
-from bstune.errors import BstuneError
-from bstune.hardware.memory import Outcome, ProbeResult
-from bstune.hardware.memory_limit import cap_cuda_memory, peak_resident_bytes, resident_bytes
+from bstune.core.clock import Phase, TrialClock
+from bstune.core.errors import BstuneError
+from bstune.hardware.memory import Outcome, ProbeResult, cap_cuda_memory, peak_resident_bytes, resident_bytes
 
-IMPORTED_ONCE = ("bstune.preflight", "bstune.training", "bstune.workload")
+IMPORTED_ONCE = ("bstune.study.prepare", "bstune.study.training", "bstune.trial.workload")
 LAST_WORDS = 20_000  # bytes of what a probe wrote besides: its end is read for the error
 LOOK_SECONDS = 0.004  # between two looks of the watching thread
 PHASES: Mapping[Phase, Outcome] = {
@@ -121,11 +120,10 @@ def answer(request: Mapping[str, Any], meter_of: Callable[[torch.device], Meter]
     Raises:
         BstuneError: if the workload cannot be built.
     """
-    from bstune.preflight import make_protocol, make_target
-    from bstune.protocol import Budget
-    from bstune.records import TrialSpec
-    from bstune.training import settle
-    from bstune.workload import build_workload, train
+    from bstune.core.records import Budget, TrialSpec
+    from bstune.study.prepare import make_protocol, make_target
+    from bstune.study.training import settle
+    from bstune.trial.workload import build_workload, train
 
     settled = settle(OmegaConf.create(request["config"]))
     config = settled.config
@@ -143,7 +141,7 @@ def answer(request: Mapping[str, Any], meter_of: Callable[[torch.device], Meter]
 
 def main() -> int:
     """Answer the requests on stdin, each in a process of its own, until there are no more."""
-    from bstune.command import quieten
+    from bstune.__main__ import quieten
 
     out = os.dup(1)
     os.dup2(2, 1)  # what a workload prints is no answer

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from bstune.errors import ConfigError
-from bstune.workloads.identity import initialise_as_identity
-from bstune.workloads.whitening import Whitening
+from bstune.core.errors import ConfigError
+from bstune.workloads.layers import Whitening, initialise_as_identity
 
 
 class Airbench(nn.Module):
@@ -25,7 +24,7 @@ class Airbench(nn.Module):
         norm: called with a number of channels; in the source of momentum 0.4 (torch's sense), eps 1e-12 and scale 1.
         whitening: the first layer; in the source of 2x2 pixels, signed, with a bias and without padding.
         identity_init: whether convolutions start as the identity, as in the source; see
-            :func:`~bstune.workloads.identity.initialise_as_identity`.
+            :func:`~bstune.workloads.layers.initialise_as_identity`.
         unit_head: whether the linear layer's weights are divided by their standard deviation at the start, as in the
             source's variant with Muon.
 

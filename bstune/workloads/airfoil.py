@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from bstune.data.batches import check_size
-from bstune.data.datasets import TabularDataset
-from bstune.data.module import resolve_device
-from bstune.errors import ConfigError, DataError
+from bstune.core.errors import ConfigError, DataError
+from bstune.trial.batches import check_size, resolve_device
+from bstune.workloads.datasets import TabularDataset
 
 Batch = tuple[Tensor, Tensor]
 

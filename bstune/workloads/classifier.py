@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bstune.errors import ConfigError
-from bstune.schedules import constant
-from bstune.workloads.batch_norm import largest_ghost_size
+from bstune.core.errors import ConfigError
+from bstune.workloads.layers import largest_ghost_size
+from bstune.workloads.schedules import constant
 
 OF_SCHEDULES = ("steps", "fade")  # options of groups that schedules read
 
@@ -29,14 +29,14 @@ class Classifier(LightningModule):
         lr: learning rate.
         schedule: called with the optimizer; None keeps the rate constant.
         average: a call-back that averages weights; None evaluates the weights as they are.
-        callbacks: others, such as :class:`~bstune.lookahead.Lookahead`; they are called before the average is taken.
+        callbacks: others, such as :class:`~bstune.workloads.averaging.Lookahead`; they are called before the average is taken.
         groups: called with this module and ``lr``, returns the optimizer's parameter groups; None: one group of all.
-            See :func:`~bstune.parameter_groups.parameter_groups`.
+            See :func:`~bstune.workloads.optim.parameter_groups`.
         batch_size: of the trial, over which no ghost size may be; None does not check it.
         channels_last: whether model and images are put in that memory format, which convolutions of half precision
             want.
         test_time: of (a function of images to logits, images), gives the logits for validation and test in place of
-            the model's own; see :mod:`bstune.workloads.test_time`.
+            the model's own; see :mod:`bstune.workloads.layers`.
 
     Raises:
         ConfigError: for a ghost size over the batch size, or ``channels_last`` for a model without convolutions.

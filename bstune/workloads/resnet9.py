@@ -8,13 +8,11 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from bstune.errors import ConfigError
-from bstune.workloads.identity import initialise_as_identity
-from bstune.workloads.whitening import Whitening
+from bstune.core.errors import ConfigError
+from bstune.workloads.layers import Whitening, initialise_as_identity
 
 Kind = Literal["convolution", "norm", "activation", "pool"]
 Pool = Literal["after_activation", "before_activation", "before_norm"]
-
 ORDERS: Mapping[Pool, Sequence[Kind]] = {
     "after_activation": ("convolution", "norm", "activation", "pool"),
     "before_activation": ("convolution", "norm", "pool", "activation"),
@@ -49,7 +47,7 @@ class ResNet9(nn.Module):
         whitening: a frozen convolution in place of the first layer's, followed by a learnt one of one pixel, its norm
             and its activation (36 s); None for the convolution that is learnt.
         identity_init: whether learnt convolutions start as the identity; see
-            :func:`~bstune.workloads.identity.initialise_as_identity`.
+            :func:`~bstune.workloads.layers.initialise_as_identity`.
 
     Raises:
         ConfigError: for another place to pool.

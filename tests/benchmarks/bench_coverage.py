@@ -27,13 +27,13 @@ from typing import Any
 
 import numpy as np
 import optuna
+from synthetic import Law, Metric, synthetic_table
 
-from bstune.contest import Problem, Task, factor, make_task, percentile, play
-from bstune.curve import CurveError, fit_curve, frontier_points
-from bstune.output import write_text
-from bstune.own_search import OwnSearch
-from bstune.records import Target, TrialResult, dump_json
-from bstune.synthetic import Law, Metric, synthetic_table
+from bstune.core.curve import CurveError, fit_curve, frontier_points
+from bstune.core.files import write_text
+from bstune.core.records import Target, TrialResult, dump_json
+from bstune.sweeps.baselines import OwnSearch
+from bstune.sweeps.contest import Problem, Task, factor, make_task, percentile, play
 
 SPENDINGS = (1.0, 3.0)  # in the frontier's cost
 LEVEL, Z = 0.9, 1.645  # of the intervals, and its two-sided normal quantile

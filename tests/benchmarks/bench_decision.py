@@ -1,6 +1,6 @@
 """How long bstune's sampler takes for a decision: from ``study.ask`` to the parameters of the next trial.
 
-The study is in memory and holds trials of a synthetic table (:mod:`bstune.synthetic`, run to run noise 0.1), each with
+The study is in memory and holds trials of a synthetic table (:mod:`synthetic`, run to run noise 0.1), each with
 its record and its history, as bstune's own studies do: those that the sampler itself asked for, stopped where it said.
 At each size the same study is asked again and again with other seeds; the trial that was asked for is told to have
 failed, so that nothing is learned from it. The first decision is thrown away. Seconds are the wall's; the processor's
@@ -26,12 +26,12 @@ import optuna
 import scipy
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
+from synthetic import Law, synthetic_table
 
 import bstune
-from bstune.records import Target, TrialResult, TrialSpec
-from bstune.replay import Table, replay
-from bstune.search.frontier import PARENT, RECORD, FrontierSampler
-from bstune.synthetic import Law, synthetic_table
+from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.search.sampler import PARENT, RECORD, FrontierSampler
+from bstune.trial.replay import Table, replay
 
 TARGET = Target("error", 0.1, "min")
 LAW = Law(noise=0.1)

@@ -26,15 +26,15 @@ import numpy as np
 import torch
 from scipy.stats import linregress
 
-from bstune.command import compose_checked, quieten
-from bstune.data.datasets import ImageDataset, Images
-from bstune.data.module import resolve_device
-from bstune.hardware.memory_limit import resident_bytes
-from bstune.output import Output
-from bstune.preflight import make_protocol, make_target
-from bstune.records import TrialSpec
-from bstune.training import run_limited, settle
-from bstune.workload import build_workload
+from bstune.__main__ import compose_checked, quieten
+from bstune.core.files import Output
+from bstune.core.records import TrialSpec
+from bstune.hardware.memory import resident_bytes
+from bstune.study.prepare import make_protocol, make_target
+from bstune.study.training import run_limited, settle
+from bstune.trial.batches import resolve_device
+from bstune.trial.workload import build_workload
+from bstune.workloads.datasets import ImageDataset, Images
 
 LEFT_OUT = 10  # of the first trials: libraries load, allocators and caches fill
 

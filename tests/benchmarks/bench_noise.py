@@ -23,13 +23,12 @@ import torch
 from bench_trial_overhead import NEVER, Case, compose_case, machine, protocol
 from lightning.pytorch import LightningModule
 
-from bstune.command import quieten
-from bstune.data.module import resolve_device
-from bstune.noise_scale_callback import NoiseScale
-from bstune.protocol import Budget
-from bstune.records import TrialSpec
-from bstune.trial import run_trial
-from bstune.workload import Workload, build_workload
+from bstune.__main__ import quieten
+from bstune.core.records import Budget, TrialSpec
+from bstune.trial.batches import resolve_device
+from bstune.trial.loop import run_trial
+from bstune.trial.noise_scale import NoiseScale
+from bstune.trial.workload import Workload, build_workload
 
 PLAIN = ("~workload.module.schedule", "~workload.module.average")
 CASES = (

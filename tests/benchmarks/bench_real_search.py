@@ -1,6 +1,6 @@
 """bstune's search against Optuna's TPE on the square-root rule as axis, in real training: seconds to the same answer.
 
-Both are asked and told as in ``python -m bstune.bench``, with the same stopping rule for TPE (a trial ends once it has
+Both are asked and told as in ``python -m bstune.sweeps.search_benchmark``, with the same stopping rule for TPE (a trial ends once it has
 cost twice the fastest so far), the same first budget, tau(B) known, and the same range of learning rates; trials are
 trained in place of being read from a table. The searches take turns, seed by seed. Afterwards every point that was an
 incumbent is trained on fresh seeds: its time is the geometric mean over them of steps to target times tau(B), the
@@ -26,13 +26,12 @@ from pathlib import Path
 import numpy as np
 import optuna
 
-from bstune.baselines import baselines
-from bstune.command import compose_checked, quieten
-from bstune.contest import WITHIN, Problem, Search
-from bstune.output import Output, write_text
-from bstune.own_search import OwnSearch
-from bstune.preflight import Job, prepare
-from bstune.records import TrialResult, TrialSpec, dump_json
+from bstune.__main__ import compose_checked, quieten
+from bstune.core.files import Output, write_text
+from bstune.core.records import TrialResult, TrialSpec, dump_json
+from bstune.study.prepare import Job, prepare
+from bstune.sweeps.baselines import OwnSearch, baselines
+from bstune.sweeps.contest import WITHIN, Problem, Search
 
 RANGE = 5.0  # octaves of learning rate to either side of the reference
 NEAR = 0.5  # octaves of batch size over which tau(B) is pooled

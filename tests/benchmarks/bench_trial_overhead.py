@@ -37,14 +37,12 @@ from lightning.pytorch import LightningModule, seed_everything
 from omegaconf import DictConfig
 from torch import Tensor
 
-from bstune.cadence import Cadence
-from bstune.clock import TrialClock
-from bstune.command import quieten
-from bstune.data.module import resolve_device
-from bstune.protocol import Budget, Protocol
-from bstune.records import Target, TrialResult, TrialSpec
-from bstune.trial import device_name, run_trial, versions
-from bstune.workload import Workload, build_workload
+from bstune.__main__ import quieten
+from bstune.core.clock import TrialClock
+from bstune.core.records import Budget, Cadence, Protocol, Target, TrialResult, TrialSpec
+from bstune.trial.batches import resolve_device
+from bstune.trial.loop import device_name, run_trial, versions
+from bstune.trial.workload import Workload, build_workload
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Plain values and arithmetic: numpy and scipy only."""

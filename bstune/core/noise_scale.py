@@ -1,0 +1,204 @@
+"""Gradient noise scale B_simple = tr(Sigma)/|G|^2 from squared gradient norms at two batch sizes.
+
+Source: McCandlish et al. 2018, arXiv 1812.06162, eq. 2.9 and appendix A.1. G is the gradient of the loss averaged over
+all data, Sigma the covariance of the gradient of one example.
+
+1. A mean gradient over n examples has E|g|^2 = |G|^2 + tr(Sigma)/n.
+2. A step takes k micro-batches of n_i examples and weighs their mean gradients by w_i, with sum w_i = 1:
+   g = sum w_i g_i. The g_i are independent, so E|g|^2 = |G|^2 + tr(Sigma) sum w_i^2/n_i: whatever the sizes and
+   weights, the step's batch counts as 1/B_big = sum w_i^2/n_i. The same w_i average step 1 over the micro-batches:
+   E[sum w_i |g_i|^2] = |G|^2 + tr(Sigma) sum w_i/n_i, hence 1/B_small = sum w_i/n_i. Both are exact. With
+   w_i = n_i/B they are B_big = B and B_small = B/k.
+3. Two equations in two unknowns (eq. A.2, A.3): |G|^2 = (B_big |g_big|^2 - B_small |g_small|^2)/(B_big - B_small) and
+   tr Sigma = (|g_small|^2 - |g_big|^2)/(1/B_small - 1/B_big). Both are unbiased; the second is never negative, because
+   |g_small|^2 - |g_big|^2 = sum w_i |g_i - g|^2. The first can be, and is where the noise is large.
+4. Their ratio is biased, so both are averaged over steps before they are divided.
+5. The interval is Fieller's, over blocks of consecutive steps, see :func:`estimate_noise_scale`.
+
+B_simple assumes examples that are drawn independently and a loss that is a mean over them. It can miss the critical
+batch size by several times.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtrit
+
+from bstune.core.errors import ConfigError
+
+MOST_BLOCKS = 16  # enough for Student's t to be near the normal, few enough to leave long blocks
+FEWEST_BLOCKS = 4  # below, t is so large that no interval says anything
+WINDOW = 64  # measured steps in a moving estimate, the latest; older ones are from when the noise was smaller
+LEVEL = 0.9  # of intervals, unless told
+
+
+@dataclass(frozen=True)
+class GradientNorms:
+    """Squared norms of one step's gradient at two batch sizes.
+
+    Args:
+        small: mean |g_small|^2 over the micro-batches.
+        small_size: examples that one of them stands for, B_small; need not be whole.
+        big: |g_big|^2.
+        big_size: B_big, above ``small_size``.
+
+    Raises:
+        ConfigError: if the sizes are not finite and 0 < B_small < B_big.
+    """
+
+    small: float
+    small_size: float
+    big: float
+    big_size: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.small_size < self.big_size < math.inf:
+            raise ConfigError(
+                "the noise scale needs gradients at two batch sizes, 0 < B_small < B_big, but got"
+                f" {self.small_size:g} and {self.big_size:g}: measure at least two micro-batches a step"
+            )
+
+    @property
+    def squared_gradient(self) -> float:
+        """Unbiased |G|^2 (eq. A.2); negative where the noise drowns it, NaN if a norm is."""
+        return (self.big_size * self.big - self.small_size * self.small) / (self.big_size - self.small_size)
+
+    @property
+    def trace(self) -> float:
+        """Unbiased tr Sigma (eq. A.3), of one example; NaN if a norm is."""
+        return (self.small - self.big) / (1.0 / self.small_size - 1.0 / self.big_size)
+
+
+@dataclass(frozen=True)
+class NoiseScaleEstimate:
+    """B_simple = tr(Sigma)/|G|^2 of the steps that were measured, in examples.
+
+    Args:
+        noise_scale: B_simple; None where |G|^2 is not told apart from 0, and ``undetermined`` says why.
+        low, high: ends of the interval; None where it is open: the noise scale is not told apart from 0 below, or
+            from infinity above. ``low`` may be known where ``noise_scale`` is not.
+        squared_gradient: |G|^2 averaged over the steps, possibly negative; None without steps.
+        trace: tr Sigma averaged over the steps; None without steps.
+        measurements: steps that were averaged.
+        level: of the interval, such as 0.9.
+        undetermined: why there is no ``noise_scale``; None where there is one.
+    """
+
+    noise_scale: float | None
+    low: float | None
+    high: float | None
+    squared_gradient: float | None
+    trace: float | None
+    measurements: int
+    level: float
+    undetermined: str | None
+
+    def __str__(self) -> str:
+        low, high = ("open" if end is None else f"{end:.3g}" for end in (self.low, self.high))
+        value = f"{self.noise_scale:.3g}" if self.noise_scale is not None else f"undetermined ({self.undetermined})"
+        return f"noise scale {value}, {self.level:.0%} interval {low} to {high}, from {self.measurements} steps"
+
+
+def combine_norms(
+    squared_norms: ArrayLike, sizes: ArrayLike, big: float, weights: ArrayLike | None = None
+) -> GradientNorms:
+    """Return the norms at two batch sizes of a step that is put together from micro-batches of any sizes.
+
+    Args:
+        squared_norms: |g_i|^2 of the mean gradient over each micro-batch, (k,), k at least 2.
+        sizes: n_i, examples in each, (k,).
+        big: |sum w_i g_i|^2.
+        weights: w_i, (k,), positive, with sum 1; None for n_i/B, the gradient of one large batch.
+
+    Raises:
+        ConfigError: if there are fewer than two micro-batches, or a size or a weight is not positive.
+        ValueError: if the shapes differ, or the weights do not sum to 1.
+    """
+    norms, n = np.asarray(squared_norms, np.float64), np.asarray(sizes, np.float64)
+    w = n / n.sum() if weights is None else np.asarray(weights, np.float64)
+    if norms.ndim != 1 or norms.shape != n.shape or n.shape != w.shape:
+        raise ValueError(f"norms, sizes and weights must be (k,), but got {norms.shape}, {n.shape} and {w.shape}")
+    if len(n) < 2 or not (np.all(n > 0) and np.all(w > 0)):
+        raise ConfigError(
+            "the noise scale needs two or more micro-batches with an example and a positive weight each, but got sizes"
+            f" {n.tolist()} and weights {w.tolist()}: take larger batches, or leave out empty ones"
+        )
+    if not math.isclose(w.sum(), 1.0, rel_tol=1e-6):
+        raise ValueError(f"the weights must sum to 1, but got {w.sum():g}")
+    return GradientNorms(float(w @ norms), float(1.0 / (w / n).sum()), float(big), float(1.0 / (w**2 / n).sum()))
+
+
+def estimate_noise_scale(squared_gradients: ArrayLike, traces: ArrayLike, level: float = LEVEL) -> NoiseScaleEstimate:
+    """Return B_simple of consecutive steps with an interval, from their unbiased |G|^2 and tr Sigma.
+
+    The interval is Fieller's (1954): all r >= 0 for which mean(tr Sigma - r |G|^2) does not differ from 0 by Student's
+    t. A jackknife, or the delta method, would put a finite interval around a ratio whose denominator may be 0; this
+    one opens where it should. The means and their covariance are those of at most ``MOST_BLOCKS`` blocks of equally
+    many consecutive steps (so that up to a sixteenth of the steps, the oldest, may be left out), because steps are
+    autocorrelated: what drifts from block to block counts as scatter, which errs to the wide side.
+
+    Without steps, or with fewer than ``FEWEST_BLOCKS``, the answer is undetermined; so it is where |G|^2 is not
+    positive by the same t.
+
+    Args:
+        squared_gradients: |G|^2 of each step, (n,), in order; may be negative.
+        traces: tr Sigma of each step, (n,).
+        level: of the interval, in (0, 1).
+
+    Raises:
+        ConfigError: for a level outside (0, 1).
+        ValueError: if the two are not (n,), or not finite.
+    """
+    if not 0.0 < level < 1.0:
+        raise ConfigError(f"the level of the noise scale's interval must lie in (0, 1), but got {level}")
+    pairs = np.stack([np.asarray(squared_gradients, np.float64), np.asarray(traces, np.float64)])
+    if pairs.ndim != 2 or not np.isfinite(pairs).all():
+        raise ValueError(f"|G|^2 and tr Sigma must be finite and (n,), but got {pairs.tolist()}")
+    n = pairs.shape[1]
+    if n == 0:
+        return NoiseScaleEstimate(None, None, None, None, None, 0, level, "no step was measured")
+    blocks = _block_means(pairs)
+    gradient, trace = blocks.mean(axis=1).tolist()
+    if blocks.shape[1] < FEWEST_BLOCKS:
+        reason = f"{n} of at least {FEWEST_BLOCKS} steps were measured"
+        return NoiseScaleEstimate(None, None, None, gradient, trace, n, level, reason)
+    low, high = _fieller(blocks, level)
+    if high is None:
+        reason = f"|G|^2 = {gradient:.3g} is not told apart from 0 after {n} steps: measure more of them"
+        return NoiseScaleEstimate(None, low, None, gradient, trace, n, level, reason)
+    return NoiseScaleEstimate(trace / gradient, low, high, gradient, trace, n, level, None)
+
+
+def moving_estimate(
+    measurements: Sequence[tuple[int, float, float]], window: int = WINDOW, level: float = LEVEL
+) -> NoiseScaleEstimate:
+    """Return :func:`estimate_noise_scale` of the latest ``window`` of (step, |G|^2, tr Sigma), in order."""
+    latest = measurements[-window:]
+    return estimate_noise_scale([pair[1] for pair in latest], [pair[2] for pair in latest], level)
+
+
+def _block_means(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the means of blocks of equal length, (2, blocks), without the oldest steps that fill none."""
+    length = math.ceil(pairs.shape[1] / MOST_BLOCKS)
+    count = pairs.shape[1] // length
+    means: NDArray[np.float64] = pairs[:, -count * length :].reshape(2, count, length).mean(axis=2)
+    return means
+
+
+def _fieller(blocks: NDArray[np.float64], level: float) -> tuple[float | None, float | None]:
+    """Return the ends of all r >= 0 with a r^2 - 2 b r + c <= 0; without ``high`` unless a and mean |G|^2 are > 0."""
+    count = blocks.shape[1]
+    unit = np.where(blocks.any(axis=1), np.abs(blocks).max(axis=1), 1.0)  # squares of tiny gradients would underflow
+    scaled = blocks / unit[:, None]
+    covariance = np.cov(scaled) * float(stdtrit(count - 1, 0.5 + level / 2.0)) ** 2 / count
+    x, y = scaled.mean(axis=1).tolist()
+    a, b, c = (float(v) for v in (x * x - covariance[0, 0], x * y - covariance[0, 1], y * y - covariance[1, 1]))
+    root = math.sqrt(max(b * b - a * c, 0.0))
+    ratio = float(unit[1] / unit[0])
+    # c > 0: tr Sigma is told apart from 0. Of the roots of either sign, or the two positive ones, this is the smaller.
+    low = c / (b + root) * ratio if c > 0.0 and b + root > 0.0 and (x > 0.0 or a <= 0.0) else None
+    high = (b + root) / a * ratio if a > 0.0 and x > 0.0 else None
+    return low, high

@@ -1,0 +1,342 @@
+"""Target, TrialSpec and TrialResult: frozen records that go to JSON and come back unchanged.
+
+The JSON is strict: a value that does not exist is ``null``, never NaN or Infinity. This module needs neither torch
+nor numpy, so that everything that works on recorded trials starts fast.
+
+When a trial is evaluated: a rule that looks at examples and past values, never at measured seconds.
+
+One evaluation costs ``cost`` x (validation examples), in examples trained. With N examples trained and E the cost of
+the evaluations so far, the next evaluation waits until both hold:
+
+* its step is ``ratio`` times the last one's (at least one step on), rounded down, so that steps to target is known to
+  that ratio;
+* E + one evaluation <= allowed x N, where allowed is ``share`` near the target and half of it far from it, so that far
+  from the target half of the share is saved up for the dense evaluations near it.
+
+Near means that the target is predicted within ``near`` times the steps so far, by a straight line in log steps through
+the last evaluation and the latest one at least ``LOOK_BACK`` times earlier. Metrics mostly flatten in log steps, so
+the line is early rather than late. A trial that has once been near stays near: a noisy metric would otherwise switch
+back, and the evaluations already paid for would put off the next one until the steps had doubled.
+
+What stays fixed in every trial of a study, whether it is trained or answered from a table.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, get_args
+
+from bstune.core.errors import ConfigError
+
+Status = Literal["reached", "budget", "diverged", "oom", "failed"]
+STATUSES: tuple[str, ...] = get_args(Status)
+NEVER = 1e300  # a goal is a finite number, and far from this one
+
+
+@dataclass(frozen=True)
+class Target:
+    """A validation metric, its goal and its direction, such as ``val/error <= 0.10``.
+
+    Args:
+        metric: the name under which the Lightning module logs it.
+        value: the goal.
+        mode: ``min`` if the metric has to fall to ``value``, ``max`` if it has to rise to it.
+
+    Raises:
+        ConfigError: for an unknown mode or a goal that is not a finite number.
+    """
+
+    metric: str
+    value: float
+    mode: Literal["min", "max"]
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise ConfigError(f"target.mode must be min or max, but got {self.mode!r}")
+        if not math.isfinite(self.value):
+            raise ConfigError(f"target.value must be a finite number, but got {self.value}")
+
+    def gap(self, value: float) -> float:
+        """Return how far ``value`` still is from the goal: positive before it, zero or negative once reached."""
+        return value - self.value if self.mode == "min" else self.value - value
+
+    def reached(self, value: float) -> bool:
+        """Return whether ``value`` meets the goal; NaN never does."""
+        return self.gap(value) <= 0.0
+
+    @property
+    def never_met(self) -> "Target":
+        """The same metric with a goal that no value meets: for training that only its budget ends."""
+        return replace(self, value=-NEVER if self.mode == "min" else NEVER)
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'<=' if self.mode == 'min' else '>='} {self.value:g}"
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """What one trial is asked to do.
+
+    Args:
+        number: Optuna's number of the trial.
+        slot: its place in the study's plan, from 0; a trial that is asked again keeps its slot.
+        batch_size: examples per applied optimizer step.
+        lr: learning rate.
+        delta: log2(lr / rule(batch_size)); None where no rule was used.
+        seed: seed of the initial weights, the order of the data and the augmentation.
+        limit: steps after which the trial is stopped early, counted from the first step of the trial that it
+            continues, if any; None: after the study's budget.
+        parent: number of the stopped trial that it continues, at the same batch size, learning rate and seed; None:
+            it starts afresh.
+        confirms: number of the trial whose batch size and learning rate it runs again on a fresh seed; None: none's.
+        settings: further hyper-parameters that the study searches, by name; see :mod:`bstune.config`.
+    """
+
+    number: int
+    slot: int
+    batch_size: int
+    lr: float
+    delta: float | None
+    seed: int
+    limit: int | None = None
+    parent: int | None = None
+    confirms: int | None = None
+    settings: Mapping[str, float] = field(default_factory=dict)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that a trial's record takes over as they are: all but ``limit``."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "limit"}
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What one trial came to.
+
+    Args:
+        number, slot, batch_size, lr, delta, seed, parent, confirms, settings: as in :class:`TrialSpec`.
+        status: ``reached``; ``budget`` (out of steps or stopped early: right-censored); or how the trial went wrong.
+        steps: optimizer steps applied until the first evaluation that met the target, or steps run if censored; those
+            of the trial that it continues are counted.
+        steps_low: step of the last evaluation that missed the target (0 if none): steps to target lies in
+            (steps_low, steps] where the target was reached, above steps_low where it was not.
+        examples: examples trained on, steps x batch_size.
+        train_seconds: what the trial spent on the training clock, warm-up included; as all seconds, without what the
+            trial that it continues had spent.
+        eval_seconds: evaluation, and the passes that measure the noise scale beside the training, in seconds.
+        startup_seconds: from the trial's start to its first training step, evaluation at step 0 left out.
+        wall_seconds: the trial as a whole.
+        seconds_per_step: tau(B), the median over segments after warm-up; None if no step was finished.
+        device: name of the device.
+        versions: versions of the packages that the result depends on.
+        history: (step, value) pairs of the target's metric, from the first step; a value that was not finite is None.
+        message: what went wrong, for ``diverged``, ``oom`` and ``failed``.
+        noise_scale: (step, |G|^2, tr Sigma) of the steps at which the gradient noise scale was measured (see
+            :mod:`bstune.core.noise_scale`), those of the trial that it continues included; steps that a gradient scaler skips are
+            counted; empty where it was not.
+    """
+
+    number: int
+    slot: int
+    batch_size: int
+    lr: float
+    delta: float | None
+    seed: int
+    status: Status
+    steps: int
+    steps_low: int
+    examples: int
+    train_seconds: float
+    eval_seconds: float
+    startup_seconds: float
+    wall_seconds: float
+    seconds_per_step: float | None
+    device: str
+    versions: Mapping[str, str]
+    history: tuple[tuple[int, float | None], ...] = field(default=())
+    message: str | None = None
+    parent: int | None = None
+    confirms: int | None = None
+    noise_scale: tuple[tuple[int, float, float], ...] = ()
+    settings: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def reached(self) -> bool:
+        """Whether the trial met its target."""
+        return self.status == "reached"
+
+    @property
+    def time_to_target(self) -> float | None:
+        """T = S x tau(B) in seconds; None if the target was not reached."""
+        if not self.reached or self.seconds_per_step is None:
+            return None
+        return self.steps * self.seconds_per_step
+
+    def to_json(self) -> str:
+        """Return the record as one line of strict JSON."""
+        return dump_json(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "TrialResult":
+        """Return the record that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: if the text is not such a record; the message names the missing or unknown fields.
+        """
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError(f"a trial record is a JSON object, but got {text[:80]!r}")
+        names = {f.name for f in fields(cls)}
+        missing = names - set(values) - {"history", "message", "parent", "confirms", "noise_scale", "settings"}
+        unknown = set(values) - names
+        if missing or unknown:
+            raise ValueError(f"a trial record lacks {sorted(missing)} and has unknown fields {sorted(unknown)}")
+        if values["status"] not in STATUSES:
+            raise ValueError(f"status must be one of {STATUSES}, but got {values['status']!r}")
+        values["history"] = tuple((int(step), value) for step, value in values.get("history", ()))
+        values["noise_scale"] = tuple((int(step), float(g), float(s)) for step, g, s in values.get("noise_scale", ()))
+        return cls(**values)
+
+
+def dump_json(value: Any, indent: int | None = None) -> str:
+    """Return strict JSON: floats that are not finite become ``null``, mappings and sequences are walked."""
+    return json.dumps(_finite(value), allow_nan=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
+
+
+LOOK_BACK = 1.25
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """Settings of the rule above.
+
+    Args:
+        ratio: of steps between evaluations near the target, over 1.
+        share: of evaluation in training, both counted in examples, in (0, 1].
+        cost: of evaluating one example, in examples trained.
+        near: the target counts as near when it is predicted within this many times the steps so far, over 1.
+    """
+
+    ratio: float
+    share: float
+    cost: float
+    near: float
+
+    def __post_init__(self) -> None:
+        if not (self.ratio > 1 and 0 < self.share <= 1 and self.cost > 0 and self.near > 1):
+            raise ConfigError(
+                "an evaluation rule needs ratio > 1, 0 < share <= 1, cost > 0 and near > 1, but got "
+                f"ratio={self.ratio}, share={self.share}, cost={self.cost}, near={self.near}"
+            )
+
+
+def is_near(history: Sequence[tuple[int, float | None]], target: Target, near: float) -> bool:
+    """Return whether the target is predicted within ``near`` times the last evaluation's step.
+
+    Values that are None (not finite) are passed over; with fewer than two evaluations the answer is False.
+    """
+    known = [(step, target.gap(value)) for step, value in history if value is not None and step > 0]
+    if len(known) < 2:
+        return False
+    step, gap = known[-1]
+    earlier = [pair for pair in known[:-1] if pair[0] * LOOK_BACK <= step] or known[:1]
+    step_before, gap_before = earlier[-1]
+    slope = (gap - gap_before) / math.log(step / step_before)
+    return gap + slope * math.log(near) <= 0.0
+
+
+def next_evaluation(
+    step: int, batch_size: int, validation_examples: int, evaluations: int, near: bool, cadence: Cadence
+) -> int:
+    """Return the step of the next evaluation.
+
+    Args:
+        step: of the last evaluation, 0 before the first.
+        batch_size: examples per step.
+        validation_examples: examples in one evaluation.
+        evaluations: how many there have been.
+        near: from :func:`is_near`.
+        cadence: the rule's settings.
+    """
+    cost = (evaluations + 1) * cadence.cost * validation_examples
+    allowed = cadence.share if near else cadence.share / 2
+    affordable = math.ceil(cost / (allowed * batch_size))
+    return max(step + 1, math.floor(cadence.ratio * step), affordable)
+
+
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A trial ends without its target once ``steps`` steps are applied and ``examples`` examples are trained on."""
+
+    steps: int
+    examples: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.examples < 1:
+            raise ConfigError(
+                f"budget.steps and budget.examples must be at least 1, but got {self.steps} and {self.examples}"
+            )
+
+    def last_step(self, batch_size: int) -> int:
+        """Return the steps after which both are spent: the frontier's own shape, flat in steps, then in examples."""
+        return max(self.steps, math.ceil(self.examples / batch_size))
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What stays fixed in every trial of a study.
+
+    Args:
+        target: what to reach.
+        budget: when to give up.
+        cadence: when to evaluate.
+        micro_batch_size: a larger batch is accumulated from micro-batches of this many examples; None: never.
+        warmup_steps: steps in a segment of their own at the start, left out of tau(B).
+        divergence: diverged is a trial whose metric is this many times as far from its goal as at the start.
+        noise_scale_every: steps between measurements of the gradient noise scale; None: it is not measured.
+        compile: the mode of ``torch.compile`` in which the module is compiled; None: it is not.
+        trainer: further arguments of the Lightning Trainer, such as ``accelerator`` and ``precision``.
+
+    Raises:
+        ConfigError: if ``noise_scale_every`` is below 1; for a mode that there is not, or one that records CUDA graphs
+            where gradients are accumulated.
+    """
+
+    target: Target
+    budget: Budget
+    cadence: Cadence
+    micro_batch_size: int | None
+    warmup_steps: int
+    divergence: float
+    noise_scale_every: int | None
+    compile: str | None
+    trainer: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.noise_scale_every is not None and self.noise_scale_every < 1:
+            raise ConfigError(
+                "protocol.noise_scale_every must be at least 1 step, or null to leave the noise scale unmeasured, but"
+                f" got {self.noise_scale_every}"
+            )
+        if self.compile is not None and self.compile not in COMPILE_MODES:
+            raise ConfigError(f"compile must be null or one of {', '.join(COMPILE_MODES)}, but got {self.compile!r}")
+        on_cuda = self.trainer.get("accelerator") == "cuda"
+        if on_cuda and self.compile in CUDA_GRAPH_MODES and self.micro_batch_size is not None:
+            raise ConfigError(
+                f"compile={self.compile} replays CUDA graphs, which overwrite the gradients of one micro-batch with the"
+                " next one's: set compile=max-autotune-no-cudagraphs or default, or protocol.micro_batch_size=null"
+            )

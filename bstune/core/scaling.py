@@ -1,0 +1,86 @@
+"""Scaling rules: plain functions from a batch size to a learning rate, given a reference (B0, lr0).
+
+A rule changes the learning rate alone. The search never trusts one: its variable is delta = log2(lr / rule(B)).
+"""
+
+import math
+from typing import Protocol
+
+from bstune.core.errors import ConfigError
+
+
+class ScalingRule(Protocol):
+    """A rule once its reference (and noise scale, where it takes one) is bound."""
+
+    def __call__(self, batch_size: float) -> float:
+        """Return the learning rate at ``batch_size``."""
+        ...
+
+
+def none(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
+    """Return lr0 at every batch size."""
+    _check(batch_size, reference_batch_size, reference_lr)
+    return reference_lr
+
+
+def sqrt(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
+    """Return lr0 (B/B0)^1/2 (Krizhevsky 2014; the usual choice for Adam, Malladi et al. 2022)."""
+    _check(batch_size, reference_batch_size, reference_lr)
+    return reference_lr * math.sqrt(batch_size / reference_batch_size)
+
+
+def linear(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
+    """Return lr0 B/B0 (Goyal et al. 2017)."""
+    _check(batch_size, reference_batch_size, reference_lr)
+    return reference_lr * batch_size / reference_batch_size
+
+
+def saturating(batch_size: float, reference_batch_size: float, reference_lr: float, noise_scale: float | None) -> float:
+    """Return lr_max / (1 + B_noise/B), with lr_max such that rule(B0) = lr0 (McCandlish et al. 2018, eq. 2.6).
+
+    Linear below the noise scale, flat above it.
+    """
+    _check(batch_size, reference_batch_size, reference_lr)
+    noise = _noise_scale(noise_scale, "saturating")
+    return reference_lr * (1 + noise / reference_batch_size) / (1 + noise / batch_size)
+
+
+def surge(batch_size: float, reference_batch_size: float, reference_lr: float, noise_scale: float | None) -> float:
+    """Return lr_max / (0.5 (sqrt(B_noise/B) + sqrt(B/B_noise))), with lr_max such that rule(B0) = lr0.
+
+    For sign-like optimizers such as Adam (Li et al. 2024, arXiv 2405.14578): it rises as the square root, peaks at the
+    noise scale and falls above it.
+    """
+    _check(batch_size, reference_batch_size, reference_lr)
+    noise = _noise_scale(noise_scale, "surge")
+
+    def hill(batch: float) -> float:
+        return math.sqrt(noise / batch) + math.sqrt(batch / noise)
+
+    return reference_lr * hill(reference_batch_size) / hill(batch_size)
+
+
+def learning_rate(rule: ScalingRule, batch_size: float, delta: float) -> float:
+    """Return rule(B) 2^delta."""
+    return rule(batch_size) * math.exp2(delta)
+
+
+def _check(batch_size: float, reference_batch_size: float, reference_lr: float) -> None:
+    for name, value in (
+        ("batch size", batch_size),
+        ("scaling.batch_size", reference_batch_size),
+        ("scaling.lr", reference_lr),
+    ):
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"a scaling rule needs a positive {name}, but got {value}")
+
+
+def _noise_scale(noise_scale: float | None, rule: str) -> float:
+    if noise_scale is None:
+        raise ConfigError(
+            f"the scaling rule {rule} needs a noise scale: give one in examples with scaling.noise_scale=N, "
+            "or choose scaling=sqrt, scaling=linear or scaling=none"
+        )
+    if not (math.isfinite(noise_scale) and noise_scale > 0):
+        raise ConfigError(f"scaling.noise_scale must be a positive number of examples, but got {noise_scale}")
+    return noise_scale

@@ -1,1 +1,0 @@
-"""Data sets with pinned checksums, and batches that live on the device."""

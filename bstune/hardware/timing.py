@@ -1,0 +1,303 @@
+"""Step time tau(B), measured on a ladder of batch sizes in shuffled order.
+
+The measuring takes what runs the steps and the clock from its caller. The model between the measured sizes is
+:mod:`bstune.core.step_time`'s.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import seed_everything
+from numpy.typing import NDArray
+
+from bstune.core.clock import Phase, TrialClock
+from bstune.core.errors import HardwareError
+from bstune.core.records import Budget, Protocol, TrialSpec
+from bstune.core.step_time import fit_step_times
+from bstune.trial.batches import micro_batch_sizes
+from bstune.trial.compile import compiled
+from bstune.trial.loop import make_trainer
+from bstune.trial.workload import Workload, on_device, train
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Seconds of single steps at one batch size, warm-up left out: a trial's, and those of a bare loop beside it."""
+
+    trial: tuple[float, ...]
+    bare: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """What was measured at one batch size.
+
+    Args:
+        batch_size: B.
+        seconds: median over steps of all repeats.
+        low: lower quartile.
+        high: upper quartile.
+        drift: largest over smallest median of a repeat, less 1; 0 with one repeat.
+        steps: how many were timed.
+        bare: median of the bare forward, backward and optimizer step; None if it was not timed.
+    """
+
+    batch_size: int
+    seconds: float
+    low: float
+    high: float
+    drift: float
+    steps: int
+    bare: float | None
+
+    @property
+    def throughput(self) -> float:
+        """Examples per second."""
+        return self.batch_size / self.seconds
+
+    @property
+    def overhead_share(self) -> float | None:
+        """The share of the step that is the framework's; noise can put it below 0. None if not timed."""
+        return None if self.bare is None else 1.0 - self.bare / self.seconds
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Timings by batch size, smallest first, and what there was no time for.
+
+    Args:
+        timings: of the batch sizes that were measured at least once.
+        left_out: batch sizes of the ladder that were not, because the seconds were spent.
+        cut: those with fewer repeats than were asked for.
+    """
+
+    timings: tuple[StepTiming, ...]
+    left_out: tuple[int, ...]
+    cut: tuple[int, ...]
+
+
+def ladder(low: int, ceiling: int, rungs: int, multiple: int) -> tuple[int, ...]:
+    """Return at most ``rungs`` batch sizes evenly spread over log B, snapped to ``multiple``, both ends with them.
+
+    Raises:
+        HardwareError: for an impossible range, or fewer than two rungs.
+    """
+    if not 1 <= low <= ceiling or rungs < 2 or multiple < 1:
+        raise HardwareError(
+            f"a ladder needs 1 <= low <= ceiling, 2 rungs and a multiple of at least 1, but got low={low}, "
+            f"ceiling={ceiling}, rungs={rungs} and multiple={multiple}"
+        )
+    wanted = [low * (ceiling / low) ** (i / (rungs - 1)) for i in range(1, rungs - 1)]
+    between = {round(size / multiple) * multiple for size in wanted}
+    return tuple(sorted({low, ceiling} | {size for size in between if low < size < ceiling}))
+
+
+def visits(sizes: Sequence[int], repeats: int, seed: int) -> list[int]:
+    """Return the order of measurement: every size once a round, each round shuffled anew.
+
+    A clock that drifts then spreads over all sizes, in place of bending tau(B).
+    """
+    shuffle = random.Random(seed)  # noqa: S311  # an order, not a secret
+    return [size for _ in range(repeats) for size in shuffle.sample(list(sizes), len(sizes))]
+
+
+def measure_step_times(
+    run: Callable[[int], Steps],
+    sizes: Sequence[int],
+    repeats: int,
+    seed: int,
+    most_seconds: float,
+    now: Callable[[], float] = time.perf_counter,
+) -> Measured:
+    """Measure each batch size ``repeats`` times in shuffled order, for as long as the seconds allow.
+
+    A visit is left out if it would not end in time, as the visits so far foretell by a line; the next, smaller ones
+    may still be made. The very first is always made.
+
+    Args:
+        run: times steps at a batch size.
+        sizes: the ladder.
+        repeats: visits to each.
+        seed: of the order.
+        most_seconds: of the measurement as a whole.
+        now: a clock in seconds; tests give their own.
+
+    Raises:
+        HardwareError: if there is nothing to measure, or a run times no step.
+    """
+    if not sizes or repeats < 1:
+        raise HardwareError(f"step times need batch sizes and repeats, but got {list(sizes)} and {repeats}")
+    start = now()
+    taken: list[tuple[float, float]] = []
+    runs: dict[int, list[Steps]] = {}
+    for size in visits(sizes, repeats, seed):
+        began = now()
+        if taken and began - start + float(fit_step_times(taken, float(size))(np.array(float(size)))) > most_seconds:
+            continue
+        steps = run(size)
+        if not steps.trial:
+            raise HardwareError(f"no step was timed at batch size {size}: time more steps than the warm-up's")
+        runs.setdefault(size, []).append(steps)
+        taken.append((float(size), now() - began))
+    return Measured(
+        timings=tuple(summarize(size, runs[size]) for size in sorted(runs)),
+        left_out=tuple(size for size in sizes if size not in runs),
+        cut=tuple(size for size in sizes if 0 < len(runs.get(size, ())) < repeats),
+    )
+
+
+def summarize(batch_size: int, repeats: Sequence[Steps]) -> StepTiming:
+    """Return median and quartiles over the steps of all repeats, each of which timed at least one step."""
+    steps = [seconds for repeat in repeats for seconds in repeat.trial]
+    medians = [statistics.median(repeat.trial) for repeat in repeats]
+    bare = [seconds for repeat in repeats for seconds in repeat.bare]
+    low, middle, high = np.quantile(steps, (0.25, 0.5, 0.75)).tolist()
+    drift = max(medians) / min(medians) - 1.0
+    return StepTiming(batch_size, middle, low, high, drift, len(steps), statistics.median(bare) if bare else None)
+
+
+class _StepClock(TrialClock):
+    """A trial's clock that notes the training seconds so far whenever the trial asks for its next batch."""
+
+    def __init__(self, now: Callable[[], float], synchronize: Callable[[], None]) -> None:
+        super().__init__(now, synchronize)
+        self.ticks: list[float] = []
+        self._training = False
+
+    def enter(self, phase: Phase) -> float:
+        self._training = phase is Phase.TRAINING
+        return super().enter(phase)
+
+    def tick(self) -> None:
+        if self._training:
+            self.enter(Phase.TRAINING)
+            self.ticks.append(self.seconds(Phase.TRAINING))
+
+
+class _Ticking:
+    """Batches that tick a clock each time the first micro-batch of a step is drawn."""
+
+    def __init__(self, batches: Iterable[Any], every: int, clock: _StepClock) -> None:
+        self._batches, self._every, self._clock = batches, every, clock
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(self._batches):
+            if number % self._every == 0:
+                self._clock.tick()
+            yield batch
+
+
+def time_trial(
+    workload: Workload,
+    protocol: Protocol,
+    batch_size: int,
+    lr: float,
+    steps: int,
+    now: Callable[[], float] = time.perf_counter,
+) -> tuple[float, ...]:
+    """Return the seconds of each of ``steps`` steps of a real trial, after the protocol's warm-up, evaluation left out.
+
+    A step lasts from one request for a batch to the next, the device synchronised at each.
+
+    Raises:
+        HardwareError: if the trial ends before it has trained so many steps: out of memory, or diverged.
+    """
+    clock = _StepClock(now, _synchronize(protocol))
+    sizes = micro_batch_sizes(batch_size, protocol.micro_batch_size)
+    # The first step's edge is the first tick within training, and the last step ends without one.
+    budget = Budget(protocol.warmup_steps + steps + 2, 1)
+    trainer = {**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1}
+    result = train(
+        replace(workload, train_batches=lambda spec: _Ticking(workload.train_batches(spec), len(sizes), clock)),
+        TrialSpec(0, 0, batch_size, lr, None, 0),
+        replace(protocol, target=protocol.target.never_met, budget=budget, noise_scale_every=None, trainer=trainer),
+        clock=clock,
+    )
+    timed = tuple(b - a for a, b in pairwise(clock.ticks))[protocol.warmup_steps :][:steps]
+    if len(timed) < steps:
+        raise HardwareError(
+            f"{steps} steps were to be timed at batch size {batch_size}, but the trial ended after {result.steps} of "
+            f"{budget.steps} ({result.status}): {result.message or 'its module stopped it'}"
+        )
+    return timed
+
+
+def time_bare(
+    workload: Workload,
+    protocol: Protocol,
+    batch_size: int,
+    lr: float,
+    steps: int,
+    device: torch.device,
+    now: Callable[[], float] = time.perf_counter,
+) -> tuple[float, ...]:
+    """Return the seconds of steps of a bare loop: a batch, zero_grad, forward, backward, optimizer step.
+
+    The module's own ``training_step`` on the same batches, in the trial's precision and compiled as in the trial,
+    without a Trainer; without its schedule, and on one batch of B even where trials accumulate.
+
+    Raises:
+        HardwareError: if the module steps its optimizers itself, has several, or asks for its Trainer.
+    """
+    spec = TrialSpec(0, 0, batch_size, lr, None, 0)
+    seed_everything(0, workers=False, verbose=False)
+    precision = make_trainer(protocol.trainer).precision_plugin
+    module: Any = precision.convert_module(workload.build_module(spec)).to(device).train()
+    configured: Any = module.configure_optimizers()
+    optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
+    if not isinstance(optimizer, torch.optim.Optimizer) or not module.automatic_optimization:
+        raise HardwareError(
+            f"{type(module).__name__} does not leave its steps to Lightning and one optimizer: no bare loop is like it"
+        )
+    synchronize = _synchronize(protocol)
+    stream = iter(workload.train_batches(spec))
+    seconds: list[float] = []
+
+    def loss() -> torch.Tensor:
+        batch = on_device(workload, module, precision.convert_input(next(stream)), device)
+        optimizer.zero_grad()
+        with outside_trainer(module), precision.train_step_context():
+            output = module.training_step(batch, len(seconds))
+        value: torch.Tensor = output["loss"] if isinstance(output, dict) else output
+        return value
+
+    with compiled(protocol.compile, module, loss):
+        for _ in range(protocol.warmup_steps + steps):
+            synchronize()
+            start = now()
+            loss().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            synchronize()
+            seconds.append(now() - start)
+    return tuple(seconds[protocol.warmup_steps :])
+
+
+@contextmanager
+def outside_trainer(module: object) -> Iterator[None]:
+    """Turn the error of a module that asks for its Trainer where there is none into one that says so.
+
+    Raises:
+        HardwareError: in place of that error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "not attached to a `Trainer`" not in str(error):
+            raise
+        raise HardwareError(
+            f"{type(module).__name__}.training_step asks for its Trainer, so it cannot be run without one"
+        ) from error
+
+
+def _synchronize(protocol: Protocol) -> Callable[[], None]:
+    return torch.cuda.synchronize if protocol.trainer.get("accelerator") == "cuda" else lambda: None

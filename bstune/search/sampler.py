@@ -1,0 +1,439 @@
+"""bstune's own sampler: an ``optuna.samplers.BaseSampler`` that knows what a batch size is.
+
+In a study of one's own::
+
+    study = optuna.create_study(sampler=FrontierSampler(objective="time", seed=0))
+    trial = study.ask()
+    batch_size, lr = trial.suggest_int("batch_size", 8, 4096, log=True), trial.suggest_float("lr", 1e-4, 1, log=True)
+    limit, parent = study.sampler.limit(trial.number), study.sampler.parent(trial.number)
+    ...  # train for at most `limit` steps, calling trial.report(value, step) at each evaluation
+    trial.set_user_attr("steps", steps)  # that were trained
+    trial.set_user_attr("seconds_per_step", tau)
+    study.tell(trial, seconds_to_target)  # or state=TrialState.PRUNED if the target was not reached
+
+``target`` lets it read what is reported. A stopped trial is proposed again, to be continued from its checkpoint, only
+where ``resumable`` says that it can be. Further parameters of the study join the model.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import optuna
+from omegaconf import OmegaConf
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.search_space import IntersectionSearchSpace
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from bstune.core.errors import ConfigError
+from bstune.core.records import Status, Target, TrialResult
+from bstune.search.acquisition import Array, Domain, Policy, Proposal, decide, never_resumable
+from bstune.search.observations import Known, learn, smoothed
+from bstune.search.posterior import study_prior
+
+logger = logging.getLogger(__name__)
+OBJECTIVES = ("time", "steps", "both", "curve")
+RECORD = "bstune:record"  # the trial's record, as JSON, among its user attributes
+PARENT = "bstune:parent"  # number of the trial that it continues
+BATCH_SIZE, LR, DELTA = "batch_size", "lr", "delta"
+
+
+def default_policy() -> Policy:
+    """Return the policy of ``conf/sampler/frontier.yaml``."""
+    text = files("bstune.conf").joinpath("sampler/frontier.yaml").read_text(encoding="utf-8")
+    values = OmegaConf.create(text).policy
+    return Policy(**{str(name): value for name, value in values.items() if name != "_target_"})
+
+
+class FrontierSampler(BaseSampler):
+    """Asks for the trial that a draw of the frontier's posterior likes best, for its cost.
+
+    The study needs an integer ``batch_size`` and either ``lr`` or, with a rule, ``delta`` = log2(lr / rule(B)), in all
+    of its trials; its values are minimized. Failed trials are passed over, and so are those that tell neither steps nor
+    a positive, finite value.
+
+    Args:
+        objective: ``time`` (steps x seconds per step), ``steps``, ``both`` (in turn, of a study whose two values are
+            steps and seconds), or ``curve`` (B_crit).
+        rule: learning rate over batch size, the prior mean of the best one; None: the square-root rule through the
+            middle of both ranges.
+        sigma: how far from the rule, in octaves: the scale of a Student's t with 3 degrees of freedom.
+        exponent_sigma: how far the exponent of lr*(B) may lie from the rule's: one standard deviation.
+        noise_scale: in examples, a hint at B_crit; None for what trials measured, if they did (see
+            :mod:`bstune.search.posterior`).
+        budget: steps over batch size that one expects to be more than enough: a scale, not a limit; None for none,
+            and then the first trial has no limit.
+        target: of the values that are reported; None: they are not read.
+        ideal: the best value of the target's metric; None if unknown.
+        resumable: whether a stopped trial can be continued, by number; None: none can.
+        snap: returns the batch size that a trial uses; None for rounding.
+        lr_range: smallest and largest learning rate that can be had; None for what the parameters allow.
+        step_time: seconds per step over batch size, measured before the first trial; None: not measured.
+        search_space: of the study, if it is known before the first trial.
+        policy: how to spend; None for that of ``conf/sampler/frontier.yaml``.
+        seed: None for one that is drawn.
+
+    Raises:
+        ConfigError: for an unknown objective or a number that cannot be; as trials are asked, for a study that is
+            maximized, or whose trials share parameters but not those above.
+    """
+
+    def __init__(
+        self,
+        *,
+        objective: str = "time",
+        rule: Callable[[float], float] | None = None,
+        sigma: float = 2.5,
+        exponent_sigma: float = 0.35,
+        noise_scale: float | None = None,
+        budget: Callable[[float], float] | None = None,
+        target: Target | None = None,
+        ideal: float | None = None,
+        resumable: Callable[[int], bool] | None = None,
+        snap: Callable[[float], int] | None = None,
+        lr_range: tuple[float, float] | None = None,
+        step_time: Callable[[float], float] | None = None,
+        search_space: Mapping[str, BaseDistribution] | None = None,
+        policy: Policy | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if objective not in OBJECTIVES:
+            raise ConfigError(f"the objective must be one of {', '.join(OBJECTIVES)}, but got {objective!r}")
+        for name, value in (("sigma", sigma), ("exponent_sigma", exponent_sigma), ("noise_scale", noise_scale)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"sampler.{name} must be a positive number, but got {value}")
+        self.objective = objective
+        self._rule = rule
+        self._sigma, self._exponent_sigma, self._noise_scale = sigma, exponent_sigma, noise_scale
+        self._budget, self._target, self._ideal = budget, target, ideal
+        self._resumable = resumable or never_resumable
+        self._snap = snap or round
+        self._lr_range, self._step_time = lr_range, step_time
+        self._search_space = dict(search_space) if search_space is not None else None
+        self._intersection = IntersectionSearchSpace(include_pruned=True)
+        self._policy = policy or default_policy()
+        self._rng = np.random.default_rng(seed)
+        self._limits: dict[int, int] = {}
+        self._parents: dict[int, int] = {}
+        self._passed_over: set[int] = set()
+
+    def limit(self, number: int) -> int | None:
+        """Return the steps up to which trial ``number`` is to be trained; None where there is no limit."""
+        return self._limits.get(number)
+
+    def parent(self, number: int) -> int | None:
+        """Return the number of the stopped trial that trial ``number`` continues; None if it starts afresh."""
+        return self._parents.get(number)
+
+    def reseed_rng(self) -> None:
+        """Draw a new seed, as Optuna asks of a sampler that is copied to another process."""
+        self._rng = np.random.default_rng()
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return the parameters that all trials share; empty before the first one has finished."""
+        if StudyDirection.MAXIMIZE in study.directions:
+            raise ConfigError(f"steps and seconds are minimized, but study {study.study_name!r} maximizes")
+        return self._space(study)
+
+    def _space(self, study: optuna.Study) -> dict[str, BaseDistribution]:
+        space = self._search_space or self._intersection.calculate(study)
+        if space and not (BATCH_SIZE in space and (LR in space or (DELTA in space and self._rule is not None))):
+            raise ConfigError(
+                "FrontierSampler needs batch_size and lr, or delta and a rule, as parameters of all trials of a study, "
+                f"but what they share is {', '.join(sorted(space))}"
+            )
+        return dict(space)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the next trial's parameters; see :meth:`limit` and :meth:`parent` for what goes with them."""
+        if BATCH_SIZE not in search_space:
+            return {}
+        coordinates = Coordinates(search_space, self._rule, self._snap, self._lr_range)
+        finished = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
+        known = self._learn(finished, coordinates, self._rng)
+        pending = [
+            (*coordinates.point(t.params), t.user_attrs.get(PARENT))
+            for t in finished
+            if t.state == TrialState.RUNNING and coordinates.complete(t.params)
+        ]
+        objective = self.objective
+        if objective == "both":
+            asked = sum(t.state != TrialState.FAIL for t in finished)  # a trial that is asked again is the same turn
+            objective = "time" if asked % 2 == 0 else "steps"
+        proposal = decide(
+            known,
+            pending,
+            objective=objective,
+            domain=coordinates.domain(),
+            budget=self._budget or _no_budget,
+            resumable=self._resumable,
+            policy=self._policy,
+            rng=self._rng,
+        )
+        if self._budget is not None or any(arm.status == "reached" for arm in known.arms):
+            self._limits[trial.number] = proposal.limit
+        if proposal.parent is not None:
+            self._parents[trial.number] = proposal.parent
+            parent = next(t for t in finished if t.number == proposal.parent)
+            return {name: parent.params[name] for name in search_space}
+        return coordinates.parameters(proposal)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Return what the model does not know yet: the middle of a range in the first trial, anything in it later.
+
+        A first trial that fails, and parameters that not all trials have, would never move otherwise.
+        """
+        if isinstance(param_distribution, CategoricalDistribution):
+            return param_distribution.choices[int(self._rng.integers(len(param_distribution.choices)))]
+        if isinstance(param_distribution, IntDistribution | FloatDistribution):
+            return _unscaled(0.5 if trial.number == 0 else self._rng.random(), param_distribution)
+        raise ConfigError(f"the parameter {param_name} has a distribution of unknown kind, {param_distribution}")
+
+    def posterior(self, study: optuna.Study) -> Known | None:
+        """Return what the study's trials tell of the frontier; None if its parameters are not known yet.
+
+        Asking changes nothing of the trials to come.
+        """
+        space = self._space(study)
+        if not space:
+            return None
+        coordinates = Coordinates(space, self._rule, self._snap, self._lr_range)
+        return self._learn(study.get_trials(deepcopy=False), coordinates, deepcopy(self._rng))
+
+    def recommended(self, study: optuna.Study) -> int | None:
+        """Return the number of the trial that reached the target and whose point is best by the posterior's mean.
+
+        The trial with the least time of its own is the luckiest of many; the mean leans on all trials around it. None
+        while nothing has reached the target. ``both`` goes by time.
+        """
+        found = self.posterior(study)
+        if found is None:
+            return None
+        ranked = smoothed(found, "steps" if self.objective == "steps" else "time", self._rng)
+        return min(ranked, key=lambda pair: pair[0])[1].number if ranked else None
+
+    def _learn(self, finished: Sequence[FrozenTrial], coordinates: "Coordinates", rng: np.random.Generator) -> Known:
+        results, others = [], {}
+        for trial in finished:
+            if trial.state not in (TrialState.COMPLETE, TrialState.PRUNED) or not coordinates.complete(trial.params):
+                continue
+            result = trial_result(trial, coordinates, self.objective)
+            if result is not None:
+                results.append(result)
+                others[trial.number] = coordinates.others(trial.params)
+            elif trial.number not in self._passed_over:
+                self._passed_over.add(trial.number)
+                logger.warning(
+                    "trial %d is passed over: set its user attributes 'steps' and 'seconds_per_step', or a positive "
+                    "value; its values are %s",
+                    trial.number,
+                    trial.values,
+                )
+        prior = study_prior(
+            results,
+            low=coordinates.low,
+            high=coordinates.high,
+            rule=coordinates.log_rule,
+            budget=self._budget or _usual_budget,
+            sigma=self._sigma,
+            exponent_sigma=self._exponent_sigma,
+            noise_scale=self._noise_scale,
+            others=coordinates.columns,
+        )
+        return learn(
+            results,
+            others,
+            prior=prior,
+            target=self._target,
+            ideal=self._ideal,
+            step_time=self._step_time,
+            in_examples=self.objective == "steps",
+            particles=self._policy.particles,
+            moves=self._policy.moves,
+            rng=rng,
+        )
+
+
+def _usual_budget(batch_size: float) -> float:
+    return 1000.0
+
+
+def _no_budget(batch_size: float) -> float:
+    return 1e12
+
+
+class Coordinates:
+    """The study's parameters as the model's: log2 B, log2 lr, and the others scaled to [0, 1]."""
+
+    def __init__(
+        self,
+        space: Mapping[str, BaseDistribution],
+        rule: Callable[[float], float] | None,
+        snap: Callable[[float], int],
+        lr_range: tuple[float, float] | None,
+    ) -> None:
+        self._space = dict(space)
+        others = (name for name in space if name not in (BATCH_SIZE, LR, DELTA))
+        self._names = sorted(name for name in others if not space[name].single())
+        low, high = lr_range or (0.0, math.inf)
+        self._log_lrs = math.log2(low) if low > 0 else -math.inf, math.log2(high)
+        self._snap = snap
+        sizes = space[BATCH_SIZE]
+        if not isinstance(sizes, IntDistribution):
+            raise ConfigError(f"batch_size must be an integer parameter, but got {sizes}: use suggest_int")
+        self._sizes, self.low, self.high = sizes, sizes.low, sizes.high
+        self._axis = LR if LR in space else DELTA
+        rates = space[self._axis]
+        if not isinstance(rates, FloatDistribution) or (self._axis == LR and rates.low <= 0):
+            raise ConfigError(f"{self._axis} must be a float parameter over positive rates, but got {rates}")
+        self._rates = rates
+        self._rule = rule or self._square_root
+
+    def _square_root(self, batch_size: float) -> float:
+        middle = math.sqrt(self._rates.low * self._rates.high)
+        return middle * math.sqrt(batch_size / math.sqrt(self.low * self.high))
+
+    def log_rule(self, x: Array) -> Array:
+        """Return log2 of the rule's learning rate at log2 batch sizes."""
+        return np.array([math.log2(self._rule(2.0**value)) for value in np.ravel(x)]).reshape(np.shape(x))
+
+    @property
+    def columns(self) -> int:
+        """How many columns the other parameters take: a category takes one for each choice."""
+        return sum(_columns(self._space[name]) for name in self._names)
+
+    def complete(self, params: Mapping[str, Any]) -> bool:
+        """Return whether a trial has all parameters."""
+        return self._space.keys() <= params.keys()
+
+    def point(self, params: Mapping[str, Any]) -> tuple[float, float]:
+        """Return log2 batch size and log2 learning rate."""
+        batch_size = self._snap(params[BATCH_SIZE])
+        if self._axis == LR:
+            return math.log2(batch_size), math.log2(params[LR])
+        return math.log2(batch_size), math.log2(self._rule(batch_size)) + params[DELTA]
+
+    def others(self, params: Mapping[str, Any]) -> tuple[float, ...]:
+        """Return the other parameters, each column in [0, 1]."""
+        found: list[float] = []
+        for name in self._names:
+            found += _scaled(params[name], self._space[name])
+        return tuple(found)
+
+    def domain(self) -> Domain:
+        """Return where the search may go."""
+        return Domain(self.low, self.high, self._snapped, self._bounds, self.columns)
+
+    def _snapped(self, batch_size: float) -> int:
+        return int(_nearest(self._snap(batch_size), self._sizes))
+
+    def _bounds(self, x: Array) -> tuple[Array, Array]:
+        low, high = self._log_lrs
+        if self._axis == LR:
+            bottom, top = np.full(x.shape, math.log2(self._rates.low)), np.full(x.shape, math.log2(self._rates.high))
+        else:
+            rule = self.log_rule(x)
+            bottom, top = rule + self._rates.low, rule + self._rates.high
+        return np.clip(bottom, low, high), np.clip(top, low, high)
+
+    def parameters(self, proposal: Proposal) -> dict[str, Any]:
+        """Return a proposal as parameters of the study."""
+        batch_size = self._snapped(2.0**proposal.x)
+        rate = 2.0**proposal.z if self._axis == LR else proposal.z - math.log2(self._rule(batch_size))
+        found: dict[str, Any] = {BATCH_SIZE: batch_size, self._axis: _nearest(rate, self._rates)}
+        column = 0
+        for name in self._names:
+            distribution = self._space[name]
+            width = _columns(distribution)
+            values = proposal.other[column : column + width]
+            if isinstance(distribution, CategoricalDistribution):
+                found[name] = distribution.choices[int(np.argmax(values))]
+            elif isinstance(distribution, IntDistribution | FloatDistribution):
+                found[name] = _unscaled(values[0], distribution)
+            column += width
+        return found
+
+
+def _columns(distribution: BaseDistribution) -> int:
+    return len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 1
+
+
+def _scaled(value: Any, distribution: BaseDistribution) -> list[float]:
+    if isinstance(distribution, CategoricalDistribution):
+        return [float(choice == value) for choice in distribution.choices]
+    if not isinstance(distribution, IntDistribution | FloatDistribution):
+        raise ConfigError(f"a parameter has a distribution of unknown kind, {distribution}")
+    low, high = float(distribution.low), float(distribution.high)
+    if distribution.log:
+        return [math.log(value / low) / math.log(high / low)]
+    return [(value - low) / (high - low)]
+
+
+def _unscaled(share: float, distribution: IntDistribution | FloatDistribution) -> int | float:
+    low, high = float(distribution.low), float(distribution.high)
+    return _nearest(low * (high / low) ** share if distribution.log else low + share * (high - low), distribution)
+
+
+def _nearest(value: float, distribution: IntDistribution | FloatDistribution) -> int | float:
+    """Return the nearest value of the distribution: Optuna drops, without a word, one that is not on its grid."""
+    if distribution.step is not None:
+        value = distribution.low + round((value - distribution.low) / distribution.step) * distribution.step
+    value = min(max(value, distribution.low), distribution.high)
+    return round(value) if isinstance(distribution, IntDistribution) else value
+
+
+def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -> TrialResult | None:
+    """Return a finished trial's record: bstune's own, or one made of a foreign trial's values and attributes.
+
+    None where the steps that it was trained for, or a positive, finite number of seconds or steps, are not known.
+    """
+    if RECORD in trial.user_attrs:
+        return TrialResult.from_json(trial.user_attrs[RECORD])
+    complete = trial.state == TrialState.COMPLETE
+    history = tuple(sorted(trial.intermediate_values.items()))
+    steps = trial.user_attrs.get("steps")
+    if steps is None and history:
+        steps = history[-1][0]
+    if steps is None and complete and (objective == "steps" or len(trial.values) == 2):
+        steps = trial.values[0]
+    if steps is None or not (math.isfinite(steps) and steps >= 1):
+        return None
+    steps = round(steps)
+    seconds = trial.user_attrs.get("seconds_per_step")
+    if seconds is None and complete and (objective in ("time", "curve") or len(trial.values) == 2):
+        seconds = trial.values[-1] / steps
+    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+        return None
+    x, z = coordinates.point(trial.params)
+    status: Status = "reached" if complete else trial.user_attrs.get("status", "budget")
+    return TrialResult(
+        number=trial.number,
+        slot=trial.number,
+        batch_size=round(2.0**x),
+        lr=2.0**z,
+        delta=None,
+        seed=0,
+        status=status,
+        steps=steps,
+        steps_low=0 if complete else steps,
+        examples=steps * round(2.0**x),
+        train_seconds=0.0 if seconds is None else steps * seconds,
+        eval_seconds=0.0,
+        startup_seconds=0.0,
+        wall_seconds=0.0,
+        seconds_per_step=seconds,
+        device="",
+        versions={},
+        history=tuple((step, value if math.isfinite(value) else None) for step, value in history),
+        parent=trial.user_attrs.get(PARENT),
+    )

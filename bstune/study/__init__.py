@@ -1,0 +1,1 @@
+"""A study: ask, run, tell, report."""

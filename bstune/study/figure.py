@@ -1,0 +1,269 @@
+"""The figure ``curve.png``: steps and time to target over batch size, from trial records, their summary and a fit.
+
+matplotlib is imported once a figure is drawn, and through ``Figure`` and the Agg canvas, so that the backend and the
+settings of the importing program stay as they are.
+"""
+
+import math
+import os
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bstune.core.curve import CurveFit, predict_steps
+from bstune.core.records import TrialResult
+from bstune.study.summary import (
+    REGIMES,
+    WINNERS,
+    Row,
+    Summary,
+    counts_text,
+    critical_text,
+    format_count,
+    format_number,
+    format_seconds,
+    time_unit,
+    trial_row,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap, Normalize
+    from matplotlib.figure import Figure
+
+FIGURE_INCHES = (13.0, 6.5)
+FIGURE_DPI = 150
+# from Okabe and Ito's palette, which survives the common colour blindnesses
+BLUE, VERMILION, PURPLE, INK, GREY = "#0072B2", "#D55E00", "#AA4499", "#1a1a1a", "#9a9a9a"
+REGIME_TINTS = dict(zip(REGIMES, ("#e6f0f8", "#f7f7f7", "#fcf1e2"), strict=True))
+CURVE_LABEL = r"$S_\mathrm{{min}}\,(1 + B_\mathrm{{crit}}/B)$ and its {:.0%} band"
+COLOUR_LABELS = {"delta": "delta = log2(learning rate / rule(B)), in octaves", "lr": "learning rate"}
+
+
+def draw_curve(trials: Sequence[TrialResult], summary: Summary, fit: CurveFit | None, title: str, path: Path) -> None:
+    """Write ``curve.png``: steps to target over batch size on the left, time to target on the right.
+
+    Args:
+        trials: all trials; those that reached nothing are marked at the foot, those stopped early as bounds.
+        summary: what :func:`summarize` returned for them.
+        fit: the fit with its band; None draws the points alone.
+        title: names the workload; target, device and number of trials are added.
+        path: written under a temporary name beside it, then renamed.
+
+    """
+    import matplotlib.style
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with matplotlib.style.context(["default", {"font.size": 9.0}]):
+        try:
+            curve_figure(trials, summary, fit, title).savefig(temporary, dpi=FIGURE_DPI, format="png")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def curve_figure(trials: Sequence[TrialResult], summary: Summary, fit: CurveFit | None, title: str) -> "Figure":
+    """Return the figure that :func:`draw_curve` writes, drawn with matplotlib's current settings."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=FIGURE_INCHES, dpi=FIGURE_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.06})
+    rows = [trial_row(trial) for trial in trials if trial.reached or trial.status == "budget"]
+    sizes = [float(trial.batch_size) for trial in trials] or [1.0]
+    times = [row["time_to_target"] or row["time_low"] for row in rows]
+    scale, unit = time_unit(min((time for time in times if time), default=1.0))
+    _draw_panel(left, rows, summary, ("steps_low", "steps", "best_by_steps"), 1.0, _with_critical(sizes, fit))
+    _draw_panel(right, rows, summary, ("time_low", "time_to_target", "best_by_time"), scale, sizes)
+    left.set_ylabel("steps to target S (optimizer steps)")
+    right.set_ylabel(f"time to target T = S x tau(B) ({unit} of training)")
+    _draw_foot(left, trials)
+    _draw_fit(left, summary, fit)
+    if rows:
+        from matplotlib.cm import ScalarMappable
+
+        name, norm, colours = _colours(rows)
+        figure.colorbar(ScalarMappable(norm, colours), ax=right, label=COLOUR_LABELS[name], pad=0.02, aspect=40)
+    pairs = [pair for axes in (left, right) for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    legend = {label: handle for handle, label in pairs}
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
+    lines = [title, "; ".join([f"target {summary['target']}", *summary["devices"], counts_text(summary)])]
+    lines += [note for note in (summary["note"], summary["fit_note"]) if note]
+    figure.suptitle("\n".join(textwrap.fill(line, 155) for line in lines), fontsize=10.5, parse_math=False)
+    _label_regimes(figure, left, summary["regimes"])
+    return figure
+
+
+def _with_critical(sizes: list[float], fit: CurveFit | None) -> list[float]:
+    """Return ``sizes`` with B_crit, where it is near enough to leave the points room."""
+    if fit is None or fit.b_crit is None or not min(sizes) / 8.0 <= fit.b_crit <= max(sizes) * 8.0:
+        return sizes
+    return [*sizes, fit.b_crit]
+
+
+def _colours(rows: Sequence[Row]) -> tuple[str, "Normalize", "Colormap"]:
+    """Return what the dots' colour shows, its norm and colour map: delta where every row has one, else lr."""
+    import matplotlib
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+
+    deltas = [abs(row["delta"]) for row in rows if row["delta"] is not None]
+    if len(deltas) == len(rows) > 0:
+        reach = max(1.0, *deltas)
+        # grey in the middle: the usual white would vanish on the background
+        return "delta", Normalize(-reach, reach), LinearSegmentedColormap.from_list("delta", [BLUE, GREY, VERMILION])
+    rates = [row["lr"] for row in rows] or [1.0]
+    return "lr", LogNorm(min(rates) / 1.2, max(rates) * 1.2), matplotlib.colormaps["viridis"]
+
+
+def _draw_panel(
+    axes: "Axes", rows: Sequence[Row], summary: Summary, names: tuple[str, str, str], scale: float, sizes: list[float]
+) -> None:
+    """Draw trials as faint dots, frontier points with (last miss, first hit], bounds as triangles, and the winner."""
+    low, high, best = names
+
+    def draw(some: Sequence[Row], censored: bool, label: str, **style: Any) -> None:
+        end = low if censored else high
+        kept = [row for row in some if row["censored"] == censored and row[end]]
+        if kept:
+            y = [row[end] / scale for row in kept]
+            colour: dict[str, Any] = (
+                {"c": [row[name] for row in kept], "norm": norm, "cmap": colours} if some is rows else {}
+            )
+            marker = "^" if censored else "o"
+            axes.scatter([row["batch_size"] for row in kept], y, marker=marker, label=label, **colour, **style)
+
+    name, norm, colours = _colours(rows)
+    ends = [row[high] or row[low] for row in rows]
+    _set_scale(axes, "x", sizes, (0.06, 0.06))
+    _set_scale(axes, "y", [end / scale for end in ends if end] or [1.0], (0.27, 0.07))
+    axes.set_xlabel("batch size B (examples per optimizer step)")
+    axes.grid(color=INK, alpha=0.07, linewidth=0.6)
+    draw(rows, False, "trial that reached the target", s=16, alpha=0.65, linewidths=0)
+    draw(rows, True, "trial stopped before the target", s=16, alpha=0.65, linewidths=0)
+    hit = [row for row in summary["points"] if row[high]]
+    starts, stops = [row[low] / scale for row in hit], [row[high] / scale for row in hit]
+    axes.vlines([row["batch_size"] for row in hit], starts, stops, colors=INK, linewidth=1.6, zorder=5.5)
+    point: dict[str, Any] = {"s": 42, "facecolor": INK, "edgecolor": "white", "linewidths": 0.9, "zorder": 5}
+    draw(hit, False, "frontier point, (last miss, first hit]", **point)
+    draw(summary["points"], True, "frontier bound: target not reached by then", **{**point, "s": 70})
+    if summary[best] is not None and summary[best][high]:
+        _draw_winner(axes, summary[best], summary[best][high] / scale, best)
+
+
+def _set_scale(axes: "Axes", name: str, values: Sequence[float], pads: tuple[float, float]) -> None:
+    """Make the axis logarithmic around ``values``, its lower and upper pad in lengths of their span, plain numbers."""
+    low, high = math.log(min(values)), math.log(max(values))
+    span = max(high - low, math.log(4.0))
+    middle = (low + high) / 2.0
+    limits = math.exp(middle - (0.5 + pads[0]) * span), math.exp(middle + (0.5 + pads[1]) * span)
+    every, ticks = _batch_ticks(*limits) if name == "x" else _decimal_ticks(*limits)
+    axes.set(**{f"{name}scale": "log", f"{name}lim": limits})
+    axis = axes.xaxis if name == "x" else axes.yaxis
+    axis.set_ticks(ticks, [format_number(tick, 6) for tick in ticks])
+    axis.set_ticks(every, [""] * len(every), minor=True)
+
+
+def _batch_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
+    """Return the powers of two from ``low`` to ``high``, and the batch sizes, at most eight, that get a label."""
+    powers = range(max(0, math.ceil(math.log2(low))), math.floor(math.log2(high)) + 1)
+    every = [2.0**power for power in powers]
+    if len(every) > 3:
+        return every, every[:: math.ceil(len(every) / 8)]
+    halves = [3.0 * size for size in (2.0**power for power in range(powers.stop)) if low <= 3.0 * size <= high]
+    return every, sorted([*every, *halves])
+
+
+def _decimal_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
+    """Return the round numbers from ``low`` to ``high``, and those that get a label: 1-3, 1-2-5, or finer."""
+    decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+
+    def within(digits: Iterable[float]) -> list[float]:
+        return [digit * 10.0**decade for decade in decades for digit in digits if low <= digit * 10.0**decade <= high]
+
+    choices = [within(digits) for digits in ((1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0))]
+    return within(range(1, 10)), next((ticks for ticks in choices if len(ticks) >= 5), choices[-1])
+
+
+def _draw_winner(axes: "Axes", winner: Row, y: float, key: str) -> None:
+    """Mark the winner and write its batch size and learning rate below it, where little is: it is of the least."""
+    x = winner["batch_size"]
+    axes.scatter([x], [y], marker="*", s=190, facecolor=VERMILION, edgecolor="white", zorder=6, label="best trial")
+    position = axes.transLimits.transform(axes.transScale.transform((x, y)))[0]
+    value = format_seconds(winner["time_to_target"]) if key == "best_by_time" else format_count(winner["steps"])
+    axes.annotate(
+        f"{WINNERS[key]}: {value}\nB = {format_count(x)}, lr = {format_number(winner['lr'])}",
+        (x, y),
+        xytext=(0.0, -11.0),
+        textcoords="offset points",
+        ha="left" if position < 0.2 else "right" if position > 0.8 else "center",
+        va="top",
+        color=VERMILION,
+        fontsize=8.5,
+        zorder=7,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.0},
+    )
+
+
+def _draw_foot(axes: "Axes", trials: Sequence[TrialResult]) -> None:
+    """Mark at the axis's foot the batch sizes of trials that say nothing about steps to target."""
+    for status, marker in (("diverged", "x"), ("oom", "s"), ("failed", "P")):
+        sizes = [trial.batch_size for trial in trials if trial.status == status]
+        if sizes:
+            label = f"{'out of memory' if status == 'oom' else status} (at the foot)"
+            style: dict[str, Any] = {
+                "color": GREY,
+                "s": 18,
+                "linewidths": 1.0,
+                "zorder": 4,
+                "transform": axes.get_xaxis_transform(),
+            }
+            axes.scatter(sizes, [0.025] * len(sizes), marker=marker, label=label, **style)
+
+
+def _draw_fit(axes: "Axes", summary: Summary, fit: CurveFit | None) -> None:
+    """Draw the regimes, B_crit with its interval, the curve with its band, and the slope of perfect scaling."""
+    limits = {"xlim": axes.get_xlim(), "ylim": axes.get_ylim()}
+    low, high = limits["xlim"]
+    x = np.geomspace(low, high, 200)
+    examples = next((row["examples"] for row in summary["points"] if row["examples"]), None)
+    if fit is not None:
+        for regime in summary["regimes"]:
+            tint = REGIME_TINTS[regime["name"]]
+            axes.axvspan(regime["from"] or low, regime["to"] or high, color=tint, linewidth=0, zorder=-2)
+        label = f"critical batch size {critical_text(asdict(fit))}"
+        if fit.b_crit is not None:
+            off = "" if low <= fit.b_crit <= high else ", beyond this plot"
+            axes.axvline(fit.b_crit, color=PURPLE, linewidth=1.5, zorder=3, label=label + off)
+        if fit.b_crit_low is not None or fit.b_crit_high is not None:
+            span: dict[str, Any] = {"color": PURPLE, "alpha": 0.1, "linewidth": 0, "zorder": -1}
+            name = label if fit.b_crit is None else "_interval"  # matplotlib's legend leaves out a leading underscore
+            axes.axvspan(fit.b_crit_low or low, fit.b_crit_high or high, label=name, **span)
+        band = predict_steps(fit, x)
+        axes.fill_between(x, band.low, band.high, color=BLUE, alpha=0.2, linewidth=0, zorder=1.5)
+        axes.plot(x, band.steps, color=BLUE, linewidth=1.8, zorder=3, label=CURVE_LABEL.format(fit.level))
+        examples = fit.e_min or examples
+    if examples is not None:
+        label = "perfect scaling: slope -1"
+        axes.plot(x, examples / x, color=INK, linewidth=0.8, linestyle="--", label=label, zorder=1.6)
+    axes.set(**limits)
+
+
+def _label_regimes(figure: "Figure", axes: "Axes", regimes: Sequence[Row]) -> None:
+    """Write each regime's name above its span; a name wider than the visible span is left out."""
+    low, high = axes.get_xlim()
+    spans = [(row["name"], max(row["from"] or low, low), min(row["to"] or high, high)) for row in regimes]
+    labels = [
+        (axes.text(math.sqrt(start * end), 1.01, name.replace(" ", "\n", 1), transform=axes.get_xaxis_transform(),
+                   ha="center", va="bottom", fontsize=8.5, color="#555555"), start, end)
+        for name, start, end in spans if start < end
+    ]  # fmt: skip
+    figure.draw_without_rendering()
+    for label, start, end in labels:
+        left, right = (axes.transData.transform((edge, 1.0))[0] for edge in (start, end))
+        if label.get_window_extent().width > right - left:
+            label.remove()

@@ -1,0 +1,436 @@
+"""What a study shows while it runs: the plan, then a live table on a terminal or plain lines elsewhere.
+
+Runs a checked job: a study from its plan to its report, or one trial by itself.
+
+The search of a job's study: slot after slot, or several at a time, then its winners on fresh seeds.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import optuna
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from bstune.core.errors import StudyError
+from bstune.core.files import Output, locked, redact, write_text
+from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.core.search_space import Tunable
+from bstune.study.model import b_crit_interval, known_of, own_arguments
+from bstune.study.plan import remaining_seconds
+from bstune.study.prepare import Job
+from bstune.study.replicates import contenders, next_confirmation
+from bstune.study.report import report_study
+from bstune.study.storage import (
+    ask,
+    ask_confirmation,
+    build_sampler,
+    ended_by_themselves,
+    fail_one,
+    finish_abandoned,
+    is_own,
+    next_slot,
+    open_study,
+    results,
+    run_trial_of,
+    running,
+    warn_cut_short,
+)
+from bstune.study.summary import format_count, format_number, format_seconds, trials_table, winners
+from bstune.study.tracking import open_job_tracking
+from bstune.trial.workers import Ended, Workers, alone
+
+if TYPE_CHECKING:
+    from bstune.study.tracking import Tracking
+
+
+def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool]) -> str:
+    """Return the plan in a few lines.
+
+    Args:
+        job: the checked job.
+        done: trials that an earlier run of the study finished.
+        estimate: seconds, and whether they bound a study in which every trial runs to its budget.
+    """
+    plan, space = job.plan, job.space
+    seconds, bound = estimate
+    rule = job.config.scaling.rule["_target_"].rpartition(".")[2]
+    limits = [f"{plan.trials} trials"]
+    if plan.seconds is not None:
+        limits.append(f"{format_seconds(plan.seconds)} of training")
+    if plan.wall_seconds is not None:
+        limits.append(f"{format_seconds(plan.wall_seconds)} of wall time")
+    lines = [
+        f"study {job.config.study}: {job.protocol.target}, objective {plan.objective}, on {job.runner.place}",
+        f"  batch sizes {format_count(space.low)} to {format_count(space.high)}, "
+        f"learning rates within a factor of {format_number(2**space.delta_bound)} of rule {rule} "
+        f"through B = {format_count(job.config.scaling.batch_size)}, lr = {format_number(job.config.scaling.lr)}"
+        + (f", within {format_number(space.lr_low)} to {format_number(space.lr_high)}" if space.lr_low > 0 else ""),
+        f"  {', '.join(limits)}{_ends(job)}",
+    ]
+    if space.tunables:
+        lines.append(f"  searches {', '.join(_range_text(one) for one in space.tunables)} as well")
+    if done:
+        lines.append(f"  continues after {len(done)} trials; about {format_seconds(seconds)} to go")
+    else:
+        kind = "at most about" if bound else "about"
+        lines.append(f"  {kind} {format_seconds(seconds)} if every trial ran to its budget")
+    lines += [f"  {note}" for note in job.runner.notes]
+    return "\n".join(lines)
+
+
+def _range_text(tunable: Tunable) -> str:
+    return f"{tunable.name} ({format_number(tunable.low)} to {format_number(tunable.high)})"
+
+
+def _ends(job: Job) -> str:
+    budget = job.protocol.budget
+    spent = f"{format_count(budget.steps)} steps and {format_count(budget.examples)} examples"
+    if is_own(job.config.sampler) and job.runner.stops:
+        return "; each ends at the target or once it cannot matter, and may be continued; winners run again"
+    if is_own(job.config.sampler):
+        return f"; each ends at the target or after {spent}"
+    return f", {job.plan.stratified:.0%} of them spread evenly over log B; each ends at the target or after {spent}"
+
+
+class Progress:
+    """A live table with a progress bar on a terminal; one plain line a trial elsewhere."""
+
+    def __init__(self, total: int, target: Target, console: Console) -> None:
+        self._total, self._target, self._console = total, target, console
+        self._shown: set[int] | None = None
+        self._live: Live | None = None
+        if console.is_terminal:
+            columns = (
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+            )
+            self._bar = Bar(*columns, console=console)
+            self._task = self._bar.add_task("trials", total=total)
+            self._live = Live(console=console, refresh_per_second=2, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, done: Sequence[TrialResult]) -> None:
+        """Show the trials that are done; those of an earlier run are not repeated as lines."""
+        if self._live is not None:
+            finished = sum(result.status != "failed" and result.confirms is None for result in done)
+            self._bar.update(self._task, completed=finished)
+            self._live.update(Group(trials_table(done, self._target), self._bar))
+            return
+        if self._shown is not None:
+            for result in done:
+                if result.number not in self._shown:  # side by side, trials do not end in order of their numbers
+                    self._console.print(self.line(result, self._total), soft_wrap=True, highlight=False)
+        self._shown = {result.number for result in done}
+
+    @staticmethod
+    def line(result: TrialResult, total: int | None) -> str:
+        """Return one trial as a plain line."""
+        place = f"trial {result.slot + 1}/{total}" if total is not None else "trial"
+        if result.confirms is not None:
+            place = f"confirms trial {result.confirms} on a fresh seed"
+        elif result.parent is not None:
+            place += f" (continues number {result.parent})"
+        last = result.history[-1][1] if result.history else None
+        time = f", {format_seconds(result.time_to_target)} to target" if result.reached else ""
+        reason = f": {result.message}" if result.message else ""
+        settings = "".join(f"  {name} {format_number(value)}" for name, value in result.settings.items())
+        return (
+            f"{place}  B {result.batch_size}  lr {format_number(result.lr)}{settings}  {result.status}"
+            f" at step {result.steps} ({format_number(last)}){time}, {format_seconds(result.wall_seconds)} in all"
+            f"{reason}"
+        )
+
+
+def run_study(job: Job, arguments: Sequence[str], console: Console) -> None:
+    """Run the study, or go on with it, and write its report.
+
+    Args:
+        job: from :func:`bstune.study.prepare.prepare`.
+        arguments: of the command line, for the command that trains the winner again.
+        console: where the plan, the progress and the final table go.
+
+    Raises:
+        StudyError: if the study cannot be opened, or another process runs it.
+    """
+    with locked(job.output):
+        study = open_study(job.config.study, job.config.storage, job.plan.objective, job.fingerprint, job.output.root)
+        finish_abandoned(study, job.plan.objective)
+        done = results(study)
+        console.print(plan_text(job, done, _estimate(job, done)), soft_wrap=True)
+        job.output.checkpoints.mkdir(exist_ok=True)
+        write_text(job.output.config, shareable_yaml(job.config))
+        if job.runner.survey is not None:
+            from bstune.hardware.report import write_survey
+
+            write_survey(job.runner.survey, job.output)
+        tracking = open_job_tracking(job, study)
+        try:
+            ended = run_slots(job, study, tracking, console)
+        finally:  # a trial that was cut short is a record too
+            write_trials(job.output, results(study))
+        console.print(ended)
+        report_study(job, study, tracking, ended, arguments, console)
+
+
+def run_single(job: Job, spec: TrialSpec, console: Console) -> TrialResult:
+    """Run one trial by itself, and write its record and what else it leaves."""
+    output = job.output.single_trial(spec.batch_size, spec.lr, spec.seed)
+    with locked(output):
+        output.checkpoints.mkdir(exist_ok=True)
+        result = job.runner.train(spec, output, None)
+        write_text(output.record, result.to_json() + "\n")
+        write_text(output.config, shareable_yaml(job.config))
+    console.print(Progress.line(result, None), soft_wrap=True)
+    if result.reached:
+        for name, value in job.runner.test(spec, output).items():
+            console.print(f"{name} {value:.4g}")
+    console.print(f"record {output.record}", soft_wrap=True)
+    return result
+
+
+def _estimate(job: Job, done: Sequence[TrialResult]) -> tuple[float, bool]:
+    """Return seconds, and whether they are a bound from timed steps (or what the study's own trials suggest)."""
+    remaining = remaining_seconds(job.plan, done)
+    if remaining is not None:
+        return remaining / job.config.search.workers, False
+    return job.runner.most_seconds, True
+
+
+def shareable_yaml(config: DictConfig) -> str:
+    """Return the composed config as YAML, without passwords; values from the environment stay references to it."""
+    return redact(OmegaConf.to_yaml(config))
+
+
+MOST_CERTAIN_AFTER = 6  # reached trials, before the search may end by search.precision
+CERTAIN_PARTICLES = 400  # of the posterior while the search goes on
+CERTAIN_EVERY = 4  # slots between looks at search.precision
+ABANDONED_AT = 1.2  # times the best trial's time or steps: a stopped trial that has taken more is not continued
+MOST_STATES = 32
+MOST_DEATHS = 3  # of the processes that train one slot side by side with others, before the study ends
+
+
+def run_slots(job: Job, study: optuna.Study, tracking: "Tracking | None", console: Console) -> str:
+    """Search, then confirm the winners; return, in words, what ended the search."""
+    with Progress(job.plan.trials, job.protocol.target, console) as progress:
+        workers = job.runner.workers
+        if workers is None:
+            ended = _search(job, study, tracking, progress)
+        else:
+            ended = _search_side_by_side(job, study, tracking, progress, workers)
+        while True:  # alone, whoever trained the finalists: their seconds are measured
+            done = _write(job, study, progress)
+            due = next_confirmation(done, job.plan.objective, job.plan.confirmations, job.plan.finalists)
+            if due is None:
+                return ended
+            asked = ask_confirmation(study, *due, job.plan, job.space, job.runner.stops)
+            _run(job, study, asked, done, tracking)
+
+
+def _search(job: Job, study: optuna.Study, tracking: "Tracking | None", progress: Progress) -> str:
+    """Run the search's trials one after another; return, in words, what ended it."""
+    while True:
+        done = _write(job, study, progress)
+        slot = next_slot(study, job.plan)
+        if slot is None:
+            return _plan_done(job)
+        ended = _ended(job, done)
+        if ended is not None:
+            return ended
+        _run(job, study, _ask(job, study, slot), done, tracking)
+
+
+def _search_side_by_side(
+    job: Job,
+    study: optuna.Study,
+    tracking: "Tracking | None",
+    progress: Progress,
+    open_workers: Callable[[], Workers],
+) -> str:
+    """Run several of the search's trials at a time; return, in words, what ended it.
+
+    What a slot is asked depends on the trials that are done by then, and these on which of those that run ends first:
+    it is another study than one after another, and not the same one twice. What comes of a spec is the same.
+
+    Raises:
+        StudyError: if the processes of one slot die ``MOST_DEATHS`` times.
+    """
+    asked: dict[int, tuple[optuna.Trial, TrialSpec]] = {}
+    deaths: Counter[int] = Counter()
+    ended: str | None = None
+    looked = 0
+
+    def store(trial: Ended) -> None:
+        def train(spec: TrialSpec) -> TrialResult:
+            return alone(trial.future.result(), job.runner.step_time)
+
+        result = run_trial_of(study, asked[trial.spec.number], job.plan.objective, job.protocol.target, train)
+        if tracking is not None:
+            tracking.send_trial(result)
+
+    with open_workers() as workers:
+        whole = False
+        try:
+            while True:
+                done = _write(job, study, progress)
+                ended = ended or _spent(job, done)
+                settled = _first_slots(_searched(done))
+                if ended is None and len(settled) > looked:
+                    looked = len(settled)
+                    ended = _certain(job, settled)
+                while ended is None and workers.free and (slot := next_slot(study, job.plan)) is not None:
+                    trial, spec = asked_now = _ask(job, study, slot)
+                    asked[trial.number] = asked_now
+                    workers.start(spec, job.output, _parent(spec, done))
+                if not workers.running:
+                    whole = True
+                    return ended or _plan_done(job)
+                over = workers.wait()
+                if over.died is None:
+                    store(over)
+                    continue
+                deaths[over.spec.slot] += 1
+                fail_one(study, over.spec, over.died)
+                if deaths[over.spec.slot] == MOST_DEATHS:
+                    raise StudyError(
+                        f"the process that trained B = {over.spec.batch_size}, lr = {over.spec.lr:g} {over.died}, "
+                        f"{MOST_DEATHS} times: lower search.workers or search.batch_size.high where memory is short; "
+                        "the finished trials are stored, and the same command with search.workers=1 continues the study"
+                    )
+        finally:
+            if not whole:  # an error or an interruption: what has ended meanwhile is stored all the same
+                for over in workers.over():
+                    if over.died is None and over.future.exception() is None:
+                        store(over)
+                for spec in running(study):
+                    warn_cut_short(spec)
+                finish_abandoned(study, job.plan.objective)
+
+
+def _plan_done(job: Job) -> str:
+    return f"the plan is done: search.trials={job.plan.trials}"
+
+
+def _ask(job: Job, study: optuna.Study, slot: int) -> tuple[optuna.Trial, TrialSpec]:
+    sampler = build_sampler(job.config.sampler, job.plan, slot, own_arguments(job, ended_by_themselves(study)))
+    return ask(study, slot, job.plan, job.space, sampler, job.runner.stops)
+
+
+def _ended(job: Job, done: Sequence[TrialResult]) -> str | None:
+    """Return which limit or which certainty ends the search, in words; None if none."""
+    return _spent(job, done) or _certain(job, _searched(done))
+
+
+def _spent(job: Job, done: Sequence[TrialResult]) -> str | None:
+    spent = job.plan.spent(done)
+    return None if spent is None else f"stopped: {spent}"
+
+
+def _searched(done: Sequence[TrialResult]) -> list[TrialResult]:
+    # Of the search alone: a study that is continued while its winners run again, or after it, has ended here before.
+    return [trial for trial in done if trial.confirms is None and trial.status != "failed"]
+
+
+def _certain(job: Job, searched: Sequence[TrialResult]) -> str | None:
+    reached = sum(trial.reached for trial in searched)
+    if job.plan.precision is None or reached < MOST_CERTAIN_AFTER or len(searched) % CERTAIN_EVERY:
+        return None
+    low, _, high = b_crit_interval(job, known_of(job, searched, CERTAIN_PARTICLES))
+    if high / low >= job.plan.precision:
+        return None
+    return (
+        f"stopped: B_crit lies between {format_count(low)} and {format_count(high)}, "
+        f"within search.precision={job.plan.precision:g}"
+    )
+
+
+def _first_slots(searched: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return the trials of the first slots, a multiple of ``CERTAIN_EVERY`` of them, that are all done.
+
+    Side by side others end while these do: what is certain must not depend on how many, or on when one looks.
+    """
+    slots = {trial.slot for trial in searched}
+    whole = next(slot for slot in range(len(slots) + 1) if slot not in slots)
+    whole -= whole % CERTAIN_EVERY
+    return [trial for trial in searched if trial.slot < whole]
+
+
+def _write(job: Job, study: optuna.Study, progress: Progress) -> list[TrialResult]:
+    """Write what has been done, show it, delete the files that nothing needs any more, and return the trials."""
+    done = results(study)
+    write_trials(job.output, done)
+    kept = [*winners(done).values(), *contenders(done, job.plan.objective, job.plan.finalists)]
+    now = running(study)
+    writing = {spec.number for spec in now}
+    job.output.keep_checkpoints({trial.number for trial in kept}, writing)
+    read = {spec.parent for spec in now if spec.parent is not None}
+    job.output.keep_states(worth_continuing(done, job.plan.objective) | read, writing)
+    progress.show(done)
+    return done
+
+
+def worth_continuing(done: Sequence[TrialResult], objective: str) -> set[int]:
+    """Return the numbers of the stopped trials that may still be continued: ``MOST_STATES`` of them.
+
+    First come those that may win, then those that only the curve needs, as they have taken more than the best trial:
+    seconds for ``time``, steps for ``steps``, both of the two for ``both``. Of either kind the newest are kept. A state
+    is as large as the model and its optimizer.
+    """
+    parents = {trial.parent for trial in done if trial.status != "failed"}  # what was cut short is asked again
+    reached = [trial for trial in done if trial.reached and trial.confirms is None]
+    fastest = min((time for trial in reached if (time := trial.time_to_target) is not None), default=math.inf)
+    fewest = min((trial.steps for trial in reached), default=math.inf)
+
+    def may_win(trial: TrialResult) -> bool:
+        by_time = trial.steps * (trial.seconds_per_step or 0.0) < ABANDONED_AT * fastest
+        by_steps = trial.steps < ABANDONED_AT * fewest
+        return {"time": by_time, "steps": by_steps, "both": by_time or by_steps, "curve": True}[objective]
+
+    ends = [trial for trial in done if trial.status == "budget" and trial.number not in parents]
+    last = sorted((t for t in ends if t.confirms is None), key=lambda trial: (may_win(trial), trial.number))
+    return {trial.number for trial in last[-MOST_STATES:]}
+
+
+def _run(
+    job: Job,
+    study: optuna.Study,
+    asked: tuple[optuna.Trial, TrialSpec],
+    done: Sequence[TrialResult],
+    tracking: "Tracking | None",
+) -> None:
+    """Run a trial that was asked for, from where the trial that it continues was stopped, if it names one."""
+
+    def train(spec: TrialSpec) -> TrialResult:
+        return job.runner.train(spec, job.output, _parent(spec, done))
+
+    result = run_trial_of(study, asked, job.plan.objective, job.protocol.target, train)
+    if tracking is not None:
+        tracking.send_trial(result)
+
+
+def _parent(spec: TrialSpec, done: Sequence[TrialResult]) -> TrialResult | None:
+    return next((result for result in done if result.number == spec.parent), None)
+
+
+def write_trials(output: Output, done: Sequence[TrialResult]) -> None:
+    """Write ``trials.jsonl``: one record a trial, in order of their numbers."""
+    write_text(output.trials, "".join(result.to_json() + "\n" for result in done))

@@ -1,0 +1,366 @@
+"""Time and cost to target for 1 to N data-parallel devices, from steps to target S*(B) and seconds per step tau(B).
+
+With n devices of b examples each the batch is B = n b, and T(n, b) = S*(n b) (tau(b)^g + c(n)^g)^(1/g), with c(n) the
+seconds of an all-reduce of the gradients and g how far it overlaps the step (Pollux, eq. 10). For each n the plan takes
+the b that makes T least. Assumptions: every device is as fast as the one measured, tau does not change with n, and S*
+depends on B alone (the learning rate is at its best for B, and normalisation sees its usual batch on each device).
+
+The plan for several devices after a study: from the frontier that its trials tell, and the seconds of its steps.
+"""
+
+import functools
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from bstune.core.curve import CurveBand
+from bstune.core.errors import HardwareError
+from bstune.core.step_time import fit_step_times, fit_sync, iteration_seconds, sync_seconds
+from bstune.search.acquisition import best_learning_rate, steps_band
+from bstune.search.observations import Known
+from bstune.study.figure import BLUE, FIGURE_DPI, GREY, INK, VERMILION
+from bstune.study.prepare import Job
+from bstune.study.summary import format_count, format_number, format_seconds, time_unit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+HALF = 0.5
+FIGURE_INCHES = (12.0, 5.2)
+
+
+@dataclass(frozen=True)
+class ScaleOut:
+    """The best that a number of devices can do.
+
+    Args:
+        devices: their number n.
+        device_batch_size: examples per step and device.
+        batch_size: examples per optimizer step, n times as many.
+        lr: learning rate to use there; None where no rule was given.
+        steps: S* there.
+        seconds_per_step: of one device's step and the all-reduce.
+        seconds: time to target.
+        seconds_low, seconds_high: its interval, from the curve's band alone.
+        device_seconds: cost, n times the seconds.
+        speed_up: the best time of one device over the time.
+        efficiency: speed-up over n.
+    """
+
+    devices: int
+    device_batch_size: int
+    batch_size: int
+    lr: float | None
+    steps: float
+    seconds_per_step: float
+    seconds: float
+    seconds_low: float
+    seconds_high: float
+    device_seconds: float
+    speed_up: float
+    efficiency: float
+
+
+def no_all_reduce(devices: int) -> float:
+    """Return 0 s: the ideal."""
+    return 0.0
+
+
+def ring_all_reduce(devices: int, gradient_bytes: float, bytes_per_second: float, latency: float) -> float:
+    """Return the seconds of a ring all-reduce, 2 (n - 1)/n bytes/bandwidth + 2 (n - 1) latency; 0 for one device.
+
+    It is a reduce-scatter and an all-gather of n - 1 messages of bytes/n each (Patarasuk and Yuan 2009, "Bandwidth
+    optimal all-reduce algorithms for clusters of workstations"; the latency as in Thakur et al. 2005, "Optimization of
+    collective communication operations in MPICH"). The time of the additions is left out.
+
+    Args:
+        devices: n, at least 1.
+        gradient_bytes: of all gradients.
+        bytes_per_second: of one link, in one direction.
+        latency: seconds a message takes besides.
+
+    Raises:
+        HardwareError: for values that are negative, not finite or, of the bandwidth, zero.
+    """
+    _check_devices(devices)
+    for name, value in (("gradient_bytes", gradient_bytes), ("latency", latency)):
+        _finite(value, name)
+    if not _finite(bytes_per_second, "bytes_per_second"):
+        raise HardwareError("bytes_per_second must be positive, but got 0")
+    return 2.0 * (devices - 1) * (gradient_bytes / devices / bytes_per_second + latency)
+
+
+def plan(
+    predict: Callable[[Sequence[int]], CurveBand],
+    step_seconds: Callable[[int], float],
+    devices: Sequence[int],
+    device_batch_sizes: Sequence[int],
+    all_reduce_seconds: Callable[[int], float] = no_all_reduce,
+    best_lr: Callable[[float], float] | None = None,
+    overlap: float = 1.0,
+    most_examples: int | None = None,
+) -> list[ScaleOut]:
+    """Return the best that each number of devices can do, in rising order; none for one too many for the data.
+
+    Args:
+        predict: S* and its interval at batch sizes: :func:`bstune.core.curve.predict_steps` with its fit bound.
+        step_seconds: tau, the seconds of a training step at a batch size per device.
+        devices: numbers of devices; one device is the yardstick whether listed or not.
+        device_batch_sizes: those that a device may take, such as :func:`candidates`: up to its memory ceiling.
+        all_reduce_seconds: at a number of devices; :func:`ring_all_reduce` with its rest bound, or measured ones.
+        best_lr: the learning rate at a batch size.
+        overlap: g, how much of the all-reduce runs beside the step: 1 for none, inf for all that can.
+        most_examples: the largest batch size over all devices, such as the data's length; None for any.
+
+    Raises:
+        HardwareError: for no devices or batch sizes, numbers of them below 1, or times and steps that are not positive
+            and finite (NaN too; an all-reduce may take 0 s).
+    """
+    counts, sizes = sorted(set(devices)), sorted(set(device_batch_sizes))
+    if not counts or not sizes or sizes[0] < 1:
+        raise HardwareError(
+            f"a plan needs numbers of devices and batch sizes per device of at least 1, but got {counts} and {sizes}"
+        )
+    for count in counts:
+        _check_devices(count)
+    tau = np.array([_finite(step_seconds(size), f"seconds per step at batch size {size}") for size in sizes])
+    if not tau.all():
+        raise HardwareError("seconds per step must be positive, but got 0")
+    every = sorted({1, *counts})
+    waits = [_finite(all_reduce_seconds(count), f"seconds of an all-reduce of {count} devices") for count in every]
+    batches = np.outer(every, sizes)  # (devices, sizes)
+    bands = predict(batches.ravel().tolist())
+    steps, low, high = (np.reshape(values, batches.shape) for values in (bands.steps, bands.low, bands.high))
+    if not (np.isfinite(steps).all() and (steps > 0).all()):
+        raise HardwareError("steps to target must be positive and finite at every batch size of the plan")
+    seconds_per_step = np.array([[iteration_seconds(one, wait, overlap) for one in tau.tolist()] for wait in waits])
+    fits = batches <= (math.inf if most_examples is None else most_examples)
+    times = np.where(fits, steps * seconds_per_step, math.inf)
+    best = times.argmin(axis=1)
+    if not fits[0].any():
+        raise HardwareError(f"a plan needs a batch size per device of at most {most_examples}, but got {sizes}")
+    rows: list[ScaleOut] = []
+    first = float(steps[0, best[0]] * seconds_per_step[0, best[0]])
+    for i, (count, k) in enumerate(zip(every, best.tolist(), strict=True)):
+        if not fits[i, k]:
+            break
+        per_step, batch_size = float(seconds_per_step[i, k]), int(batches[i, k])
+        seconds = float(steps[i, k]) * per_step
+        rows.append(
+            ScaleOut(
+                devices=count,
+                device_batch_size=sizes[k],
+                batch_size=batch_size,
+                lr=None if best_lr is None else best_lr(batch_size),
+                steps=float(steps[i, k]),
+                seconds_per_step=per_step,
+                seconds=seconds,
+                seconds_low=float(low[i, k]) * per_step,
+                seconds_high=float(high[i, k]) * per_step,
+                device_seconds=count * seconds,
+                speed_up=first / seconds,
+                efficiency=first / seconds / count,
+            )
+        )
+    return [row for row in rows if row.devices in counts]
+
+
+def candidates(ceiling: int, multiple: int, ratio: float) -> list[int]:
+    """Return batch sizes per device to choose from: multiples, at most ``ratio`` apart if they can be, to the ceiling.
+
+    The ceiling itself is one of them. HardwareError is raised for a ceiling or multiple below 1, a ratio not above 1.
+    """
+    if ceiling < 1 or multiple < 1 or not ratio > 1.0:
+        raise HardwareError(
+            f"ceiling and multiple must be at least 1, and ratio above 1, but got {ceiling}, {multiple} and {ratio}"
+        )
+    sizes, size = [], multiple
+    while size < ceiling:
+        sizes.append(size)
+        size = max(size + multiple, int(size * ratio) // multiple * multiple)
+    return [*sizes, ceiling]
+
+
+def half_efficient(rows: Sequence[ScaleOut]) -> ScaleOut | None:
+    """Return the first row, by devices, whose efficiency is under 50%; None if there is none."""
+    return next((row for row in sorted(rows, key=lambda row: row.devices) if row.efficiency < HALF), None)
+
+
+def _check_devices(devices: int) -> None:
+    if devices < 1:
+        raise HardwareError(f"a number of devices is at least 1, but got {devices}")
+
+
+def _finite(value: float, name: str) -> float:
+    if not (math.isfinite(value) and value >= 0.0):
+        raise HardwareError(f"{name} must be finite and not negative, but got {value}")
+    return float(value)
+
+
+def scale_out_table(rows: Sequence[ScaleOut], title: str) -> Table:
+    """Return the plan as a table for 80 columns; the row where efficiency first falls under 50% is marked."""
+    table = Table(
+        title=title, box=box.SIMPLE_HEAD, caption=_caption(rows), caption_justify="left", padding=(0, 1, 0, 0)
+    )
+    for name in ("devices", "batch", "each", "lr", "steps", "time", "interval", "cost", "efficiency"):
+        table.add_column(name, justify="right", no_wrap=True)
+    half = half_efficient(rows)
+    for row in rows:
+        table.add_row(
+            format_count(row.devices),
+            format_count(row.batch_size),
+            format_count(row.device_batch_size),
+            format_number(row.lr),
+            format_count(row.steps),
+            format_seconds(row.seconds),
+            f"{row.seconds_low / row.seconds - 1.0:+.0%} {row.seconds_high / row.seconds - 1.0:+.0%}",
+            format_seconds(row.device_seconds),
+            f"{row.efficiency:.0%}",
+            style="bold yellow" if row is half else None,
+        )
+    return table
+
+
+def _caption(rows: Sequence[ScaleOut]) -> str:
+    half = half_efficient(rows)
+    if half is None:
+        return "efficiency stays at 50% or above; cost is in device-seconds"
+    rate = "" if half.lr is None else f", learning rate {format_number(half.lr)}"
+    return (
+        f"efficiency falls under 50% at {format_count(half.devices)} devices "
+        f"(batch size {format_count(half.batch_size)}{rate}); cost is in device-seconds"
+    )
+
+
+def draw_scale_out(ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str, path: Path) -> None:
+    """Write the plan's figure: time to target over devices on the left, efficiency on the right.
+
+    Args:
+        ideal: the plan without an all-reduce, at least one row.
+        real: the plan with one; may be empty.
+        title: names the workload.
+        path: written under a temporary name beside it, then renamed.
+
+    Raises:
+        HardwareError: if ``ideal`` is empty.
+    """
+    import matplotlib.style
+
+    if not ideal:
+        raise HardwareError("the figure of a scale-out plan needs at least one row")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with matplotlib.style.context(["default", {"font.size": 9.0}]):
+        try:
+            _figure(ideal, real, title).savefig(temporary, dpi=FIGURE_DPI, format="png")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _figure(ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str) -> "Figure":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=FIGURE_INCHES, dpi=FIGURE_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    scale, unit = time_unit(min(row.seconds for row in [*ideal, *real]))
+    devices = [row.devices for row in ideal]
+    left.plot(
+        devices,
+        [ideal[0].seconds * ideal[0].devices / count / scale for count in devices],
+        color=INK,
+        linewidth=0.8,
+        linestyle="--",
+        label="perfect scaling",
+    )
+    for rows, colour, label in ((ideal, BLUE, "ideal: no all-reduce"), (real, VERMILION, "with the all-reduce")):
+        _draw_rows(left, right, rows, colour, label, scale)
+    left.set(xscale="log", yscale="log", xlabel="devices", ylabel=f"time to target ({unit}); band: of the curve")
+    right.axhline(100.0 * HALF, color=GREY, linewidth=0.9, linestyle="--")
+    right.set(xscale="log", ylim=(0.0, 108.0), xlabel="devices", ylabel="efficiency: speed-up over devices (%)")
+    for axes in (left, right):
+        ticks = devices if len(devices) <= 12 else [count for count in devices if count & (count - 1) == 0]
+        axes.set_xticks(ticks, [format_count(count) for count in ticks])
+        axes.set_xticks([], minor=True)
+        axes.grid(color=INK, alpha=0.07, linewidth=0.6)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5, frameon=False)
+    figure.suptitle(f"{title}\n{_caption(real or ideal).split(';')[0]}", fontsize=10.5, parse_math=False)
+    return figure
+
+
+def _draw_rows(left: "Axes", right: "Axes", rows: Sequence[ScaleOut], colour: str, label: str, scale: float) -> None:
+    devices = [row.devices for row in rows]
+    low, high = ([getattr(row, name) / scale for row in rows] for name in ("seconds_low", "seconds_high"))
+    left.fill_between(devices, low, high, color=colour, alpha=0.15, linewidth=0)
+    left.plot(devices, [row.seconds / scale for row in rows], "o-", color=colour, markersize=4, label=label)
+    right.plot(devices, [100.0 * row.efficiency for row in rows], "o-", color=colour, markersize=4)
+    half = half_efficient(rows)
+    if half is None:
+        return
+    rate = "" if half.lr is None else f"\nlr = {format_number(half.lr)}"
+    right.annotate(
+        f"{format_count(half.devices)} devices: {half.efficiency:.0%}\nB = {format_count(half.batch_size)}{rate}",
+        (half.devices, 100.0 * half.efficiency),
+        xytext=(8.0, 6.0) if colour == BLUE else (-8.0, -6.0),
+        textcoords="offset points",
+        ha="left" if colour == BLUE else "right",
+        va="bottom" if colour == BLUE else "top",
+        color=colour,
+        fontsize=8.5,
+    )
+
+
+INTERVAL = (0.05, 0.95)
+
+
+def scale_out(job: Job, known: Known) -> tuple[list[ScaleOut], list[ScaleOut]]:
+    """Return the plan without an all-reduce, and the one with the all-reduce that the config states (empty if none).
+
+    The batch size per device is chosen from the study's range, up to the memory ceiling; tau(B) is what was measured
+    before the study, corrected by its trials.
+
+    Args:
+        job: the study.
+        known: the posterior after its trials, at least one of which reached the target.
+    """
+    settings, space = job.config.hardware.scale_out, job.space
+    sizes = [size for size in candidates(space.high, space.multiple, settings.candidate_ratio) if size >= space.low]
+    timed = [(2.0**arm.x, arm.seconds_per_step) for arm in known.arms if arm.seconds_per_step is not None]
+    tau = fit_step_times(timed, float(space.high), job.runner.step_time)
+
+    def made(all_reduce_seconds: Callable[[int], float]) -> list[ScaleOut]:
+        return plan(
+            lambda batch_sizes: steps_band(known, batch_sizes, INTERVAL, np.random.default_rng(job.plan.seed)),
+            lambda size: float(tau(np.array(float(size)))),
+            list(settings.devices),
+            sizes,
+            all_reduce_seconds,
+            functools.partial(best_learning_rate, known),
+            settings.all_reduce.overlap,
+            job.runner.train_examples,
+        )
+
+    ideal = made(no_all_reduce)
+    reduce = settings.all_reduce
+    if reduce.seconds is not None:
+        alpha, beta = fit_sync([(int(count), float(seconds)) for count, seconds in reduce.seconds.items()])
+        return ideal, made(lambda count: sync_seconds(count, alpha, beta))
+    if reduce.bytes_per_second is not None and job.runner.gradient_bytes is not None:
+        ring = functools.partial(
+            ring_all_reduce,
+            gradient_bytes=job.runner.gradient_bytes,
+            bytes_per_second=reduce.bytes_per_second,
+            latency=reduce.latency,
+        )
+        return ideal, made(ring)
+    return ideal, []

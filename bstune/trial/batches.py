@@ -1,0 +1,511 @@
+"""Batches of exactly B examples from an endless stream of shuffled epochs, on the device where the data live.
+
+A batch larger than the micro-batch size comes as several micro-batches, in order; which examples a batch holds, and how
+they are augmented, depends on the seed and on B alone.
+"""
+
+import functools
+import inspect
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+
+from bstune.core.errors import ConfigError
+
+# From uint8 images and a generator to images of the same shape. It is given mirror, bool (n,), and mean, of the pixels
+# per channel, by name, where it has such arguments: see bstune.workloads.images.random_crop_flip.
+Augment = Callable[..., Tensor]
+
+
+def endless_indices(n: int, batch_size: int, generator: torch.Generator, first: int = 0) -> Iterator[Tensor]:
+    """Return an endless stream of index tensors, int64, of exactly ``batch_size`` on the generator's device.
+
+    The stream is one epoch after another, each a fresh permutation of 0 to n - 1. A batch may straddle two epochs, and
+    may then hold an example twice. On an accelerator nothing waits for the device.
+
+    Args:
+        n: examples in the data set.
+        batch_size: from 1 to n.
+        generator: the source of the permutations.
+        first: batches of the stream to leave out; their permutations are drawn, one an epoch, and nothing else.
+
+    Raises:
+        ConfigError: at once, if the batch size is not an integer from 1 to n.
+    """
+    check_size("batch size", batch_size)
+    if batch_size > n:
+        raise ConfigError(
+            f"batch size {batch_size} is larger than the data set ({n} examples): lower the largest batch size"
+        )
+    return _endless_indices(n, batch_size, generator, first)
+
+
+def _endless_indices(n: int, batch_size: int, generator: torch.Generator, first: int) -> Iterator[Tensor]:
+    device = generator.device
+    rest = torch.empty(0, dtype=torch.int64, device=device)
+    epochs = math.ceil(first * batch_size / n)
+    for _ in range(epochs):
+        rest = torch.randperm(n, generator=generator, device=device)
+    rest = rest[len(rest) - (epochs * n - first * batch_size) :]
+    while True:
+        if len(rest) < batch_size:
+            rest = torch.cat([rest, torch.randperm(n, generator=generator, device=device)])
+        yield rest[:batch_size]
+        rest = rest[batch_size:]
+
+
+def micro_batch_sizes(batch_size: int, micro_batch_size: int | None) -> tuple[int, ...]:
+    """Return the sizes n_i of the micro-batches of one batch: all equal but the last, which may be smaller.
+
+    They sum to ``batch_size``. Without a micro-batch size, or with one that is not smaller, there is one.
+
+    Raises:
+        ConfigError: if one of the two is not a positive integer.
+    """
+    check_size("batch size", batch_size)
+    if micro_batch_size is None:
+        return (batch_size,)
+    check_size("micro-batch size", micro_batch_size)
+    whole, last = divmod(batch_size, micro_batch_size)
+    return (micro_batch_size,) * whole + ((last,) if last else ())
+
+
+def weight_micro_batches(module: LightningModule, sizes: Sequence[int]) -> None:
+    """Make the accumulated gradient the large batch's: weight micro-batch i by n_i/B.
+
+    Lightning divides each of the k losses by k, so the loss is multiplied by k n_i/B. The module's own loss has to be a
+    mean over examples.
+
+    Raises:
+        ConfigError: if the module steps its optimizers itself.
+    """
+    if not module.automatic_optimization:
+        raise ConfigError(
+            f"{type(module).__name__} steps its optimizers itself (manual optimization), so its batches cannot be "
+            "accumulated from micro-batches: set protocol.micro_batch_size=null"
+        )
+    step = module.training_step
+    batch_size, count = sum(sizes), len(sizes)
+
+    @functools.wraps(step)
+    def weighted(*args: Any, **kwargs: Any) -> Any:
+        output = step(*args, **kwargs)
+        # From the Trainer: a training_step need not take the number of its batch.
+        weight = count * sizes[module.trainer.fit_loop.batch_idx % count] / batch_size
+        if isinstance(output, Mapping):
+            return {**output, "loss": output["loss"] * weight}
+        return None if output is None else output * weight
+
+    module.training_step = weighted  # type: ignore[method-assign]
+
+
+def check_size(name: str, size: int) -> None:
+    """Raise a ConfigError that says ``name`` if ``size`` is not a positive integer."""
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ConfigError(f"{name} must be a positive integer, but got {size!r}")
+
+
+def seeded_generators(seed: int, device: torch.device | str, count: int) -> tuple[torch.Generator, ...]:
+    """Return independent generators on ``device``, all a function of ``seed``.
+
+    Raises:
+        ConfigError: if the seed is negative.
+    """
+    if seed < 0:
+        raise ConfigError(f"a seed must not be negative, but got {seed}")
+    states = np.random.SeedSequence(seed).generate_state(count, np.uint64)
+    return tuple(torch.Generator(device).manual_seed(int(state)) for state in states)
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of the generators of Python, numpy, torch and, where it is in use, CUDA, as plain data."""
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    state = {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(np.asarray(keys, np.int64)), int(position), int(has_gauss), float(gauss)),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Set the generators to what :func:`random_state` returned."""
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Turns pixels into float32 by ``pixels * scale + shift``.
+
+    Args:
+        scale, shift: float32, (1, channels, 1, 1), on the images' device.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The pixels that become 0, (1, channels, 1, 1)."""
+        return -self.shift / self.scale
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return float32 images of the same shape; ``images`` itself is left as it is."""
+        # One conversion, then in place: on a CPU faster than type promotion, and much faster than addcmul.
+        return images.to(torch.float32, copy=True).mul_(self.scale).add_(self.shift)
+
+
+class IndexStream:
+    """Batches of :func:`endless_indices` whose place can be noted and taken up again.
+
+    Lightning fetches one batch ahead of the one that it trains on, and with it the batch's augmentation is drawn. So
+    that this can be drawn again, the generators' state is noted before a batch is drawn while ``noting`` is set.
+
+    Args:
+        n, batch_size, order: as in :func:`endless_indices`.
+        get_random: returns the state of the generators from which a batch is augmented, None if there are none.
+        set_random: takes what ``get_random`` returned.
+
+    Raises:
+        ConfigError: as :func:`endless_indices` does.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        batch_size: int,
+        order: torch.Generator,
+        get_random: Callable[[], Any],
+        set_random: Callable[[Any], object],
+    ) -> None:
+        self.noting = False
+        self._restart = functools.partial(endless_indices, n, batch_size, order)
+        self._get_random, self._set_random = get_random, set_random
+        self._indices = self._restart(0)
+        self._drawn = 0
+        self._noted: tuple[int, Any] | None = None
+        self._taken_up: Any = None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for index in self._indices:
+            if self._taken_up is not None:
+                self._set_random(self._taken_up)
+                self._taken_up = None
+            if self.noting:
+                self._noted = self._drawn, self._get_random()
+            self._drawn += 1
+            yield index
+
+    @property
+    def drawn(self) -> int:
+        """Batches drawn so far, from the first of the stream."""
+        return self._drawn
+
+    def position(self, batches: int) -> dict[str, Any]:
+        """Return the place after ``batches`` batches, as plain data.
+
+        Raises:
+            ValueError: if it is past: neither all batches drawn so far, nor all but one that was noted.
+        """
+        state = self._get_random()
+        if state is not None and batches != self._drawn:
+            if self._noted is None or self._noted[0] != batches:
+                raise ValueError(f"the place after {batches} batches was not noted: {self._drawn} are drawn")
+            state = self._noted[1]
+        return {"batches": batches, "random": state}
+
+    def take_up(self, position: Mapping[str, Any]) -> None:
+        """Go on from a place that a stream of the same arguments returned.
+
+        Raises:
+            ValueError: if a batch has been drawn already.
+        """
+        if self._drawn:
+            raise ValueError(f"only a fresh stream can be taken up, but {self._drawn} batches are drawn")
+        self._drawn, self._taken_up = position["batches"], position["random"]
+        self._indices = self._restart(self._drawn)
+
+
+def _no_state() -> None:
+    """Return nothing: no generator is drawn from."""
+
+
+def _set_no_state(state: object) -> None:
+    """Do nothing."""
+
+
+class TrainBatches:
+    """Endless training batches (x, y) from tensors on one device; there is no length, because there is no end.
+
+    Each iterator goes on in the one stream where the last left off, at the next whole batch: iterating again, as
+    Lightning does at what it takes for an epoch, repeats nothing.
+
+    Args:
+        images: uint8, (n, channels, height, width).
+        labels: int64, (n,), on the same device.
+        batch_size: B, examples per optimizer step, at most n.
+        micro_batch_size: the most examples in one (x, y) pair; None for B.
+        seed: of the order and of the augmentation, which do not depend on ``micro_batch_size``.
+        normalise: applied last.
+        augment: from uint8 images and a generator to images of the same shape; None for none.
+        alternating_flip: whether an image is mirrored at random in its first epoch and then every other time, as in
+            cifar10-airbench (Jordan 2024, arXiv 2404.00498, section 3.6), rather than at random each time. The epoch of
+            the example at place p of the stream is p // n.
+
+    Raises:
+        ConfigError: if a size is not a positive integer, or B is larger than the data set; or if ``augment`` cannot be
+            told which images to mirror.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        batch_size: int,
+        micro_batch_size: int | None,
+        seed: int,
+        normalise: Normalisation,
+        augment: Augment | None = None,
+        alternating_flip: bool = False,
+    ) -> None:
+        self.batch_size = batch_size
+        self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
+        # A generator each: the order must not depend on how many numbers the augmentation draws.
+        order, self._augment_generator, first_epoch = seeded_generators(seed, images.device, 3)
+        get_state = self._augment_generator.get_state if augment is not None else _no_state
+        self.stream = IndexStream(len(images), batch_size, order, get_state, self._augment_generator.set_state)
+        self._images, self._labels = images, labels
+        self._normalise = normalise
+        self._augment = None if augment is None else told(augment, normalise.mean, alternating_flip)
+        self._mirrored: Tensor | None = None
+        if alternating_flip:
+            draws = torch.randint(2, (len(images),), generator=first_epoch, device=images.device)
+            self._mirrored = draws.bool()
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for index in self.stream:
+            images = self._images.index_select(0, index)
+            labels = self._labels.index_select(0, index)
+            # The batch as a whole, so that its draws do not depend on micro-batches.
+            mirror = self._mirror(index, self.stream.drawn - 1)
+            if self._augment is not None:
+                options = {} if mirror is None else {"mirror": mirror}
+                images = self._augment(images, self._augment_generator, **options)
+            elif mirror is not None:
+                images = mirror_where(images, mirror)
+            start = 0
+            for size in self.micro_batch_sizes:
+                yield self._normalise(images[start : start + size]), labels[start : start + size]
+                start += size
+
+    def _mirror(self, index: Tensor, number: int) -> Tensor | None:
+        """Return which examples of batch ``number`` to mirror, None where the augmentation draws it itself."""
+        if self._mirrored is None:
+            return None
+        first = number * self.batch_size
+        place = torch.arange(first, first + self.batch_size, device=index.device)
+        odd = (place // len(self._images)) % 2 == 1
+        return self._mirrored[index] ^ odd
+
+
+def told(augment: Augment, mean: Tensor, alternating_flip: bool) -> Augment:
+    """Return an augmentation with the mean of the pixels, if it asks for it.
+
+    Args:
+        augment: the augmentation.
+        mean: (1, channels, 1, 1).
+        alternating_flip: whether it is to be told which images to mirror.
+
+    Raises:
+        ConfigError: if it cannot be told that.
+    """
+    arguments = inspect.signature(augment).parameters
+    if alternating_flip and "mirror" not in arguments:
+        raise ConfigError(
+            "data.alternating_flip needs an augmentation that is told which images to mirror, such as "
+            f"bstune.workloads.images.random_crop_flip, but got {_name(augment)}: set data.alternating_flip to false"
+        )
+    return functools.partial(augment, mean=mean) if "mean" in arguments else augment
+
+
+def _name(function: Callable[..., Any]) -> str:
+    inner = function.func if isinstance(function, functools.partial) else function
+    return getattr(inner, "__name__", type(inner).__name__)
+
+
+class EvalBatches:
+    """Evaluation batches (x, y) in the order of the data; only the last may be smaller.
+
+    Args:
+        images: uint8, (n, channels, height, width); n may be 0, and then there are no batches.
+        labels: int64, (n,), on the same device.
+        batch_size: examples per batch; it stays fixed while the training batch varies.
+        normalise: applied to each batch on the fly.
+
+    Raises:
+        ConfigError: if the batch size is not a positive integer.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, *, batch_size: int, normalise: Normalisation) -> None:
+        check_size("evaluation batch size", batch_size)
+        self.batch_size = batch_size
+        self._images, self._labels, self._normalise = images, labels, normalise
+
+    def __len__(self) -> int:
+        return -(-len(self._images) // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(self._images), self.batch_size):
+            stop = start + self.batch_size
+            yield self._normalise(self._images[start:stop]), self._labels[start:stop]
+
+
+class EndlessBatchSampler(Sampler[list[int]]):
+    """Lists of indices, each one micro-batch of an endless stream of batches of exactly B, for a torch DataLoader.
+
+    As with :class:`TrainBatches`, there is no length, and each iterator goes on at the next whole batch.
+
+    Args:
+        n: examples in the data set.
+        batch_size: B.
+        micro_batch_size: the most indices in one list; None for B.
+        generator: of the order.
+        in_process: whether the examples are read in this process, one list after the other: then what reading them
+            draws from the generators of Python, numpy and torch is a part of the stream's place.
+    """
+
+    def __init__(
+        self, n: int, batch_size: int, micro_batch_size: int | None, generator: torch.Generator, in_process: bool
+    ) -> None:
+        self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
+        state = (random_state, set_random_state) if in_process else (_no_state, _set_no_state)
+        self.stream = IndexStream(n, batch_size, generator, *state)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for index in self.stream:
+            batch, start = index.tolist(), 0
+            for size in self.micro_batch_sizes:
+                yield batch[start : start + size]
+                start += size
+
+
+def stream_of(batches: object) -> IndexStream:
+    """Return the stream behind :class:`TrainBatches`, or behind what :func:`rebatch` returned.
+
+    Raises:
+        ConfigError: for any other batches, whose place nobody knows.
+    """
+    source = batches.batch_sampler if isinstance(batches, DataLoader) else batches
+    if isinstance(source, TrainBatches | EndlessBatchSampler):
+        return source.stream
+    raise ConfigError(
+        f"a trial on batches from {type(batches).__name__} cannot be stopped to go on later: take them from "
+        "TrainBatches, or from a DataLoader through rebatch()"
+    )
+
+
+def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed: int) -> DataLoader[Any]:
+    """Return a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled and without end.
+
+    The data set, collate function, workers and pinning are those of ``loader``; its batch size, ``drop_last`` and
+    order are replaced. An iterator that is dropped loses what its workers had fetched ahead.
+
+    A trial that goes on from another one's state gets the same examples in the same order. Without workers, what
+    reading them draws from the generators of Python, numpy and torch is repeated too, bit for bit. With workers it is
+    not: their generators live in other processes, and begin anew as at a trial's start. Nor are generators of the data
+    set's own.
+
+    Args:
+        loader: a torch DataLoader over a map-style data set.
+        batch_size: B, at most the size of the data set.
+        micro_batch_size: the most examples in one item of the result; None for B.
+        seed: of the order, and of the workers' own seeds.
+
+    Raises:
+        ConfigError: if ``loader`` is anything else, or if what it draws is more than an order: a sampler that weights,
+            repeats or leaves out examples, or one of the project's own.
+    """
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            f"the training data must come from a torch DataLoader over a map-style data set, but got"
+            f" {type(loader).__name__}: return one from train_dataloader(), or build batches of the wanted size there"
+        )
+    problem = _not_rebatchable(loader)
+    if problem:
+        raise ConfigError(
+            f"the batch size of the training DataLoader cannot be set: {problem}. Return DataLoader(dataset,"
+            " batch_size=..., shuffle=True) over a map-style data set, with a Subset to choose its examples"
+        )
+    order, workers = seeded_generators(seed, "cpu", 2)
+    examples = len(loader.dataset)  # type: ignore[arg-type]
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=EndlessBatchSampler(examples, batch_size, micro_batch_size, order, loader.num_workers == 0),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=workers,
+        prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
+        persistent_workers=loader.persistent_workers,
+        pin_memory_device=loader.pin_memory_device,
+        in_order=loader.in_order,
+    )
+
+
+def _not_rebatchable(loader: DataLoader[Any]) -> str | None:
+    """Return why other batches from the same loader would not be the same problem; None if they would be."""
+    if isinstance(loader.dataset, IterableDataset):
+        return f"its data set, {type(loader.dataset).__name__}, is iterable and decides itself what comes next"
+    if not hasattr(loader.dataset, "__len__"):
+        return f"its data set, {type(loader.dataset).__name__}, has no length"
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        return f"{type(loader).__name__} has an __iter__ of its own"
+    if type(loader.batch_sampler) is not BatchSampler:
+        return f"it has no batch size of its own (batch_sampler is {type(loader.batch_sampler).__name__})"
+    sampler = loader.sampler
+    shuffled = type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(loader.dataset)
+    if not shuffled and type(sampler) is not SequentialSampler:
+        return f"its sampler, {type(sampler).__name__}, draws other examples than each one once an epoch"
+    return None
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device that ``name`` stands for; ``auto`` is CUDA where there is one, else the CPU.
+
+    Raises:
+        ConfigError: for any other kind of device, or for CUDA where there is none.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = str(name).partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+        raise ConfigError(f"data.device must be auto, cpu, cuda or cuda:N, but got {name!r}")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"data.device={name}, but torch sees {torch.cuda.device_count()} CUDA devices: use auto or cpu"
+        )
+    return torch.device(name)
+
+
+def mirror_where(images: Tensor, mirror: Tensor) -> Tensor:
+    """Return the images, mirrored left to right where ``mirror``, bool (n,), says so."""
+    return torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)

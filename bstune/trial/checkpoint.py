@@ -1,0 +1,170 @@
+"""The training state that a trial leaves when it is stopped early, and from which another one goes on.
+
+The file is Lightning's own checkpoint (weights, optimizers, schedules, gradient scaler, call-backs, progress) with what
+Lightning leaves out: the random number generators, the place in the stream of batches, and what bstune itself knows of
+the trial. It is loaded as plain data (torch's ``weights_only``): nothing in it is executed.
+"""
+
+import pickle
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from bstune.core.clock import Phase, TrialClock
+from bstune.core.errors import StateError
+from bstune.core.records import TrialResult, TrialSpec
+from bstune.trial.batches import IndexStream
+
+KEY = "bstune"
+# Of modules and data modules, which are built anew: they may hold any object, and none of these loads as plain data.
+UNUSED = ("hyper_parameters", "hparams_type", "datamodule_hyper_parameters", "datamodule_hparams_type")
+# What reading a damaged archive raises.
+DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error)
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A trial that was stopped early and can go on.
+
+    Args:
+        record: of the trial; its status is ``budget``.
+        state: the file that it left.
+    """
+
+    record: TrialResult
+    state: Path
+
+
+@dataclass(frozen=True)
+class TrialState:
+    """What bstune knows of a trial before the evaluation that ends it.
+
+    Args:
+        number, batch_size, lr, seed: of its spec.
+        steps: optimizer steps applied, from the first of the chain.
+        start_gap: the target's gap before training; None if it was not measured on all validation data.
+        near: whether the target has been near at one of the evaluations that were due.
+        due_step: step of the next evaluation that is due.
+        forced: steps of the evaluations that were not due, where the chain was stopped before.
+        metrics: what was logged last; Lightning steps a schedule that looks at it only after the evaluation.
+        stream: place in the stream of batches, of :meth:`bstune.trial.batches.IndexStream.position`.
+        generators: of :func:`bstune.trial.batches.random_state`.
+        device: that it ran on.
+        versions: of the packages that it ran with.
+    """
+
+    number: int
+    batch_size: int
+    lr: float
+    seed: int
+    steps: int
+    start_gap: float | None
+    near: bool
+    due_step: int
+    forced: tuple[int, ...]
+    metrics: Mapping[str, torch.Tensor]
+    stream: Mapping[str, Any]
+    generators: Mapping[str, Any]
+    device: str
+    versions: Mapping[str, str]
+
+
+class StateWriter(Callback):
+    """Writes a trial's state ahead of what other call-backs do for an evaluation, such as averaging the weights.
+
+    Args:
+        path: of the file, which is written under another name until it is to be kept.
+        stream: that the trial trains on.
+        clock: of the trial; writing is no evaluation.
+    """
+
+    def __init__(self, path: Path, stream: IndexStream, clock: TrialClock) -> None:
+        self._path, self._partial = path, path.with_name(path.name + ".partial")
+        self._stream, self._clock = stream, clock
+        self._state: TrialState | None = None
+
+    def prepare(self, last: bool) -> None:
+        """Note the stream's place if the ``last`` step is next: Lightning fetches one batch ahead meanwhile."""
+        self._stream.noting = last
+
+    def take(self, batches: int, **known: Any) -> None:
+        """Take down a :class:`TrialState` after ``batches`` batches; it is written when the evaluation starts."""
+        self._state = TrialState(stream=self._stream.position(batches), **known)
+
+    def keep(self) -> None:
+        """Give the file its name, if it was written."""
+        if self._partial.exists():
+            self._partial.replace(self._path)
+
+    def discard(self) -> None:
+        """Remove what was written and not kept."""
+        self._partial.unlink(missing_ok=True)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the state, if one is taken."""
+        if self._state is not None:
+            self._clock.enter(Phase.CLOSING)
+            trainer.save_checkpoint(self._partial, weights_only=False)
+            self._clock.enter(Phase.EVALUATION)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add the state to Lightning's checkpoint, and leave out what need not be there."""
+        if self._state is not None:
+            for name in UNUSED:
+                checkpoint.pop(name, None)
+            checkpoint[KEY] = dict(vars(self._state))
+
+
+def read_state(stopped: Stopped, spec: TrialSpec, device: str, versions: Mapping[str, str]) -> TrialState:
+    """Return the state that a trial left, after checking that ``spec`` can go on from it and Lightning can load it.
+
+    Args:
+        stopped: the trial.
+        spec: of the trial that goes on.
+        device: that it runs on.
+        versions: of the packages that it runs with.
+
+    Raises:
+        StateError: if the file is missing or not whole, holds more than plain data, is not that trial's, or was
+            written on another device or by other versions.
+    """
+    try:
+        # First that all bytes are as they were written: from others torch makes any error.
+        with zipfile.ZipFile(stopped.state) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise _unreadable(stopped, f"{damaged} in it is damaged")
+        checkpoint = torch.load(stopped.state, map_location="cpu", weights_only=True)
+        state = TrialState(**checkpoint[KEY])
+    except (*DAMAGED, RuntimeError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        raise _unreadable(stopped, _reason(error)) from error
+    record = stopped.record
+    wanted = (record.number, spec.batch_size, spec.lr, spec.seed, record.steps)
+    found = (state.number, state.batch_size, state.lr, state.seed, state.steps)
+    if found != wanted:
+        raise _unreadable(stopped, f"its number, batch size, lr, seed and steps are {found}, not {wanted}")
+    if dict(state.versions) != dict(versions) or state.device != device:
+        written, now = ([*v.values(), d] for v, d in ((state.versions, state.device), (versions, device)))
+        raise _unreadable(stopped, f"it was written by {', '.join(map(str, written))}, not {', '.join(now)}")
+    return state
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, pickle.UnpicklingError):  # torch's advice on loading it all the same is left out
+        return "it holds more than plain data: " + str(error).rpartition("WeightsUnpickler error: ")[2].splitlines()[0]
+    return f"{type(error).__name__} {error}".splitlines()[0]
+
+
+def _unreadable(stopped: Stopped, reason: str) -> StateError:
+    return StateError(
+        f"the state of trial {stopped.record.number} at {stopped.state} cannot be read: {reason}; it starts afresh"
+    )

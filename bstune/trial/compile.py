@@ -1,0 +1,315 @@
+"""``torch.compile`` of what a trial's steps call, outside of its training clock, with a fall-back to eager.
+
+What is compiled are the modules with parameters that ``training_step`` and ``validation_step`` call from outside of any
+other module: the LightningModule itself where they call ``self(x)``, or the model where they call ``self.model(x)``.
+They are compiled in place, so that the names in the state dict stay, and it is undone when the trial ends.
+
+What a workload's own module raises in a trial: errors told apart and put into a line.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.memory import is_oom_error
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.utils._pytree import tree_leaves
+
+from bstune.core.clock import Phase, TrialClock
+from bstune.core.errors import ConfigError
+from bstune.core.records import CUDA_GRAPH_MODES
+from bstune.trial.noise_scale import gradients_of, optimized_parameters, untouched
+
+PASSES = 3  # of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all that follow
+RECOMPILE_LIMIT = 64  # of one piece of code, in a trial: by batch shape, in training and in evaluation
+
+
+class Compiling:
+    """Compiles a trial's module for each new shape of its batches, ahead of the step or the evaluation that needs it.
+
+    All of it counts as start-up, whenever it comes: the passes that make torch compile are beside the training, and
+    leave gradients, buffers, random number generators and the stream of batches as they were (see
+    :func:`bstune.trial.noise_scale.untouched`). Where it fails, the trial goes on eagerly, and ``failed`` says why.
+
+    The code that torch makes is forgotten at the trial's end (``torch.compiler.reset``, which forgets that of the whole
+    process): it would be kept for ever, and past torch's limit of recompilations all else would silently be eager.
+    Inductor's cache on the disk makes the next trial of the same shapes cheap.
+
+    With ``reduce-overhead`` and ``max-autotune`` on CUDA the steps are replayed from CUDA graphs. (Not tested: there
+    was no such device.)
+
+    Args:
+        mode: of ``torch.compile``.
+        clock: of the trial.
+
+    Raises:
+        ConfigError: when the first batch comes, if the module steps its optimizers itself, or its ``training_step``
+            calls no module with parameters.
+    """
+
+    def __init__(self, mode: str, clock: TrialClock) -> None:
+        self.failed: str | None = None
+        self._mode, self._clock = mode, clock
+        self._modules: list[nn.Module] = []
+        self._warm: set[tuple[str, tuple[torch.Size, ...]]] = set()
+        self._taken: set[str] = set()
+        self._expected = compiled_graphs()
+
+    def before_training_step(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Compile forward and backward, if this is the first batch of its shape."""
+        if not self._is_new("training", batch):
+            return
+        if not module.automatic_optimization:
+            raise ConfigError(
+                f"compile={self._mode} warms a step up before the clock runs, but {type(module).__name__} steps its"
+                " optimizers itself (manual optimization): set compile=null"
+            )
+        parameters = optimized_parameters(trainer, module)
+        with self._clock.interrupt_segment(Phase.STARTUP):
+            self._warm_up(
+                "training",
+                trainer,
+                module,
+                lambda: trainer.strategy.training_step(*_arguments(module.training_step, batch, batch_idx)),
+                lambda: gradients_of(trainer, module, parameters, batch, batch_idx),
+            )
+        if not self._modules and self.failed is None:
+            raise does_not_apply(self._mode, module)
+
+    def before_validation_step(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Compile the forward pass of the evaluation, if this is the first batch of its shape."""
+        if not self._is_new("validation", batch):
+            return
+
+        def step() -> object:
+            return trainer.strategy.validation_step(*_arguments(module.validation_step, batch, batch_idx))
+
+        self._clock.enter(Phase.STARTUP)
+        self._warm_up("validation", trainer, module, step, step)
+        self._clock.enter(Phase.EVALUATION)
+
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """Run what is inside without the compiled code, whose shapes it does not have."""
+        with torch.compiler.set_stance("force_eager"):
+            yield
+
+    def end(self) -> None:
+        """Undo all of it, and warn if the module was compiled in between, where the clock may have run."""
+        more = compiled_graphs() - self._expected
+        if more and self.failed is None:
+            warn_once(
+                f"torch compiled the module {more} more time{'s' if more > 1 else ''} in the course of its training or"
+                " evaluation (something in it changes from step to step): the seconds may hold that"
+            )
+        self._undo()
+
+    def _is_new(self, stage: str, batch: Any) -> bool:
+        if self.failed is not None:
+            return False
+        if self._mode in CUDA_GRAPH_MODES:
+            _begin_step()  # what the last step's graphs returned may be overwritten
+        key = stage, tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+        new = key not in self._warm
+        self._warm.add(key)
+        return new
+
+    def _warm_up(
+        self,
+        stage: str,
+        trainer: Trainer,
+        module: LightningModule,
+        forward: Callable[[], object],
+        step: Callable[[], object],
+    ) -> None:
+        """Run a step until all is compiled; if it cannot be, that is the end of compiling, and not the trial's."""
+        before, called = compiled_graphs(), []
+        try:
+            with self.eagerly(), untouched(trainer, module):
+                called = called_modules(module, forward)
+            for part in called:
+                if part not in self._modules:
+                    self._modules.append(part)
+                    compile_in_place(part, self._mode)
+            for _ in range(PASSES if called else 0):
+                if self._mode in CUDA_GRAPH_MODES:
+                    _begin_step()
+                with untouched(trainer, module), torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
+                    step()
+        except RAISED_BY_MODULES as error:
+            if is_out_of_memory(error):
+                raise innermost(error) from None
+            self._fail(reason_of(error))
+        made = compiled_graphs() - before
+        self._expected += made
+        if made:
+            self._taken.add(stage)
+        elif called and self.failed is None and stage not in self._taken:
+            self._fail("torch found nothing in the module that it can compile")
+
+    def _fail(self, reason: str) -> None:
+        self.failed = f"trained eagerly, as compile={self._mode} failed: {reason}"
+        warn_once(f"compile={self._mode} fails, so the training is eager (compile=null leaves it out): {reason}")
+        self._undo()
+
+    def _undo(self) -> None:
+        undo(self._modules)
+        self._modules = []
+
+
+@contextmanager
+def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) -> Iterator[None]:
+    """Compile what a loop calls for what is inside; where that fails, it runs eagerly, as a trial does.
+
+    Args:
+        mode: of ``torch.compile``; None compiles nothing.
+        module: of which the modules are that are compiled.
+        loss: a forward pass of the loop, on a batch of its own shape; it is called with a backward pass beforehand.
+    """
+    if mode is None:
+        yield
+        return
+    parts = called_modules(module, loss)
+    try:
+        for part in parts:
+            compile_in_place(part, mode)
+        for _ in range(PASSES):
+            loss().backward()  # type: ignore[no-untyped-call]
+    except RAISED_BY_MODULES as error:
+        if is_out_of_memory(error):
+            raise innermost(error) from None
+        warn_once(f"compile={mode} fails in the bare loop that trials are compared with: {reason_of(error)}")
+        undo(parts)
+    try:
+        yield
+    finally:
+        undo(parts)
+
+
+def compile_in_place(part: nn.Module, mode: str) -> None:
+    """Compile a module's call, forward pass and hooks, for fixed shapes; its own names stay."""
+
+    # Not nn.Module.compile: of one of torch's own modules, such as a Sequential, it compiles nothing.
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    part._compiled_call_impl = torch.compile(call, mode=mode, dynamic=False)
+
+
+def undo(parts: Iterable[nn.Module]) -> None:
+    """Make compiled modules eager again, and have torch forget what it compiled.
+
+    What is left of a compilation are finalizers that torch's guards hang on classes, such as Linear: with torch 2.13
+    some 250 KiB a trial of a small network (tests/benchmarks/bench_flat_memory.py).
+    """
+    from torch._inductor.codecache import PyCodeCache  # a second of imports that only compiled trials need
+
+    for part in parts:
+        part._compiled_call_impl = None
+    torch.compiler.reset()
+    PyCodeCache.cache_clear()  # the generated modules, which torch keeps: their files stay
+
+
+def does_not_apply(mode: str, module: LightningModule) -> ConfigError:
+    """Return the error for a module of which there is nothing to compile."""
+    return ConfigError(
+        f"compile={mode} does not apply to {type(module).__name__}: its training_step calls no module with parameters,"
+        " as self(x) or self.model(x) would: call one, or set compile=null"
+    )
+
+
+def called_modules(module: nn.Module, run: Callable[[], object]) -> list[nn.Module]:
+    """Return the modules with parameters that ``run`` calls from outside of any other, in the order of first call.
+
+    Args:
+        module: it and its descendants are looked at.
+        run: calls them, eagerly.
+    """
+    called: list[nn.Module] = []
+    depth = 0
+
+    def enter(part: nn.Module, arguments: Any) -> None:
+        nonlocal depth
+        if depth == 0 and part not in called and next(part.parameters(), None) is not None:
+            called.append(part)
+        depth += 1
+
+    def leave(part: nn.Module, arguments: Any, output: Any) -> None:
+        nonlocal depth
+        depth -= 1
+
+    parts = list(module.modules())
+    handles = [part.register_forward_pre_hook(enter) for part in parts]
+    handles += [part.register_forward_hook(leave, always_call=True) for part in parts]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return called
+
+
+def compiled_graphs() -> int:
+    """Return how many graphs torch has compiled in this process so far."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+def innermost(error: BaseException) -> BaseException:
+    """Return the compiler's own error, which torch wraps in its own."""
+    inner = getattr(error, "inner_exception", None)
+    return innermost(inner) if isinstance(inner, BaseException) else error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a compilation failed, in a line."""
+    inner = innermost(error)
+    return f"{type(inner).__name__}: {first_line(inner)}"
+
+
+def _arguments(step: Callable[..., object], batch: Any, batch_idx: int) -> tuple[Any, ...]:
+    """Return what Lightning calls a step with."""
+    return (batch, batch_idx)[: 1 + is_param_in_hook_signature(step, "batch_idx", min_args=2)]
+
+
+def _begin_step() -> None:
+    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+
+
+logger = logging.getLogger(__name__)
+# What a training_step raises that is called beside the training, where it could train all the same. If it could not,
+# the training raises it again.
+RAISED_BY_MODULES = (
+    ConfigError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AssertionError,
+    AttributeError,
+    MemoryError,
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, on the device or on the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return is_oom_error(error) or "CUBLAS_STATUS_ALLOC_FAILED" in text or "DefaultCPUAllocator" in text
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its kind where it has none."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Log a warning, once in the life of the process."""
+    logger.warning("%s", message)

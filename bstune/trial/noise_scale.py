@@ -1,0 +1,468 @@
+"""A Lightning call-back that measures the gradient noise scale in training, and leaves the training as it was.
+
+    trainer = Trainer(callbacks=[noise_scale := NoiseScale()])
+    trainer.fit(module, data)
+    print(noise_scale.estimate)
+
+The arithmetic is :mod:`bstune.core.noise_scale`'s.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+
+from bstune.core.errors import ConfigError
+from bstune.core.noise_scale import (
+    FEWEST_BLOCKS,
+    LEVEL,
+    WINDOW,
+    GradientNorms,
+    NoiseScaleEstimate,
+    combine_norms,
+    estimate_noise_scale,
+    moving_estimate,
+)
+from bstune.trial.batches import check_size, random_state, set_random_state
+
+# Steps between measurements, from what tests/benchmarks/bench_noise.py found for steps of about 1 ms, all overhead: a
+# split in two parts cost four to six of them (putting everything back is the most of it), reading the norms of four
+# micro-batches about one, and Lightning's calls of the hooks some 3% of every step. Arithmetic makes all of it less.
+STEPS_PER_PART = 128
+STEPS_PER_READING = 32
+
+
+class NoiseScale(Callback):
+    """Measures B_simple = tr(Sigma)/|G|^2 every few steps, over the parameters of the module's optimizer.
+
+    Where a step has several micro-batches (gradient accumulation), several devices (DDP), or both, the norms of their
+    gradients are read as the backward passes make them, before DDP reduces them. Otherwise the step's own batch is
+    split into parts, and their gradients are taken beside the training, ahead of the step. In either case they are
+    gradients before clipping, with a gradient scaler's factor taken out.
+
+    Training stays as it was, bit for bit: a pass over a part changes no ``.grad``, and random number generators
+    (Python's, numpy's, torch's on CPU and the current CUDA device), buffers, metrics and other attributes of the
+    modules (numbers, tensors, generators, and lists, dicts and sets of them) are put back after it; what it logs is
+    dropped. What ``training_step`` changes elsewhere, or deeper in attributes, is changed by each pass. Its memory is
+    at most that of a step with one more gradient. Reentrant activation checkpointing cannot be measured in this way.
+
+    Normalisation layers see the micro-batch or part, so what is measured is the noise of training with that ghost
+    batch; the estimate is then not exactly unbiased where sizes differ. Dropout draws a mask for each, and its noise
+    counts as part of Sigma. The loss has to be a mean over the examples of its batch. The last batch of an epoch is
+    passed over where a part of it would have less than two examples, and so are micro-batches left over at an epoch's
+    end, fewer than are accumulated.
+
+    After each measured step the loggers get, against the number of applied steps, the moving estimate as
+    ``noise_scale``, ``noise_scale_low`` and ``noise_scale_high`` (each left out while undetermined or open) and the
+    terms ``noise_scale_squared_gradient`` and ``noise_scale_trace``. The module's own metrics are left alone.
+
+    Args:
+        every: steps from one measured step to the next; None for 128 a part where batches are split (256 with two
+            parts), 32 where norms are read: under 5% of the training time even if steps are all overhead.
+        parts: into which a batch is split. More take longer where overhead rules, and tell a little more where it does
+            not: the variance of |G|^2 goes with parts/(parts - 1).
+        window: measured steps in the moving estimate, the latest; older ones are from when the noise was smaller.
+        level: of the interval.
+        weights: of the micro-batches' gradients in the step. ``equal``: 1/k each, as Lightning has it; ``examples``:
+            n_i/B, as in bstune's trials, whose loss is weighted so. They differ where the n_i do.
+        around: makes a context in which the parts of a split batch are measured, as one that stops a clock of the
+            training; norms that are read in the training's own backward passes are outside of it.
+
+    Raises:
+        ConfigError: at once for a setting out of its range. When training starts: if the module steps its optimizers
+            itself, or the strategy is neither for a single device nor DDP. In training: for a batch that cannot be
+            counted or split along dimension 0, or a sparse gradient.
+    """
+
+    def __init__(
+        self,
+        every: int | None = None,
+        parts: int = 2,
+        window: int = WINDOW,
+        level: float = LEVEL,
+        weights: Literal["equal", "examples"] = "equal",
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        for name, value, least in (("every", every, 1), ("parts", parts, 2), ("window", window, FEWEST_BLOCKS)):
+            if value is not None:
+                check_size(f"the noise scale's {name}", value)
+                if value < least:
+                    raise ConfigError(f"the noise scale's {name} must be at least {least}, but got {value}")
+        if weights not in ("equal", "examples"):
+            raise ConfigError(f"the noise scale's weights must be equal or examples, but got {weights!r}")
+        estimate_noise_scale([], [], level)
+        self.every, self.parts, self.window, self.level, self.weights = every, parts, window, level, weights
+        self._around = around
+        self.passed_over = 0
+        self._measured: list[tuple[int, float, float]] = []
+        self._logged = 0
+        self._reading: _Reading | None = None
+
+    @property
+    def measurements(self) -> tuple[tuple[int, float, float], ...]:
+        """All measured steps: number of the step, from 1, and its unbiased |G|^2 and tr Sigma."""
+        return tuple(self._measured)
+
+    @property
+    def estimate(self) -> NoiseScaleEstimate:
+        """The moving estimate: of the latest ``window`` measured steps.
+
+        Steps that were due but not measured (a gradient that is not finite, a micro-batch without any) are counted in
+        ``passed_over``. A parameter without gradient counts as one whose gradient is 0.
+        """
+        return moving_estimate(self._measured, self.window, self.level)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all measurements, as plain data."""
+        return {"measurements": [list(measured) for measured in self._measured], "passed_over": self.passed_over}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what :meth:`state_dict` returned."""
+        self._measured = [(int(step), float(g), float(s)) for step, g, s in state_dict["measurements"]]
+        self._logged = len(self._measured)
+        self.passed_over = int(state_dict["passed_over"])
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse what cannot be measured."""
+        if stage != "fit":
+            return
+        if not pl_module.automatic_optimization:
+            raise ConfigError(
+                f"{type(pl_module).__name__} steps its optimizers itself (manual optimization), so the noise scale"
+                " cannot tell which gradients make a step: leave NoiseScale out, or let Lightning step"
+            )
+        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+            raise ConfigError(
+                f"the noise scale needs whole gradients on each device, but the strategy is"
+                f" {type(trainer.strategy).__name__}: train on a single device or with strategy='ddp', or leave it out"
+            )
+        if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
+            raise ConfigError(
+                f"{type(pl_module).__name__}.training_step takes dataloader_iter, so the noise scale sees no batch: "
+                "let it take batch"
+            )
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Measure the step on parts of its batch, or get ready to read the norms of its micro-batches."""
+        micro_batches = trainer.accumulate_grad_batches
+        if batch_idx % micro_batches == 0:
+            self._abandon()
+            splits = micro_batches * trainer.world_size == 1
+            every = self.every or (STEPS_PER_PART * self.parts if splits else STEPS_PER_READING)
+            if (trainer.global_step + 1) % every:
+                return
+            if splits:
+                with self._around():
+                    self._measure_parts(trainer, pl_module, batch, batch_idx)
+            else:
+                self._reading = _Reading(optimized_parameters(trainer, pl_module))
+        if self._reading is not None:
+            self._reading.start_micro_batch(count_examples(batch))
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """After the last micro-batch of a step that is measured, take the norm of the step's gradient."""
+        reading = self._reading
+        if reading is None or len(reading.sizes) < trainer.accumulate_grad_batches:
+            return
+        self._close()
+        if reading.refused is not None:
+            raise reading.refused
+        gradients = {name: p.grad for name, p in reading.parameters.items() if p.grad is not None}
+        norms = [_square(norms) for norms in reading.norms]
+        # DDP averages over devices; a scaler's factor is the same for all micro-batches of a step.
+        weights = _weights(reading.sizes, self.weights)
+        scale = _scale(trainer) ** 2
+        sums = torch.tensor(
+            [
+                sum(norm / (scale * w) for norm, w in zip(norms, weights, strict=True)),  # w |g_i|^2 of g_i = .../w
+                sum(w / n for w, n in zip(weights, reading.sizes, strict=True)),
+                sum(w * w / n for w, n in zip(weights, reading.sizes, strict=True)),
+                float(all(reading.norms)),
+            ],
+            dtype=torch.float64,
+        )
+        devices = trainer.world_size
+        if devices > 1:
+            sums = trainer.strategy.reduce(sums.to(trainer.strategy.root_device), reduce_op="sum").cpu()
+        small, inverse_small, inverse_big, whole = sums.tolist()
+        big = _square(_norms(gradients)) / scale
+        if whole < devices:  # a micro-batch without gradient
+            self.passed_over += 1
+            return
+        sizes = devices / inverse_small, devices**2 / inverse_big
+        self._add(trainer, GradientNorms(small / devices, sizes[0], big, sizes[1]))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the moving estimate after a measured step."""
+        if len(self._measured) == self._logged:
+            return
+        self._logged = len(self._measured)
+        estimate = self.estimate
+        values = {
+            "noise_scale": estimate.noise_scale,
+            "noise_scale_low": estimate.low,
+            "noise_scale_high": estimate.high,
+            "noise_scale_squared_gradient": estimate.squared_gradient,
+            "noise_scale_trace": estimate.trace,
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics({k: v for k, v in values.items() if v is not None}, step=self._measured[-1][0])
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Pass over micro-batches that are left over."""
+        self._abandon()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Take the hooks off the parameters."""
+        self._close()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the hooks off the parameters."""
+        self._close()
+
+    def _abandon(self) -> None:
+        """Pass over the step that is being read: it ended early, or without a gradient."""
+        self.passed_over += self._reading is not None
+        self._close()
+
+    def _close(self) -> None:
+        if self._reading is not None:
+            self._reading.remove_hooks()
+            self._reading = None
+
+    def _measure_parts(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+        examples = count_examples(batch)
+        if trainer.is_last_batch and examples < 2 * self.parts:
+            self.passed_over += 1
+            return
+        parts = split_batch(batch, self.parts)
+        sizes = [count_examples(part) for part in parts]
+        parameters = optimized_parameters(trainer, module)
+        norms: list[list[Tensor]] = []
+        total: dict[str, Tensor] = {}
+        with untouched(trainer, module):
+            for part, size in zip(parts, sizes, strict=True):
+                gradients = gradients_of(trainer, module, parameters, part, batch_idx)
+                if not gradients:
+                    self.passed_over += 1
+                    return
+                norms.append(_norms(gradients))
+                for name, gradient in gradients.items():
+                    # Not in place: parameters may share one gradient.
+                    weighted = gradient * (size / examples)
+                    total[name] = total[name].add_(weighted) if name in total else weighted
+        scale = _scale(trainer) ** 2
+        big = _square(_norms(total)) / scale
+        self._add(trainer, combine_norms([_square(part) / scale for part in norms], sizes, big))
+
+    def _add(self, trainer: Trainer, norms: GradientNorms) -> None:
+        if math.isfinite(norms.squared_gradient) and math.isfinite(norms.trace):
+            self._measured.append((trainer.global_step + 1, norms.squared_gradient, norms.trace))
+        else:
+            self.passed_over += 1
+
+
+def count_examples(batch: Any) -> int:
+    """Return the length that all tensors of a batch have along dimension 0.
+
+    Args:
+        batch: a tensor, or tuples, lists or dicts of tensors, nested; lists of that length of other things, such as
+            texts, may be among them.
+
+    Raises:
+        ConfigError: if it holds anything else, or no tensor, or tensors of different length or without dimension.
+    """
+    lengths = {len(leaf) for leaf in _leaves(batch, "batch")}
+    if len(lengths) != 1:
+        found = "no tensor" if not lengths else f"tensors of lengths {', '.join(map(str, sorted(lengths)))}"
+        raise _not_split("batch", found)
+    return lengths.pop()
+
+
+def split_batch(batch: Any, parts: int) -> list[Any]:
+    """Return the batch in consecutive parts along dimension 0 of all its tensors, as views, sizes at most one apart.
+
+    Args:
+        batch: as in :func:`count_examples`.
+        parts: how many, fewer if there are fewer examples.
+
+    Raises:
+        ConfigError: as :func:`count_examples` does; or if the batch holds fewer than two examples.
+    """
+    examples = count_examples(batch)
+    if examples < 2:
+        raise ConfigError(
+            f"a batch of {examples} example cannot be split to measure the noise scale: take a larger batch, or"
+            " accumulate gradients over several (accumulate_grad_batches=2)"
+        )
+    parts = min(parts, examples)
+    edges = [examples * i // parts for i in range(parts + 1)]
+    return [_slice(batch, slice(*edge)) for edge in pairwise(edges)]
+
+
+def _leaves(batch: Any, place: str) -> Iterator[Any]:
+    """Yield what is sliced along dimension 0: tensors, and lists without tensors."""
+    if isinstance(batch, Tensor):
+        if batch.dim() == 0:
+            raise _not_split(place, "a tensor without dimensions")
+        yield batch
+    elif isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from _leaves(value, f"{place}[{key!r}]")
+    elif _is_plain_list(batch):
+        yield batch
+    elif isinstance(batch, list | tuple):
+        for i, value in enumerate(batch):
+            yield from _leaves(value, f"{place}[{i}]")
+    else:
+        raise _not_split(place, type(batch).__name__)
+
+
+def _is_plain_list(batch: Any) -> bool:
+    return isinstance(batch, list) and not any(isinstance(v, Tensor | Mapping | list | tuple) for v in batch)
+
+
+def _slice(batch: Any, part: slice) -> Any:
+    if isinstance(batch, Tensor) or _is_plain_list(batch):
+        return batch[part]
+    if isinstance(batch, dict):
+        sliced = {key: _slice(value, part) for key, value in batch.items()}
+        return sliced if type(batch) is dict else type(batch)(sliced)
+    values = [_slice(value, part) for value in (batch.items() if isinstance(batch, Mapping) else batch)]
+    return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+
+
+def _not_split(place: str, found: str) -> ConfigError:
+    return ConfigError(
+        f"the noise scale needs batches with the examples along dimension 0 of each tensor, but {place} is or holds"
+        f" {found}: make the batch of tensors of one length, in tuples, lists or dicts, or leave NoiseScale out"
+    )
+
+
+class _Reading:
+    """Reads the norms of one step's micro-batch gradients on this device, each before it is added to ``.grad``."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.sizes: list[int] = []
+        self.norms: list[list[Tensor]] = []
+        self.refused: ConfigError | None = None  # raised after the backward pass, which is the training's own
+        hooks = ((p, partial(self._read, name)) for name, p in parameters.items())
+        self._hooks = [p.register_hook(hook) for p, hook in hooks]  # type: ignore[no-untyped-call]
+
+    def _read(self, name: str, gradient: Tensor) -> None:
+        try:
+            self.norms[-1] += _norms({name: gradient})
+        except ConfigError as error:
+            self.refused = error
+
+    def start_micro_batch(self, examples: int) -> None:
+        self.sizes.append(examples)
+        self.norms.append([])
+
+    def remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def optimized_parameters(trainer: Trainer, module: LightningModule) -> dict[str, nn.Parameter]:
+    """Return the optimizer's trainable parameters by name: no other ``.grad`` is zeroed from step to step."""
+    optimized = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
+    return {name: p for name, p in module.named_parameters() if id(p) in optimized and p.requires_grad}
+
+
+def gradients_of(
+    trainer: Trainer, module: LightningModule, parameters: Mapping[str, nn.Parameter], batch: Any, batch_idx: int
+) -> dict[str, Tensor]:
+    """Return the gradient of a batch's loss, times the scaler's factor; parameters without one are left out."""
+    arguments = (batch, batch_idx)[: 1 + is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)]
+    with torch.enable_grad():
+        with trainer.precision_plugin.train_step_context():
+            output = module.training_step(*arguments)
+        loss = output["loss"] if isinstance(output, Mapping) else output
+        if loss is None:
+            return {}
+        found = torch.autograd.grad(loss * _scale(trainer), list(parameters.values()), allow_unused=True)
+    return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+
+
+def _norms(gradients: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the norm of each gradient, without waiting for the device.
+
+    Raises:
+        ConfigError: for a sparse gradient.
+    """
+    for name, gradient in gradients.items():
+        if gradient.layout != torch.strided:
+            raise ConfigError(
+                f"the gradient of {name} is sparse ({gradient.layout}), and the noise scale needs dense ones: set"
+                " sparse=False in its layer, or leave NoiseScale out"
+            )
+    half = (torch.float16, torch.bfloat16)
+    wide = (g.detach().float() if g.dtype in half else g.detach() for g in gradients.values())
+    # All in one type, to be stacked; only MPS has no float64.
+    return [torch.linalg.vector_norm(g).to(torch.float32 if g.is_mps else torch.float64) for g in wide]
+
+
+def _square(norms: list[Tensor]) -> float:
+    """Return the sum of the squares; the device is waited for once."""
+    return sum(norm * norm for norm in torch.stack(norms).tolist()) if norms else 0.0
+
+
+def _weights(sizes: list[int], kind: str) -> list[float]:
+    total = sum(sizes)
+    return [n / total if kind == "examples" else 1.0 / len(sizes) for n in sizes]
+
+
+def _scale(trainer: Trainer) -> float:
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    return 1.0 if scaler is None else float(scaler.get_scale())
+
+
+@contextmanager
+def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
+    """Put generators and the modules' attributes back afterwards, and drop what is logged meanwhile."""
+    random, loggers = random_state(), trainer.loggers
+    attributes = [(sub.__dict__, dict(sub.__dict__)) for sub in module.modules()]
+    values = [value for _, before in attributes for value in before.values()]
+    containers = [(value, value.copy()) for value in values if isinstance(value, dict | list | set)]
+    for _, contents in containers:
+        values += contents.values() if isinstance(contents, dict) else contents
+    generators = [(value, value.get_state()) for value in values if isinstance(value, torch.Generator)]
+    # Parameters, and what was computed from them, are left alone by a forward pass; the rest is copied back whether it
+    # was written to or not, because batch norm does not count its writes in a tensor's version.
+    tensors = [value for value in values if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)]
+    clones = [(t, t.clone()) for t in tensors if not t.requires_grad and not t.is_inference()]
+    trainer.loggers = [DummyLogger() for _ in loggers]
+    module.log = module.log_dict = _drop  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        trainer.loggers = loggers
+        for live, before in attributes:
+            live.clear()
+            live.update(before)
+        for container, contents in containers:
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(contents)
+        for generator, state in generators:
+            generator.set_state(state)
+        with torch.no_grad():
+            for tensor, clone in clones:
+                tensor.copy_(clone)
+        set_random_state(random)
+
+
+def _drop(*args: Any, **kwargs: Any) -> None:
+    pass

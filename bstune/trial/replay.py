@@ -1,0 +1,355 @@
+"""Recorded trials in place of training: the same records, milliseconds each.
+
+A table is a file of JSON lines, one a recorded run: ``batch_size``, ``lr``, ``seed``, ``steps`` (the evaluated steps),
+``metric`` (one value a step: an error, or whatever the target's metric and mode then say) and ``seconds_per_step``;
+``status`` may say that the run ``diverged``. Runs of the same batch size and learning rate are a cell; cells need not
+fill a rectangle.
+
+``python -m bstune.trial.replay record FILE ...`` writes a table; see :mod:`bstune.study.record`.
+"""
+
+import json
+import math
+import sys
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import bstune
+from bstune.core.errors import TableError
+from bstune.core.records import Status, Target, TrialResult, TrialSpec
+
+COLUMNS = ("batch_size", "lr", "seed", "steps", "metric", "seconds_per_step")
+DEVICE = "replay"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One recorded run: ``metric[i]`` was seen after ``steps[i]`` steps; a diverged one may have no evaluation."""
+
+    batch_size: int
+    lr: float
+    seed: int
+    steps: tuple[int, ...]
+    metric: tuple[float, ...]
+    seconds_per_step: float
+    diverged: bool
+
+    @property
+    def end(self) -> int:
+        """The last evaluated step, which ends the record; 1 for a run that diverged before its first evaluation."""
+        return self.steps[-1] if self.steps else 1
+
+    def steps_to(self, target: Target) -> int | None:
+        """Return the first evaluated step that met the target, None if none did."""
+        return next((step for step, value in zip(self.steps, self.metric, strict=True) if target.reached(value)), None)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the table says of one (batch size, learning rate, seed).
+
+    ``steps`` are steps to target, None if it was not reached within ``end`` steps; ``history`` is (step, metric) up to
+    there, and no value in it but that at ``steps`` meets the target.
+    """
+
+    steps: int | None
+    end: int
+    seconds_per_step: float
+    history: tuple[tuple[int, float], ...]
+    diverged: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """Recorded runs, and how to read between them."""
+
+    runs: tuple[Run, ...]
+
+    @cached_property
+    def cells(self) -> Mapping[tuple[int, float], tuple[Run, ...]]:
+        """The runs of each (batch size, learning rate), in order of their seeds."""
+        found: dict[tuple[int, float], list[Run]] = {}
+        for run in sorted(self.runs, key=lambda run: (run.batch_size, run.lr, run.seed)):
+            found.setdefault((run.batch_size, run.lr), []).append(run)
+        return {cell: tuple(runs) for cell, runs in found.items()}
+
+    @cached_property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """All batch sizes, ascending."""
+        return tuple(sorted({run.batch_size for run in self.runs}))
+
+    @cached_property
+    def lrs(self) -> tuple[float, ...]:
+        """All learning rates, ascending."""
+        return tuple(sorted({run.lr for run in self.runs}))
+
+    @cached_property
+    def _log_cells(self) -> tuple[list[tuple[int, float]], Any]:
+        cells = list(self.cells)
+        return cells, np.log(np.array(cells, dtype=np.float64))
+
+    def nearest_cell(self, batch_size: float, lr: float) -> tuple[int, float]:
+        """Return the recorded cell nearest in (log B, log lr); of equals the first in order."""
+        if (batch_size, lr) in self.cells:
+            return int(batch_size), lr
+        cells, logs = self._log_cells
+        distance = ((logs - np.log([batch_size, lr])) ** 2).sum(axis=1)
+        return cells[int(distance.argmin())]
+
+    def outcome(self, batch_size: float, lr: float, seed: int, target: Target) -> Outcome:
+        """Return what a trial comes to; outside of the table's range its edge speaks.
+
+        Where all corners of the grid around the point reached the target, log S and log tau are bilinear in
+        (log B, log lr), and the history is the nearest corner's with its steps rescaled; elsewhere the outcome is the
+        nearest corner's. A corner that was not recorded is its nearest recorded cell. Of several runs in a cell, one
+        is drawn by ``seed``, the same place in every cell.
+        """
+        share = float(np.random.default_rng(seed).random())
+        return self._read(batch_size, lr, target, share)
+
+    def median_time(self, batch_size: float, lr: float, target: Target) -> float | None:
+        """Return the median time to target in seconds over the seeds; None if half of them did not reach it."""
+        draws = math.lcm(*{len(runs) for runs in self.cells.values()})
+        outcomes = [self._read(batch_size, lr, target, (i + 0.5) / draws) for i in range(draws)]
+        times = [o.steps * o.seconds_per_step if o.steps is not None else math.inf for o in outcomes]
+        middle = median(times)
+        return middle if math.isfinite(middle) else None
+
+    def _read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
+        sizes, wb = _bracket(self.batch_sizes, batch_size)
+        rates, wl = _bracket(self.lrs, lr)
+        corners = [
+            (self._draw(size, rate, share), ws * wr)
+            for size, ws in zip(sizes, wb, strict=True)
+            for rate, wr in zip(rates, wl, strict=True)
+            if ws * wr > 0
+        ]
+        nearest = max(corners, key=lambda corner: corner[1])[0]
+        own = nearest.steps_to(target)
+        reached = [steps for run, _ in corners if (steps := run.steps_to(target)) is not None]
+        if own is None or len(reached) < len(corners):
+            end = nearest.end if own is None else own
+            diverged = nearest.diverged and own is None
+            return Outcome(own, end, nearest.seconds_per_step, _rescaled(nearest, end, 1.0), diverged)
+        weights = [weight for _, weight in corners]
+        steps = round(_geometric_mean(reached, weights))
+        tau = _geometric_mean([run.seconds_per_step for run, _ in corners], weights)
+        return Outcome(steps, steps, tau, _rescaled(nearest, own, steps / own), False)
+
+    def _draw(self, batch_size: int, lr: float, share: float) -> Run:
+        runs = self.cells[self.nearest_cell(batch_size, lr)]
+        return runs[min(int(share * len(runs)), len(runs) - 1)]
+
+    def best(self, target: Target) -> tuple[int, float, float] | None:
+        """Return batch size, learning rate and median time of the fastest cell; None if none reached the target."""
+        times = {cell: self.median_time(*cell, target) for cell in self.cells}
+        found = [(time, cell) for cell, time in times.items() if time is not None]
+        if not found:
+            return None
+        time, (batch_size, lr) = min(found)
+        return batch_size, lr, time
+
+
+def _bracket(values: Sequence[float], value: float) -> tuple[tuple[Any, ...], tuple[float, ...]]:
+    """Return the recorded values around ``value`` and their weights, linear in the logarithm."""
+    value = min(max(value, values[0]), values[-1])
+    above = bisect_left(values, value)
+    if values[above] == value:
+        return (values[above],), (1.0,)
+    low, high = values[above - 1], values[above]
+    weight = math.log(value / low) / math.log(high / low)
+    return (low, high), (1.0 - weight, weight)
+
+
+def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    if len(values) == 1:  # a recorded point is answered as it was recorded, to the last bit
+        return values[0]
+    return math.exp(sum(weight * math.log(value) for value, weight in zip(values, weights, strict=True)))
+
+
+def _rescaled(run: Run, end: int, scale: float) -> tuple[tuple[int, float], ...]:
+    """Return (step, metric) up to ``end`` with the steps rescaled; of evaluations that fall together the last stays."""
+    pairs = zip(run.steps, run.metric, strict=True)
+    return tuple({max(1, round(step * scale)): value for step, value in pairs if step <= end}.items())
+
+
+def replay(
+    table: Table, spec: TrialSpec, target: Target, last_step: int, parent: TrialResult | None = None
+) -> TrialResult:
+    """Return the record of a trial that is answered from the table.
+
+    Args:
+        table: the recorded runs.
+        spec: batch size, learning rate and seed.
+        target: what to reach.
+        last_step: the trial's budget in steps, counted from the first step of the trial that it continues, if any.
+        parent: a trial at the same point that was stopped; steps go on from there, and only what is added costs.
+
+    Raises:
+        ValueError: if ``spec`` names another parent, or ``parent`` is of another batch size, learning rate or seed.
+    """
+    done = _steps_done(spec, parent)
+    outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
+    steps = min(outcome.end, max(last_step, done))
+    reached = outcome.steps is not None and outcome.steps <= steps
+    status: Status = "reached" if reached else "diverged" if outcome.diverged and steps == outcome.end else "budget"
+    history = tuple((step, value) for step, value in outcome.history if step <= steps)
+    missed = [step for step, value in history if not target.reached(value)]
+    seconds = (steps - done) * outcome.seconds_per_step
+    return TrialResult(
+        **spec.identity(),
+        status=status,
+        steps=steps,
+        steps_low=(missed[-1] if missed else 0) if reached else steps,
+        examples=steps * spec.batch_size,
+        train_seconds=seconds,
+        eval_seconds=0.0,
+        startup_seconds=0.0,
+        wall_seconds=seconds,
+        seconds_per_step=outcome.seconds_per_step,
+        device=DEVICE,
+        versions={"bstune": bstune.__version__},
+        history=history,
+        message="the recorded run diverged" if status == "diverged" else None,
+    )
+
+
+def _steps_done(spec: TrialSpec, parent: TrialResult | None) -> int:
+    """Return the steps that the trial continues from."""
+    if (None if parent is None else parent.number) != spec.parent:
+        raise ValueError(f"the trial names parent {spec.parent}, but got {parent and parent.number}")
+    if parent is None:
+        return 0
+    here, there = ((trial.batch_size, trial.lr, trial.seed) for trial in (spec, parent))
+    if here != there:
+        raise ValueError(f"a trial continues at its parent's batch size, lr and seed, {there}, but got {here}")
+    return parent.steps
+
+
+def read_table(path: Path) -> Table:
+    """Return the table in a file of JSON lines.
+
+    Raises:
+        TableError: if it cannot be read, a line is no such run, a run is there twice, or there is one batch size only.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise TableError(f"the table {path} cannot be read ({reason}): give a file of JSON lines") from error
+    runs: dict[tuple[int, float, int], Run] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        run = _run(line, f"{path}, line {number}")
+        key = run.batch_size, run.lr, run.seed
+        if key in runs:
+            raise TableError(
+                f"{path}, line {number}: batch_size={run.batch_size}, lr={run.lr:g}, seed={run.seed} is there twice: "
+                "drop one of the two, or give them different seeds"
+            )
+        runs[key] = run
+    if not any(run.steps for run in runs.values()):
+        raise TableError(f"the table {path} holds no evaluated run: it needs one a line, with {', '.join(COLUMNS)}")
+    sizes = {run.batch_size for run in runs.values()}
+    if len(sizes) == 1:
+        raise TableError(
+            f"the table {path} has batch size {sizes.pop()} only: a search over batch sizes needs two or more"
+        )
+    return Table(tuple(runs.values()))
+
+
+def _run(line: str, place: str) -> Run:
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise TableError(f"{place} is not JSON ({error}): each line is one recorded run") from error
+    missing = [name for name in COLUMNS if not isinstance(values, dict) or name not in values]
+    if missing:
+        raise TableError(f"{place} lacks {', '.join(missing)}: a run has {', '.join(COLUMNS)}")
+    for name in ("batch_size", "lr", "seconds_per_step"):
+        if not _is_number(values[name]) or values[name] <= 0:
+            raise TableError(f"{place}: {name} must be a positive number, but got {_short(values[name])}")
+    for name in ("batch_size", "seed"):
+        if not _is_number(values[name]) or values[name] != int(values[name]):
+            raise TableError(f"{place}: {name} must be an integer, but got {_short(values[name])}")
+    diverged = values.get("status") == "diverged"
+    _check_history(values["steps"], values["metric"], diverged, place)
+    return Run(
+        batch_size=int(values["batch_size"]),
+        lr=float(values["lr"]),
+        seed=int(values["seed"]),
+        steps=tuple(int(step) for step in values["steps"]),
+        metric=tuple(float(value) for value in values["metric"]),
+        seconds_per_step=float(values["seconds_per_step"]),
+        diverged=diverged,
+    )
+
+
+def _check_history(steps: Any, metric: Any, diverged: bool, place: str) -> None:
+    if not (isinstance(steps, list) and isinstance(metric, list)):
+        raise TableError(f"{place}: steps and metric must be lists, but got {_short(steps)} and {_short(metric)}")
+    if len(steps) != len(metric):
+        raise TableError(f"{place} has {len(steps)} steps but {len(metric)} values of the metric: one a step is needed")
+    if not steps and not diverged:
+        raise TableError(f"{place} has no evaluation: only a run whose status is diverged may have none")
+    bad = [value for value in metric if not _is_number(value)]
+    if bad:
+        raise TableError(f"{place}: metric must hold finite numbers, but got {_short(bad[0])}: end the run before it")
+    whole = all(_is_number(step) and step == int(step) and step > 0 for step in steps)
+    if not whole or any(after <= before for before, after in pairwise(steps)):
+        raise TableError(f"{place}: steps must be ascending positive integers, but got {_short(steps)}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _is_number(value: object) -> bool:
+    # NaN compares false; an integer may be too large for a float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def never_reached(table: Table, target: Target) -> str | None:
+    """Return why no trial can reach the target in this table, with the best value in it; None if some run did."""
+    if any(run.steps_to(target) is not None for run in table.runs):
+        return None
+    value, run = min(((v, run) for run in table.runs for v in run.metric), key=lambda pair: target.gap(pair[0]))
+    word = "lowest" if target.mode == "min" else "highest"
+    return (
+        f"{target} is never reached in this table; {word} {target.metric} {value:g}, at batch size {run.batch_size} "
+        f"and learning rate {run.lr:g}: set workload.target.value to one that some run reached"
+    )
+
+
+def always_reached(table: Table, target: Target) -> str | None:
+    """Return that every run meets the target at its first evaluation, where it says nothing; None if one did not."""
+    if not all(run.steps and target.reached(run.metric[0]) for run in table.runs):
+        return None
+    return (
+        f"{target} is met by every run in this table at its first evaluation: "
+        "check workload.target.mode and workload.target.value"
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ``record``; return the exit status."""
+    from bstune.study.record import main as record
+
+    if list(arguments[:1]) != ["record"]:
+        sys.stderr.write("usage: python -m bstune.trial.replay record FILE ... (--help lists the options)\n")
+        return 2
+    return record(arguments[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,251 @@
+"""Averages of the weights that are evaluated in their place, kept without waiting for an accelerator.
+
+Lookahead: slow weights that the trained ones are drawn back to every few steps.
+"""
+
+import itertools
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
+from torch import Tensor, nn
+
+from bstune.core.errors import ConfigError
+from bstune.trial.batches import check_size
+
+# Snapshots per averaging window: the average changes little between them, and a step costs nothing in between.
+SNAPSHOTS = 16
+
+
+class _DeviceAverage(WeightAveraging):
+    """An average of weights and buffers: average <- decay x average + (1 - decay) x weights, at some of the steps.
+
+    Three things are Lightning's no longer. The count of updates stays on the host: torch's AveragedModel keeps it on
+    the device and branches on it, so that each update waits for all that the device has been given. The average moves
+    to the weights' device: Lightning makes it before it moves the module, so that each update would copy all weights to
+    the host. And the average keeps its own type, that of the module when it was set up: an average of weights in half
+    precision is one in float32, and only a copy of it is rounded for an evaluation.
+
+    The first update takes the weights as they are. Whole numbers, such as counts of batches, are never averaged.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._training: list[Tensor] = []
+
+    @abstractmethod
+    def decay(self) -> float:
+        """Return the share of the average so far in the next one."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Make the average."""
+        super().setup(trainer, pl_module, stage)
+        if self._average_model is not None:
+            self._average_model.n_averaged = torch.tensor(0)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the average where the weights are by now."""
+        assert self._average_model is not None  # noqa: S101  # set up
+        self._average_model.module.to(pl_module.device)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
+        """Update the average if it is due."""
+        step = trainer.global_step
+        if step > self._latest_update_step and self.should_update(step_idx=step - 1):
+            self._update(pl_module)
+            self._latest_update_step = step
+
+    @torch.no_grad()
+    def _update(self, pl_module: LightningModule) -> None:
+        assert self._average_model is not None  # noqa: S101  # set up
+        known, decay = int(self._average_model.n_averaged) > 0, self.decay()
+        averaged: list[Tensor] = []
+        weights: list[Tensor] = []
+        for average, value in zip(_tensors(self._average_model.module), _tensors(pl_module), strict=True):
+            if known and average.is_floating_point():
+                averaged.append(average)
+                weights.append(value.to(average.dtype))
+            else:
+                average.copy_(value)
+        if averaged:
+            torch._foreach_lerp_(averaged, weights, 1.0 - decay)
+        self._average_model.n_averaged += 1
+
+    @torch.no_grad()
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the average in the weights' place."""
+        if self._average_model is not None:
+            self._training = [value.clone() for value in _tensors(pl_module)]
+            self._copy_average_to_current(pl_module)
+
+    @torch.no_grad()
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the weights back."""
+        for value, kept in zip(_tensors(pl_module), self._training, strict=self._average_model is not None):
+            value.copy_(kept)
+        self._training = []
+
+
+def _tensors(module: torch.nn.Module) -> list[Tensor]:
+    return [tensor.detach() for tensor in itertools.chain(module.parameters(), module.buffers())]
+
+
+class RunningWeightAverage(_DeviceAverage):
+    """Evaluates an average whose window is ``fraction`` of the steps so far: no horizon, no length in steps.
+
+    The weights of step s count in proportion to s^(1/fraction - 1) at every later step t, so that their cumulative
+    weight is (s/t)^(1/fraction) and their mean age is t fraction/(1 + fraction) (polynomial-decay averaging, Shamir and
+    Zhang 2013, eq. 6 with eta = 1/fraction - 1). The window is the same share of the run at every batch size, and no
+    horizon has to be known. The average is updated every ``fraction``/16 of the steps so far (at least one step apart).
+
+    Args:
+        fraction: in (0, 1].
+
+    Raises:
+        ConfigError: for a fraction outside (0, 1].
+    """
+
+    def __init__(self, fraction: float) -> None:
+        if not 0.0 < fraction <= 1.0:
+            raise ConfigError(f"the fraction of steps that is averaged must lie in (0, 1], but got {fraction}")
+        super().__init__()
+        self.fraction = fraction
+        self._updated_at = 0
+        self._step = 0
+
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        """Return whether the snapshots' spacing is over; never at the end of an epoch."""
+        if step_idx is None:
+            return False
+        step = step_idx + 1
+        due = step >= max(self._updated_at + 1, math.ceil(self._updated_at * (1.0 + self.fraction / SNAPSHOTS)))
+        if due:
+            self._step = step
+        return due
+
+    def decay(self) -> float:
+        """Return (s/t)^(1/fraction) for the last update at step s and this one at t."""
+        return float((self._updated_at / self._step) ** (1.0 / self.fraction))
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
+        """Update the average if a snapshot is due."""
+        super().on_train_batch_end(trainer, pl_module, *arguments)
+        self._updated_at = self._step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return when the average was last updated; Lightning saves the average itself."""
+        return {**super().state_dict(), "updated_at": self._updated_at}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what :meth:`state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self._updated_at = self._step = state_dict["updated_at"]
+
+
+class ExponentialMovingAverage(_DeviceAverage):
+    """Evaluates an exponential moving average of weights and buffers, updated at the first step and every few after.
+
+    average <- decay^every x average + (1 - decay^every) x weights, as in Page's rung of 34 s (2019, "How to train your
+    ResNet 8: bag of tricks": 0.99 every 5 steps). There the average starts at the untrained weights; here it starts at
+    those of the first step. Its window is a number of steps, 1/(1 - decay), whatever the batch size.
+
+    Args:
+        decay: of one step, from 0 (the weights of the last update themselves) to below 1.
+        every: steps between updates.
+
+    Raises:
+        ConfigError: for a decay outside [0, 1), or a spacing that is no positive integer.
+    """
+
+    def __init__(self, decay: float, every: int) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise ConfigError(f"the decay of a moving average must lie in [0, 1), but got {decay}")
+        check_size("the steps between updates of an average", every)
+        super().__init__()
+        self._decay, self._every = decay**every, every
+
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        """Return whether an update is due; never at the end of an epoch."""
+        return step_idx is not None and step_idx % self._every == 0
+
+    def decay(self) -> float:
+        """Return decay^every."""
+        return self._decay
+
+
+class Lookahead(Callback):
+    """Draws the weights back to slow ones every few steps, the harder the later in training.
+
+    (Zhang et al. 2019, arXiv 1907.08610, algorithm 1, in the form of hlb-CIFAR10 and cifar10-airbench.) At step t, a
+    multiple of ``every``, slow <- slow + (1 - d)(fast - slow) and fast <- slow, with
+    d = decay x (t/total_steps)^power; at step ``total_steps`` fast <- slow once more, which takes what the last few
+    steps did alone out again. Buffers, such as the statistics of batch normalisation, are weights here; whole numbers
+    are left alone. The slow weights start at the untrained ones. Steps that a gradient scaler skips are counted: with k
+    of them fast <- slow comes k steps before the end. Nothing waits for an accelerator.
+
+    Args:
+        total_steps: the trial's own steps, over 0.
+        every: steps between updates. 5 in the source.
+        decay: from 0 (which changes nothing but the last step) to 1. 0.95^5 in the source.
+        power: of the growth of d, at least 0. 3 in the source.
+
+    Raises:
+        ConfigError: for a value out of its range.
+    """
+
+    def __init__(self, total_steps: int, every: int, decay: float, power: float) -> None:
+        if total_steps < 1:
+            raise ConfigError(f"lookahead needs at least one step, but got {total_steps}")
+        check_size("the steps between updates of lookahead", every)
+        if not 0.0 <= decay <= 1.0:
+            raise ConfigError(f"the decay of lookahead must lie in [0, 1], but got {decay}")
+        if not 0.0 <= power < math.inf:
+            raise ConfigError(f"the power of lookahead must be at least 0, but got {power}")
+        self._total_steps, self._every, self._decay, self._power = total_steps, every, decay, power
+        self._slow: list[Tensor] = []
+        self._step = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Start anew; a state is taken up after this."""
+        self._slow, self._step = [], 0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the slow weights from the module, or put those of a state where it is."""
+        weights = list(_weights(pl_module))
+        known = self._slow or weights
+        self._slow = [slow.to(weight, copy=True) for slow, weight in zip(known, weights, strict=True)]
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
+        """Update both if it is due; micro-batches but the last of a step are none."""
+        step = trainer.global_step
+        if step <= self._step:
+            return
+        self._step = step
+        if step % self._every == 0:
+            self._update(pl_module, self._decay * min(1.0, step / self._total_steps) ** self._power)
+        if step == self._total_steps:
+            self._update(pl_module, 1.0)
+
+    @torch.no_grad()
+    def _update(self, pl_module: LightningModule, decay: float) -> None:
+        fast = list(_weights(pl_module))
+        torch._foreach_lerp_(self._slow, fast, 1.0 - decay)
+        torch._foreach_copy_(fast, self._slow)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the slow weights, and the step that they are of."""
+        return {"slow": self._slow, "step": self._step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what :meth:`state_dict` returned."""
+        self._slow, self._step = list(state_dict["slow"]), state_dict["step"]
+
+
+def _weights(module: nn.Module) -> Iterator[Tensor]:
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
+        if tensor.is_floating_point():
+            yield tensor.detach()

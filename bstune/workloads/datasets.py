@@ -1,0 +1,404 @@
+"""Small data sets, from their publishers, with pinned checksums.
+
+A complete local copy is used without a network, and its folder may be read-only. What is missing is downloaded, checked
+and renamed into place, so that an interrupted download leaves nothing that looks like data. The pinned checksums are
+those of the uncompressed files: the gzip wrapping differs from mirror to mirror. Nothing is ever unpickled.
+"""
+
+import gzip
+import hashlib
+import logging
+import os
+import sys
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pooch
+from numpy.typing import NDArray
+
+from bstune.core.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+TIMEOUT_SECONDS = (5.0, 15.0)  # to connect; between two reads
+GZIP_MAGIC = b"\x1f\x8b"
+IDX_UNSIGNED_BYTE = 0x08
+CIFAR10_SHAPE = (3, 32, 32)
+
+
+@dataclass(frozen=True)
+class Images:
+    """Labelled images.
+
+    Args:
+        images: uint8, (n, channels, height, width).
+        labels: int64, (n,).
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: NDArray[np.int64]) -> "Images":
+        """Return a copy of the examples at ``index``."""
+        return Images(self.images[index], self.labels[index])
+
+
+@dataclass(frozen=True)
+class ImageDataset:
+    """A data set as published.
+
+    Args:
+        name: its name, for messages.
+        white: the largest value that a pixel can have: 255, or 16 for the digits.
+        train: the training images.
+        test: the test images; None where the publisher has no such part.
+    """
+
+    name: str
+    white: int
+    train: Images
+    test: Images | None
+
+
+@dataclass(frozen=True)
+class TabularDataset:
+    """Measurements as published, for a regression.
+
+    Args:
+        name: its name, for messages.
+        features: float64, (n, number of features).
+        labels: float64, (n,).
+    """
+
+    name: str
+    features: NDArray[np.float64]
+    labels: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the files of a data set are kept and published.
+
+    Args:
+        name: the data set, for messages.
+        folder: its folder under the root.
+        sha256: checksum of each file, uncompressed, by file name.
+        mirrors: URLs to which the name of a remote file is appended, tried in this order.
+        archive: the remote tar archive that holds ``folder/`` with all files; None if each file is published alone, as
+            ``<file><suffix>``.
+        suffix: what follows the file's name where it is published alone: ``.gz``, or nothing.
+    """
+
+    name: str
+    folder: str
+    sha256: Mapping[str, str]
+    mirrors: tuple[str, ...]
+    archive: str | None = None
+    suffix: str = ".gz"
+
+
+FASHION_MNIST = Source(
+    name="Fashion-MNIST",
+    folder="fashion-mnist",
+    sha256={
+        "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    },
+    mirrors=(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    ),
+)
+MNIST = Source(
+    name="MNIST",
+    folder="mnist",
+    sha256={
+        "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    },
+    mirrors=(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+)
+CIFAR10 = Source(
+    name="CIFAR-10",
+    folder="cifar-10-batches-bin",
+    sha256={
+        "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+        "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+        "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+        "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+        "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+        "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+    },
+    mirrors=("https://www.cs.toronto.edu/~kriz/",),
+    archive="cifar-10-binary.tar.gz",
+)
+AIRFOIL = Source(
+    name="NASA's airfoil self-noise",
+    folder="airfoil",
+    sha256={"airfoil_self_noise.dat": "74c75fd71783f1e6b71f8a622b993dc592897a97cd689c5090a07147a1b097b3"},
+    mirrors=(
+        "https://archive.ics.uci.edu/ml/machine-learning-databases/00291/",
+        "http://d2l-data.s3-accelerate.amazonaws.com/",
+    ),
+    suffix="",
+)
+AIRFOIL_COLUMNS = 6  # frequency, angle of attack, chord length, velocity, displacement thickness; sound pressure level
+
+
+def load_digits() -> ImageDataset:
+    """Return the 1797 digits of 8 x 8 pixels, 0 to 16, that scikit-learn ships; they have no test part."""
+    from sklearn.datasets import load_digits as load  # here, because scikit-learn takes a second to import
+
+    digits = load()
+    images = digits.images.astype(np.uint8)[:, None]
+    return ImageDataset("digits", 16, Images(images, digits.target.astype(np.int64)), None)
+
+
+def load_fashion_mnist(root: str | Path) -> ImageDataset:
+    """Return Fashion-MNIST (Xiao et al. 2017, arXiv 1708.07747): 60,000 and 10,000 images of 1 x 28 x 28.
+
+    Args:
+        root: folder that holds, or is to hold, ``fashion-mnist/`` with the four IDX files, gzipped or not; ``~`` is
+            the home directory.
+
+    Raises:
+        DataError: if the data are not there and cannot be downloaded, or are not the published bytes.
+        ConfigError: if ``root`` is empty.
+    """
+    return _load_idx(FASHION_MNIST, root)
+
+
+def load_mnist(root: str | Path) -> ImageDataset:
+    """Return MNIST (LeCun et al. 1998), kept in ``root/mnist/``; otherwise as :func:`load_fashion_mnist`."""
+    return _load_idx(MNIST, root)
+
+
+def load_cifar10(root: str | Path) -> ImageDataset:
+    """Return CIFAR-10 (Krizhevsky 2009), binary version: 50,000 and 10,000 images of 3 x 32 x 32.
+
+    It is kept in ``root/cifar-10-batches-bin/``; otherwise as :func:`load_fashion_mnist`.
+    """
+    files = read_files(CIFAR10, root)
+    parts = {name: parse_cifar10(data, name) for name, data in files.items()}
+    test = parts.pop("test_batch.bin")
+    train = [parts[name] for name in sorted(parts)]
+    images = np.concatenate([part.images for part in train])
+    return ImageDataset(CIFAR10.name, 255, Images(images, np.concatenate([part.labels for part in train])), test)
+
+
+def load_airfoil(root: str | Path) -> TabularDataset:
+    """Return NASA's airfoil self-noise (Brooks, Pope and Marcolini 1989; UCI 291): 1503 rows of 5 features, in order.
+
+    The features are frequency in Hz, angle of attack in degrees, chord length in m, free-stream velocity in m/s and
+    displacement thickness of the suction side in m; the label is the sound pressure level in dB. The file is kept in
+    ``root/airfoil/``; otherwise as :func:`load_fashion_mnist`.
+    """
+    ((name, data),) = read_files(AIRFOIL, root).items()
+    table = parse_table(data, name, AIRFOIL_COLUMNS)
+    return TabularDataset(AIRFOIL.name, table[:, :-1], table[:, -1])
+
+
+def parse_table(data: bytes, name: str, columns: int) -> NDArray[np.float64]:
+    """Return the numbers of a tab-separated file without a header, (rows, columns).
+
+    Raises:
+        DataError: if a row has another number of columns, or a value that is no finite number, or there is no row.
+    """
+    try:
+        lines = data.decode("ascii").splitlines()
+        table = np.array([[float(value) for value in line.split("\t")] for line in lines if line], np.float64)
+    except ValueError as error:
+        raise DataError(f"{name} is not a table of tab-separated numbers: {error}") from error
+    if table.ndim != 2 or table.shape[1] != columns or not np.isfinite(table).all():
+        raise DataError(f"{name} is not a table of {columns} columns of finite numbers: its shape is {table.shape}")
+    return table
+
+
+def _load_idx(source: Source, root: str | Path) -> ImageDataset:
+    arrays = {name: parse_idx(data, name) for name, data in read_files(source, root).items()}
+
+    def part(prefix: str) -> Images:
+        images, labels = arrays[f"{prefix}-images-idx3-ubyte"], arrays[f"{prefix}-labels-idx1-ubyte"]
+        if images.ndim != 3 or labels.shape != images.shape[:1]:
+            raise DataError(f"{source.name}: images of shape {images.shape} do not match labels of {labels.shape}")
+        return Images(images[:, None], labels.astype(np.int64))
+
+    return ImageDataset(source.name, 255, part("train"), part("t10k"))
+
+
+def parse_idx(data: bytes, name: str) -> NDArray[np.uint8]:
+    """Return the array in an IDX file of unsigned bytes, read-only, in the shape that its header gives.
+
+    Raises:
+        DataError: if the header is not that of such a file, or the length is not what the header says.
+    """
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] != IDX_UNSIGNED_BYTE:
+        raise DataError(f"{name} is not an IDX file of unsigned bytes: it starts with {data[:4].hex(' ')}")
+    header = 4 + 4 * data[3]
+    if len(data) < header:
+        raise DataError(f"{name} ends inside its IDX header of {header} bytes: it has {len(data)}")
+    shape = tuple(int(size) for size in np.frombuffer(data, ">u4", count=data[3], offset=4))
+    values = np.frombuffer(data, np.uint8, offset=header)
+    if values.size != np.prod(shape, dtype=np.int64):
+        raise DataError(f"{name} holds {values.size} bytes, but its IDX header says {shape}")
+    return values.reshape(shape)
+
+
+def parse_cifar10(data: bytes, name: str) -> Images:
+    """Return the images in a file of CIFAR-10's binary version: records of a label and 3 x 32 x 32 pixels.
+
+    Raises:
+        DataError: if the length is not that of whole records, or a label is not one of the ten classes.
+    """
+    size = 1 + int(np.prod(CIFAR10_SHAPE))
+    if not data or len(data) % size:
+        raise DataError(f"{name} holds {len(data)} bytes, which is not a whole number of records of {size} bytes")
+    records = np.frombuffer(data, np.uint8).reshape(-1, size)
+    if records[:, 0].max() > 9:
+        raise DataError(f"{name} has the label {records[:, 0].max()}, but CIFAR-10 has the classes 0 to 9")
+    return Images(records[:, 1:].reshape(-1, *CIFAR10_SHAPE), records[:, 0].astype(np.int64))
+
+
+def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
+    """Return the uncompressed, verified bytes of each of a source's files, by name; download what is missing.
+
+    Raises:
+        DataError: if a file is there but damaged, if a missing one cannot be had from any mirror, or if ``root``
+            cannot be read or written.
+        ConfigError: if ``root`` is empty.
+    """
+    if not str(root or ""):
+        raise ConfigError(f"data.root is empty: set it, or BSTUNE_DATA, to the folder that holds {source.folder}/")
+    try:
+        folder = Path(root).expanduser() / source.folder
+        paths = {name: _local_path(folder, name) for name in source.sha256}
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no such home directory
+        raise DataError(f"data.root={root} cannot be read ({error}). {_advice(source)}") from error
+    files = {name: _read_verified(path, source.sha256[name]) for name, path in paths.items() if path is not None}
+    missing = tuple(name for name in source.sha256 if name not in files)
+    return files | _download(source, folder, missing) if missing else files
+
+
+def _advice(source: Source) -> str:
+    suffix = "" if source.archive else ", gzipped or not"
+    return (
+        f"Set data.root or the environment variable BSTUNE_DATA to a folder that holds {source.folder}/ with"
+        f" {', '.join(source.sha256)}{suffix}"
+    )
+
+
+def _local_path(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _read_verified(path: Path, sha256: str) -> bytes:
+    try:
+        return _verified(path.read_bytes(), sha256)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    except DataError as error:
+        raise DataError(f"{path} is {error}. Delete it, and it is downloaded again") from error
+
+
+def _verified(data: bytes, sha256: str) -> bytes:
+    """Return ``data`` without its gzip wrapping, if it has one: no published file itself starts with gzip's magic."""
+    try:
+        data = gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"damaged ({error})") from error
+    received = hashlib.sha256(data).hexdigest()
+    if received != sha256:
+        raise DataError(f"not the published file: its sha256 (uncompressed) is {received}, expected {sha256}")
+    return data
+
+
+def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str, bytes]:
+    remote = (
+        [(source.archive, tuple(missing))] if source.archive else [(name + source.suffix, (name,)) for name in missing]
+    )
+    files: dict[str, bytes] = {}
+    try:
+        with _staging(folder) as staging:
+            for remote_name, names in remote:
+                fetched = _fetch(source, folder, remote_name, names, staging)
+                for name, data in fetched.items():
+                    (staging / name).write_bytes(data)
+                    os.replace(staging / name, folder / name)
+                files |= fetched
+    except OSError as error:  # what a mirror does wrong is a DataError by now: this is about the disk
+        raise DataError(
+            f"{source.name} is not complete and cannot be written to {folder} ({error}). {_advice(source)}, or to one"
+            " that can be written"
+        ) from error
+    return files
+
+
+@contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """Make ``folder`` and a temporary folder in it; folders that were made and stayed empty are removed again."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".download-", dir=folder) as staging:
+            yield Path(staging)
+    finally:
+        with suppress(OSError):  # not empty: the data are there
+            for path in made:
+                path.rmdir()
+
+
+def _fetch(source: Source, folder: Path, remote_name: str, names: Sequence[str], staging: Path) -> dict[str, bytes]:
+    """Return the verified bytes of ``names``, which the remote file holds, from the first mirror that has them."""
+    failures = []
+    for mirror in source.mirrors:
+        path = staging / remote_name
+        logger.info("downloading %s", mirror + remote_name)
+        try:
+            download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**16, timeout=TIMEOUT_SECONDS)
+            download(mirror + remote_name, path, None)
+            files = _read_archive(path, source.folder, names) if source.archive else {names[0]: path.read_bytes()}
+            return {name: _verified(data, source.sha256[name]) for name, data in files.items()}
+        # requests' exceptions are OSErrors; a captive portal's page or a cut archive is any of the others
+        except (OSError, EOFError, zlib.error, tarfile.TarError, DataError) as error:
+            failures.append(f"  {mirror + remote_name}: {_reason(error)}")
+    missing = [name for name in source.sha256 if _local_path(folder, name) is None]
+    raise DataError(
+        f"{source.name} is not complete in {folder}: {', '.join(missing)} missing, and every download failed:\n"
+        + "\n".join(failures)
+        + f"\n{_advice(source)}"
+    )
+
+
+def _read_archive(path: Path, folder: str, names: Sequence[str]) -> dict[str, bytes]:
+    """Return the named members' bytes: no path that the archive gives is ever written to."""
+    files = {}
+    with tarfile.open(path) as archive:
+        members = {member.name: member for member in archive.getmembers() if member.isreg()}
+        for name in names:
+            member = members.get(f"{folder}/{name}")
+            stream = archive.extractfile(member) if member else None
+            if stream is None:
+                raise DataError(f"the archive has no file {folder}/{name}")
+            files[name] = stream.read()
+    return files
+
+
+def _reason(error: Exception) -> str:
+    """Return the cause that requests wraps twice, such as a failed name resolution, in place of the wrapping."""
+    cause = getattr(error.args[0], "reason", None) if error.args else None
+    return str(cause or error) or type(error).__name__

@@ -1,0 +1,405 @@
+"""Image data that are loaded once, live on the device, and hand each trial its own stream of batches.
+
+Augmentation of a whole batch of uint8 images on its device, without a Python loop over examples.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import lightning
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bstune.core.errors import ConfigError, DataError
+from bstune.trial.batches import (
+    Augment,
+    EvalBatches,
+    Normalisation,
+    TrainBatches,
+    check_size,
+    resolve_device,
+    told,
+)
+from bstune.workloads.datasets import ImageDataset, Images
+
+CHUNK = 1000  # images counted at a time: bincount makes an int64 copy
+
+
+class ImageData(lightning.LightningDataModule):
+    """An image data set, split, normalised on the fly and kept on one device as uint8.
+
+    Nothing is read or checked before :meth:`check`, :meth:`setup` or the first use.
+
+    Args:
+        load: returns the data set, such as ``functools.partial(load_cifar10, root=...)``; ``_partial_: true`` in YAML.
+        device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA where there is one.
+        validation: how many of the training images to hold out for the target; or ``test``: train on all of them and
+            validate on the test images, so that no test set is left.
+        test: how many of the training images to hold out as the test images, where the publisher has none; else None.
+        split_seed: which images are held out.
+        eval_batch_size: examples per evaluation batch.
+        augment: applied to training batches; see :class:`~bstune.trial.batches.TrainBatches`.
+        alternating_flip: whether images are mirrored every other time; see the same.
+        mean, std: per channel, black being 0 and white 1; None for those of the training images that are left.
+        batch_size: of :meth:`train_dataloader` alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        load: Callable[[], ImageDataset],
+        device: str,
+        validation: int | Literal["test"],
+        split_seed: int,
+        eval_batch_size: int,
+        test: int | None = None,
+        augment: Augment | None = None,
+        alternating_flip: bool = False,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._load, self._device = load, device
+        self._validation, self._test, self._split_seed = validation, test, split_seed
+        self._eval_batch_size, self._batch_size = eval_batch_size, batch_size
+        self._augment, self._alternating_flip = augment, alternating_flip
+        self._mean, self._std = mean, std
+        self._host: _Host | None = None
+        self._resident: _Resident | None = None
+
+    @property
+    def validates_on_test(self) -> bool:
+        """Whether the target is measured on the test images, so that no unseen ones are left."""
+        return self._validation == "test"
+
+    def check(self) -> None:
+        """Read, download if need be, verify and split the data, without touching the device.
+
+        Raises:
+            DataError: if the data cannot be had.
+            ConfigError: if the split, the normalisation, the augmentation, a size or the device cannot be.
+        """
+        resolve_device(self._device)
+        check_size("data.eval_batch_size", self._eval_batch_size)
+        if self._resident is None:
+            host = self._on_host()
+            if self._augment is not None:  # on one image, so that a setting it refuses shows before any trial
+                image = torch.from_numpy(host.train.images[:1])
+                mean = normalisation(host.mean, host.std, host.white, image.device).mean
+                told(self._augment, mean, self._alternating_flip)(image, torch.Generator())
+
+    def setup(self, stage: str | None = None) -> None:
+        """Put the data on the device, once; later calls, for any stage, do nothing. Raises as :meth:`check` does."""
+        self._on_device()
+
+    @property
+    def train_size(self) -> int:
+        """Examples in one training epoch, known before the data are on the device."""
+        return len(self._on_host().train) if self._resident is None else len(self._resident.train.labels)
+
+    @property
+    def validation_size(self) -> int:
+        """Examples on which the target is measured."""
+        return len(self._on_device().validation.labels)
+
+    @property
+    def test_size(self) -> int:
+        """Examples kept for a last test; 0 where there are none."""
+        return len(self._on_device().test.labels)
+
+    def train_batches(self, batch_size: int, micro_batch_size: int | None, seed: int) -> TrainBatches:
+        """Return a trial's endless stream of batches.
+
+        Raises:
+            ConfigError: as :class:`~bstune.trial.batches.TrainBatches` does.
+        """
+        data = self._on_device()
+        return TrainBatches(
+            data.train.images,
+            data.train.labels,
+            batch_size=batch_size,
+            micro_batch_size=micro_batch_size,
+            seed=seed,
+            normalise=data.normalise,
+            augment=self._augment,
+            alternating_flip=self._alternating_flip,
+        )
+
+    def first_images(self, count: int) -> Tensor:
+        """Return the first training images of the split, normalised as in batches but not augmented, on the device.
+
+        Args:
+            count: how many; all, where there are fewer.
+
+        Returns:
+            float32, (count, channels, height, width), made anew at each call: nothing is kept of them.
+        """
+        data = self._on_device()
+        return data.normalise(data.train.images[:count])
+
+    def train_dataloader(self) -> TrainBatches:
+        """Return an endless stream with the constructor's batch size and torch's seed, for a Trainer with max_steps.
+
+        Raises:
+            ConfigError: if the constructor was given no batch size.
+        """
+        if self._batch_size is None:
+            raise ConfigError("data.batch_size is not set: set it, or take a trial's batches from train_batches()")
+        return self.train_batches(self._batch_size, None, torch.initial_seed())
+
+    def val_dataloader(self) -> EvalBatches:
+        """Return the validation batches."""
+        return self._eval_batches(self._on_device().validation)
+
+    def test_dataloader(self) -> EvalBatches:
+        """Return the test batches; none where there is no test set."""
+        return self._eval_batches(self._on_device().test)
+
+    def _eval_batches(self, part: "_Part") -> EvalBatches:
+        normalise = self._on_device().normalise
+        return EvalBatches(part.images, part.labels, batch_size=self._eval_batch_size, normalise=normalise)
+
+    def _mean_std(self, images: NDArray[np.uint8], white: int) -> tuple[list[float], list[float]]:
+        if self._mean is None and self._std is None:
+            return channel_mean_std(images, white)
+        mean, std = list(self._mean or ()), list(self._std or ())
+        channels = images.shape[1]
+        if len(mean) != channels or len(std) != channels or min(std) <= 0:
+            raise ConfigError(
+                f"data.mean and data.std must have {channels} value(s) each, one per channel, with std above 0, but got"
+                f" mean={self._mean} and std={self._std}; set both to null to compute them from the training images"
+            )
+        return mean, std
+
+    def _on_device(self) -> "_Resident":
+        if self._resident is None:
+            device = resolve_device(self._device)
+            host = self._on_host()
+            self._resident = _Resident(
+                train=_to_device(host.train, device),
+                validation=_to_device(host.validation, device),
+                test=_to_device(host.test, device),
+                normalise=normalisation(host.mean, host.std, host.white, device),
+            )
+            self._host = None  # the arrays' memory: they are on the device now
+        return self._resident
+
+    def _on_host(self) -> "_Host":
+        if self._host is None:
+            dataset = self._load()
+            train, validation, test = split_images(dataset, self._validation, self._test, self._split_seed)
+            mean, std = self._mean_std(train.images, dataset.white)
+            self._host = _Host(train, validation, test, dataset.white, mean, std)
+        return self._host
+
+
+@dataclass(frozen=True)
+class _Host:
+    train: Images
+    validation: Images
+    test: Images
+    white: int
+    mean: list[float]
+    std: list[float]
+
+
+@dataclass(frozen=True)
+class _Part:
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class _Resident:
+    train: _Part
+    validation: _Part
+    test: _Part
+    normalise: Normalisation
+
+
+def _to_device(part: Images, device: torch.device) -> _Part:
+    return _Part(torch.tensor(part.images, device=device), torch.tensor(part.labels, device=device))
+
+
+def split_images(
+    dataset: ImageDataset, validation: int | Literal["test"], test: int | None, seed: int
+) -> tuple[Images, Images, Images]:
+    """Return the training, validation and test images; the last may be empty.
+
+    The held-out images are drawn without replacement and without regard to the labels. What is drawn depends on
+    ``seed``, the sizes and the number of training images alone.
+
+    Args:
+        dataset: as published.
+        validation: training images to hold out, or ``test`` to validate on the test images and leave no test set.
+        test: training images to hold out as the test images; None for the published ones, if there are any.
+        seed: from 0 to 2**32 - 1.
+
+    Raises:
+        ConfigError: if a size is not a positive integer, if nothing is left to train on, if there are no test images
+            to validate on, or if ``test`` is given where test images are published.
+    """
+    if validation != "test" and not _positive(validation):
+        raise ConfigError(f"data.validation must be a positive integer or 'test', but got {validation!r}")
+    if test is not None and not _positive(test):
+        raise ConfigError(f"data.test must be a positive integer or null, but got {test!r}")
+    if test is not None and dataset.test is not None:
+        raise ConfigError(f"{dataset.name} has {len(dataset.test)} test images: set data.test to null, not to {test}")
+    if validation == "test" and test is None and dataset.test is None:
+        raise ConfigError(f"{dataset.name} has no test images to validate on: set data.test to how many to hold out")
+    n, held_out, tested = len(dataset.train), 0 if validation == "test" else int(validation), test or 0
+    if held_out + tested >= n:
+        raise ConfigError(
+            f"data.validation={validation} and data.test={test} leave nothing to train on: {dataset.name} has {n}"
+            " training images"
+        )
+    # numpy promises that RandomState's streams never change (NEP 19): the split is the same in every version.
+    order = np.random.RandomState(seed).permutation(n)
+    held = dataset.train.take(order[:held_out])
+    test_images = dataset.train.take(order[held_out : held_out + tested]) if dataset.test is None else dataset.test
+    train = dataset.train.take(order[held_out + tested :])
+    return (train, test_images, held) if validation == "test" else (train, held, test_images)
+
+
+def _positive(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size > 0
+
+
+def channel_mean_std(images: NDArray[np.uint8], white: int) -> tuple[list[float], list[float]]:
+    """Return each channel's mean and standard deviation over all pixels, black being 0 and ``white`` 1.
+
+    They come from exact counts of pixel values, so that they are the same on every machine.
+
+    Args:
+        images: (n, channels, height, width), n at least 1.
+        white: the pixel value that stands for 1.
+
+    Raises:
+        DataError: if a channel is constant.
+    """
+    mean, std = [], []
+    for channel in range(images.shape[1]):
+        counts = np.zeros(256, np.int64)
+        for start in range(0, len(images), CHUNK):
+            counts += np.bincount(images[start : start + CHUNK, channel].ravel(), minlength=256)
+        n, values = int(counts.sum()), np.arange(256)
+        total, squares = int(counts @ values), int(counts @ values**2)
+        if n * squares == total**2:
+            raise DataError(f"channel {channel} of the images is constant: it cannot be normalised")
+        mean.append(total / n / white)
+        std.append(math.sqrt(n * squares - total**2) / n / white)
+    return mean, std
+
+
+def normalisation(mean: Sequence[float], std: Sequence[float], white: int, device: torch.device) -> Normalisation:
+    """Return (pixels / white - mean) / std, per channel, as one scale and one shift."""
+    scale = [1 / (white * s) for s in std]
+    shift = [-m / s for m, s in zip(mean, std, strict=True)]
+    return Normalisation(
+        torch.tensor(scale, dtype=torch.float32, device=device).view(1, -1, 1, 1),
+        torch.tensor(shift, dtype=torch.float32, device=device).view(1, -1, 1, 1),
+    )
+
+
+def random_crop_flip(
+    images: Tensor,
+    generator: torch.Generator,
+    padding: int,
+    cutout: int = 0,
+    mirror: Tensor | None = None,
+    mean: Tensor | None = None,
+) -> Tensor:
+    """Return each image padded by reflection, cropped back at a random place, mirrored, and a square of it cut out.
+
+    Page's augmentation for CIFAR-10 (2018 and 2019, "How to train your ResNet"); with a padding of 2 the crop is the
+    translation of cifar10-airbench. Every draw comes from ``generator``; nothing waits for an accelerator.
+
+    Args:
+        images: (n, channels, height, width), of any type.
+        generator: a generator on the images' device.
+        padding: pixels of padding on each side; 0 only mirrors.
+        cutout: the side of a square, at a random place wholly inside the image, that is set to the mean; 0 for none.
+            8, later 5, in the source.
+        mirror: bool, (n,): which images to mirror; None mirrors each with probability 1/2.
+        mean: of the pixels per channel, (1, channels, 1, 1), rounded where the images are whole numbers; needed by
+            ``cutout`` alone. :class:`~bstune.trial.batches.TrainBatches` gives it.
+
+    Returns:
+        A new tensor of the images' shape and type.
+
+    Raises:
+        ConfigError: if ``padding`` is negative, or not below the height and the width; or if ``cutout`` is negative,
+            over the height or the width, or without a mean.
+    """
+    n, device = len(images), images.device
+    height, width = images.shape[-2:]
+    if not 0 <= padding < min(height, width):
+        raise ConfigError(
+            f"augment.padding must be at least 0 and below the image's {height}x{width} pixels, but got {padding}"
+        )
+    if not 0 <= cutout <= min(height, width):
+        raise ConfigError(
+            f"augment.cutout must be at least 0 and at most the image's {height}x{width} pixels, but got {cutout}"
+        )
+    top, left = torch.randint(2 * padding + 1, (2, n), generator=generator, device=device)
+    if mirror is None:
+        mirror = torch.randint(2, (n,), generator=generator, device=device).bool()
+    images = crop_flip(images, top, left, mirror, padding)
+    if not cutout:
+        return images
+    if mean is None:
+        raise ConfigError(f"augment.cutout={cutout} needs the mean of the pixels: take batches from TrainBatches")
+    top = torch.randint(height + 1 - cutout, (n,), generator=generator, device=device)
+    left = torch.randint(width + 1 - cutout, (n,), generator=generator, device=device)
+    return cut_out(images, top, left, cutout, mean)
+
+
+def cut_out(images: Tensor, top: Tensor, left: Tensor, size: int, mean: Tensor) -> Tensor:
+    """Return each image with a square of ``size`` pixels set to the mean.
+
+    Args:
+        images: (n, channels, height, width).
+        top: int64, (n,), the square's first row.
+        left: likewise its first column.
+        size: of a side.
+        mean: (1, channels, 1, 1), rounded where the images are whole numbers.
+    """
+    height, width = images.shape[-2:]
+    rows = torch.arange(height, device=images.device) - top[:, None]
+    columns = torch.arange(width, device=images.device) - left[:, None]
+    inside = ((rows >= 0) & (rows < size))[:, None, :, None] & ((columns >= 0) & (columns < size))[:, None, None, :]
+    fill = (mean if images.is_floating_point() else mean.round()).to(images.dtype)
+    return torch.where(inside, fill, images)
+
+
+def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirror: Tensor, padding: int) -> Tensor:
+    """Return each image padded by reflection (the edge itself not repeated), cropped, then mirrored where asked.
+
+    Args:
+        images: (n, channels, height, width).
+        top: int64, (n,), from 0 to 2 ``padding``: the crop's first row in the padded image.
+        left: likewise its first column.
+        mirror: bool, (n,).
+        padding: pixels of padding on each side, below the height and the width.
+    """
+    n, channels, height, width = images.shape
+    device = images.device
+    rows = _reflect(torch.arange(height, device=device) + (top - padding)[:, None], height)
+    columns = torch.arange(width, device=device).expand(n, width)
+    columns = torch.where(mirror[:, None], width - 1 - columns, columns)
+    columns = _reflect(columns + (left - padding)[:, None], width)
+    # Whole rows first, then the columns in one gather: on a CPU several times faster than indexing with four index
+    # tensors, and with indices of (n, height) and (n, width) instead of one per pixel.
+    planes = torch.arange(n * channels, device=device).view(n, channels, 1)
+    source_rows = (planes * height + rows[:, None, :]).flatten()
+    cropped = images.reshape(-1, width).index_select(0, source_rows).view(n, channels * height, width)
+    return cropped.gather(2, columns[:, None, :].expand_as(cropped)).view_as(images)
+
+
+def _reflect(index: Tensor, size: int) -> Tensor:
+    return (size - 1) - ((size - 1) - index.abs()).abs()

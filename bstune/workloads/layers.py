@@ -1,0 +1,373 @@
+"""Batch normalisation over groups of a batch that do not grow with it, with scales that may be frozen.
+
+Groups ("ghost batch norm", Hoffer et al. 2017, arXiv 1705.08741) and frozen scales are rungs of David Page's DAWNBench
+entry (How to Train Your ResNet, part 8: 46 s and 43 s); that the layer stays float32 in a network of half precision is
+from cifar10-airbench.
+
+A frozen first convolution that takes out the correlations within patches of the images.
+
+A rung of David Page's DAWNBench entry (How to Train Your ResNet, part 8: 36 s); filters with both signs and a learnt
+bias are cifar10-airbench's, after hlb-CIFAR10.
+
+Convolutions that start as the identity, as far as their shapes let them.
+
+Predictions from several views of an image, at evaluation alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bstune.core.errors import ConfigError
+from bstune.trial.batches import check_size
+
+HALVES = (torch.float16, torch.bfloat16)
+OF_A_GROUP = (0, 3, 4)  # of (examples of a group, groups, channels, height, width)
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """Batch normalisation of images (N, C, H, W) in groups of ``ghost_size`` examples.
+
+    In training, G = N // ghost_size groups have exactly ``ghost_size`` examples: example i of the first G ghost_size is
+    in group i mod G, as in the source, since these groups are a view of the batch. The other N mod ghost_size examples
+    are one last, smaller group; where that would have a single value per channel (one example of one pixel), it is
+    joined by as many of the last examples as make one group more of it and the last of the others. A batch of at most
+    ``ghost_size`` examples is one group. Running statistics move towards the groups' means and unbiased variances,
+    weighted by the groups' sizes. Evaluation uses running statistics.
+
+    Without ``ghost_size`` and ``scale`` it is torch's layer to the bit. Parameters and buffers stay float32 when the
+    network is cast to half or bfloat16; images of these types are normalised in float32 and keep their type.
+
+    Args:
+        channels: C.
+        ghost_size: examples in a group; None for the whole batch.
+        scale: of all channels, frozen, in a buffer in place of a parameter; None: learnt, from 1.
+        momentum: weight of the new statistics in the running ones (1 less what the sources call so).
+        eps: added to the variance.
+
+    Raises:
+        ConfigError: for a ghost size that is no positive integer, or a scale that is not positive and finite.
+    """
+
+    scale: float | None = None  # the constructor of torch's layer fills the weights before ours can set it
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        ghost_size: int | None = None,
+        scale: float | None = None,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> None:
+        if ghost_size is not None:
+            check_size("the ghost size of batch normalisation", ghost_size)
+        if scale is not None and not (math.isfinite(scale) and scale > 0):
+            raise ConfigError(f"the frozen scale of batch normalisation must be positive, but got {scale}")
+        # A network that is built in half precision from the start has the default type set so.
+        kind = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        super().__init__(channels, eps=eps, momentum=momentum, dtype=kind)
+        self.ghost_size, self.scale = ghost_size, scale
+        if scale is not None:
+            del self.weight
+            self.register_buffer("weight", torch.full((channels,), scale, dtype=kind))
+
+    def reset_parameters(self) -> None:
+        """Set scales to 1, or to what they are frozen at, and biases to 0; forget the running statistics."""
+        super().reset_parameters()
+        if self.scale is not None:
+            nn.init.constant_(self.weight, self.scale)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
+        """Return the images normalised, in their own memory format."""
+        size = self.ghost_size
+        if size is None or not self.training or len(input) <= size:
+            return super().forward(input)
+        self._check_input_dim(input)
+        groups, rest = divmod(len(input), size)
+        if rest == 1 and input[0, 0].numel() == 1:
+            groups, rest = groups - 1, rest + size
+        if groups == 0:
+            return super().forward(input)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        whole = groups * size
+        output, mean, var = self._normalise(input[:whole], groups)
+        if rest:
+            last, last_mean, last_var = self._normalise(input[whole:], 1)
+            output = torch.cat([output, last])
+            share = rest / len(input)
+            mean, var = mean.lerp(last_mean, share), var.lerp(last_var, share)
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)  # type: ignore[union-attr,arg-type]
+            self.running_var.lerp_(var, self.momentum)  # type: ignore[union-attr,arg-type]
+        return output
+
+    def extra_repr(self) -> str:
+        """Return torch's description with our two settings."""
+        own = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{own}, ghost_size={self.ghost_size}, scale={self.scale}"
+
+    def _normalise(self, images: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return images normalised in groups of one size, and the groups' mean and unbiased variance, averaged (C,)."""
+        assert self.running_mean is not None  # noqa: S101  # it is always tracked
+        kind = self.running_mean.dtype
+        channels = images.shape[1]
+        if groups > 1 and not images.is_contiguous():
+            output, mean, var = _GroupedNorm.apply(  # type: ignore[no-untyped-call]
+                images, self.weight, self.bias, groups, self.eps
+            )
+            return output, mean, var
+        # One channel for each group and channel. That is a view for contiguous images alone, and torch's fastest way.
+        # A single group is not viewed: one example's strides would change, for which torch's gradients are wrong on a
+        # CPU (2.13, channels last).
+        viewed = images if groups == 1 else images.view(-1, groups * channels, *images.shape[2:])
+        mean = torch.zeros(groups * channels, dtype=kind, device=images.device)
+        var = torch.zeros_like(mean)
+        output = functional.batch_norm(
+            viewed,
+            mean,
+            var,
+            self.weight.repeat(groups),
+            self.bias.repeat(groups),
+            training=True,
+            momentum=1.0,  # so that mean and var become this batch's
+            eps=self.eps,
+        )
+        output = output if groups == 1 else output.view(images.shape)
+        return output, mean.view(groups, -1).mean(dim=0), var.view(groups, -1).mean(dim=0)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        def keep(tensor: Tensor) -> Tensor:
+            cast = fn(tensor)
+            halved = cast.dtype in HALVES and tensor.dtype not in HALVES
+            return tensor.to(cast.device) if halved else cast
+
+        return super()._apply(keep, recurse)  # type: ignore[no-untyped-call]
+
+
+def largest_ghost_size(model: nn.Module) -> int:
+    """Return the most examples that a normalisation of the model wants in a group; 0 if none has a ghost size."""
+    return max((part.ghost_size or 0 for part in model.modules() if isinstance(part, BatchNorm)), default=0)
+
+
+class _GroupedNorm(torch.autograd.Function):
+    """Normalises groups without moving images, whatever their memory format; they are all of its size that it keeps.
+
+    With xhat = (x - mean) r and m values in a group and channel, the gradient of the images is
+    w r (dy - sum(dy)/m - xhat sum(dy xhat)/m) (Ioffe and Szegedy 2015, arXiv 1502.03167, section 3).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        x = images.to(weight.dtype)
+        grouped = x.reshape(-1, groups, *images.shape[1:])
+        var, mean = torch.var_mean(grouped, dim=OF_A_GROUP, correction=0, keepdim=True)
+        inverse = (var + eps).rsqrt()
+        factor = weight.view(-1, 1, 1) * inverse
+        shift = bias.view(-1, 1, 1) - mean * factor
+        output = torch.addcmul(_each(shift, grouped), x, _each(factor, grouped)).to(images.dtype)
+        values = x.numel() // mean.numel()
+        ctx.save_for_backward(images, weight, mean, inverse)
+        ctx.groups = groups
+        averaged = mean.mean(dim=1).flatten(), var.mean(dim=1).flatten() * (values / (values - 1))
+        ctx.mark_non_differentiable(*averaged)
+        return output, *averaged
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        images, weight, mean, inverse = ctx.saved_tensors
+        x, dy = images.to(weight.dtype), gradients[0].to(weight.dtype)
+        shape = (-1, ctx.groups, *images.shape[1:])
+        grouped = dy.reshape(shape)
+        values = x.numel() // mean.numel()
+        of_bias = grouped.sum(OF_A_GROUP, keepdim=True)
+        products = (dy * x).reshape(shape).sum(OF_A_GROUP, keepdim=True)
+        of_scale = inverse * (products - mean * of_bias)  # sum(dy xhat)
+        factor = weight.view(-1, 1, 1) * inverse
+        slope = -factor * inverse * of_scale / values
+        shift = -factor * of_bias / values - slope * mean
+        of_images = torch.addcmul(_each(shift, grouped), dy, _each(factor, grouped))
+        of_images = of_images.addcmul_(x, _each(slope, grouped)).to(images.dtype)
+        summed = [gradient.sum(dim=1).flatten() for gradient in (of_scale, of_bias)]
+        return of_images, summed[0], summed[1], None, None
+
+
+def _each(values: Tensor, grouped: Tensor) -> Tensor:
+    """Return values (1, groups, C, 1, 1) for each example of (examples of a group, groups, C, H, W): (N, C, 1, 1)."""
+    return values.expand(len(grouped), -1, -1, -1, -1).flatten(0, 1)
+
+
+CHUNK = 50  # images at a time: patches overlap, so they take many times the images' memory; few stay in a CPU's cache
+
+
+def patch_moments(images: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues and eigenvectors of the second moments of the images' patches, the largest first.
+
+    The moments are about 0 rather than about the mean, as in both sources: images are normalised before. All patches
+    that lie within the images count.
+
+    Args:
+        images: (N, C, H, W), of any kind of number.
+        kernel_size: k, height and width of a patch.
+
+    Returns:
+        (C k k,) and (C k k, C, k, k), float64 on the CPU; the second's first axis numbers the vectors.
+    """
+    channels = images.shape[1]
+    size = channels * kernel_size**2
+    total = torch.zeros(size, size, dtype=torch.float64, device=images.device)
+    patches = 0
+    for chunk in torch.split(images, CHUNK):
+        windows = chunk.to(torch.float64).unfold(2, kernel_size, 1).unfold(3, kernel_size, 1)
+        columns = windows.permute(1, 4, 5, 0, 2, 3).reshape(size, -1)
+        total += columns @ columns.T
+        patches += columns.shape[1]
+    values, vectors = torch.linalg.eigh((total / patches).cpu())  # a few numbers: the CPU has them at once
+    return values.flip(0), vectors.T.flip(0).reshape(size, channels, kernel_size, kernel_size)
+
+
+class Whitening(nn.Module):
+    """A convolution of stride 1 whose filters are the eigenvectors of patches, each over sqrt(its eigenvalue + eps).
+
+    The filters are a buffer: they are not learnt, and go with the state dict. Until :meth:`initialise_from` or a state
+    dict sets them, the layer refuses to run.
+
+    Args:
+        kernel_size: k, height and width of the patches.
+        eps: added to the eigenvalues, so that directions in which next to nothing happens stay small.
+        images: how many images the statistics are taken from.
+        signed: each filter is followed, after all the others, by its negation: twice as many channels, of which an
+            activation that cuts off one side keeps all there is.
+        bias: a learnt bias, from 0.
+        padding: of the convolution, with zeros.
+        channels: C of the images.
+
+    Raises:
+        ConfigError: for a number that cannot be.
+    """
+
+    weight: Tensor
+
+    def __init__(
+        self, *, kernel_size: int, eps: float, images: int, signed: bool, bias: bool, padding: int, channels: int = 3
+    ) -> None:
+        for name, value in (("kernel_size", kernel_size), ("images", images), ("channels", channels)):
+            check_size(f"whitening.{name}", value)
+        if not (math.isfinite(eps) and eps > 0):
+            raise ConfigError(f"whitening.eps must be positive, but got {eps}")
+        if padding < 0:
+            raise ConfigError(f"whitening.padding must be at least 0, but got {padding}")
+        super().__init__()
+        self.kernel_size, self.eps, self.images, self.signed, self.padding = kernel_size, eps, images, signed, padding
+        self.channels = channels
+        self.out_channels = channels * kernel_size**2 * (2 if signed else 1)
+        self.register_buffer("weight", torch.zeros(self.out_channels, channels, kernel_size, kernel_size))
+        self.bias = nn.Parameter(torch.zeros(self.out_channels)) if bias else None
+        self._set = False
+
+    @torch.no_grad()
+    def initialise_from(self, images: Tensor) -> None:
+        """Set the filters from the first of some images, normalised as the network sees them: (N, C, H, W).
+
+        Raises:
+            ConfigError: for fewer images than are asked for, images of other channels, or smaller than a patch.
+        """
+        shape = tuple(images.shape)
+        if len(shape) != 4 or shape[1] != self.channels or min(shape[2:]) < self.kernel_size:
+            raise ConfigError(
+                f"whitening needs images of {self.channels} channel(s) and at least {self.kernel_size} pixels a side, "
+                f"but got the shape {shape}"
+            )
+        if len(images) < self.images:
+            raise ConfigError(
+                f"whitening takes its statistics from {self.images} images, but there are {len(images)}: "
+                "lower whitening.images"
+            )
+        values, vectors = patch_moments(images[: self.images], self.kernel_size)
+        # An eigenvalue that is 0 may come out below it by a rounding error.
+        filters = vectors / (values.clamp(min=0.0) + self.eps).sqrt().view(-1, 1, 1, 1)
+        self.weight.copy_(torch.cat([filters, -filters]) if self.signed else filters)
+        self._set = True
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return (N, ``out_channels``, H', W') with H' = H + 2 padding - k + 1.
+
+        Raises:
+            ConfigError: as long as there are no filters.
+        """
+        if not self._set:
+            raise ConfigError("the whitening has no filters yet: call initialise_from with training images first")
+        return functional.conv2d(images, self.weight, self.bias, padding=self.padding)
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return (
+            f"{self.channels}, {self.out_channels}, kernel_size={self.kernel_size}, eps={self.eps}, "
+            f"images={self.images}, signed={self.signed}, bias={self.bias is not None}, padding={self.padding}"
+        )
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        self._set = self._set or f"{prefix}weight" in state_dict
+
+
+def initialise_as_identity(network: nn.Module) -> None:
+    """Set the first filters of every learnt convolution to pass one input channel on each, unchanged.
+
+    These are as many filters as the layer has input channels; what is left of them stays as it was drawn
+    (cifar10-airbench, after hlb-CIFAR10). A layer with fewer filters than input channels passes on the first of these.
+    """
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d) and layer.weight.requires_grad:
+            with torch.no_grad():
+                nn.init.dirac_(layer.weight[: layer.weight.shape[1]])
+
+
+Model = Callable[[Tensor], Tensor]
+
+
+def mirrored(model: Model, images: Tensor) -> Tensor:
+    """Return the mean of the logits of each image and of its mirror image (Page, part 8: 26 s).
+
+    Args:
+        model: maps images to logits (N, classes); it is called once a view.
+        images: (N, C, H, W).
+
+    Raises:
+        ConfigError: for inputs that are no images.
+    """
+    if images.dim() != 4:
+        raise ConfigError(
+            f"workload.module.test_time mirrors images (N, C, H, W), but got the shape {tuple(images.shape)}: "
+            "set workload.module.test_time=null"
+        )
+    return 0.5 * model(images) + 0.5 * model(images.flip(-1))
+
+
+def mirrored_and_shifted(model: Model, images: Tensor) -> Tensor:
+    """Return the weighted mean of the logits of six views of each image (cifar10-airbench, its level 2).
+
+    These are the image, the image moved by one pixel down and to the right, and moved up and to the left, where what
+    comes in is the reflection of what is there; each is taken with its mirror image. The image itself counts for half,
+    the moved ones for a quarter each.
+
+    Args:
+        model: maps images to logits (N, classes); it is called once a view.
+        images: (N, C, H, W), with at least two pixels a side.
+
+    Raises:
+        ConfigError: for inputs that are no images.
+    """
+    still = mirrored(model, images)
+    height, width = images.shape[2:]
+    padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
+    down_right = mirrored(model, padded[:, :, :height, :width])
+    up_left = mirrored(model, padded[:, :, 2:, 2:])
+    return 0.5 * still + 0.25 * down_right + 0.25 * up_left

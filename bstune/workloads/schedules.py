@@ -1,0 +1,183 @@
+"""Learning-rate schedules: functions of the optimizer that return a torch scheduler stepped once an optimizer step.
+
+Lengths are given in examples, or as the trial's own number of steps; a schedule is built anew for each trial. Each
+multiplies the optimizer's learning rate, or each parameter group's own, by a factor. A group that holds ``steps`` (see
+:func:`bstune.workloads.optim.parameter_groups`) is trained for so many steps alone: the factor is 0 from then on, and
+before it 1 - t/steps at step t in place of the schedule's, where the group's ``fade`` says so.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from bstune.core.errors import ConfigError
+
+
+def constant(optimizer: Optimizer) -> LambdaLR:
+    """Return a schedule that keeps the optimizer's learning rate."""
+    return _scheduled(optimizer, lambda step: 1.0)
+
+
+def warmup_then_constant(optimizer: Optimizer, warmup_examples: int, batch_size: int) -> LambdaLR:
+    """Return a linear warm-up over ``warmup_examples`` examples, then a constant rate.
+
+    Step t (from 0) uses lr min(1, (t + 1)/n) with n = ceil(warmup_examples/batch_size).
+
+    Raises:
+        ConfigError: for a negative number of examples.
+    """
+    if warmup_examples < 0:
+        raise ConfigError(f"warm-up is a number of examples, at least 0, but got {warmup_examples}")
+    steps = max(1, math.ceil(warmup_examples / batch_size))
+    return _scheduled(optimizer, lambda step: min(1.0, (step + 1) / steps))
+
+
+def linear_decay(optimizer: Optimizer, total_steps: int, end: float) -> LambdaLR:
+    """Return a schedule that falls from 1 by a straight line.
+
+    Step t (from 0) uses 1 - (1 - end) t/total_steps, so that neither the first nor the last step is wasted; from
+    ``total_steps`` on it is ``end``.
+
+    Args:
+        optimizer: its learning rate is what the factors multiply.
+        total_steps: the trial's own steps, over 0.
+        end: at least 0.
+
+    Raises:
+        ConfigError: for no steps, or a negative end.
+    """
+    _check_horizon(total_steps)
+    _check_factors(end=end)
+    return _scheduled(optimizer, lambda step: 1.0 - (1.0 - end) * min(1.0, step / total_steps))
+
+
+def one_cycle(optimizer: Optimizer, total_steps: int, peak: float, start: float, end: float) -> LambdaLR:
+    """Return the one-cycle schedule: from ``start`` to 1 and on to ``end``, each along half a cosine.
+
+    (Smith and Topin 2019, in the form of torch's OneCycleLR, whose ``pct_start`` is ``peak``, ``div_factor`` is 1/start
+    and ``final_div_factor`` is start/end.) With p = peak x total_steps - 1, step t (from 0) uses
+    1 + (start - 1)(1 + cos(pi t/p))/2 up to p, and end + (1 - end)(1 + cos(pi (t - p)/(total_steps - 1 - p)))/2 up to
+    the last step; later ones use ``end``. Torch's own is not used because it gives every group of parameters the same
+    rate, moves the momentum, and ends a trial that takes one more step. Where the cycle is too short for a rise, it
+    starts at its peak.
+
+    Args:
+        optimizer: its learning rate is what the factors multiply; its momentum stays.
+        total_steps: the trial's own steps, over 0.
+        peak: the share of them after which the factor is 1, in (0, 1).
+        start: at least 0.
+        end: at least 0.
+
+    Raises:
+        ConfigError: for no steps, a peak outside (0, 1), or a negative factor.
+    """
+    _check_horizon(total_steps)
+    _check_peak(peak, 1.0)
+    _check_factors(start=start, end=end)
+    top = max(0.0, peak * total_steps - 1.0)
+    last = total_steps - 1.0
+
+    def factor(step: int) -> float:
+        if step < top:
+            return _cosine(start, 1.0, step / top)
+        return _cosine(1.0, end, min(1.0, (step - top) / (last - top))) if last > top else (1.0 if step <= top else end)
+
+    return _scheduled(optimizer, factor)
+
+
+def triangle(optimizer: Optimizer, total_steps: int, peak: float, start: float, end: float, floor: float) -> LambdaLR:
+    """Return Page's triangle: straight lines from ``start`` to 1 and on to ``end``, where it stays for a last share.
+
+    (Page 2018 and 2019, "How to train your ResNet", 3 and 8.) It is :func:`piecewise_linear` with knots (0, peak,
+    1 - floor) and factors (start, 1, end).
+
+    Args:
+        optimizer: its learning rate is what the factors multiply.
+        total_steps: the trial's own steps, over 0.
+        peak: the share of them after which the factor is 1, in (0, 1 - floor).
+        start: at least 0.
+        end: at least 0.
+        floor: the last share of the steps, all at ``end``, from 0 to below 1: for an average of their weights.
+
+    Raises:
+        ConfigError: for no steps, a share or a factor out of its range.
+    """
+    _check_horizon(total_steps)
+    if not 0.0 <= floor < 1.0:
+        raise ConfigError(f"a schedule's floor is a share of its steps from 0 to below 1, but got {floor}")
+    _check_peak(peak, 1.0 - floor)
+    _check_factors(start=start, end=end)
+    return piecewise_linear(optimizer, total_steps, (0.0, peak, 1.0 - floor), (start, 1.0, end))
+
+
+def piecewise_linear(
+    optimizer: Optimizer, total_steps: int, knots: Sequence[float], factors: Sequence[float]
+) -> LambdaLR:
+    """Return a schedule that joins (knots[i] x total_steps, factors[i]) by straight lines.
+
+    Step t (from 0) uses the factor at t + 1, so that a schedule that starts at factor 0 wastes no step. Before the
+    first and after the last knot the factor is theirs. David Page's triangle has knots (0, 5/24, 1), factors (0, 1, 0).
+
+    Args:
+        optimizer: its learning rate is what the factors multiply.
+        total_steps: the trial's own steps, over 0.
+        knots: shares of ``total_steps``, increasing.
+        factors: of the optimizer's learning rate, one for each knot.
+
+    Raises:
+        ConfigError: for no steps, fewer than two knots, knots that do not increase, or another number of factors.
+    """
+    _check_horizon(total_steps)
+    if len(knots) < 2 or not all(a < b for a, b in pairwise(knots)):
+        raise ConfigError(f"knots must be two or more increasing shares of the steps, but got {list(knots)}")
+    if len(knots) != len(factors):
+        raise ConfigError(
+            f"a schedule needs a factor for each knot, but got {len(knots)} knots and {len(factors)} factors"
+        )
+    pairs = list(zip(knots, factors, strict=True))
+
+    def factor(step: int) -> float:
+        share = (step + 1) / total_steps
+        if share <= pairs[0][0]:
+            return pairs[0][1]
+        for (x0, y0), (x1, y1) in pairwise(pairs):
+            if share <= x1:
+                return y0 + (y1 - y0) * (share - x0) / (x1 - x0)
+        return pairs[-1][1]
+
+    return _scheduled(optimizer, factor)
+
+
+def _scheduled(optimizer: Optimizer, factor: Callable[[int], float]) -> LambdaLR:
+    return LambdaLR(optimizer, [_of_group(group, factor) for group in optimizer.param_groups])
+
+
+def _of_group(group: Mapping[str, Any], factor: Callable[[int], float]) -> Callable[[int], float]:
+    steps, fade = group.get("steps"), group.get("fade", False)
+    if steps is None:
+        return factor
+    return lambda step: 0.0 if step >= steps else 1.0 - step / steps if fade else factor(step)
+
+
+def _cosine(start: float, end: float, share: float) -> float:
+    return end + (start - end) * (1.0 + math.cos(math.pi * share)) / 2.0
+
+
+def _check_horizon(total_steps: int) -> None:
+    if total_steps < 1:
+        raise ConfigError(f"a schedule with a horizon needs at least one step, but got {total_steps}")
+
+
+def _check_peak(peak: float, below: float) -> None:
+    if not 0.0 < peak < below:
+        raise ConfigError(f"a schedule's peak must lie between 0 and {below:g} of its steps, but got {peak}")
+
+
+def _check_factors(**factors: float) -> None:
+    for name, value in factors.items():
+        if not 0.0 <= value < math.inf:
+            raise ConfigError(f"a schedule's {name} is a factor of the learning rate, at least 0, but got {value}")

@@ -1,0 +1,399 @@
+"""The searches that bstune's own is compared with, each a :class:`bstune.sweeps.contest.Search`.
+
+- Optuna's random, QMC, TPE and GP samplers, over (batch size, learning rate) or over (batch size, delta) with a scaling
+  rule as axis, in two forms: a stopped trial is told as pruned, or as complete at its bound.
+- Shallue et al. 2018, arXiv 1811.03600: every batch size of the table is tuned by itself.
+- Zeus (You et al., NSDI 2023): pruning, then Gaussian Thompson sampling, over the table's batch sizes.
+
+bstune's own sampler among the searches that the bench compares: a study in memory, asked as anyone would ask it.
+
+It is told the problem's budget as a scale, tau(B), the target and the range of learning rates, and no noise scale.
+``bstune/none`` and ``bstune/linear`` take another scaling rule as prior mean than the square root.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import optuna
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, GPSampler, QMCSampler, RandomSampler, TPESampler
+from optuna.trial import TrialState
+
+from bstune.core import scaling
+from bstune.core.errors import ConfigError
+from bstune.core.records import TrialResult, TrialSpec
+from bstune.core.search_space import van_der_corput
+from bstune.search.acquisition import b_crit_quantiles
+from bstune.search.sampler import BATCH_SIZE, LR, PARENT, RECORD, FrontierSampler
+from bstune.sweeps.contest import MOST_TRIALS, Problem, Search, stopping_step
+
+Form = Literal["pruned", "bound"]
+FORMS: tuple[Form, ...] = ("pruned", "bound")
+AXES = ("lr", "sqrt", "linear", "saturating", "surge")
+SAMPLERS = ("random", "qmc", "tpe", "gp")
+BLIND = ("random", "qmc")  # never look at values: one form
+PRUNING_ROUNDS = 2  # of Zeus
+# Optuna's GP takes 0.1 to 0.2 s a trial, a hundred times what TPE takes: 60 of them, 10 to 12 s, for each seed.
+MOST_GP_TRIALS = 60
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A search that can be chosen by name: ``NAME``, ``NAME/AXIS`` or ``NAME/AXIS/FORM``.
+
+    Args:
+        name: of the search.
+        axis: what goes with the batch size; None for a search that has its own.
+        form: how a stopped trial is told; None where that makes no difference.
+        make: makes it for a problem and a seed; it may refuse with ConfigError.
+        most_trials: after which it is ended.
+        needs_noise_scale: whether its axis is a rule that takes one.
+    """
+
+    name: str
+    axis: str | None
+    form: Form | None
+    make: Callable[[Problem, int], Search]
+    most_trials: int = MOST_TRIALS
+    needs_noise_scale: bool = False
+
+    @property
+    def group(self) -> str:
+        """Name and axis: of its forms, the better one is shown."""
+        return "/".join(part for part in (self.name, self.axis) if part)
+
+    @property
+    def key(self) -> str:
+        """Name, axis and form."""
+        return "/".join(part for part in (self.name, self.axis, self.form) if part)
+
+
+def baselines() -> tuple[Entry, ...]:
+    """Return all of them, each Optuna sampler with each axis and form."""
+    entries = []
+    for name in SAMPLERS:
+        for axis in AXES:
+            for form in (None,) if name in BLIND else FORMS:
+                make = partial(_optuna_search, name=name, axis=axis, form=form)
+                most = MOST_GP_TRIALS if name == "gp" else MOST_TRIALS
+                entries.append(Entry(name, axis, form, make, most, axis in ("saturating", "surge")))
+    return (*entries, Entry("shallue", None, None, EachBatchSize), Entry("zeus", None, None, Zeus))
+
+
+def _optuna_search(problem: Problem, seed: int, *, name: str, axis: str, form: Form | None) -> Search:
+    sampler_seed = trial_seed(seed, 0, purpose=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        return OptunaSearch(problem, seed, _sampler(name, sampler_seed), rule_of(problem, axis), form or "pruned")
+
+
+def _sampler(name: str, seed: int) -> BaseSampler:
+    if name == "random":
+        return RandomSampler(seed=seed)
+    if name == "qmc":
+        first = RandomSampler(seed=seed)
+        return QMCSampler(scramble=True, seed=seed, independent_sampler=first, warn_independent_sampling=False)
+    if name == "tpe":
+        return TPESampler(seed=seed)
+    return GPSampler(seed=seed, warn_independent_sampling=False)
+
+
+def rule_of(problem: Problem, axis: str) -> scaling.ScalingRule | None:
+    """Return the rule through the problem's reference; None for the axis ``lr``.
+
+    Raises:
+        ConfigError: for ``saturating`` and ``surge`` without a noise scale.
+    """
+    bound = {"reference_batch_size": problem.reference_batch_size, "reference_lr": problem.reference_lr}
+    plain = {"none": scaling.none, "sqrt": scaling.sqrt, "linear": scaling.linear}
+    if axis in plain:
+        return partial(plain[axis], **bound)
+    if axis in ("saturating", "surge"):
+        if problem.noise_scale is None:
+            raise ConfigError(f"the axis {axis} needs a noise scale, and the table does not determine its B_crit")
+        rule = scaling.saturating if axis == "saturating" else scaling.surge
+        return partial(rule, **bound, noise_scale=problem.noise_scale)
+    return None
+
+
+def trial_seed(seed: int, number: int, purpose: int = 0) -> int:
+    """Return the seed of a trial of the search with ``seed``; other purposes give independent ones."""
+    return int(np.random.SeedSequence([seed, number, purpose]).generate_state(1)[0])
+
+
+class OptunaSearch(Search):
+    """Any Optuna sampler, asked and told in memory.
+
+    The parameters are ``batch_size`` (log integer) and ``lr`` (log) or, with a rule, ``delta`` = log2(lr / rule(B)),
+    half of the learning rates' range in octaves to either side; the learning rate is then clipped into the range. The
+    value told is the logarithm of seconds to target.
+
+    Args:
+        problem: what is searched.
+        seed: of the trials; the sampler has its own.
+        sampler: whose study this becomes; ``ending`` is what one that stops its own trials overrides.
+        rule: the scaling rule that serves as axis; None for the learning rate itself.
+        form: a trial that did not reach the target is told as ``pruned``, with its last distance from the target as
+            the intermediate value that ranks it, or as complete at its ``bound``: the seconds at which it would have
+            been stopped. That holds for a diverged trial as well, whose own seconds would make it look fast.
+    """
+
+    def __init__(
+        self, problem: Problem, seed: int, sampler: BaseSampler, rule: scaling.ScalingRule | None, form: Form
+    ) -> None:
+        self._problem, self._seed, self._rule, self._form = problem, seed, rule, form
+        self.study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.NopPruner())
+        self._asked: tuple[optuna.Trial, int] | None = None
+
+    def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
+        """Tell the last trial, ask for the next."""
+        if self._asked is not None:
+            self.tell(*self._asked, finished[-1])
+        problem, number = self._problem, len(finished)
+        trial = self.study.ask()
+        batch_size = trial.suggest_int("batch_size", problem.batch_sizes[0], problem.batch_sizes[-1], log=True)
+        lr, delta = self._learning_rate(trial, batch_size)
+        last, parent = self.ending(trial, batch_size, finished)
+        self._asked = trial, last
+        if parent is None:
+            return TrialSpec(number, number, batch_size, lr, delta, trial_seed(self._seed, number), last)
+        stopped = finished[parent]  # its numbers, not the suggested ones, which went through a logarithm
+        return TrialSpec(number, number, stopped.batch_size, stopped.lr, stopped.delta, stopped.seed, last, parent)
+
+    def ending(self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]) -> tuple[int, int | None]:
+        """Return the last step of a trial, and the number of the stopped trial that it continues, if any."""
+        return stopping_step(self._problem, batch_size, finished), None
+
+    def _learning_rate(self, trial: optuna.Trial, batch_size: int) -> tuple[float, float | None]:
+        problem = self._problem
+        if self._rule is None:
+            return trial.suggest_float("lr", problem.lr_low, problem.lr_high, log=True), None
+        half = 0.5 * math.log2(problem.lr_high / problem.lr_low)
+        delta = trial.suggest_float("delta", -half, half)
+        lr = problem.clip_lr(scaling.learning_rate(self._rule, batch_size, delta))
+        return lr, delta
+
+    def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
+        """Tell the study what a trial came to that was to end at step ``last``."""
+        seconds = result.time_to_target
+        if seconds is not None:
+            self.study.tell(trial, math.log(seconds))
+        elif self._form == "bound":
+            self.study.tell(trial, math.log(last * self._problem.tau(result.batch_size)))
+        else:
+            values = [value for _, value in result.history if value is not None]
+            if values:  # at the same step for all: TPE ranks by step first, and steps differ with the batch size
+                trial.report(self._problem.target.gap(values[-1]), step=1)
+            self.study.tell(trial, state=TrialState.PRUNED)
+
+
+class EachBatchSize(Search):
+    """Every batch size of the table tuned by itself, as Shallue et al. 2018 (arXiv 1811.03600, section 3.2) did.
+
+    The learning rates are quasi-random over the range's logarithm, an independent sequence at each batch size. All get
+    one trial before any gets another, in an order drawn anew each round, so that after any spending all have nearly as
+    many. (They also fixed the number of trials; here the spending ends the search.)
+    """
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self._problem, self._seed = problem, seed
+        self._shifts = np.random.default_rng(trial_seed(seed, 0, purpose=1)).random(len(problem.batch_sizes))
+
+    def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
+        """Return the next learning rate of the next batch size."""
+        problem, number = self._problem, len(finished)
+        turn, place = divmod(number, len(problem.batch_sizes))
+        order = np.random.default_rng(trial_seed(self._seed, turn, purpose=2)).permutation(len(problem.batch_sizes))
+        index = int(order[place])
+        share = (van_der_corput(turn) + float(self._shifts[index])) % 1.0
+        batch_size = problem.batch_sizes[index]
+        lr = problem.clip_lr(problem.lr_low * (problem.lr_high / problem.lr_low) ** share)
+        limit = stopping_step(problem, batch_size, finished)
+        return TrialSpec(number, number, batch_size, lr, None, trial_seed(self._seed, number), limit)
+
+
+class Zeus(Search):
+    """The batch size optimizer of Zeus (You et al., "Zeus: Understanding and Optimizing GPU Energy Consumption of DNN
+    Training", NSDI 2023, section 4.3 and 4.4), cost = seconds.
+
+    It tries a list of batch sizes, here the table's, with the learning rate by the square-root rule from the reference.
+
+    1. Pruning, two rounds: from the default batch size (the one nearest the reference; in the second round the
+       cheapest of the first) downwards until one fails to reach the target within twice the least cost, then upwards.
+       Those that reached it are left for the next round.
+    2. Thompson sampling over what is left: the reward of a batch size is minus its cost, Gaussian with an unknown mean
+       (flat prior) and the variance of its own trials, stopped ones included.
+
+    Zeus gives up where no batch size reaches the target in a round; here the pruning starts over.
+    """  # noqa: D205, the title is long
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self._problem, self._seed = problem, seed
+        self._rule = partial(
+            scaling.sqrt, reference_batch_size=problem.reference_batch_size, reference_lr=problem.reference_lr
+        )
+        self.left: tuple[int, ...] = problem.batch_sizes
+        self._default = min(self.left, key=lambda size: abs(math.log(size / problem.reference_batch_size)))
+        self._round: list[TrialResult] = []  # trials of this round of pruning
+        self._rounds = 0
+
+    def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
+        """Return the next batch size of the pruning, or of the Thompson sampling."""
+        number = len(finished)
+        if number and self._rounds < PRUNING_ROUNDS:
+            self._round.append(finished[-1])
+        batch_size = None
+        while batch_size is None and self._rounds < PRUNING_ROUNDS:
+            batch_size = next_to_prune(self.left, self._default, self._round)
+            if batch_size is None:
+                self._end_round()
+        if batch_size is None:
+            batch_size = self._thompson(finished)
+        lr = self._problem.clip_lr(self._rule(batch_size))
+        limit = stopping_step(self._problem, batch_size, finished)
+        return TrialSpec(number, number, batch_size, lr, None, trial_seed(self._seed, number), limit)
+
+    def _end_round(self) -> None:
+        reached = [(cost(trial), trial.batch_size) for trial in self._round if trial.reached]
+        self._round = []
+        if reached:
+            self._rounds += 1
+            self.left = tuple(sorted(size for _, size in reached))
+            self._default = min(reached)[1]
+        else:
+            self._rounds = 0
+            self.left = self._problem.batch_sizes
+
+    def _thompson(self, finished: Sequence[TrialResult]) -> int:
+        rng = np.random.default_rng(trial_seed(self._seed, len(finished), purpose=3))
+        draws = []
+        for batch_size in self.left:
+            costs = [cost(trial) for trial in finished if trial.batch_size == batch_size]
+            spread = float(np.std(costs)) / math.sqrt(len(costs))
+            draws.append((rng.normal(float(np.mean(costs)), spread), batch_size))
+        return min(draws)[1]
+
+
+def next_to_prune(batch_sizes: Sequence[int], default: int, tried: Sequence[TrialResult]) -> int | None:
+    """Return the next batch size of a round of Zeus's pruning, None if the round is over.
+
+    From ``default`` downwards to the first that failed to reach the target, then from above it upwards likewise.
+    """
+    reached = {trial.batch_size: trial.reached for trial in tried}
+    down = [size for size in sorted(batch_sizes, reverse=True) if size <= default]
+    up = [size for size in sorted(batch_sizes) if size > default]
+    for direction in (down, up):
+        for size in direction:
+            if size not in reached:
+                return size
+            if not reached[size]:
+                break
+    return None
+
+
+def cost(trial: TrialResult) -> float:
+    """Return what a trial cost, in seconds; of one that continued another, only what it added."""
+    return trial.train_seconds
+
+
+OWN = "bstune"
+RULES = ("none", "linear")  # besides the square root
+
+
+def own_searches() -> tuple[Entry, ...]:
+    """Return bstune's own search, and those with other rules as prior mean."""
+    others = (Entry(OWN, rule, None, partial(OwnSearch, rule=rule)) for rule in RULES)
+    return (Entry(OWN, None, None, OwnSearch), *others)
+
+
+class OwnSearch(OptunaSearch):
+    """A :class:`bstune.search.sampler.FrontierSampler` that is asked and told in memory.
+
+    Its B_crit is the posterior's median. Every stopped trial can be continued, but for one that ended before its limit:
+    its record goes no further.
+
+    Args:
+        problem: what is searched.
+        seed: of the trials; the sampler has its own.
+        rule: of the prior mean of the best learning rate, through the problem's reference.
+    """
+
+    def __init__(self, problem: Problem, seed: int, rule: str = "sqrt") -> None:
+        self._ended: set[int] = set()
+        self._incumbent: TrialResult | None = None
+        self.sampler = FrontierSampler(
+            objective=problem.objective,
+            rule=rule_of(problem, rule),
+            budget=lambda batch_size: problem.budget.last_step(round(batch_size)),
+            target=problem.target,
+            ideal=0.0,  # the metric of a table is an error
+            resumable=lambda number: number not in self._ended,
+            lr_range=(problem.lr_low, problem.lr_high),
+            step_time=problem.tau,
+            search_space={
+                BATCH_SIZE: IntDistribution(problem.batch_sizes[0], problem.batch_sizes[-1], log=True),
+                LR: FloatDistribution(problem.lr_low, problem.lr_high, log=True),
+            },
+            seed=trial_seed(seed, 0, purpose=1),
+        )
+        super().__init__(problem, seed, self.sampler, None, "pruned")
+
+    def ending(self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]) -> tuple[int, int | None]:
+        """Return the sampler's limit, and the trial that it continues."""
+        limit, parent = self.sampler.limit(trial.number), self.sampler.parent(trial.number)
+        if parent is not None:
+            trial.set_user_attr(PARENT, parent)
+        return super().ending(trial, batch_size, finished)[0] if limit is None else limit, parent
+
+    def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
+        """Tell the study what a trial came to, with its record."""
+        if result.status == "budget" and result.steps < last:
+            self._ended.add(result.number)
+        trial.set_user_attr(RECORD, result.to_json())
+        super().tell(trial, last, result)
+
+    def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
+        """Return the trial whose point the posterior's mean likes best, rather than the luckiest one."""
+        if not finished or not finished[-1].reached:  # only a trial that reached the target changes it
+            return self._incumbent
+        if self._asked is not None:  # the last trial is told at the next proposal, which is too late here
+            self.tell(*self._asked, finished[-1])
+            self._asked = None
+        number = self.sampler.recommended(self.study)
+        self._incumbent = None if number is None else finished[number]
+        return self._incumbent
+
+    def b_crit_quantiles(self, shares: Sequence[float]) -> list[float] | None:
+        """Return quantiles of the posterior of B_crit; None while no trial has reached the target.
+
+        The trials are those that the study has been told, all that had finished when the last one was proposed.
+        """
+        found = self.sampler.posterior(self.study)
+        if found is None or not any(arm.status == "reached" for arm in found.arms):
+            return None
+        rng = np.random.default_rng(len(found.arms))
+        return [float(value) for value in b_crit_quantiles(found, shares, rng)]
+
+    def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
+        """Return the posterior's median."""
+        quantiles = self.b_crit_quantiles((0.5,))
+        return None if quantiles is None else quantiles[0]
+
+
+class FittedSearch(OwnSearch):
+    """The same search with B_crit from the fit to the frontier points, as of the other searches.
+
+    On the tables that the sampler was tuned on the fit scatters more, most of all after once the frontier's cost: it
+    sees the best reached trial of each half octave, the drawn frontiers see all trials.
+    ``--searches bstune.sweeps.baselines:FittedSearch --objective curve`` shows it.
+    """
+
+    def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
+        """Return the fit's B_crit."""
+        return Search.b_crit(self, finished)

@@ -1,0 +1,383 @@
+"""The DAWNBench ladder: tricks of training turned on one by one, and what each of them gives.
+
+Page 2018-2019, How to Train Your ResNet, part 8, and Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU
+(arXiv 2404.00498), each went from one trick to the next: a little more accuracy, then fewer epochs. A rung here is what
+its source trained: settings on top of those of all rungs before it, with its own epochs, batch size and peak learning
+rate. Each is trained once a seed, with a target that is never met, and evaluated at its end.
+
+A rung is compared with the one before it on the same seeds: the mean difference in accuracy with an interval by
+Student's t over the pairs. The p-values are corrected for the number of rungs (Holm's), since one of twenty rungs
+without any effect would stand out by chance.
+
+Where there is no GPU the whole ladder is too long, so there is a reduced setting: one number of steps and one batch
+size for all rungs, and narrower networks. Then the rungs differ in what they turn on alone, not in epochs.
+"""
+
+import functools
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bstune.config import is_replayed, plain
+from bstune.core.errors import ConfigError
+from bstune.core.records import Budget, Protocol, Target, TrialResult, TrialSpec
+from bstune.study.prepare import make_protocol
+from bstune.study.training import PRECISIONS, check_trainer, settle
+from bstune.sweeps.dawnbench_report import Difference, compare, paint, sentence, shown
+from bstune.sweeps.harness import Finding, draw_figure
+from bstune.sweeps.statistics import holm
+from bstune.trial.loop import device_name
+from bstune.trial.workload import Workload, build_workload, load_data, train, train_examples
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningDataModule
+    from rich.console import Console
+
+LATER = "%{"  # in a rung's settings, for ${ of the rung's own config: ${ itself is resolved before there is a rung
+ADDS = "+"  # in front of a key that the config does not have yet, as on Hydra's command line
+SHARE_OF_EVALUATION = 1e-9  # no trial is evaluated before its end
+PANEL_INCHES, ROW_INCHES = 4.2, 0.34
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One rung of the ladder.
+
+    Args:
+        name: its name.
+        seconds: the source's training time, None where it gives none.
+        accuracy: the source's, None where it gives none.
+        epochs: training examples seen, over those that there are.
+        batch_size: B.
+        lr: learning rate, the peak of the schedule.
+        set: values and nodes by the dotted key of the config whose place they take, on top of all rungs before. A key
+            that is not there is added with a leading ``+``; ``%{trial.lr}`` is a reference in the rung's own config.
+    """
+
+    name: str
+    seconds: float | None
+    accuracy: float | None
+    epochs: float
+    batch_size: int
+    lr: float
+    set: dict[str, Any]
+
+
+@dataclass  # not frozen: OmegaConf could not fill it in
+class Reduced:
+    """A setting for a machine without a GPU.
+
+    Args:
+        enabled: whether it takes the place of the rungs' own sizes.
+        steps: of every trial.
+        batch_size: of every trial.
+        lr: learning rates by rung; those of all others follow the linear rule, lr x batch_size / the rung's own.
+        set: settings by rung, on top of the rung's; they stay for all rungs after it too.
+    """
+
+    enabled: bool
+    steps: int
+    batch_size: int
+    lr: dict[str, float]
+    set: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rung that can be trained here.
+
+    Args:
+        rung: as it was asked for.
+        workload: with its data on the device.
+        protocol: with its own budget, ``steps``.
+        steps: of a trial.
+        batch_size: B.
+        lr: learning rate.
+    """
+
+    rung: Rung
+    workload: Workload
+    protocol: Protocol
+    steps: int
+    batch_size: int
+    lr: float
+
+
+def run(
+    config: DictConfig,
+    console: "Console",
+    *,
+    rungs: list[Rung],
+    seeds: list[int],
+    order_seed: int,
+    metric: str,
+    level: float,
+    reduced: Reduced,
+    trainer: Callable[[Workload, TrialSpec, Protocol], TrialResult] = train,
+) -> Finding:
+    """Train each rung on each seed and return accuracy and seconds, and what each rung gives.
+
+    Args:
+        config: with a workload that is trained; the first rung's settings come on top of it.
+        console: gets a line a trial, and the rungs that are left out.
+        rungs: in their order; a rung of a precision that the device does not have is left out, those after it go on
+            without its settings.
+        seeds: of the trials; each rung is trained once a seed.
+        order_seed: of the order of the rungs, shuffled anew for each seed.
+        metric: the share of examples that are told wrong, as the workload's module logs it; accuracy is 1 less it.
+        level: the accuracy that counts as reached.
+        reduced: a smaller setting of all rungs.
+        trainer: trains one trial; tests give their own.
+
+    Raises:
+        ConfigError: for a workload that is not trained, no rungs or seeds, or a rung that cannot be; it is found
+            before anything is trained.
+        DataError: if the data cannot be had.
+    """
+    if is_replayed(config):
+        raise ConfigError("this sweep trains, and recorded runs have no data: choose another workload")
+    _check(rungs, seeds, level, reduced)
+    steps, left_out = climb(config, rungs, reduced, Target(metric, 0.0, "min").never_met)
+    for reason in left_out.values():
+        console.print(reason, soft_wrap=True, markup=False)
+    if not steps:
+        raise ConfigError(f"no rung is left: {'; '.join(left_out.values())}")
+    rng = np.random.default_rng(order_seed)
+    plan = [(place, seed) for seed in seeds for place in rng.permutation(len(steps)).tolist()]
+    trials: list[dict[int, TrialResult]] = [{} for _ in steps]
+    for number, (place, seed) in enumerate(plan):
+        step = steps[place]
+        spec = TrialSpec(number, number, step.batch_size, step.lr, None, seed)
+        result = trials[place][seed] = trainer(step.workload, spec, step.protocol)
+        told = "no accuracy" if (share := accuracy(result)) is None else f"accuracy {share:.4f}"
+        line = f"{number + 1} of {len(plan)}, {step.rung.name}, seed {seed}: {told}, {result.status}"
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    rows = make_rows(steps, trials, level)
+    device = device_name(steps[0].protocol.trainer)
+    told = sentence(rows, level, len(seeds), list(left_out))
+    size = f"; reduced: {reduced.steps} steps of {reduced.batch_size} at every rung" if reduced.enabled else ""
+    title = f"{config.workload.name} on {device}, {len(seeds)} seeds{size}"
+    panels = 2 if reduced.enabled else 3
+    inches = (1.8 + PANEL_INCHES * panels, 1.6 + ROW_INCHES * len(rows))
+    draw = functools.partial(draw_figure, functools.partial(paint, rows, level, title, reduced.enabled), inches)
+    return Finding(told, [shown(row) for row in rows], len(seeds), device, draw)
+
+
+def _check(rungs: Sequence[Rung], seeds: Sequence[int], level: float, reduced: Reduced) -> None:
+    if not rungs or not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise ConfigError(
+            f"this sweep needs rungs, and seeds from 0, each once, but got {len(rungs)} rungs and seeds {list(seeds)}"
+        )
+    if not 0.0 < level < 1.0:
+        raise ConfigError(f"sweep.experiment.level must lie between 0 and 1, but got {level}")
+    names = [rung.name for rung in rungs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"every rung needs a name of its own, but {', '.join(map(repr, twice))} stands twice")
+    for rung in rungs:
+        if not (rung.batch_size >= 1 and _positive(rung.lr) and _positive(rung.epochs)):
+            raise ConfigError(f"a rung needs a batch size from 1, and a positive lr and epochs, but got {rung}")
+    if reduced.steps < 1 or reduced.batch_size < 1:
+        raise ConfigError(
+            "sweep.experiment.reduced needs steps and a batch size from 1, but got "
+            f"steps={reduced.steps} and batch_size={reduced.batch_size}"
+        )
+    for name, lr in reduced.lr.items():
+        if not _positive(lr):
+            raise ConfigError(f"sweep.experiment.reduced.lr must be positive, but got {lr} for {name!r}")
+    if reduced.enabled and (unknown := sorted({*reduced.lr, *reduced.set} - set(names))):
+        raise ConfigError(
+            f"sweep.experiment.reduced names {', '.join(map(repr, unknown))}, which is no rung; "
+            f"rungs: {', '.join(map(repr, names))}"
+        )
+
+
+def _positive(number: float) -> bool:
+    return 0.0 < number < math.inf
+
+
+def climb(
+    config: DictConfig, rungs: Sequence[Rung], reduced: Reduced, target: Target
+) -> tuple[list[Step], dict[str, str]]:
+    """Return the rungs that can be trained here, each built once for a trial, and why others are left out, by name.
+
+    Rungs whose data are the same share them.
+
+    Raises:
+        ConfigError: for a key that is not in the config, or a rung that cannot be built; it names the rung.
+        DataError: if the data cannot be had.
+    """
+    settle(config)  # a device that is not there is no rung's fault
+    steps: list[Step] = []
+    left_out: dict[str, str] = {}
+    data: dict[str, LightningDataModule] = {}
+    reached = config
+    for rung in rungs:
+        try:
+            own = applied(reached, rung.set)
+            if reduced.enabled:
+                own = applied(own, reduced.set.get(rung.name, {}))
+            try:
+                settle(own)
+            except ConfigError as error:
+                if own.precision == reached.precision or own.precision not in PRECISIONS:
+                    raise
+                left_out[rung.name] = f"{rung.name} is left out, and the rungs after it go on without it: {error}"
+                continue
+            reached = own
+            steps.append(_build(rung, own, reduced, target, data))
+        except ConfigError as error:
+            raise ConfigError(f"the rung {rung.name!r}: {error}") from error
+    return steps, left_out
+
+
+def _build(
+    rung: Rung, config: DictConfig, reduced: Reduced, target: Target, data: "dict[str, LightningDataModule]"
+) -> Step:
+    settled = settle(config)
+    own = settled.config
+    key = json.dumps(plain(own.workload.data), sort_keys=True, default=str)
+    if key not in data:
+        data[key] = load_data(own)
+    size, lr = rung.batch_size, rung.lr
+    if reduced.enabled:
+        size, lr = reduced.batch_size, reduced.lr.get(rung.name, rung.lr * reduced.batch_size / rung.batch_size)
+    examples = train_examples(data[key])
+    if size > examples:
+        raise ConfigError(f"its batch size {size} is larger than the training data ({examples} examples)")
+    # Rounded, as 9.74848 epochs of 50,000 images are 476 steps of 1024 and a last digit.
+    steps = reduced.steps if reduced.enabled else math.ceil(round(rung.epochs * examples / size, 6))
+    own.budget.steps, own.budget.examples = steps, 1  # a schedule's horizon too
+    protocol = make_protocol(own, target, settled.trainer)
+    check_trainer(own, protocol)
+    protocol = replace(
+        protocol,
+        budget=Budget(steps, 1),
+        cadence=replace(protocol.cadence, share=SHARE_OF_EVALUATION),
+        # The value before training would only be compared with a target that is never met.
+        trainer={**protocol.trainer, "num_sanity_val_steps": 0},
+    )
+    workload = build_workload(own, data[key])
+    workload.build_module(TrialSpec(0, 0, size, lr, None, 0))
+    return Step(rung, workload, protocol, steps, size, lr)
+
+
+def applied(config: DictConfig, settings: Mapping[str, Any]) -> DictConfig:
+    """Return a copy of a checked config with values and nodes put in the places that their dotted keys name.
+
+    Raises:
+        ConfigError: for a key that is not there and has no ``+``, a ``+`` where no argument can be added, a value of
+            the wrong type, or a reference to nothing.
+    """
+    own = config.copy()
+    for key, value in settings.items():
+        path = key.removeprefix(ADDS)
+        parent, _, name = path.rpartition(".")
+        try:
+            holder = OmegaConf.select(own, parent) if parent else own
+            if not isinstance(holder, DictConfig):
+                raise ConfigError(f"the config has no option {path}")
+            takes_more = OmegaConf.get_type(holder) is dict  # unlike one whose keys are those of a dataclass
+            if name not in set(holder) and not (takes_more and path != key):
+                advice = f"; an argument that is not there is added by {ADDS}{path}" if takes_more else ""
+                raise ConfigError(f"the config has no option {path}{advice}")
+            OmegaConf.update(own, path, _referring(value), merge=False, force_add=path != key)
+            OmegaConf.to_container(own, resolve=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from error
+    return own
+
+
+def _referring(value: Any) -> Any:
+    """Return a rung's value with its references as OmegaConf writes them."""
+    if isinstance(value, Mapping):
+        return {key: _referring(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_referring(item) for item in value]
+    return value.replace(LATER, "${") if isinstance(value, str) else value
+
+
+def accuracy(trial: TrialResult) -> float | None:
+    """Return the accuracy at a trial's end; None if it did not get there, as one that diverged."""
+    if trial.status != "budget" or not trial.history or trial.history[-1][1] is None:
+        return None
+    return round(1.0 - trial.history[-1][1], 12)  # 0.94 at an error of 0.06, whatever is left of the subtraction
+
+
+def seconds(trial: TrialResult) -> float | None:
+    """Return the training seconds of a trial that got to its end: steps x tau(B), so that its warm-up costs no more."""
+    if accuracy(trial) is None or trial.seconds_per_step is None:
+        return None
+    return trial.steps * trial.seconds_per_step
+
+
+def make_rows(steps: Sequence[Step], trials: Sequence[Mapping[int, TrialResult]], level: float) -> list[dict[str, Any]]:
+    """Return one row a rung. Means and deviations are over the trials that got to their end, ``n`` of them.
+
+    ``at_level`` is the share of all seeds. ``difference`` and its interval are from the rung before; ``p`` is corrected
+    for the number of rungs. What cannot be told from so few trials is None.
+
+    Args:
+        steps: the rungs.
+        trials: of each rung, by seed.
+        level: the accuracy that counts as reached.
+    """
+    by_seed = [{seed: accuracy(trial) for seed, trial in own.items()} for own in trials]
+    found = [compare(before, after) for before, after in pairwise(by_seed)]
+    tested = [difference.p for difference in found if difference.p is not None]
+    corrected = iter(holm(tested))
+    differences = [Difference(0, None, None, None, None), *found]
+    rows = []
+    for step, own, difference in zip(steps, trials, differences, strict=True):
+        accuracies = [value for trial in own.values() if (value := accuracy(trial)) is not None]
+        times = [value for trial in own.values() if (value := seconds(trial)) is not None]
+        rows.append(
+            {
+                "rung": step.rung.name,
+                "epochs": step.steps * step.batch_size / step.workload.train_examples,
+                "batch_size": step.batch_size,
+                "lr": step.lr,
+                "steps": step.steps,
+                "seconds": _mean(times),
+                "seconds_sd": _deviation(times),
+                "source_seconds": step.rung.seconds,
+                "accuracy": _mean(accuracies),
+                "accuracy_sd": _deviation(accuracies),
+                "source_accuracy": step.rung.accuracy,
+                "n": len(accuracies),
+                "at_level": sum(value >= level for value in accuracies) / len(own),
+                "difference": difference.mean,
+                "difference_low": difference.low,
+                "difference_high": difference.high,
+                "p": None if difference.p is None else next(corrected),
+                "pairs": {"n": difference.pairs, "p_uncorrected": difference.p},
+                "trials": [
+                    {
+                        "seed": seed,
+                        "status": trial.status,
+                        "accuracy": accuracy(trial),
+                        "seconds": seconds(trial),
+                        "train_seconds": trial.train_seconds,
+                        "seconds_per_step": trial.seconds_per_step,
+                        "message": trial.message,
+                    }
+                    for seed, trial in sorted(own.items())
+                ],
+            }
+        )
+    return rows
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None

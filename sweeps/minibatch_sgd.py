@@ -1,0 +1,207 @@
+"""Loss over seconds of training at several batch sizes: what a batch size costs a step and what it saves in steps.
+
+Zhang, Lipton, Li and Smola, Dive into Deep Learning, 12.5.4: gradient descent, SGD with one example a step and two
+minibatches on the same linear regression. Each is a trial of bstune's own, with a target that is never met and a budget
+of its epochs, so that its history is the loss over steps. A step's time is the trial's tau(B), which leaves evaluation,
+start-up and the first steps out.
+"""
+
+import functools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from bstune.config import is_replayed
+from bstune.core.errors import ConfigError
+from bstune.core.records import Budget, Target, TrialResult, TrialSpec
+from bstune.study.figure import BLUE, GREY, INK, PURPLE, VERMILION
+from bstune.study.prepare import make_protocol
+from bstune.study.summary import format_count, format_number, format_seconds, time_unit
+from bstune.study.training import check_trainer, settle
+from bstune.sweeps.harness import Finding, draw_figure
+from bstune.trial.loop import device_name
+from bstune.trial.workload import build_workload, train
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console
+
+FIGURE_INCHES = (8.0, 5.0)
+COLOURS = (INK, VERMILION, BLUE, PURPLE, GREY)
+QUARTILES = (0.25, 0.5, 0.75)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One line of the figure.
+
+    Args:
+        name: its name.
+        batch_size: B.
+        lr: learning rate.
+        epochs: training examples seen, over those that there are.
+    """
+
+    name: str
+    batch_size: int
+    lr: float
+    epochs: float
+
+
+def run(
+    config: DictConfig,
+    console: "Console",
+    *,
+    metric: str,
+    level: float,
+    seeds: list[int],
+    order_seed: int,
+    runs: list[Run],
+) -> Finding:
+    """Train each run on each seed and return the loss over seconds, medians over the seeds.
+
+    Args:
+        config: with a workload that is trained.
+        console: shows which trial is running.
+        metric: the loss that the workload's module logs; smaller is better.
+        level: the loss whose steps and seconds are compared.
+        seeds: of the trials; each run is trained once a seed.
+        order_seed: of the order of the runs, shuffled anew for each seed.
+        runs: in the order of the rows.
+
+    Raises:
+        ConfigError: for a workload that is not trained, no runs or seeds, or a run that cannot be.
+        DataError: if the data cannot be had.
+    """
+    from rich.progress import track
+
+    if is_replayed(config):
+        raise ConfigError("this sweep trains, and recorded runs have no data: choose another workload")
+    settled = settle(config)
+    protocol = make_protocol(settled.config, Target(metric, level, "min").never_met, settled.trainer)
+    check_trainer(settled.config, protocol)
+    workload = build_workload(settled.config)
+    _check(runs, seeds, workload.train_examples)
+    rng = np.random.default_rng(order_seed)
+    plan = [(place, seed) for seed in seeds for place in rng.permutation(len(runs)).tolist()]
+    trials: list[list[TrialResult]] = [[] for _ in runs]
+    for number, (place, seed) in track(
+        list(enumerate(plan)), "training", console=console, transient=True, disable=not console.is_terminal
+    ):
+        asked = runs[place]
+        steps = math.ceil(asked.epochs * workload.train_examples / asked.batch_size)
+        spec = TrialSpec(number, number, asked.batch_size, asked.lr, None, seed)
+        trials[place].append(train(workload, spec, replace(protocol, budget=Budget(steps, 1))))
+    rows = [row(asked, own, level) for asked, own in zip(runs, trials, strict=True)]
+    device = device_name(protocol.trainer)
+    title = f"{settled.config.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"
+    draw = functools.partial(draw_figure, functools.partial(_paint, rows, level, metric, title), FIGURE_INCHES)
+    return Finding(sentence(rows, level, len(seeds)), rows, len(seeds), device, draw)
+
+
+def _check(runs: Sequence[Run], seeds: Sequence[int], examples: int) -> None:
+    if not runs or not seeds or min(seeds) < 0:
+        raise ConfigError(f"this sweep needs runs, and seeds from 0, but got {len(runs)} runs and seeds {list(seeds)}")
+    for asked in runs:
+        if not (1 <= asked.batch_size <= examples and 0.0 < asked.lr < math.inf and 0.0 < asked.epochs < math.inf):
+            raise ConfigError(
+                f"a run needs a batch size from 1 to {examples}, and a positive lr and epochs, but got {asked}"
+            )
+
+
+def row(asked: Run, trials: Sequence[TrialResult], level: float) -> dict[str, Any]:
+    """Return one run's numbers, medians over its trials, one a seed.
+
+    ``steps_to_level`` is None where the trial in the middle does not get there, ``seconds_to_level`` too: it is those
+    steps x tau(B). The curve holds the steps at which every trial was evaluated and had a finite loss.
+
+    Args:
+        asked: the run.
+        trials: at least one.
+        level: the loss whose steps are sought.
+    """
+    histories = [{step: loss for step, loss in trial.history if loss is not None} for trial in trials]
+    steps = sorted(set.intersection(*(set(history) for history in histories)))
+    losses = [np.quantile([history[step] for history in histories], QUARTILES).tolist() for step in steps]
+    tau = statistics.median(trial.seconds_per_step or math.inf for trial in trials)
+    reached = statistics.median(_steps_to(history, level) for history in histories)
+    there = math.isfinite(reached) and math.isfinite(tau)
+    return {
+        "run": asked.name,
+        "batch_size": asked.batch_size,
+        "lr": asked.lr,
+        "epochs": asked.epochs,
+        "ms_per_step": 1e3 * tau,
+        "last_loss": losses[-1][1] if losses else None,
+        "steps_to_level": reached if there else None,
+        "seconds_to_level": reached * tau if there else None,
+        "curve": {
+            "steps": steps,
+            "seconds": [step * tau for step in steps],
+            "loss": [middle for _, middle, _ in losses],
+            "loss_low": [low for low, _, _ in losses],
+            "loss_high": [high for _, _, high in losses],
+        },
+        "trials": [
+            {
+                "seed": trial.seed,
+                "status": trial.status,
+                "seconds_per_step": trial.seconds_per_step,
+                "history": trial.history,
+            }
+            for trial in trials
+        ],
+    }
+
+
+def _steps_to(history: Mapping[int, float], level: float) -> float:
+    """Return the step of the first evaluation at or below ``level``; infinity if there is none."""
+    return min((step for step, loss in history.items() if loss <= level), default=math.inf)
+
+
+def sentence(rows: Sequence[Mapping[str, Any]], level: float, n: int) -> str:
+    """Return the finding in words: which run gets to ``level`` first, and how much later the others do."""
+    there = sorted((row for row in rows if row["seconds_to_level"]), key=lambda row: float(row["seconds_to_level"]))
+    absent = [row["run"] for row in rows if not row["seconds_to_level"]]
+    medians = f"(medians, n = {n} seed{'s' if n > 1 else ''})"
+    if not there:
+        return f"No run reaches a loss of {format_number(level)} in its epochs {medians}."
+    first, *rest = there
+
+    def cost(row: Mapping[str, Any]) -> str:
+        return f"{format_count(row['steps_to_level'])} steps of {format_number(row['ms_per_step'])} ms"
+
+    parts = [f"{first['run']} reaches a loss of {format_number(level)} first, in"]
+    parts += [f"{format_seconds(first['seconds_to_level'])} ({cost(first)})"]
+    text = " ".join(parts)
+    for row in rest:
+        times = format_number(row["seconds_to_level"] / first["seconds_to_level"], 2)
+        text += f"; {row['run']} takes {times} times as long ({cost(row)})"
+    text += f"; {' and '.join(absent)} never reach{'es' if len(absent) == 1 else ''} it" if absent else ""
+    return f"{text[0].upper()}{text[1:]} {medians}."
+
+
+def _paint(rows: Sequence[Mapping[str, Any]], level: float, metric: str, title: str, figure: "Figure") -> None:
+    """Draw each run's loss over its seconds on a logarithmic axis, with its quartiles."""
+    axes = figure.subplots()
+    ends = [row["curve"]["seconds"][-1] for row in rows if row["curve"]["seconds"]]
+    scale, unit = time_unit(min(ends, default=1.0))
+    for place, row in enumerate(rows):
+        curve, colour = row["curve"], COLOURS[place % len(COLOURS)]
+        x = np.array(curve["seconds"]) / scale
+        label = f"{row['run']}, lr {format_number(row['lr'])}, {format_number(row['epochs'])} epochs"
+        marker = "o" if len(x) <= 40 else ""
+        axes.plot(x, curve["loss"], color=colour, linewidth=1.6, marker=marker, markersize=3.5, label=label, zorder=3)
+        axes.fill_between(x, curve["loss_low"], curve["loss_high"], color=colour, alpha=0.18, linewidth=0)
+    axes.axhline(level, color=GREY, linewidth=0.9, linestyle="--", label=f"loss {format_number(level)}", zorder=1)
+    axes.set_xscale("log")
+    axes.set_xlabel(f"{unit} of training (steps x tau(B)), evaluation left out")
+    axes.set_ylabel(f"loss on the training data ({metric})")
+    axes.grid(color=INK, alpha=0.07, linewidth=0.6)
+    axes.legend(frameon=False, fontsize=8.5)
+    axes.set_title(title, fontsize=10.5, parse_math=False)

@@ -1,0 +1,201 @@
+"""Does one batch size step out of the line through its neighbours? Triplets P - 1, P, P + 1, tested over rounds.
+
+The contrast of a round is c = log tau(P) - (log tau(P - 1) + log tau(P + 1)) / 2, with tau the seconds per step. For
+tau = alpha + beta B it is -log(1 - x^2)/2 with x = beta/(alpha + beta P) <= 1/P: under 4e-5 from P = 120 on. What is
+common to a round, such as a machine that is slower for a while, drops out too. So a mean over rounds that is not 0 is
+the batch size's own.
+
+Assumed is that rounds are independent, and that what disturbs a visit knows nothing of its batch size: hence the
+shuffled order.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from bstune.core.errors import ConfigError, HardwareError
+
+Array = NDArray[np.float64]
+ALIGNED = 8  # the multiple that NVIDIA's guide to matrix products asks of 16-bit tensor cores
+FEWEST_ROUNDS = 2  # a spread over rounds needs as many
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The batch sizes to measure.
+
+    Args:
+        sizes: all of them, rising, none over the ceiling.
+        centres: of the triplets P - 1, P, P + 1 that lie wholly below the ceiling or end at it, rising.
+        ceiling: the largest batch size there is.
+        power: the largest power of two below the ceiling.
+        left_out: what was asked for and does not fit, rising.
+    """
+
+    sizes: tuple[int, ...]
+    centres: tuple[int, ...]
+    ceiling: int
+    power: int
+    left_out: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The mean of some contrasts over rounds, as shares: 0.01 is a step that takes 1% longer.
+
+    Args:
+        name: of the question, in words.
+        centres: of the triplets that it rests on.
+        rounds: n.
+        mean: exp(mean contrast) - 1.
+        low, high: ends of its interval, by Student's t; it is not corrected for the number of effects.
+        p: of the one-sample t-test against 0.
+        corrected: p after Holm's correction; p itself where there was none.
+    """
+
+    name: str
+    centres: tuple[int, ...]
+    rounds: int
+    mean: float
+    low: float
+    high: float
+    p: float
+    corrected: float
+
+
+def is_power_of_two(number: int) -> bool:
+    """Return whether a positive number is 1, 2, 4, 8, ..."""
+    return number > 0 and number & (number - 1) == 0
+
+
+def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: int) -> Choice:
+    """Return the batch sizes ``alone``, the triplets and the ceiling, each once, without what does not fit.
+
+    One triplet more than asked for is around the largest power of two below the ceiling.
+
+    Args:
+        alone: batch sizes without a triplet.
+        centres: of triplets; each a power of two or a multiple of 8.
+        ceiling: the largest batch size there is; over 2, as below it there has to be a power of two with neighbours.
+
+    Raises:
+        ConfigError: for a batch size below 1, or a centre that answers neither question.
+        HardwareError: for a ceiling below 3.
+    """
+    alone, centres = set(alone), set(centres)
+    if any(size < 1 for size in alone):
+        raise ConfigError(f"sweep.experiment.batch_sizes must be positive, but got {sorted(alone)}")
+    if odd := [centre for centre in sorted(centres) if centre < 2 or not kind(centre)]:
+        raise ConfigError(
+            f"sweep.experiment.centres must be powers of two or multiples of {ALIGNED}, and at least 2, but got {odd}"
+        )
+    if ceiling < 3:
+        raise HardwareError(
+            f"the ceiling is {ceiling}: below it there is no power of two with two neighbours; "
+            "give the training more memory, or a smaller model"
+        )
+    power = 1 << (ceiling - 1).bit_length() - 1
+    fitting = {centre for centre in centres if centre < ceiling} | {power}
+    asked = alone | {size for centre in centres | {power} for size in _triplet(centre)} | {ceiling}
+    triplets = {size for centre in fitting for size in _triplet(centre)}
+    sizes = {size for size in alone if size <= ceiling} | triplets | {ceiling}
+    return Choice(tuple(sorted(sizes)), tuple(sorted(fitting)), ceiling, power, tuple(sorted(asked - sizes)))
+
+
+def _triplet(centre: int) -> tuple[int, int, int]:
+    return centre - 1, centre, centre + 1
+
+
+def kind(size: int) -> str:
+    """Return ``power of two``, ``multiple of 8`` where it is that alone, or nothing."""
+    if is_power_of_two(size):
+        return "power of two"
+    return "" if size % ALIGNED else f"multiple of {ALIGNED}"
+
+
+def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
+    """Return c of every round, (rounds,).
+
+    Args:
+        seconds: tau of every round by batch size; the centre and its neighbours among them, all of one length.
+        centre: P.
+
+    Raises:
+        HardwareError: for seconds that are not positive numbers.
+    """
+    rounds = np.array([seconds[size] for size in _triplet(centre)], dtype=np.float64)
+    if not np.all(np.isfinite(rounds) & (rounds > 0.0)):
+        raise HardwareError(
+            f"a contrast needs positive seconds, but got {rounds.ravel().tolist()} around batch size {centre}: "
+            "the clock is too coarse for such steps"
+        )
+    below, at, above = np.log(rounds)
+    return np.asarray(at - (below + above) / 2.0)
+
+
+def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> Effect:
+    """Return mean, interval and test of ``values``, one a round, logs of ratios.
+
+    Raises:
+        ConfigError: for fewer than two rounds, or a level that is none.
+        HardwareError: if all rounds are the same to the last digit: no clock of a real machine gives that.
+    """
+    if len(values) < FEWEST_ROUNDS:
+        raise ConfigError(f"a test over rounds needs {FEWEST_ROUNDS} of them, but got {len(values)}: raise repeats")
+    if not 0.0 < level < 1.0:
+        raise ConfigError(f"sweep.experiment.level must lie between 0 and 1, but got {level}")
+    if np.ptp(values) == 0.0:
+        raise HardwareError(
+            f"{name}: all {len(values)} rounds took the same time to the last digit: the clock is too coarse"
+        )
+    test = stats.ttest_1samp(values, 0.0)
+    interval = test.confidence_interval(level)
+    mean, low, high = (math.expm1(float(value)) for value in (values.mean(), interval.low, interval.high))
+    p = float(test.pvalue)
+    return Effect(name, tuple(centres), len(values), mean, low, high, p, p)
+
+
+def effects(seconds: Mapping[int, Sequence[float]], centres: Sequence[int], level: float) -> tuple[Effect, ...]:
+    """Return the effects of each triplet, of all powers of two together and of all multiples of 8 together.
+
+    Together means the mean contrast of a round, so that n stays the number of rounds: triplets of one round are not
+    independent. A group of one triplet, or of the same triplets as another one, is left out. The p-values are
+    corrected for the number of all that is returned: the finding names whichever of them stands out.
+
+    Args:
+        seconds: tau of every round by batch size.
+        centres: of the triplets.
+        level: of the intervals, such as 0.95.
+
+    Raises:
+        ConfigError, HardwareError: as :func:`contrasts` and :func:`estimate` do.
+    """
+    by_centre = {centre: contrasts(seconds, centre) for centre in centres}
+    powers = [centre for centre in centres if is_power_of_two(centre)]
+    aligned = [centre for centre in centres if centre % ALIGNED == 0]
+    found = [estimate(f"{centre} ({kind(centre)})", [centre], by_centre[centre], level) for centre in centres]
+    groups = {tuple(aligned): f"multiples of {ALIGNED} together", tuple(powers): "powers of two together"}
+    for members, name in reversed(groups.items()):
+        if len(members) > 1:
+            together = np.mean([by_centre[centre] for centre in members], axis=0)
+            found.append(estimate(name, members, together, level))
+    corrected = holm([effect.p for effect in found])
+    return tuple(replace(effect, corrected=p) for effect, p in zip(found, corrected, strict=True))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number, in their order; empty for none.
+
+    Holm 1979 (A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6, 65-70): the k-th smallest
+    of m times m - k + 1, at most 1, and none below a smaller one's. It holds whatever the dependence between the tests.
+    """
+    order = sorted(range(len(p)), key=lambda i: p[i])
+    corrected, least = [0.0] * len(p), 0.0
+    for rank, i in enumerate(order):
+        least = max(least, min(1.0, (len(p) - rank) * p[i]))
+        corrected[i] = least
+    return corrected

@@ -1,0 +1,122 @@
+"""Freeze what bstune computes, and compare it after a change that must not move a bit.
+
+    python tests/references.py record FILE      # before the change
+    python tests/references.py compare FILE     # after it: exit status 1 and the names of what differs
+
+Replayed studies (three tables, three samplers, four objectives), ``digits`` under objective ``steps``, the quick
+comparison of searches, and the keys of a survey. Numbers are compared exactly, as sorted lists, so that a key may get
+another name; seconds of what really trains are left out.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+TABLES = ("fashion_mlp", "mnist_cnn", "cifar_mlp")
+SAMPLERS = ("frontier", "tpe", "random")
+OBJECTIVES = ("time", "steps", "both", "curve")
+STATUSES = {"budget": "censored"}  # former names
+MEASURED = ("second", "time", "version", "device", "scale_out")  # of what trains: parts of keys that are left out
+
+
+def numbers(value: Any, leave_out: tuple[str, ...] = ("version",)) -> list[str]:
+    """Return all numbers in nested lists and mappings, sorted, as text that keeps every bit."""
+    if isinstance(value, dict):
+        kept = (item for key, item in value.items() if not any(part in key for part in leave_out))
+        return sorted(itertools.chain.from_iterable(numbers(item, leave_out) for item in kept))
+    if isinstance(value, list):
+        return sorted(itertools.chain.from_iterable(numbers(item, leave_out) for item in value))
+    return [repr(float(value))] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+def keys(value: Any, prefix: str = "") -> list[str]:
+    """Return the dotted keys of nested mappings, sorted."""
+    if not isinstance(value, dict):
+        return [prefix.removesuffix(".")]
+    return sorted(itertools.chain.from_iterable(keys(item, f"{prefix}{key}.") for key, item in value.items()))
+
+
+def bstune(folder: Path, *arguments: str) -> None:
+    """Run the command in a folder of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BSTUNE_CACHE": str(folder / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+
+
+def study(folder: Path, leave_out: tuple[str, ...], *arguments: str) -> dict[str, Any]:
+    """Run a study; return its trials and its curve, each as numbers."""
+    bstune(folder, "bstune", *arguments, "study=s", "output=out", "mlflow.enabled=false", "hardware.enabled=false")
+    rows = [json.loads(line) for line in (folder / "out/trials.jsonl").read_text().splitlines()]
+    return {
+        "trials": [[STATUSES.get(row["status"], row["status"]), *numbers(row, leave_out)] for row in rows],
+        "curve": numbers(json.loads((folder / "out/curve.json").read_text()), leave_out),
+    }
+
+
+def replayed(folder: Path, table: str, sampler: str, objective: str) -> dict[str, Any]:
+    """Run a study on a shipped table, short enough to be repeated after every step."""
+    options = (f"workload.table={table}", f"sampler={sampler}", f"search.objective={objective}", "search.trials=24")
+    return study(folder, ("version",), "+workload=replay", *options)
+
+
+def digits(folder: Path) -> dict[str, Any]:
+    """Train ``digits`` under an objective that no clock decides."""
+    return study(folder, MEASURED, "+workload=digits", "search.objective=steps", "search.trials=20")
+
+
+def benchmark(folder: Path) -> dict[str, Any]:
+    """Compare searches on the shipped tables, few seeds."""
+    bstune(folder, "bstune.bench", "--quick", "--out", "out")
+    rows = [json.loads(line) for line in (folder / "out/runs.jsonl").read_text().splitlines()]
+    return {
+        "runs": sorted([row["key"]["search"], row["key"]["table"], *numbers(row, ("version", "wall"))] for row in rows)
+    }
+
+
+def survey(folder: Path) -> dict[str, Any]:
+    """Survey the hardware for ``digits``; its numbers are measured, so only the keys are compared."""
+    bstune(folder, "bstune.hardware", "+workload=digits", "hardware.seconds=5", "output=out")
+    return {"keys": keys(json.loads((folder / "out/hardware.json").read_text()))}
+
+
+def collect() -> dict[str, Any]:
+    """Run every case, two at a time."""
+    cases = {"benchmark": (benchmark,), "survey": (survey,), "digits": (digits,)}
+    cases |= {"/".join(case): (replayed, *case) for case in itertools.product(TABLES, SAMPLERS, OBJECTIVES)}
+
+    def run(case: tuple[Any, ...]) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            return case[0](Path(folder), *case[1:])
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(cases, pool.map(run, cases.values()), strict=True))
+
+
+def main(verb: str, file: str) -> int:
+    """Record to a file, or compare with it; return the exit status."""
+    found = collect()
+    if verb == "record":
+        Path(file).write_text(json.dumps(found))
+        return 0
+    before = json.loads(Path(file).read_text())
+    differ = sorted(name for name in before.keys() | found.keys() if before.get(name) != found.get(name))
+    for name in differ:
+        parts = before.get(name, {}).keys() | found.get(name, {}).keys()
+        print(name, *(part for part in parts if before.get(name, {}).get(part) != found.get(name, {}).get(part)))
+    print(f"{len(before) - len(differ)} of {len(before)} the same")
+    return int(bool(differ))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in ("record", "compare"):
+        raise SystemExit(__doc__)
+    raise SystemExit(main(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,176 @@
+"""Replay tables made from formulas, so that the answer to a search on them is known.
+
+A law says how many steps and seconds every (batch size, learning rate) takes; :func:`synthetic_table` writes runs that
+follow it into a :class:`bstune.trial.replay.Table`, in place of recorded ones.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bstune.core.errors import TableError
+from bstune.trial.replay import Run, Table
+
+CADENCE = 1.05  # ratio of evaluated steps
+DIVERGES_AFTER = 0.1  # of the steps that the best learning rate needs
+DIVERGED_METRIC = 2.0  # times the metric at the start
+BATCH_SIZES = tuple(2**k for k in range(3, 13))
+LRS = tuple(2.0**k for k in range(-11, 2))
+STEEPNESS = 0.7  # of the metric's power law in steps
+
+
+@dataclass(frozen=True)
+class Law:
+    """Steps and seconds of every (batch size B, learning rate lr); all that is needed to know the best of them.
+
+    At the best learning rate S*(B) = S_min (1 + B_crit/B) (McCandlish et al. 2018, eq. 2.11). Off it, with
+    delta = log2(lr/lr*(B)) octaves, log S rises by ``left`` or ``right`` times delta^2: an assumption, gentle below and
+    steep above. The fastest batch size is sqrt(B_crit overhead/per_example), a stationary point of S*(B) tau(B).
+
+    Args:
+        s_min: fewest steps, at unlimited batch size.
+        b_crit: critical batch size, in examples.
+        lr: the best learning rate at ``batch_size``.
+        batch_size: where ``lr`` is the best.
+        exponent: the best learning rate is lr (B/batch_size)^exponent; 0.5 is the square-root rule, 1 the linear one.
+        left: curvature of log S below the best learning rate, per squared octave.
+        right: the same above it.
+        edge: octaves above the best learning rate from which a run diverges.
+        noise: standard deviation of log S from run to run.
+        overhead: seconds per step that do not depend on the batch size.
+        per_example: seconds per step and example.
+
+    Raises:
+        TableError: for a scale that is not positive and finite, or a curvature, edge or noise that is negative.
+    """
+
+    s_min: float = 200.0
+    b_crit: float = 400.0
+    lr: float = 0.1
+    batch_size: float = 128.0
+    exponent: float = 0.5
+    left: float = 0.12
+    right: float = 0.5
+    edge: float = 3.0
+    noise: float = 0.0
+    overhead: float = 1e-3
+    per_example: float = 5e-6
+
+    def __post_init__(self) -> None:
+        for name in ("s_min", "b_crit", "lr", "batch_size", "overhead", "per_example"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise TableError(f"a synthetic table needs a positive {name}, but got {getattr(self, name)}")
+        for name in ("left", "right", "edge", "noise"):
+            if not getattr(self, name) >= 0:
+                raise TableError(f"a synthetic table needs {name} of at least 0, but got {getattr(self, name)}")
+        if not math.isfinite(self.exponent):
+            raise TableError(f"a synthetic table needs a finite exponent, but got {self.exponent}")
+
+    def best_lr(self, batch_size: float) -> float:
+        """Return lr*(B)."""
+        return self.lr * float((batch_size / self.batch_size) ** self.exponent)
+
+    def delta(self, batch_size: float, lr: float) -> float:
+        """Return log2(lr/lr*(B)), in octaves."""
+        return math.log2(lr / self.best_lr(batch_size))
+
+    def frontier(self, batch_size: float) -> float:
+        """Return S*(B), eq. 2.11."""
+        return self.s_min * (1.0 + self.b_crit / batch_size)
+
+    def steps(self, batch_size: float, lr: float) -> float | None:
+        """Return steps to target S(B, lr) without noise; None where the run diverges."""
+        delta = self.delta(batch_size, lr)
+        if delta >= self.edge:
+            return None
+        return self.frontier(batch_size) * math.exp((self.left if delta < 0 else self.right) * delta**2)
+
+    def tau(self, batch_size: float) -> float:
+        """Return seconds per step."""
+        return self.overhead + self.per_example * batch_size
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The history of a run that reaches ``target`` at step S: floor + (start - floor) (1 + steps/t0)^-STEEPNESS.
+
+    t0 is such that the metric is ``target`` at S. ``noise`` is the standard deviation of log(metric - floor) from
+    evaluation to evaluation; noise never moves S: evaluations before it stay above the target.
+    """
+
+    start: float = 0.9
+    target: float = 0.1
+    floor: float = 0.05
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.floor < self.target < self.start and self.noise >= 0.0):
+            raise TableError(f"a metric needs 0 <= floor < target < start and noise of at least 0, but got {self}")
+
+    def history(self, steps: Sequence[int], reached_at: int, rng: np.random.Generator) -> tuple[float, ...]:
+        """Return the metric at ``steps`` of a run that reaches the target at step ``reached_at``."""
+        height = (self.start - self.floor) / (self.target - self.floor)
+        scale = reached_at / (height ** (1.0 / STEEPNESS) - 1.0)
+        at = np.asarray(steps, dtype=np.float64)
+        above = (self.start - self.floor) * (1.0 + at / scale) ** -STEEPNESS
+        values = self.floor + above * np.exp(self.noise * rng.standard_normal(at.size))
+        missed = math.nextafter(self.target, math.inf)
+        values = np.where(at < reached_at, np.maximum(values, missed), np.minimum(values, self.target))
+        return tuple(float(value) for value in values)
+
+
+def synthetic_table(
+    law: Law,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    lrs: Sequence[float] = LRS,
+    seeds: Sequence[int] = (0, 1),
+    metric: Metric = Metric(),
+    longest: float = 8.0,
+) -> Table:
+    """Return a table of runs at all of ``batch_sizes`` x ``lrs`` x ``seeds`` that follow ``law``.
+
+    Args:
+        law: steps and seconds to target, and their noise.
+        batch_sizes: two or more, as in a recorded table.
+        lrs: learning rates.
+        seeds: of the runs of each cell; the noise is a function of batch size, learning rate and seed.
+        metric: what a run's history looks like; ``Target("error", metric.target, "min")`` is reached after S steps.
+        longest: a run that needs more than this many times S*(B) steps is censored there.
+
+    Raises:
+        TableError: for fewer than two batch sizes, or no learning rate or seed.
+    """
+    if len(set(batch_sizes)) < 2 or not lrs or not seeds:
+        raise TableError(
+            "a synthetic table needs two or more batch sizes, a learning rate and a seed, but got "
+            f"{len(set(batch_sizes))}, {len(lrs)} and {len(seeds)}"
+        )
+    return Table(
+        tuple(_run(law, metric, longest, size, lr, seed) for size in batch_sizes for lr in lrs for seed in seeds)
+    )
+
+
+def _run(law: Law, metric: Metric, longest: float, batch_size: int, lr: float, seed: int) -> Run:
+    cell = np.frombuffer(np.float64(lr).tobytes(), dtype=np.uint32)
+    rng = np.random.default_rng([seed, batch_size, *cell.tolist()])
+    steps = law.steps(batch_size, lr)
+    scatter = math.exp(law.noise * rng.standard_normal())
+    if steps is None:
+        end = max(1, round(law.frontier(batch_size) * DIVERGES_AFTER))
+        evaluated = _evaluated(end)
+        rising = np.linspace(metric.start, metric.start * DIVERGED_METRIC, len(evaluated))
+        values = tuple(float(value) for value in rising)
+    else:
+        reached_at = max(1, round(steps * scatter))
+        end = min(reached_at, max(1, round(law.frontier(batch_size) * longest)))
+        evaluated = _evaluated(end)
+        values = metric.history(evaluated, reached_at, rng)
+    return Run(batch_size, lr, seed, evaluated, values, law.tau(batch_size), diverged=steps is None)
+
+
+def _evaluated(end: int) -> tuple[int, ...]:
+    """Return steps at most ``CADENCE`` apart in ratio, or one step, the last of them ``end``."""
+    count = math.ceil(math.log(end) / math.log(CADENCE))
+    return tuple(sorted({max(1, round(end * CADENCE**-k)) for k in range(count + 1)}))
