@@ -146,7 +146,7 @@ def test_parse_cifar10_refuses(data, text):
 
 @pytest.mark.parametrize(
     ("wrap", "suffix"),
-    [(bytes, ""), (gzip.compress, ".gz"), (lambda data: gzip.compress(data, 1, mtime=7, mtime=0), ".gz")],
+    [(bytes, ""), (gzip.compress, ".gz"), (lambda data: gzip.compress(data, 1, mtime=7), ".gz")],
     ids=["plain", "gzip", "other gzip wrapping"],
 )
 def test_complete_local_copy_needs_no_network_and_is_left_alone(tmp_path, mirrors, wrap, suffix):
@@ -180,7 +180,7 @@ BAD_PAGES = {
     "captive portal": b"<html>log in</html>",
     "truncated": gzip.compress(RNG.bytes(1000), mtime=0)[:-20],
     "other bytes": gzip.compress(b"something else", mtime=0),
-    "damaged": gzip.compress(RNG.bytes(1000), mtime=0, mtime=0)[:100] + bytes(100),
+    "damaged": gzip.compress(RNG.bytes(1000), mtime=0)[:100] + bytes(100),
 }
 
 
