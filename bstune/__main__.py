@@ -122,7 +122,7 @@ def quieten(training: bool = True) -> None:
     import optuna
 
     if training:
-        import lightning.pytorch  # noqa: F401  # it sets its loggers' levels when it is imported
+        import lightning.pytorch  # it sets its loggers' levels when it is imported
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for name in ("lightning.pytorch", "lightning.fabric"):

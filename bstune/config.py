@@ -189,8 +189,8 @@ class StepTimeSettings:
     rungs: int
     repeats: int
     visit_seconds: float
-    least_steps: int
-    most_steps: int
+    min_steps: int
+    max_steps: int
     warmup_steps: int
 
 
@@ -295,7 +295,7 @@ def check_settings(config: DictConfig) -> DictConfig:
     config = _with_schedule(config)
     try:
         checked = OmegaConf.merge(_schema(config), config)
-        assert isinstance(checked, DictConfig)  # noqa: S101  # a mapping merged into a mapping
+        assert isinstance(checked, DictConfig)  # a mapping merged into a mapping
         if is_replayed(checked):
             from bstune.study.replaying import complete
 

@@ -159,12 +159,14 @@ class OptunaSearch(Search):
         trial = self.study.ask()
         batch_size = trial.suggest_int("batch_size", problem.batch_sizes[0], problem.batch_sizes[-1], log=True)
         lr, delta = self._learning_rate(trial, batch_size)
-        last, parent = self.ending(trial, batch_size, finished)
+        last, resumed_from = self.ending(trial, batch_size, finished)
         self._asked = trial, last
-        if parent is None:
+        if resumed_from is None:
             return TrialSpec(number, number, batch_size, lr, delta, trial_seed(self._seed, number), last)
-        stopped = finished[parent]  # its numbers, not the suggested ones, which went through a logarithm
-        return TrialSpec(number, number, stopped.batch_size, stopped.lr, stopped.delta, stopped.seed, last, parent)
+        stopped = finished[resumed_from]  # its numbers, not the suggested ones, which went through a logarithm
+        return TrialSpec(
+            number, number, stopped.batch_size, stopped.lr, stopped.delta, stopped.seed, last, resumed_from
+        )
 
     def ending(self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]) -> tuple[int, int | None]:
         """Return the last step of a trial, and the number of the stopped trial that it continues, if any."""
@@ -214,8 +216,8 @@ class EachBatchSize(Search):
         share = (van_der_corput(turn) + float(self._shifts[index])) % 1.0
         batch_size = problem.batch_sizes[index]
         lr = problem.clip_lr(problem.lr_low * (problem.lr_high / problem.lr_low) ** share)
-        limit = stopping_step(problem, batch_size, finished)
-        return TrialSpec(number, number, batch_size, lr, None, trial_seed(self._seed, number), limit)
+        max_steps = stopping_step(problem, batch_size, finished)
+        return TrialSpec(number, number, batch_size, lr, None, trial_seed(self._seed, number), max_steps)
 
 
 class Zeus(Search):
@@ -231,7 +233,7 @@ class Zeus(Search):
        (flat prior) and the variance of its own trials, stopped ones included.
 
     Zeus gives up where no batch size reaches the target in a round; here the pruning starts over.
-    """  # noqa: D205, the title is long
+    """
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self._problem, self._seed = problem, seed
@@ -256,8 +258,8 @@ class Zeus(Search):
         if batch_size is None:
             batch_size = self._thompson(finished)
         lr = self._problem.clip_lr(self._rule(batch_size))
-        limit = stopping_step(self._problem, batch_size, finished)
-        return TrialSpec(number, number, batch_size, lr, None, trial_seed(self._seed, number), limit)
+        max_steps = stopping_step(self._problem, batch_size, finished)
+        return TrialSpec(number, number, batch_size, lr, None, trial_seed(self._seed, number), max_steps)
 
     def _end_round(self) -> None:
         reached = [(cost(trial), trial.batch_size) for trial in self._round if trial.reached]
@@ -346,14 +348,14 @@ class OwnSearch(OptunaSearch):
 
     def ending(self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]) -> tuple[int, int | None]:
         """Return the sampler's limit, and the trial that it continues."""
-        limit, parent = self.sampler.limit(trial.number), self.sampler.parent(trial.number)
-        if parent is not None:
-            trial.set_user_attr(PARENT, parent)
-        return super().ending(trial, batch_size, finished)[0] if limit is None else limit, parent
+        max_steps, resumed_from = self.sampler.max_steps(trial.number), self.sampler.resumed_from(trial.number)
+        if resumed_from is not None:
+            trial.set_user_attr(PARENT, resumed_from)
+        return super().ending(trial, batch_size, finished)[0] if max_steps is None else max_steps, resumed_from
 
     def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
         """Tell the study what a trial came to, with its record."""
-        if result.status == "budget" and result.steps < last:
+        if result.status == "censored" and result.steps < last:
             self._ended.add(result.number)
         trial.set_user_attr(RECORD, result.to_json())
         super().tell(trial, last, result)

@@ -220,7 +220,7 @@ def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
         last = max(1, round(steps)) if math.isfinite(steps) else min(run.end for run in runs)
         result = replay(table, TrialSpec(number, number, batch_size, lr, None, 0), target, last)
         status: Status = (
-            "reached" if math.isfinite(steps) else "diverged" if any(run.diverged for run in runs) else "budget"
+            "reached" if math.isfinite(steps) else "diverged" if any(run.diverged for run in runs) else "censored"
         )
         low = 0 if status == "reached" else last
         medians.append(replace(result, status=status, steps=last, steps_low=low))
@@ -299,20 +299,24 @@ def play(search: Search, task: Task, multiples: Sequence[float], most_trials: in
 def _answer(spec: TrialSpec, task: Task, finished: Sequence[TrialResult]) -> TrialResult:
     if spec.number != len(finished):
         raise ConfigError(f"a search must number its trials from 0: expected {len(finished)}, but got {spec.number}")
-    parent = None
-    if spec.parent is not None:
-        parent = finished[spec.parent] if 0 <= spec.parent < len(finished) else None
+    resumed_from = None
+    if spec.resumed_from is not None:
+        resumed_from = finished[spec.resumed_from] if 0 <= spec.resumed_from < len(finished) else None
         point = spec.batch_size, spec.lr, spec.seed
-        if parent is None or (parent.batch_size, parent.lr, parent.seed) != point or parent.status != "budget":
+        if (
+            resumed_from is None
+            or (resumed_from.batch_size, resumed_from.lr, resumed_from.seed) != point
+            or resumed_from.status != "censored"
+        ):
             raise ConfigError(
-                f"trial {spec.number} continues trial {spec.parent}, which is no stopped trial at batch size, "
+                f"trial {spec.number} continues trial {spec.resumed_from}, which is no stopped trial at batch size, "
                 f"learning rate and seed {point}"
             )
-    last = task.problem.budget.last_step(spec.batch_size) if spec.limit is None else spec.limit
-    done = 0 if parent is None else parent.steps
+    last = task.problem.budget.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
+    done = 0 if resumed_from is None else resumed_from.steps
     if last <= done:
         raise ConfigError(f"trial {spec.number} needs a limit past the {done} steps it has, but got {last}")
-    return replay(task.table, spec, task.problem.target, last, parent)
+    return replay(task.table, spec, task.problem.target, last, resumed_from)
 
 
 def _estimate(search: Search, task: Task, finished: Sequence[TrialResult]) -> float | None:

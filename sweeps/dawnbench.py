@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bstune.config import is_replayed, plain
 from bstune.core.errors import ConfigError
-from bstune.core.records import Budget, Protocol, Target, TrialResult, TrialSpec
+from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.study.prepare import make_protocol
 from bstune.study.training import PRECISIONS, check_trainer, settle
 from bstune.sweeps.dawnbench_report import Difference, compare, paint, sentence, shown
@@ -105,7 +105,7 @@ class Step:
 
     rung: Rung
     workload: Workload
-    protocol: Protocol
+    protocol: TrialProtocol
     steps: int
     batch_size: int
     lr: float
@@ -121,7 +121,7 @@ def run(
     metric: str,
     level: float,
     reduced: Reduced,
-    trainer: Callable[[Workload, TrialSpec, Protocol], TrialResult] = train,
+    trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult] = train,
 ) -> Finding:
     """Train each rung on each seed and return accuracy and seconds, and what each rung gives.
 
@@ -260,7 +260,7 @@ def _build(
     protocol = replace(
         protocol,
         budget=Budget(steps, 1),
-        cadence=replace(protocol.cadence, share=SHARE_OF_EVALUATION),
+        evaluation_schedule=replace(protocol.evaluation_schedule, share=SHARE_OF_EVALUATION),
         # The value before training would only be compared with a target that is never met.
         trainer={**protocol.trainer, "num_sanity_val_steps": 0},
     )
@@ -306,7 +306,7 @@ def _referring(value: Any) -> Any:
 
 def accuracy(trial: TrialResult) -> float | None:
     """Return the accuracy at a trial's end; None if it did not get there, as one that diverged."""
-    if trial.status != "budget" or not trial.history or trial.history[-1][1] is None:
+    if trial.status != "censored" or not trial.history or trial.history[-1][1] is None:
         return None
     return round(1.0 - trial.history[-1][1], 12)  # 0.94 at an error of 0.06, whatever is left of the subtraction
 

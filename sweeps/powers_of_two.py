@@ -20,7 +20,7 @@ from rich.progress import track
 
 from bstune.config import is_replayed
 from bstune.core.errors import ConfigError
-from bstune.core.records import Protocol
+from bstune.core.records import TrialProtocol
 from bstune.hardware.memory import Ceiling, ProbeResult, measure_ceiling
 from bstune.hardware.timing import Steps, StepTiming, summarize, time_trial, visits
 from bstune.study.figure import BLUE, GREY, INK, VERMILION
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 FIGURE_INCHES = (13.0, 5.2)
 COLOURS = {"power of two": VERMILION, "multiple of 8": BLUE, "": GREY}  # by kind()
-Timer = Callable[[Workload, Protocol, int, float, int], tuple[float, ...]]
+Timer = Callable[[Workload, TrialProtocol, int, float, int], tuple[float, ...]]
 
 
 @dataclass

@@ -1,6 +1,12 @@
 """Shared by all tests: what they must not depend on, and records to work with."""
 
 import os
+
+# Before torch is imported: on batches of a few examples two threads only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before mlflow is imported: it writes to the home directory and tries the network otherwise.
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +18,6 @@ from torch import Tensor, nn
 from bstune.__main__ import main
 from bstune.core.records import TrialResult, dump_json
 from bstune.trial.replay import Table
-
-# Before mlflow is imported: it writes to the home directory and tries the network otherwise.
-os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +71,7 @@ def write_table() -> Callable[[Path, Table, str], Path]:
 def make_result() -> Callable[..., TrialResult]:
     base = TrialResult(
         number=0,
-        slot=0,
+        trial_index=0,
         batch_size=32,
         lr=0.1,
         delta=0.0,

@@ -60,7 +60,7 @@ def answer(search, task, count):
     finished = []
     for _ in range(count):
         spec = search.propose(finished)
-        finished.append(replay(task.table, spec, task.problem.target, spec.limit))
+        finished.append(replay(task.table, spec, task.problem.target, spec.max_steps))
     return finished
 
 
@@ -109,7 +109,7 @@ def test_a_pruned_trial_is_ranked_by_its_distance_from_the_target():
     search = OptunaSearch(task.problem, 0, Given(*[{"batch_size": 8, "lr": 0.001}] * 2), None, "pruned")
     finished = answer(search, task, 1)
     search.propose(finished)
-    assert finished[0].status == "budget"
+    assert finished[0].status == "censored"
     gap = finished[0].history[-1][1] - 0.1
     assert search.study.trials[0].intermediate_values == {1: pytest.approx(gap)}
     assert 0.02 < gap < 0.5
@@ -122,7 +122,7 @@ def test_the_axis_is_delta_around_the_rule_and_lr_is_clipped(batch_size, delta, 
     spec = search.propose([])  # the reference is B 64, lr 0.1
     assert (spec.batch_size, spec.delta) == (batch_size, delta)
     assert spec.lr == pytest.approx(expected)
-    assert spec.limit == stopping_step(TASK.problem, batch_size, [])
+    assert spec.max_steps == stopping_step(TASK.problem, batch_size, [])
     half = math.log2(100) / 2
     assert sampler.seen == {"batch_size": IntDistribution(8, 512, log=True), "delta": FloatDistribution(-half, half)}
 
@@ -158,9 +158,15 @@ def test_a_sampler_may_stop_and_continue_its_trials():
     task = make_task("t", HAND, TARGET, "time")
     search = Own(task.problem, 0, Given({"batch_size": 40, "lr": 0.1}, {"batch_size": 10, "lr": 1.0}), None, "bound")
     first = search.propose([])
-    finished = [replay(task.table, first, TARGET, first.limit)]
+    finished = [replay(task.table, first, TARGET, first.max_steps)]
     second = search.propose(finished)
-    assert (second.batch_size, second.lr, second.seed, second.limit, second.parent) == (40, 0.1, first.seed, 60, 0)
+    assert (second.batch_size, second.lr, second.seed, second.max_steps, second.resumed_from) == (
+        40,
+        0.1,
+        first.seed,
+        60,
+        0,
+    )
 
 
 def test_each_batch_size_gets_as_many_trials_spread_over_the_learning_rates():
@@ -180,7 +186,7 @@ def test_each_batch_size_gets_as_many_trials_spread_over_the_learning_rates():
         gaps = [b - a for a, b in zip(ordered, [*ordered[1:], ordered[0] + 1], strict=True)]
         assert max(gaps) == pytest.approx(1 / 8)
     assert min(abs(a - b) for a in shares[8] for b in shares[512]) > 1e-4  # independent of each other
-    assert specs[-1].limit == stopping_step(TASK.problem, specs[-1].batch_size, finished[:-1])
+    assert specs[-1].max_steps == stopping_step(TASK.problem, specs[-1].batch_size, finished[:-1])
 
 
 def result(batch_size, reached):

@@ -548,7 +548,7 @@ def test_stream_of_knows_our_batches_alone():
 
 def test_random_state_is_that_of_python_numpy_and_torch():
     def draw():
-        return random.random(), np.random.rand(), np.random.randn(), torch.rand(1).item()  # noqa: S311
+        return random.random(), np.random.rand(), np.random.randn(), torch.rand(1).item()
 
     np.random.randn()  # leaves a second one for later
     state = random_state()

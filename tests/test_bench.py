@@ -20,8 +20,8 @@ def folder(tmp_path, monkeypatch, write_table):
     """Two shipped tables with their index; the working directory is another one."""
     shipped = tmp_path / "shipped"
     shipped.mkdir()
-    write_table(shipped / "easy.jsonl", small_table(Law(noise=0.1)), "budget")
-    write_table(shipped / "flat.jsonl", small_table(Law(exponent=0.0, noise=0.1)), "budget")
+    write_table(shipped / "easy.jsonl", small_table(Law(noise=0.1)), "censored")
+    write_table(shipped / "flat.jsonl", small_table(Law(exponent=0.0, noise=0.1)), "censored")
     (shipped / "tables.yaml").write_text(
         "easy: {metric: val/error, target: 0.1, command: make easy}\n"
         "flat: {metric: val/error, target: 0.1, command: make flat}\n"
@@ -91,7 +91,7 @@ def test_what_is_recorded_is_not_played_again(folder, tmp_path, monkeypatch, wri
     assert played == [("zeus", 0)]
     assert sum(key["search"] == "zeus" for key in keys(out)) == 1  # of all settings: the search has changed
     played.clear()
-    write_table(folder / "easy.jsonl", small_table(Law(noise=0.2)), "budget")
+    write_table(folder / "easy.jsonl", small_table(Law(noise=0.2)), "censored")
     assert go(*arguments, "--seeds", 1) == 0
     assert played == [("random/lr", 0), ("zeus", 0)]
 
@@ -192,7 +192,7 @@ def test_a_rule_without_a_noise_scale_is_left_out_and_said_so(tmp_path, capsys, 
     ],
 )
 def test_what_cannot_be_used_is_said_in_a_line(folder, arguments, message, capsys, write_table):
-    write_table(Path("own.jsonl"), small_table(Law()), "budget")
+    write_table(Path("own.jsonl"), small_table(Law()), "censored")
     assert go(*arguments) == 2
     err = capsys.readouterr().err
     assert message in err

@@ -50,16 +50,19 @@ def kept():
 
 def test_a_continued_trial_is_its_parent_with_the_samplers_limit(kept):
     search, played = kept
-    continued = [spec for spec in search.specs if spec.parent is not None]
+    continued = [spec for spec in search.specs if spec.resumed_from is not None]
     assert played.trials > len(continued) > 3
     for spec in continued:
-        parent = search.specs[spec.parent]
-        assert (spec.batch_size, spec.lr, spec.seed) == (parent.batch_size, parent.lr, parent.seed)
-        assert spec.limit > parent.limit
+        resumed_from = search.specs[spec.resumed_from]
+        assert (spec.batch_size, spec.lr, spec.seed) == (resumed_from.batch_size, resumed_from.lr, resumed_from.seed)
+        assert spec.max_steps > resumed_from.max_steps
     for spec in search.specs:
-        assert (spec.limit, spec.parent) == (search.sampler.limit(spec.number), search.sampler.parent(spec.number))
+        assert (spec.max_steps, spec.resumed_from) == (
+            search.sampler.max_steps(spec.number),
+            search.sampler.resumed_from(spec.number),
+        )
         assert TIME.problem.lr_low <= spec.lr <= TIME.problem.lr_high
-    fresh = [spec.seed for spec in search.specs if spec.parent is None]
+    fresh = [spec.seed for spec in search.specs if spec.resumed_from is None]
     assert len(set(fresh)) == len(fresh)
 
 
@@ -69,7 +72,7 @@ def test_trials_are_told_with_their_records(kept):
     assert trials[-1].state == TrialState.RUNNING
     for trial, result in zip(trials, search.finished, strict=False):
         assert TrialResult.from_json(trial.user_attrs["bstune:record"]) == result
-        assert trial.user_attrs.get("bstune:parent") == result.parent
+        assert trial.user_attrs.get("bstune:parent") == result.resumed_from
         if result.reached:
             assert (trial.state, trial.value) == (TrialState.COMPLETE, math.log(result.time_to_target))
         else:
@@ -96,6 +99,7 @@ def test_the_same_seed_asks_the_same(kept):
     assert play(OwnSearch(TIME.problem, 4), TIME, (5.0,)).path != kept[1].path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.01, 10.0])
 def test_the_budget_is_a_scale_and_no_limit(factor):
     task = make_task("t", TABLE, TARGET, "time", budget_factor=factor)
@@ -116,12 +120,13 @@ def test_what_ended_before_its_limit_is_not_continued():
     task = make_task("t", Table(tuple(runs)), TARGET, "time")
     search = Kept(task.problem, 0)
     played = play(search, task, (20.0,), most_trials=150)
-    ended = [trial.number for trial in search.finished if trial.status == "budget" and trial.steps == 40]
+    ended = [trial.number for trial in search.finished if trial.status == "censored" and trial.steps == 40]
     assert ended
-    assert not {spec.parent for spec in search.specs} & set(ended)
+    assert not {spec.resumed_from for spec in search.specs} & set(ended)
     assert played.complete
 
 
+@pytest.mark.slow
 def test_b_crit_is_the_posteriors_median_or_that_of_the_fit():
     search = OwnSearch(CURVE.problem, 0)
     assert search.b_crit([]) is None

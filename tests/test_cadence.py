@@ -5,11 +5,11 @@ from itertools import pairwise
 import pytest
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import LOOK_BACK, Cadence, Target, is_near, next_evaluation
+from bstune.core.records import LOOK_BACK, EvaluationSchedule, Target, is_near, next_evaluation
 
 ERROR = Target("val/error", 0.1, "min")
 ACCURACY = Target("val/accuracy", 0.9, "max")
-RULE = Cadence(ratio=1.05, share=0.25, cost=0.5, near=1.5)
+RULE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ RULE = Cadence(ratio=1.05, share=0.25, cost=0.5, near=1.5)
 )
 def test_refuses_settings_out_of_range(ratio, share, cost, near):
     with pytest.raises(ConfigError, match="ratio > 1, 0 < share <= 1, cost > 0 and near > 1, but got") as error:
-        Cadence(ratio, share, cost, near)
+        EvaluationSchedule(ratio, share, cost, near)
     assert f"ratio={ratio}, share={share}, cost={cost}, near={near}" in str(error.value)
 
 
@@ -102,14 +102,14 @@ def _run(batch_size, validation, last_step, rate, rule):
 
 
 def _settings():
-    generator = random.Random(0)  # noqa: S311
+    generator = random.Random(0)
     for _ in range(60):
         yield (
             round(2 ** generator.uniform(0, 13)),
             generator.choice([1, 100, 300, 5000]),
             generator.randint(1, 3000),
             generator.choice([0.0, 0.05, 0.2]),
-            Cadence(generator.choice([1.01, 1.05, 1.5]), generator.choice([0.05, 0.25, 1.0]), 0.5, 1.5),
+            EvaluationSchedule(generator.choice([1.01, 1.05, 1.5]), generator.choice([0.05, 0.25, 1.0]), 0.5, 1.5),
         )
 
 

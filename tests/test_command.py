@@ -192,8 +192,8 @@ def test_a_study_from_end_to_end(bstune, tmp_path):
 
     trials = [TrialResult.from_json(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
     assert [trial.number for trial in trials] == list(range(len(trials)))
-    searched = [trial for trial in trials if trial.confirms is None]
-    assert [trial.slot for trial in searched] == list(range(16))
+    searched = [trial for trial in trials if trial.replicate_of is None]
+    assert [trial.trial_index for trial in searched] == list(range(16))
     curve = json.loads((folder / "curve.json").read_text())
     best = yaml.safe_load((folder / "best.yaml").read_text())
     for name, key in (("best_by_time", "time_to_target"), ("best_by_steps", "steps")):
@@ -201,7 +201,7 @@ def test_a_study_from_end_to_end(bstune, tmp_path):
         assert curve[name][key] == pytest.approx(getattr(winner, key))
         assert best[name]["number"] == winner.number
         assert Path(best[name]["checkpoint"]).exists()
-    assert sum(trial.confirms == best["best_by_steps"]["number"] for trial in trials) >= 3
+    assert sum(trial.replicate_of == best["best_by_steps"]["number"] for trial in trials) >= 3
     kept = {int(path.stem.removeprefix("trial-")) for path in (folder / "checkpoints").iterdir()}
     assert {best[name]["number"] for name in best} <= kept
     assert all(trials[number].reached for number in kept)
@@ -228,6 +228,7 @@ def test_a_study_with_one_of_optunas_samplers(bstune, tmp_path):
     assert checkpoints <= set(entries(tmp_path / "outputs" / "digits" / "checkpoints"))
 
 
+@pytest.mark.slow
 def test_the_same_command_continues_and_changed_settings_are_refused(bstune, tmp_path):
     arguments = (*QUICK, *EASY, "mlflow.enabled=false", "search.objective=steps", "search.confirmations=0")
     trials = tmp_path / "outputs" / "digits" / "trials.jsonl"
@@ -260,6 +261,7 @@ def test_the_same_command_continues_and_changed_settings_are_refused(bstune, tmp
     assert before == {path: path.read_bytes() for path in trials.parent.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_give_the_same_history(bstune, tmp_path):
     histories = []
     for study in ("one", "two"):
@@ -280,6 +282,7 @@ def test_a_study_in_which_nothing_reaches_the_target_says_so(bstune):
     assert "try a larger budget (budget.steps, budget.examples), an easier target (workload.target.value) or" in text
 
 
+@pytest.mark.slow
 def test_both_objectives(bstune, tmp_path):
     assert bstune(*QUICK, *EASY, "mlflow.enabled=false", "search.objective=both")[0] == 0
     assert (tmp_path / "outputs" / "digits" / "curve.json").exists()
@@ -314,7 +317,7 @@ def test_an_interruption_keeps_what_is_finished(bstune, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "train", train)
     assert bstune(*arguments)[0] == 0
     finished = [json.loads(line) for line in trials.read_text().splitlines()]
-    assert sorted(trial["slot"] for trial in finished if trial["status"] != "failed") == [0, 1, 2, 3]
+    assert sorted(trial["trial_index"] for trial in finished if trial["status"] != "failed") == [0, 1, 2, 3]
 
 
 def test_mlflow_holds_the_study(bstune, tmp_path):
@@ -334,9 +337,9 @@ def test_mlflow_holds_the_study(bstune, tmp_path):
     assert parent.data.metrics["best_by_time/batch_size"] > 0
     for run in runs:
         trial = trials.get(int(run.data.tags.get("bstune.trial", -1)))
-        for name in ("parent", "confirms") if trial else ():
+        for name in ("parent", "replicate_of") if trial else ():
             assert run.data.params.get(name) == (None if trial[name] is None else str(trial[name]))
-    assert {trial["confirms"] for trial in trials.values()} > {None}
+    assert {trial["replicate_of"] for trial in trials.values()} > {None}
 
 
 def test_mlflow_being_down_does_not_stop_a_study(bstune, tmp_path, caplog):
@@ -411,6 +414,7 @@ module: {_target_: my_project.Module, learning_rate: "${trial.lr}"}
 """
 
 
+@pytest.mark.slow
 def test_a_users_own_project(bstune, tmp_path, monkeypatch):
     """Any module and data module that can be imported, named in one YAML file; the data module's hooks are called."""
     (tmp_path / "my_project.py").write_text(PROJECT)
@@ -452,6 +456,7 @@ module:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -493,6 +498,7 @@ def test_a_single_trial_may_have_a_ghost_size_over_the_smallest_of_the_range(bst
     assert (status, err) == (0, "")
 
 
+@pytest.mark.slow
 def test_passwords_stay_out_of_what_is_written(bstune, tmp_path):
     assert bstune(*QUICK, *EASY, "mlflow.uri=http://me:s3cret@127.0.0.1:9")[0] == 0
     for path in (tmp_path / "outputs").rglob("*"):

@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
-from bstune.core.records import COMPILE_MODES, Budget, Cadence, Protocol, Target, TrialSpec
+from bstune.core.records import COMPILE_MODES, Budget, EvaluationSchedule, Target, TrialProtocol, TrialSpec
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
 from bstune.trial.compile import called_modules, compiled_graphs, reason_of, warn_once
 from bstune.trial.loop import run_trial
@@ -28,7 +28,7 @@ def protocol(**changes):
     values = {
         "target": Target("val/error", -1.0, "min"),
         "budget": Budget(12, 1),
-        "cadence": Cadence(ratio=1.05, share=0.5, cost=0.1, near=1.5),
+        "evaluation_schedule": EvaluationSchedule(ratio=1.05, share=0.5, cost=0.1, near=1.5),
         "micro_batch_size": None,
         "warmup_steps": 2,
         "divergence": 9.0,
@@ -36,7 +36,7 @@ def protocol(**changes):
         "compile": "default",
         "trainer": {"accelerator": "cpu", "devices": 1},
     }
-    return Protocol(**(values | changes))
+    return TrialProtocol(**(values | changes))
 
 
 def network():
@@ -177,6 +177,7 @@ def test_the_noise_scale_is_measured_without_compiling_for_its_parts(graphs, war
     assert warned() == []
 
 
+@pytest.mark.slow
 def test_each_trial_begins_anew_and_leaves_its_module_as_it_was(graphs):
     """More trials than torch would compile one piece of code for."""
     for number in range(10):
@@ -310,7 +311,7 @@ def test_a_module_that_is_compiled_anew_in_its_training_is_told_of(graphs, warne
 
 def test_called_modules_are_the_outermost_with_parameters():
     outer = nn.ModuleDict({"a": nn.Sequential(nn.Linear(2, 2)), "b": nn.Linear(2, 2), "relu": nn.ReLU()})
-    calls = lambda: outer["relu"](outer["b"](outer["a"](outer["a"](torch.zeros(1, 2)))))  # noqa: E731
+    calls = lambda: outer["relu"](outer["b"](outer["a"](outer["a"](torch.zeros(1, 2)))))
     assert called_modules(outer, calls) == [outer["a"], outer["b"]]
     with pytest.raises(RuntimeError):
         called_modules(outer, lambda: outer["b"](torch.zeros(1, 3)))

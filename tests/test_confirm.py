@@ -12,7 +12,7 @@ from bstune.study.replicates import Confirmed, confirmed, confirmed_row, contend
 @pytest.fixture
 def trial(make_result):
     def make(number, steps=100, batch_size=64, lr=0.1, **changes):
-        known = {"number": number, "slot": number, "seed": 1000 + number, "seconds_per_step": 0.01, **changes}
+        known = {"number": number, "trial_index": number, "seed": 1000 + number, "seconds_per_step": 0.01, **changes}
         return make_result(steps=steps, batch_size=batch_size, lr=lr, **known)
 
     return make
@@ -20,7 +20,7 @@ def trial(make_result):
 
 def again(finalist, number, steps, **changes):
     """A run of the finalist on a fresh seed."""
-    return replace(finalist, number=number, seed=9000 + number, steps=steps, confirms=finalist.number, **changes)
+    return replace(finalist, number=number, seed=9000 + number, steps=steps, replicate_of=finalist.number, **changes)
 
 
 def asked(trials, objective="time", seeds=3, finalists=3):
@@ -30,7 +30,7 @@ def asked(trials, objective="time", seeds=3, finalists=3):
 
 def test_nothing_is_confirmed_where_nothing_was_reached(trial):
     assert asked([]) is None
-    assert asked([trial(0, status="budget"), trial(1, status="diverged")]) is None
+    assert asked([trial(0, status="censored"), trial(1, status="diverged")]) is None
     assert asked([trial(0, seconds_per_step=None)]) is None  # has no time
     assert asked([trial(0, seconds_per_step=None)], "steps") == (0, 0)
     assert asked([trial(0)], seeds=0) is None
@@ -40,7 +40,7 @@ def test_nothing_is_confirmed_where_nothing_was_reached(trial):
 
 @pytest.mark.parametrize(("objective", "first"), [("time", 0), ("curve", 0), ("both", 0), ("steps", 1)])
 def test_the_first_finalist_has_the_least_merit(trial, objective, first):
-    trials = [trial(0, 100), trial(1, 50, 1024, seconds_per_step=0.1), trial(2, 20, status="budget")]
+    trials = [trial(0, 100), trial(1, 50, 1024, seconds_per_step=0.1), trial(2, 20, status="censored")]
     assert asked(trials, objective) == (first, 0)
 
 
@@ -56,8 +56,8 @@ def test_number_zero_is_a_finalist_like_any_other(trial):
         (["reached"], 1),
         (["reached", "failed"], 1),  # asked again
         (["failed", "failed"], 0),
-        (["reached", "budget"], 2),
-        (["diverged", "oom", "budget"], None),
+        (["reached", "censored"], 2),
+        (["diverged", "oom", "censored"], None),
         (["reached", "failed", "reached", "failed", "reached"], None),
     ],
 )
@@ -69,7 +69,7 @@ def test_replicates_follow_each_other_until_all_are_finished(trial, statuses, du
 
 def test_a_fresh_run_that_was_continued_is_one_replicate(trial):
     winner = trial(0)
-    parts = [again(winner, 1, 50, status="budget"), again(winner, 2, 110, parent=1)]
+    parts = [again(winner, 1, 50, status="censored"), again(winner, 2, 110, resumed_from=1)]
     assert asked([winner, *parts]) == (0, 1)
     assert [run.number for run in confirmed([winner, *parts], "time").runs] == [2]
 
@@ -176,7 +176,7 @@ def test_both_runs_one_finalist_once_where_it_wins_both(trial):
     ("status", "steps", "other_wins"),
     [
         ("reached", 130, False),
-        ("budget", 200, True),  # a bound, of 200: the mean of 100, 100 and 200 is 126
+        ("censored", 200, True),  # a bound, of 200: the mean of 100, 100 and 200 is 126
         ("diverged", 5, True),  # its steps bound nothing: 4 x 100
         ("oom", 0, True),
     ],
@@ -190,7 +190,7 @@ def test_what_a_run_short_of_the_target_counts_as(trial, status, steps, other_wi
 
 def test_a_run_stopped_early_does_not_look_fast(trial):
     first, second = trial(0, 100), trial(1, 102, 256)
-    runs = [again(first, 2, 125), again(first, 3, 125), again(first, 4, 20, status="budget")]
+    runs = [again(first, 2, 125), again(first, 3, 125), again(first, 4, 20, status="censored")]
     # it counts as the finalist's own 100, so that the mean is 116
     runs += [again(second, 5 + i, 112) for i in range(3)]
     assert confirmed([first, second, *runs], "time").winner == second
@@ -198,7 +198,7 @@ def test_a_run_stopped_early_does_not_look_fast(trial):
 
 def test_a_bound_of_a_run_without_a_step_time_takes_the_finalists(trial):
     first, second = trial(0, 100), trial(1, 102, 256)
-    runs = [again(first, 2, 120, status="budget", seconds_per_step=None), again(second, 3, 150)]
+    runs = [again(first, 2, 120, status="censored", seconds_per_step=None), again(second, 3, 150)]
     assert confirmed([first, second, *runs], "time").winner == first
 
 
@@ -230,7 +230,7 @@ def test_runs_of_a_trial_that_is_not_there_are_passed_over(trial):
 def test_spread_over_fresh_runs(trial, steps, median, low, high):
     winner = trial(0)
     runs = tuple(
-        again(winner, 1 + i, 500 if n is None else n, status="budget" if n is None else "reached")
+        again(winner, 1 + i, 500 if n is None else n, status="censored" if n is None else "reached")
         for i, n in enumerate(steps)
     )
     row = confirmed_row(Confirmed(winner, runs))
@@ -266,9 +266,9 @@ def test_unusable_arguments_are_refused(objective, seeds, finalists, message):
 
 def test_records_name_what_they_confirm_and_older_ones_need_not(trial):
     run = again(trial(4), 5, 100)
-    assert TrialResult.from_json(run.to_json()).confirms == 4
+    assert TrialResult.from_json(run.to_json()).replicate_of == 4
     values = json.loads(trial(4).to_json())
-    del values["confirms"]
+    del values["replicate_of"]
     assert TrialResult.from_json(json.dumps(values)) == trial(4)
 
 

@@ -48,8 +48,8 @@ class Scripted(Search):
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
         n = len(finished)
         size, lr, *rest = self.script[n] if n < len(self.script) else self.script[0]
-        limit, parent = rest or (None, None)
-        return TrialSpec(n, n, size, lr, None, 0, limit, parent)
+        max_steps, resumed_from = rest or (None, None)
+        return TrialSpec(n, n, size, lr, None, 0, max_steps, resumed_from)
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
         self.asked_for_b_crit.append(len(finished))
@@ -118,8 +118,8 @@ def test_a_limit_ends_a_trial_and_a_continued_one_pays_what_it_adds():
     assert played.path == ((1.6, 1.6),)
     found = trials(*script)
     assert [(t.status, t.steps, t.train_seconds) for t in found] == [
-        ("budget", 30, 30.0),
-        ("budget", 60, 30.0),
+        ("censored", 30, 30.0),
+        ("censored", 60, 30.0),
         ("reached", 80, 20.0),
     ]
     assert found[-1].time_to_target == 80.0  # not the 20 s that it added

@@ -31,7 +31,7 @@ def true_points(batch_sizes, s_min=S_MIN, b_crit=B_CRIT):
 def trial(number, batch_size, steps, status="reached", steps_low=None):
     return TrialResult(
         number=number,
-        slot=number,
+        trial_index=number,
         batch_size=batch_size,
         lr=0.1,
         delta=None,
@@ -66,14 +66,14 @@ FRONTIER = {
         [(64, 5, False, 1)],
     ),
     "a bound beside a reached trial is dropped": (
-        [trial(0, 64, 5), trial(1, 64, 900, "budget")],
+        [trial(0, 64, 5), trial(1, 64, 900, "censored")],
         [(64, 5, False, 4)],
     ),
     "the largest bound on S x B, from its last evaluation": (
-        [trial(0, 64, 900, "budget", 10), trial(1, 70, 40, "budget", 40), trial(2, 64, 30, "budget", 30)],
+        [trial(0, 64, 900, "censored", 10), trial(1, 70, 40, "censored", 40), trial(2, 64, 30, "censored", 30)],
         [(70, 40, True, 40)],
     ),
-    "a trial never evaluated bounds nothing": ([trial(0, 64, 900, "budget", 0)], []),
+    "a trial never evaluated bounds nothing": ([trial(0, 64, 900, "censored", 0)], []),
     "diverged, oom and failed say nothing": (
         [trial(0, 64, 900, "diverged"), trial(1, 128, 900, "oom"), trial(2, 256, 900, "failed"), trial(3, 1, 7)],
         [(1, 7, False, 6)],
@@ -146,6 +146,7 @@ def reference_deviance(points, b_crit=None):
     return min(result.fun for result in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("censored", [(), (0, 6), (8,)])
 def test_the_ends_are_where_a_reference_likelihood_falls_by_the_stated_amount(censored):
     steps = S_MIN * (1 + B_CRIT / NINE) * np.exp(0.1 * np.random.default_rng(5).standard_normal(9))
@@ -354,6 +355,7 @@ def simulated_intervals(case):
     return np.array([(fit.b_crit_low or 0.0, fit.b_crit_high or math.inf) for fit in fits])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_interval_covers_b_crit_as_often_as_it_says(case):
     low, high = simulated_intervals(case).T

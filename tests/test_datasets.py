@@ -240,7 +240,11 @@ def test_reason_is_the_cause_that_requests_wraps(cause):
     [
         ("train-labels-idx1-ubyte", b"other", (hashlib.sha256(b"other").hexdigest(), "expected", "Delete it")),
         ("train-labels-idx1-ubyte.gz", gzip.compress(RNG.bytes(99), mtime=0)[:-9], ("damaged", "Delete it")),
-        ("train-labels-idx1-ubyte.gz", gzip.compress(RNG.bytes(99), mtime=0)[:20] + bytes(40), ("damaged", "Delete it")),
+        (
+            "train-labels-idx1-ubyte.gz",
+            gzip.compress(RNG.bytes(99), mtime=0)[:20] + bytes(40),
+            ("damaged", "Delete it"),
+        ),
     ],
 )
 def test_damaged_local_file_is_named_and_not_replaced(tmp_path, mirrors, name, data, texts):

@@ -66,7 +66,7 @@ def checked(tmp_path, monkeypatch):
 
 
 def run(sweep, **arguments):
-    console = Console(record=True, width=200, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(record=True, width=200, file=open("/dev/null", "w"))
     finding = sweep.experiment.func(sweep.config, console, **sweep.parameters, **arguments)
     return finding, console.export_text()
 
@@ -81,7 +81,7 @@ def trained(checked):
         def trainer(workload, spec, protocol):
             seen.append((workload, spec, protocol))
             steps = protocol.budget.steps
-            changes = {"seed": spec.seed, "status": "budget", "steps": steps, "seconds_per_step": 0.01}
+            changes = {"seed": spec.seed, "status": "censored", "steps": steps, "seconds_per_step": 0.01}
             return make_result(**changes, batch_size=spec.batch_size, lr=spec.lr, history=((steps, errors(spec)),))
 
         finding, told = run(checked(*options, **settings), trainer=trainer)
@@ -126,7 +126,7 @@ def test_a_trial_is_evaluated_at_its_end_alone_and_its_schedule_ends_there(check
     finding, told = run(checked("sweep.experiment.seeds=[3]"))
     for row, steps in zip(finding.rows, (12, 24, 24), strict=True):
         (trial,) = row["trials"]
-        assert (trial["status"], row["steps"], row["n"]) == ("budget", steps, 1)
+        assert (trial["status"], row["steps"], row["n"]) == ("censored", steps, 1)
         assert 0.05 < trial["accuracy"] <= 1.0
         assert f"{row['rung']}, seed 3: accuracy {trial['accuracy']:.4f}, budget" in told
     sweep = checked()
@@ -277,6 +277,7 @@ def shipped(tmp_path, monkeypatch):
     return check
 
 
+@pytest.mark.slow
 def test_every_rung_of_the_reduced_ladder_trains(shipped):
     small = [f"sweep.experiment.reduced.{option}" for option in ("enabled=true", "steps=2", "batch_size=64")]
     finding, told = run(shipped(*small, "sweep.experiment.seeds=[0]"))
@@ -331,7 +332,7 @@ def test_the_ladder_takes_the_steps_of_its_sources(shipped):
 
 
 def trial(make_result, seed, error, **changes):
-    own = {"status": "budget", "steps": 10, "history": ((10, error),), "seconds_per_step": 0.5, **changes}
+    own = {"status": "censored", "steps": 10, "history": ((10, error),), "seconds_per_step": 0.5, **changes}
     return make_result(seed=seed, **own)
 
 
@@ -401,7 +402,7 @@ def test_rows(make_result):
     assert (second["n"], second["at_level"]) == (2, pytest.approx(1 / 3))  # of all seeds: it did not get there
     assert second["difference"] == pytest.approx(0.015)
     assert second["pairs"]["n"] == 2
-    assert [trial_["status"] for trial_ in second["trials"]] == ["budget", "diverged", "budget"]
+    assert [trial_["status"] for trial_ in second["trials"]] == ["censored", "diverged", "censored"]
     json.dumps([first, second], allow_nan=False)
 
 

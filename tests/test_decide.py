@@ -79,11 +79,11 @@ def tried(make_result: Make) -> Callable[..., TrialResult]:
     """Return a trial at (number, batch size, lr) that LAW answers, stopped at ``limit``."""
 
     def make(
-        number: int, batch_size: int, lr: float, limit: float = math.inf, parent: int | None = None
+        number: int, batch_size: int, lr: float, max_steps: float = math.inf, resumed_from: int | None = None
     ) -> TrialResult:
         needed = LAW.steps(batch_size, lr)
-        status = "diverged" if needed is None else "reached" if needed <= limit else "budget"
-        steps = 10 if needed is None else round(min(needed, limit))
+        status = "diverged" if needed is None else "reached" if needed <= max_steps else "censored"
+        steps = 10 if needed is None else round(min(needed, max_steps))
         return make_result(
             number=number,
             batch_size=batch_size,
@@ -94,7 +94,7 @@ def tried(make_result: Make) -> Callable[..., TrialResult]:
             train_seconds=steps * LAW.tau(batch_size),
             seconds_per_step=LAW.tau(batch_size),
             history=(),
-            parent=parent,
+            resumed_from=resumed_from,
         )
 
     return make
@@ -109,14 +109,15 @@ def play(
         known = learned([result for _, result in played], 1000 * seed + number)
         proposal = decided(known, 1000 * seed + number, **changes)
         batch_size, lr = round(2**proposal.x), 2**proposal.z
-        played.append((proposal, tried(number, batch_size, lr, proposal.limit, proposal.parent)))
+        played.append((proposal, tried(number, batch_size, lr, proposal.max_steps, proposal.resumed_from)))
     return played
 
 
 def added(played: Sequence[tuple[Proposal, TrialResult]]) -> list[float]:
     """Return what each trial's limit would have cost, in seconds, without what its parent had spent."""
     steps = [
-        proposal.limit - (0 if proposal.parent is None else played[proposal.parent][1].steps) for proposal, _ in played
+        proposal.max_steps - (0 if proposal.resumed_from is None else played[proposal.resumed_from][1].steps)
+        for proposal, _ in played
     ]
     return [LAW.tau(2**proposal.x) * count for (proposal, _), count in zip(played, steps, strict=True)]
 
@@ -131,7 +132,7 @@ def test_limits_grow_in_proportion_to_what_was_spent(
 ) -> None:
     def never(*arguments: object) -> TrialResult:
         result = tried(*arguments)
-        return replace(result, status="budget", steps=arguments[3], steps_low=arguments[3])  # type: ignore[arg-type]
+        return replace(result, status="censored", steps=arguments[3], steps_low=arguments[3])  # type: ignore[arg-type]
 
     played = play(never, 25, 0, resumable=resumable)
     share = max(POLICY.share, POLICY.look_share, 0.4)
@@ -142,7 +143,7 @@ def test_limits_grow_in_proportion_to_what_was_spent(
         assert cost <= most * 1.001 + 2 * step
         assert cost >= min(POLICY.look_share, POLICY.share) * before * 0.999
     assert spent(played) > 10 * spent(played[:1])
-    assert played[0][0].limit <= math.ceil(POLICY.first * BUDGET)
+    assert played[0][0].max_steps <= math.ceil(POLICY.first * BUDGET)
 
 
 def test_nothing_is_spent_past_the_margin_once_something_has_reached_the_target(
@@ -155,7 +156,7 @@ def test_nothing_is_spent_past_the_margin_once_something_has_reached_the_target(
             if best < math.inf:
                 step = LAW.tau(2**proposal.x)
                 # The incumbent is a mean over the trials around it: not quite the least time seen.
-                assert proposal.limit * step <= 1.4 * POLICY.margin * best + step, number
+                assert proposal.max_steps * step <= 1.4 * POLICY.margin * best + step, number
             if result.reached:
                 best = min(best, result.steps * result.seconds_per_step)
         assert best < math.inf
@@ -167,7 +168,7 @@ def test_a_new_trial_is_looked_at_before_it_gets_all(tried: Callable[..., TrialR
 
     def costs(resumable: Callable[[int], bool]) -> Array:
         chosen = [decided(known, seed, resumable=resumable) for seed in range(30)]
-        return np.array([proposal.limit * LAW.tau(2**proposal.x) for proposal in chosen]) / (POLICY.margin * best)
+        return np.array([proposal.max_steps * LAW.tau(2**proposal.x) for proposal in chosen]) / (POLICY.margin * best)
 
     looks, whole = costs(lambda number: True), costs(never_resumable)
     # The incumbent is a mean over a few draws: nearly, not quite, the time seen.
@@ -186,13 +187,13 @@ def test_stopped_trials_are_continued_at_their_own_point(tried: Callable[..., Tr
     trials = stopped(tried)
     known = learned(trials)
     proposals = [decided(known, seed) for seed in range(60)]
-    continued = [proposal for proposal in proposals if proposal.parent is not None]
+    continued = [proposal for proposal in proposals if proposal.resumed_from is not None]
     assert len(continued) > 10
     for proposal in continued:
-        parent = trials[proposal.parent]
-        assert (proposal.x, proposal.z) == (math.log2(parent.batch_size), math.log2(parent.lr))
-        assert proposal.limit > parent.steps
-    assert all(proposal.parent != 3 for proposal in proposals)  # it has reached the target
+        resumed_from = trials[proposal.resumed_from]
+        assert (proposal.x, proposal.z) == (math.log2(resumed_from.batch_size), math.log2(resumed_from.lr))
+        assert proposal.max_steps > resumed_from.steps
+    assert all(proposal.resumed_from != 3 for proposal in proposals)  # it has reached the target
 
 
 def test_trials_that_run_or_cannot_be_continued_are_not(tried: Callable[..., TrialResult]) -> None:
@@ -200,14 +201,14 @@ def test_trials_that_run_or_cannot_be_continued_are_not(tried: Callable[..., Tri
     known = learned(trials)
     running = [(math.log2(trials[1].batch_size), math.log2(trials[1].lr), 1)]
     proposals = [decided(known, seed, pending=running, resumable=lambda number: number != 0) for seed in range(60)]
-    assert {proposal.parent for proposal in proposals} == {None, 2}
+    assert {proposal.resumed_from for proposal in proposals} == {None, 2}
     alone = [decided(known, seed, resumable=never_resumable) for seed in range(20)]
-    assert {proposal.parent for proposal in alone} == {None}
+    assert {proposal.resumed_from for proposal in alone} == {None}
 
 
 def test_a_trial_that_did_not_get_on_is_not_continued_again(tried: Callable[..., TrialResult]) -> None:
     trials = stopped(tried)
-    again = [replace(trial, number=4 + i, parent=trial.number) for i, trial in enumerate(trials[:3])]
+    again = [replace(trial, number=4 + i, resumed_from=trial.number) for i, trial in enumerate(trials[:3])]
     known = learned([*trials, *again])
     assert [arm.number for arm in known.arms] == [3, 4, 5, 6]
     assert all(decided(known, seed).parent is None for seed in range(40))
@@ -216,7 +217,7 @@ def test_a_trial_that_did_not_get_on_is_not_continued_again(tried: Callable[...,
 def test_a_trial_past_the_margin_is_not_continued(tried: Callable[..., TrialResult]) -> None:
     slow = tried(0, 8, LAW.best_lr(8) / 64, 3.0 * LAW.frontier(8))
     known = learned([slow, tried(1, 256, LAW.best_lr(256))])
-    assert slow.status == "budget"
+    assert slow.status == "censored"
     assert all(decided(known, seed).parent is None for seed in range(40))
 
 
@@ -232,7 +233,7 @@ def test_points_are_snapped_and_within_their_bounds(tried: Callable[..., TrialRe
             size = 2**proposal.x
             assert size == pytest.approx(snap(size), rel=1e-12)
             assert -10.0 <= proposal.z <= 0.0
-            assert proposal.limit >= 1
+            assert proposal.max_steps >= 1
 
 
 def test_other_hyper_parameters_stay_in_their_range(tried: Callable[..., TrialResult]) -> None:
@@ -302,10 +303,10 @@ def test_a_place_where_all_diverged_is_left(tried: Callable[..., TrialResult]) -
     ("status", "log_factor", "spread", "low", "high", "bound"),
     [
         ("reached", None, 0.0, 0.0, 0.0, False),
-        ("budget", None, 0.0, 0.0, 0.0, True),  # nothing foretold: it is above what was done
-        ("budget", 0.5, 0.2, 0.5, 0.5, False),
-        ("budget", 4.0, 3.5, 0.0, 4.0, True),  # far and unsure: a bound, below the estimate
-        ("budget", 4.0, 9.0, 0.0, 0.0, True),
+        ("censored", None, 0.0, 0.0, 0.0, True),  # nothing foretold: it is above what was done
+        ("censored", 0.5, 0.2, 0.5, 0.5, False),
+        ("censored", 4.0, 3.5, 0.0, 4.0, True),  # far and unsure: a bound, below the estimate
+        ("censored", 4.0, 9.0, 0.0, 0.0, True),
     ],
 )
 def test_what_a_trial_says(
@@ -334,8 +335,8 @@ def test_nothing_observed_has_the_right_shapes() -> None:
 
 def test_chains_are_joined_and_paid_once(tried: Callable[..., TrialResult]) -> None:
     first = tried(0, 128, 0.1, 100)
-    second = tried(1, 128, 0.1, 250, parent=0)
-    third = tried(2, 128, 0.1, parent=1)
+    second = tried(1, 128, 0.1, 250, resumed_from=0)
+    third = tried(2, 128, 0.1, resumed_from=1)
     other = tried(3, 64, 0.05, 50)
     known = learned([first, second, third, other])
     assert [arm.number for arm in known.arms] == [2, 3]

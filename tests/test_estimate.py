@@ -4,10 +4,10 @@ from functools import partial
 import pytest
 
 from bstune.core import scaling
-from bstune.core.records import Budget, Cadence, Protocol, Target
+from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime
-from bstune.study.plan import Plan, most_seconds, probe_step_time, remaining_seconds
+from bstune.study.plan import SearchBudget, max_seconds, probe_step_time, remaining_seconds
 
 
 def space(low=8, high=512, multiple=1):
@@ -16,14 +16,14 @@ def space(low=8, high=512, multiple=1):
 
 
 def plan(trials=10, seconds=None):
-    return Plan(objective="time", trials=trials, seconds=seconds, wall_seconds=None, stratified=0.5, seed=0)
+    return SearchBudget(objective="time", trials=trials, seconds=seconds, wall_seconds=None, stratified=0.5, seed=0)
 
 
 def protocol(steps=100, examples=1, share=0.25):
-    return Protocol(
+    return TrialProtocol(
         target=Target("val/error", 0.1, "min"),
         budget=Budget(steps, examples),
-        cadence=Cadence(ratio=1.05, share=share, cost=0.5, near=1.5),
+        evaluation_schedule=EvaluationSchedule(ratio=1.05, share=share, cost=0.5, near=1.5),
         micro_batch_size=16,
         warmup_steps=5,
         divergence=2.0,
@@ -66,7 +66,11 @@ def test_a_probe_is_short_cheap_and_leaves_the_rest_of_the_protocol(probe):
         assert rules.budget.last_step(spec.batch_size) < 10
         assert rules.warmup_steps < rules.budget.steps
         assert rules.trainer == {"accelerator": "cpu", "precision": "32-true", "limit_val_batches": 1}
-        assert (rules.target, rules.cadence, rules.micro_batch_size) == (protocol().target, protocol().cadence, 16)
+        assert (rules.target, rules.evaluation_schedule, rules.micro_batch_size) == (
+            protocol().target,
+            protocol().evaluation_schedule,
+            16,
+        )
 
 
 @pytest.mark.parametrize(
@@ -94,12 +98,12 @@ def test_noise_makes_neither_part_negative(probe):
 
 
 def test_where_steps_decide_a_study_takes_trials_times_steps():
-    seconds = most_seconds(plan(12), space(), Budget(100, 1).last_step, StepTime(0.02, 0.0), 0.25)
+    seconds = max_seconds(plan(12), space(), Budget(100, 1).last_step, StepTime(0.02, 0.0), 0.25)
     assert seconds == pytest.approx(12 * 100 * 0.02 * 1.25)  # and a quarter on top for evaluation
 
 
 def test_where_examples_decide_a_study_takes_trials_times_examples():
-    seconds = most_seconds(plan(12), space(), Budget(1, 1_000_000).last_step, StepTime(0.0, 1e-4), 0.5)
+    seconds = max_seconds(plan(12), space(), Budget(1, 1_000_000).last_step, StepTime(0.0, 1e-4), 0.5)
     assert seconds == pytest.approx(12 * 1_000_000 * 1e-4 * 1.5, rel=0.01)
 
 
@@ -109,12 +113,12 @@ def test_the_mean_is_taken_evenly_over_the_logarithm():
     n = 20_000
     sizes = [8 * 64 ** ((i + 0.5) / n) for i in range(n)]
     exact = sum(max(100, 6400 / size) * step_time(size) for size in sizes) / n
-    assert most_seconds(plan(1), space(), budget.last_step, step_time, 0.25) == pytest.approx(1.25 * exact, rel=0.02)
+    assert max_seconds(plan(1), space(), budget.last_step, step_time, 0.25) == pytest.approx(1.25 * exact, rel=0.02)
 
 
 @pytest.mark.parametrize("low", [1, 3, 8])
 def test_a_bound_is_no_lower_for_small_batches(low):
-    seconds = most_seconds(plan(1), space(low, 4 * low), Budget(1, 100_000).last_step, StepTime(0.0, 1e-4), 0.25)
+    seconds = max_seconds(plan(1), space(low, 4 * low), Budget(1, 100_000).last_step, StepTime(0.0, 1e-4), 0.25)
     assert seconds == pytest.approx(100_000 * 1e-4 * 1.25, rel=1e-3)
 
 
@@ -127,7 +131,7 @@ def test_a_bound_is_no_lower_for_small_batches(low):
     ],
 )
 def test_a_limit_in_seconds_binds_with_one_trial_on_top(limit, expected):
-    seconds = most_seconds(plan(10, limit), space(), Budget(100, 1).last_step, StepTime(2.0, 0.0), 0.25)
+    seconds = max_seconds(plan(10, limit), space(), Budget(100, 1).last_step, StepTime(2.0, 0.0), 0.25)
     assert seconds == pytest.approx(expected * 1.25)
 
 
@@ -136,7 +140,7 @@ def test_a_limit_in_seconds_binds_with_one_trial_on_top(limit, expected):
     [
         (10, [], None),
         (10, [("failed", 5.0)], None),  # says nothing of the others
-        (10, [("reached", 4.0), ("budget", 6.0)], 8 * 5.0),
+        (10, [("reached", 4.0), ("censored", 6.0)], 8 * 5.0),
         (10, [("reached", 4.0), ("failed", 100.0)], 9 * 4.0),
         (10, [("diverged", 1.0), ("oom", 2.0), ("reached", 6.0)], 7 * 3.0),
         (2, [("reached", 4.0)] * 2, 0.0),
@@ -148,5 +152,5 @@ def test_remaining_seconds(trials, done, expected, make_result):
     remaining = remaining_seconds(plan(trials), results)
     assert remaining == (None if expected is None else pytest.approx(expected))
     assert remaining is None or math.isfinite(remaining)
-    fresh = make_result(wall_seconds=1000.0, confirms=0)
+    fresh = make_result(wall_seconds=1000.0, replicate_of=0)
     assert remaining_seconds(plan(trials), [*results, fresh]) == remaining  # it takes no slot of the plan

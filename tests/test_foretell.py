@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from bstune.core.records import Target
-from bstune.search.observations import Foretold, foretell, ideal_value, log_excess, reached_rate
+from bstune.search.observations import Extrapolation, extrapolate, ideal_value, log_excess, reached_rate
 
 ERROR, ACCURACY = Target("error", 0.1, "min"), Target("accuracy", 0.9, "max")
 LAST = 30_000  # steps to target of the histories below
@@ -17,8 +17,8 @@ def falling(rate: float, end: int, first: int = 1) -> Curve:
     return log_excess([(step, 0.1 * (step / LAST) ** -rate) for step in steps], ERROR, 0.0)
 
 
-def foretold(curve: Sequence[tuple[float, float]], steps: int, reached: Sequence[Curve] = ()) -> Foretold:
-    found = foretell(curve, steps, [(other, math.log(LAST)) for other in reached])
+def foretold(curve: Sequence[tuple[float, float]], steps: int, reached: Sequence[Curve] = ()) -> Extrapolation:
+    found = extrapolate(curve, steps, [(other, math.log(LAST)) for other in reached])
     assert found is not None
     return found
 
@@ -170,8 +170,8 @@ def test_something_is_always_left_to_go() -> None:
 
 
 def test_an_empty_history_foretells_nothing() -> None:
-    assert foretell([], 100, []) is None
-    assert foretell([], 100, [(falling(0.5, LAST), math.log(LAST))]) is None
+    assert extrapolate([], 100, []) is None
+    assert extrapolate([], 100, [(falling(0.5, LAST), math.log(LAST))]) is None
 
 
 def test_a_noisy_history_is_less_sure() -> None:

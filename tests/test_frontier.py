@@ -34,7 +34,9 @@ def sqrt_rule(batch_size: float) -> float:
 
 def answer(trial: optuna.Trial, batch_size: int, lr: float, factor: float = 1.0) -> float:
     """Return the seconds that LAW says, with what the sampler needs to know; raise TrialPruned past a limit."""
-    limit = trial.study.sampler.limit(trial.number) if isinstance(trial.study.sampler, FrontierSampler) else None
+    max_steps = (
+        trial.study.sampler.max_steps(trial.number) if isinstance(trial.study.sampler, FrontierSampler) else None
+    )
     steps = LAW.steps(batch_size, lr)
     trial.set_user_attr("seconds_per_step", LAW.tau(batch_size))
     if steps is None:
@@ -42,8 +44,8 @@ def answer(trial: optuna.Trial, batch_size: int, lr: float, factor: float = 1.0)
         trial.set_user_attr("status", "diverged")
         raise optuna.TrialPruned
     steps *= factor
-    if limit is not None and steps > limit:
-        trial.set_user_attr("steps", limit)
+    if max_steps is not None and steps > max_steps:
+        trial.set_user_attr("steps", max_steps)
         raise optuna.TrialPruned
     trial.set_user_attr("steps", round(steps))
     return round(steps) * LAW.tau(batch_size)
@@ -160,11 +162,11 @@ def test_a_history_that_is_reported_is_read() -> None:
     def objective(trial: optuna.Trial) -> float:
         batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
         needed = LAW.steps(batch_size, trial.suggest_float("lr", 1e-3, 2.0, log=True)) or 1e9
-        limit = min(trial.study.sampler.limit(trial.number) or 1500, 1500)
-        for step in np.unique(np.geomspace(1, min(limit, needed), 40).round()):
+        max_steps = min(trial.study.sampler.max_steps(trial.number) or 1500, 1500)
+        for step in np.unique(np.geomspace(1, min(max_steps, needed), 40).round()):
             trial.report(0.1 * (step / needed) ** -0.4, int(step))
         trial.set_user_attr("seconds_per_step", LAW.tau(batch_size))
-        if limit < needed:
+        if max_steps < needed:
             raise optuna.TrialPruned
         return needed * LAW.tau(batch_size)
 
@@ -307,39 +309,39 @@ def test_what_trials_measured_of_the_noise_scale_is_a_hint_at_b_crit(make_result
 def test_there_is_no_posterior_before_the_first_trial() -> None:
     sampler = FrontierSampler(seed=0)
     assert sampler.posterior(optuna.create_study()) is None
-    assert sampler.limit(0) is None
-    assert sampler.parent(0) is None
+    assert sampler.max_steps(0) is None
+    assert sampler.resumed_from(0) is None
 
 
 def test_without_a_budget_there_is_no_limit_until_something_has_reached_the_target() -> None:
     study = optuna.create_study(sampler=FrontierSampler(seed=0, search_space=SPACE))
     first = study.ask(SPACE)
-    assert study.sampler.limit(first.number) is None  # type: ignore[attr-defined]
+    assert study.sampler.max_steps(first.number) is None  # type: ignore[attr-defined]
     first.set_user_attr("steps", 1000)
     study.tell(first, 5.0)
     second = study.ask(SPACE)
-    assert study.sampler.limit(second.number) is not None  # type: ignore[attr-defined]
+    assert study.sampler.max_steps(second.number) is not None  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("budget", [None, lambda size: 50_000.0])
+@pytest.mark.parametrize("censored", [None, lambda size: 50_000.0])
 def test_stopped_trials_are_continued_where_they_can_be(budget: Callable[[float], float] | None) -> None:
     sampler = FrontierSampler(seed=0, search_space=SPACE, budget=budget, resumable=lambda number: number % 3 != 0)
     study = optuna.create_study(sampler=sampler)
     parents = []
     for _ in range(25):
         trial = study.ask(SPACE)
-        limit, parent = sampler.limit(trial.number), sampler.parent(trial.number)
+        max_steps, resumed_from = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
         size, lr = trial.params["batch_size"], trial.params["lr"]
-        if parent is not None:
-            before = study.trials[parent]
-            trial.set_user_attr(PARENT, parent)
-            assert parent % 3 != 0
+        if resumed_from is not None:
+            before = study.trials[resumed_from]
+            trial.set_user_attr(PARENT, resumed_from)
+            assert resumed_from % 3 != 0
             assert before.params == trial.params
-            assert limit is None or limit > before.user_attrs["steps"]
-            assert parent not in parents
-            parents.append(parent)
+            assert max_steps is None or max_steps > before.user_attrs["steps"]
+            assert resumed_from not in parents
+            parents.append(resumed_from)
         needed = LAW.steps(size, lr) or 1e9
-        steps = min(needed, 300 * (trial.number + 1) if limit is None else limit)
+        steps = min(needed, 300 * (trial.number + 1) if max_steps is None else max_steps)
         trial.set_user_attr("steps", round(steps))
         trial.set_user_attr("seconds_per_step", LAW.tau(size))
         if steps < needed:
@@ -472,7 +474,7 @@ def test_a_pruned_trial_is_censored_at_its_last_report() -> None:
     )
     result = trial_result(trial, known(), "time")
     assert result is not None
-    assert (result.status, result.steps, result.steps_low, result.batch_size) == ("budget", 40, 40, 64)
+    assert (result.status, result.steps, result.steps_low, result.batch_size) == ("censored", 40, 40, 64)
     assert result.lr == pytest.approx(0.125)
     assert result.train_seconds == 20.0
     assert result.history == ((10, 0.5), (20, None), (40, 0.3))
@@ -502,15 +504,15 @@ def spending(sampler: BaseSampler, law: Law, seed: int, most: float = 20.0) -> f
     while spent < most * best[2]:
         trial = study.ask(SPACE)
         size, lr = trial.params["batch_size"], trial.params["lr"]
-        limit: int | None = max(1, round(min(budget, 2.0 * fastest) / law.tau(size)))
-        parent = None
+        max_steps: int | None = max(1, round(min(budget, 2.0 * fastest) / law.tau(size)))
+        resumed_from = None
         if isinstance(sampler, FrontierSampler):
-            limit, parent = sampler.limit(trial.number), sampler.parent(trial.number)
-        before = None if parent is None else TrialResult.from_json(study.trials[parent].user_attrs[RECORD])
-        spec = TrialSpec(trial.number, trial.number, size, lr, None, seed, limit, parent)
-        result = replay(table, spec, target, limit or round(budget / law.tau(size)), before)
+            max_steps, resumed_from = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
+        before = None if resumed_from is None else TrialResult.from_json(study.trials[resumed_from].user_attrs[RECORD])
+        spec = TrialSpec(trial.number, trial.number, size, lr, None, seed, max_steps, resumed_from)
+        result = replay(table, spec, target, max_steps or round(budget / law.tau(size)), before)
         trial.set_user_attr(RECORD, result.to_json())
-        trial.set_user_attr(PARENT, parent)
+        trial.set_user_attr(PARENT, resumed_from)
         spent += result.train_seconds
         if result.time_to_target is None:
             study.tell(trial, state=TrialState.PRUNED)

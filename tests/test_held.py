@@ -184,7 +184,7 @@ def test_too_few_reached_trials_are_said_to_be(sizes, start):
     held = asked(known_of(prior, draws(prior, [0.0, 0.01]), sizes))
     assert held.text.startswith(start)
     assert not held.whole.told
-    stopped = asked(known_of(prior, draws(prior, [0.0]), (8, 64, 512), status="budget"))
+    stopped = asked(known_of(prior, draws(prior, [0.0]), (8, 64, 512), status="censored"))
     assert stopped.whole.reached == 0
 
 

@@ -59,7 +59,7 @@ def test_the_order_of_the_trials_does_not_matter(trials):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"status": "budget"},
+        {"status": "censored"},
         {"status": "diverged"},
         {"status": "failed"},
         {"noise_scale": ()},

@@ -92,6 +92,7 @@ def reads(monkeypatch):
     return partial(on.append, True), on.clear
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
 @pytest.mark.parametrize("micro", ["null", "12"])
@@ -107,7 +108,7 @@ def test_no_value_is_read_on_the_host(reads, workload, precision, micro):
             f"protocol.noise_scale_every={noise}",
         ),
     )
-    assert (result.status, result.steps) == ("budget", 30)
+    assert (result.status, result.steps) == ("censored", 30)
     assert len(result.history) > 1
 
 
@@ -143,4 +144,4 @@ def test_nothing_waits_for_a_cuda_device(workload, precision):
         result = train(workload, clock, "cuda", overrides=(f"precision={precision}",))
     finally:
         mode("default")
-    assert (result.status, result.steps) == ("budget", 30)
+    assert (result.status, result.steps) == ("censored", 30)

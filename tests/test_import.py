@@ -36,5 +36,6 @@ def test_needs_no_training_library(module):
     assert loaded(module).isdisjoint({"torch", "lightning", "mlflow"})
 
 
+@pytest.mark.slow
 def test_the_check_can_fail():
     assert {"torch", "lightning"} <= loaded("bstune.trial.loop")

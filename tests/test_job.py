@@ -58,9 +58,18 @@ def trials_of(study: Path) -> list[TrialResult]:
 def asked_by_slot(study: Path) -> dict[int, tuple]:
     """Return what came of each slot, whatever the numbers of its trials were: those that were cut short count too."""
     trials = trials_of(study)
-    slots = {trial.number: trial.slot for trial in trials}
+    trial_indices = {trial.number: trial.trial_index for trial in trials}
     return {
-        t.slot: (t.batch_size, t.lr, t.seed, slots.get(t.parent), slots.get(t.confirms), t.status, t.steps, t.history)
+        t.trial_index: (
+            t.batch_size,
+            t.lr,
+            t.seed,
+            trial_indices.get(t.resumed_from),
+            trial_indices.get(t.replicate_of),
+            t.status,
+            t.steps,
+            t.history,
+        )
         for t in trials
         if t.status != "failed"
     }
@@ -84,6 +93,7 @@ def cut_short(monkeypatch, at, killed):
     monkeypatch.setattr(jobs, "run_trial_of", ended)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "interrupted"])
 @pytest.mark.parametrize(("sampler", "objective"), [("frontier", "steps"), ("frontier", "both"), ("tpe", "steps")])
 def test_a_study_cut_short_and_continued_asks_the_same_trials(
@@ -93,10 +103,12 @@ def test_a_study_cut_short_and_continued_asks_the_same_trials(
     assert bstune(*arguments, "study=whole")[0] == 0
     whole = asked_by_slot(tmp_path / "outputs" / "whole")
     order = list(whole)
-    assert len([slot for slot in order if slot < SLOTS]) == SLOTS
-    continued = next((i for i, slot in enumerate(order) if whole[slot][3] is not None), 7)
+    assert len([trial_index for trial_index in order if trial_index < SLOTS]) == SLOTS
+    continued = next((i for i, trial_index in enumerate(order) if whole[trial_index][3] is not None), 7)
     assert sampler == "tpe" or whole[order[continued]][3] is not None, "no trial was continued: the test says little"
-    fresh = next(i for i, slot in enumerate(order) if whole[slot][4] is not None)  # there is one: some trial reached it
+    fresh = next(
+        i for i, trial_index in enumerate(order) if whole[trial_index][4] is not None
+    )  # there is one: some trial reached it
     done = 0
     # Cut short in the first trial, in one that continues another one, and in the second that confirms one.
     for at in sorted({0, continued, fresh + 1}):
@@ -107,17 +119,18 @@ def test_a_study_cut_short_and_continued_asks_the_same_trials(
     assert bstune(*arguments, "study=pieces")[0] == 0
     assert asked_by_slot(tmp_path / "outputs" / "pieces") == whole
     failed = [trial for trial in trials_of(tmp_path / "outputs" / "pieces") if trial.status == "failed"]
-    assert [trial.slot for trial in failed] == [order[at] for at in sorted({0, continued, fresh + 1})]
-    assert [(t.batch_size, t.lr, t.seed) for t in failed] == [whole[t.slot][:3] for t in failed]
+    assert [trial.trial_index for trial in failed] == [order[at] for at in sorted({0, continued, fresh + 1})]
+    assert [(t.batch_size, t.lr, t.seed) for t in failed] == [whole[t.trial_index][:3] for t in failed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["frontier", "tpe"])
 def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(bstune, tmp_path, monkeypatch, sampler):
     arguments = (*DIGITS, *EASY, STEPS, f"sampler={sampler}", "search.trials=12", "search.confirmations=1")
     arguments += ("protocol.noise_scale_every=2",)
     assert bstune(*arguments, "study=whole")[0] == 0
     whole = asked_by_slot(tmp_path / "outputs" / "whole")
-    continued = next((i for i, slot in enumerate(whole) if whole[slot][3] is not None), 5)
+    continued = next((i for i, trial_index in enumerate(whole) if whole[trial_index][3] is not None), 5)
     assert sampler == "tpe" or whole[list(whole)[continued]][3] is not None
     with monkeypatch.context() as patch:
         cut_short(patch, continued, killed=False)
@@ -126,6 +139,7 @@ def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(bstune, tmp_p
     assert asked_by_slot(tmp_path / "outputs" / "pieces") == whole
 
 
+@pytest.mark.slow
 def test_measuring_the_noise_scale_changes_no_trial_and_is_reported(bstune, tmp_path):
     """A general sampler asks the same whatever was measured."""
     arguments = (*DIGITS, *EASY, STEPS, "sampler=tpe", "search.trials=10", "search.confirmations=1")
@@ -153,24 +167,26 @@ def test_the_reports_prior_is_the_searchs(tmp_path, monkeypatch, table, make_res
     assert 2**found.log_mid * math.exp(found.mean[B_CRIT]) == pytest.approx(given or 50.0)
 
 
+@pytest.mark.slow
 def test_a_continued_trial_is_its_parent_gone_further(bstune, tmp_path):
     assert bstune(*DIGITS, *EASY, STEPS, "search.trials=16", "search.confirmations=0")[0] == 0
     study = tmp_path / "outputs" / "digits"
     trials = {trial.number: trial for trial in trials_of(study)}
-    continued = [trial for trial in trials.values() if trial.parent is not None]
+    continued = [trial for trial in trials.values() if trial.resumed_from is not None]
     assert continued
     for trial in continued:
-        parent = trials[trial.parent]
+        parent = trials[trial.resumed_from]
         assert (trial.batch_size, trial.lr, trial.seed) == (parent.batch_size, parent.lr, parent.seed)
         assert trial.steps > parent.steps
         assert trial.history[: len(parent.history)] == parent.history
-    parents = {trial.parent for trial in continued}
-    stopped = {trial.number for trial in trials.values() if trial.status == "budget"} - parents
+    parents = {trial.resumed_from for trial in continued}
+    stopped = {trial.number for trial in trials.values() if trial.status == "censored"} - parents
     states = {int(path.stem.removeprefix("trial-")) for path in (study / "states").iterdir()}
     assert states <= stopped, "the states of the trials that were continued, or reached the target, are deleted"
     assert states == worth_continuing(list(trials.values()), "steps")
 
 
+@pytest.mark.slow
 def test_the_command_of_the_winner_takes_it_to_the_target_in_as_many_steps(bstune, tmp_path):
     """Also where its last evaluation was at its limit, or its parent's was."""
     assert bstune(*DIGITS, *EASY, STEPS, "search.trials=16", "search.confirmations=0")[0] == 0
@@ -193,6 +209,7 @@ def test_the_command_of_a_winner_ends_with_it_where_its_schedule_has_no_horizon(
     assert command.endswith(f" -m bstune +workload=mine trial.batch_size=32 trial.lr=0.1 trial.seed=1{ends}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["frontier", "tpe"])
 def test_a_schedule_with_a_horizon_is_never_stopped_early(bstune, tmp_path, sampler):
     arguments = (*DIGITS, *EASY, *HORIZON, STEPS, f"sampler={sampler}", "search.trials=6", "search.confirmations=2")
@@ -201,36 +218,37 @@ def test_a_schedule_with_a_horizon_is_never_stopped_early(bstune, tmp_path, samp
     assert "each ends at the target or after 60 steps and 6000 examples" in " ".join(out.split())
     study = optuna.load_study(study_name="digits", storage=f"sqlite:///{tmp_path}/bstune.db")
     specs = [TrialSpec(**json.loads(trial.user_attrs[SPEC])) for trial in study.get_trials()]
-    assert sum(spec.confirms is not None for spec in specs) >= 2
-    assert {(spec.limit, spec.parent) for spec in specs} == {(None, None)}
+    assert sum(spec.replicate_of is not None for spec in specs) >= 2
+    assert {(spec.max_steps, spec.resumed_from) for spec in specs} == {(None, None)}
     assert not (tmp_path / "outputs" / "digits" / "states").exists()
     for trial in trials_of(tmp_path / "outputs" / "digits"):
-        assert trial.status != "budget" or trial.steps == max(60, math.ceil(6000 / trial.batch_size))
+        assert trial.status != "censored" or trial.steps == max(60, math.ceil(6000 / trial.batch_size))
 
 
+@pytest.mark.slow
 def test_winners_are_confirmed_on_fresh_seeds_beside_the_search(bstune, tmp_path, table):
     assert bstune(*REPLAY, "search.seconds=100", "search.finalists=1")[0] == 0
     trials = trials_of(tmp_path / "outputs" / "replay")
-    searched = [trial for trial in trials if trial.confirms is None]
-    fresh = [trial for trial in trials if trial.confirms is not None]
+    searched = [trial for trial in trials if trial.replicate_of is None]
+    fresh = [trial for trial in trials if trial.replicate_of is not None]
     assert sum(trial.train_seconds for trial in searched) >= 100
     assert sum(trial.train_seconds for trial in searched[:-1]) < 100, "the fresh runs were counted"
-    assert [trial.slot for trial in searched] == list(range(len(searched)))
+    assert [trial.trial_index for trial in searched] == list(range(len(searched)))
     assert len(fresh) == 3
     assert trials[-3:] == fresh, "they come after the search"
-    (winner,) = {trial.confirms for trial in fresh}
+    (winner,) = {trial.replicate_of for trial in fresh}
     for trial in fresh:
         assert (trial.batch_size, trial.lr) == (trials[winner].batch_size, trials[winner].lr)
-        assert trial.parent is None
+        assert trial.resumed_from is None
         assert trial.steps <= 2 * trials[winner].steps
-    seeds = [trial.seed for trial in trials if trial.parent is None]
+    seeds = [trial.seed for trial in trials if trial.resumed_from is None]
     assert len(set(seeds)) == len(seeds)
-    assert len({trial.slot for trial in trials}) == len(trials)
+    assert len({trial.trial_index for trial in trials}) == len(trials)
 
 
 def test_a_line_a_trial_in_the_order_in_which_they_end(make_result, capsys):
     target = Target("val/error", 0.1, "min")
-    trials = [make_result(number=number, slot=number) for number in range(5)]
+    trials = [make_result(number=number, trial_index=number) for number in range(5)]
     with Progress(5, target, Console(width=200)) as progress:
         for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):  # the first was done before
             progress.show([trials[number] for number in done])
@@ -238,13 +256,14 @@ def test_a_line_a_trial_in_the_order_in_which_they_end(make_result, capsys):
     assert [line.split("  ")[0] for line in lines] == [f"trial {number + 1}/5" for number in (2, 1, 4, 3)]
 
 
+@pytest.mark.slow
 def test_nothing_more_is_done_once_all_is_done_and_confirmations_can_be_added(bstune, tmp_path, table):
     arguments = (*REPLAY, STEPS, "sampler=tpe", "search.precision=null", "search.trials=12", "search.finalists=1")
     study = tmp_path / "outputs" / "replay"
     assert bstune(*arguments, "search.confirmations=0")[0] == 0
     none = trials_of(study)
     assert len(none) == 12
-    assert not any(trial.confirms is not None for trial in none)
+    assert not any(trial.replicate_of is not None for trial in none)
     assert bstune(*arguments, "search.confirmations=2")[0] == 0
     two = trials_of(study)
     assert two[:12] == none
@@ -252,11 +271,12 @@ def test_nothing_more_is_done_once_all_is_done_and_confirmations_can_be_added(bs
     assert bstune(*arguments, "search.confirmations=4")[0] == 0
     four = trials_of(study)
     assert four[:14] == two
-    assert len({(trial.slot, trial.seed) for trial in four[12:]}) == 4
+    assert len({(trial.trial_index, trial.seed) for trial in four[12:]}) == 4
     assert bstune(*arguments, "search.confirmations=4")[0] == 0
     assert trials_of(study) == four
 
 
+@pytest.mark.slow
 def test_the_search_ends_once_the_critical_batch_size_is_known_well_enough(bstune, tmp_path, table):
     arguments = (*REPLAY, "sampler=tpe", "search.precision=1000", "search.trials=40")
     status, out, _ = bstune(*arguments)
@@ -266,12 +286,13 @@ def test_the_search_ends_once_the_critical_batch_size_is_known_well_enough(bstun
     study = tmp_path / "outputs" / "replay"
     assert json.loads((study / "curve.json").read_text())["ended"] == sentence
     first = trials_of(study)
-    assert sum(trial.confirms is None for trial in first) == 8, "the first look after six trials that reached it"
-    assert sum(trial.confirms is not None for trial in first) >= 3
+    assert sum(trial.replicate_of is None for trial in first) == 8, "the first look after six trials that reached it"
+    assert sum(trial.replicate_of is not None for trial in first) >= 3
     assert bstune(*arguments)[0] == 0
     assert trials_of(study) == first, "the same command goes on searching: the fresh runs were taken for its trials"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["null", "1.0000001"])
 def test_the_search_goes_on_while_it_is_not(bstune, tmp_path, table, precision):
     status, out, _ = bstune(*REPLAY, "sampler=tpe", f"search.precision={precision}", "search.trials=12")
@@ -279,6 +300,7 @@ def test_the_search_goes_on_while_it_is_not(bstune, tmp_path, table, precision):
     assert "the plan is done: search.trials=12" in out
 
 
+@pytest.mark.slow
 def test_the_objective_curve_from_end_to_end(bstune, tmp_path, table):
     status, out, _ = bstune(*REPLAY, "search.objective=curve", "search.seconds=150", "search.precision=null")
     assert status == 0
@@ -292,6 +314,7 @@ def test_the_objective_curve_from_end_to_end(bstune, tmp_path, table):
     assert all(trial.values == [float(records[trial.number].examples)] for trial in reached)
 
 
+@pytest.mark.slow
 def test_a_record_that_ended_is_not_continued(bstune, tmp_path):
     """Half of the table never reaches the target: its trials end with their records, which go no further."""
     rows = [row(size, lr, seed, lr < 0.1) for size, lr, seed in product(SIZES, LRS, (0, 1))]
@@ -300,9 +323,9 @@ def test_a_record_that_ended_is_not_continued(bstune, tmp_path):
     trials = trials_of(tmp_path / "outputs" / "replay")
     study = optuna.load_study(study_name="replay", storage=f"sqlite:///{tmp_path}/bstune.db")
     limits = [json.loads(trial.user_attrs[SPEC])["limit"] for trial in study.get_trials()]
-    ended = {t.number for t, limit in zip(trials, limits, strict=True) if t.status == "budget" and t.steps < limit}
+    ended = {t.number for t, limit in zip(trials, limits, strict=True) if t.status == "censored" and t.steps < limit}
     assert ended, "no record ended ahead of its trial's limit: the test says nothing"
-    assert not ended & {trial.parent for trial in trials}
+    assert not ended & {trial.resumed_from for trial in trials}
     assert all(trial.train_seconds > 0 for trial in trials)
 
 
@@ -348,19 +371,19 @@ BEST = (0, "reached", 100, 0.01, None, None)
     ("trials", "kept"),
     [
         ([], set()),
-        ([(0, "budget", 10, 0.01, None, None)], {0}),
-        ([(0, "budget", 10, None, None, None)], {0}),
+        ([(0, "censored", 10, 0.01, None, None)], {0}),
+        ([(0, "censored", 10, None, None, None)], {0}),
         ([(0, "diverged", 9, 0.01, None, None), (1, "oom", 9, 0.01, None, None)], set()),
-        ([BEST, (1, "budget", 119, 0.01, None, None), (2, "budget", 121, 0.01, None, None)], {1, 2}),
-        ([(0, "budget", 10, 0.01, None, None), (1, "budget", 20, 0.01, 0, None)], {1}),
-        ([(0, "budget", 10, 0.01, None, None), (1, "reached", 20, 0.01, 0, None)], set()),
-        ([(0, "budget", 10, 0.01, None, None), (1, "failed", 0, None, 0, None)], {0}),  # is asked again
-        ([BEST, (1, "budget", 20, 0.01, None, 0)], set()),
-        ([BEST, (1, "reached", 10, 0.01, None, 0), (2, "budget", 50, 0.01, None, None)], {2}),
+        ([BEST, (1, "censored", 119, 0.01, None, None), (2, "censored", 121, 0.01, None, None)], {1, 2}),
+        ([(0, "censored", 10, 0.01, None, None), (1, "censored", 20, 0.01, 0, None)], {1}),
+        ([(0, "censored", 10, 0.01, None, None), (1, "reached", 20, 0.01, 0, None)], set()),
+        ([(0, "censored", 10, 0.01, None, None), (1, "failed", 0, None, 0, None)], {0}),  # is asked again
+        ([BEST, (1, "censored", 20, 0.01, None, 0)], set()),
+        ([BEST, (1, "reached", 10, 0.01, None, 0), (2, "censored", 50, 0.01, None, None)], {2}),
     ],
 )
 def test_the_states_that_are_kept(make_result, trials, kept):
-    names = ("number", "status", "steps", "seconds_per_step", "parent", "confirms")
+    names = ("number", "status", "steps", "seconds_per_step", "parent", "replicate_of")
     done = [make_result(**dict(zip(names, values, strict=True))) for values in trials]
     assert worth_continuing(done, "time") == kept
 
@@ -370,15 +393,15 @@ def test_the_states_that_are_kept(make_result, trials, kept):
     ("objective", "dropped"), [("time", {2}), ("steps", {3}), ("both", {1}), ("curve", {1})], ids=str
 )
 def test_where_there_are_many_those_that_cannot_win_go_first(make_result, objective, dropped):
-    rows = [(number, "budget", 10, 0.01, None, None) for number in range(MOST_STATES + 2)]
-    rows[0], rows[2:4] = BEST, [(2, "budget", 10, 1.0, None, None), (3, "budget", 200, 0.001, None, None)]
-    names = ("number", "status", "steps", "seconds_per_step", "parent", "confirms")
+    rows = [(number, "censored", 10, 0.01, None, None) for number in range(MOST_STATES + 2)]
+    rows[0], rows[2:4] = BEST, [(2, "censored", 10, 1.0, None, None), (3, "censored", 200, 0.001, None, None)]
+    names = ("number", "status", "steps", "seconds_per_step", "parent", "replicate_of")
     done = [make_result(**dict(zip(names, values, strict=True))) for values in rows]
     assert worth_continuing(done, objective) == set(range(1, MOST_STATES + 2)) - dropped
 
 
 def test_the_newest_states_are_kept_where_there_are_many(make_result):
-    done = [make_result(number=number, status="budget", steps=10) for number in range(MOST_STATES + 5)]
+    done = [make_result(number=number, status="censored", steps=10) for number in range(MOST_STATES + 5)]
     assert worth_continuing(done, "time") == set(range(5, MOST_STATES + 5))
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import Budget, Cadence, Protocol, Target, TrialSpec
+from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialSpec
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
 from bstune.trial.loop import run_trial
 from bstune.workloads.averaging import ExponentialMovingAverage, Lookahead
@@ -68,11 +68,11 @@ def by_hand(model, every, decay, power, own):
 
 
 def trial(callbacks, model, micro_batch_size=None, average=None):
-    own = TrialSpec(number=1, slot=2, batch_size=8, lr=LR, delta=None, seed=4)
-    rules = Protocol(
+    own = TrialSpec(number=1, trial_index=2, batch_size=8, lr=LR, delta=None, seed=4)
+    rules = TrialProtocol(
         target=Target("val/loss", 0.0, "min"),
         budget=Budget(STEPS, 1),
-        cadence=Cadence(ratio=1.05, share=0.25, cost=0.5, near=1.5),
+        evaluation_schedule=EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5),
         micro_batch_size=micro_batch_size,
         warmup_steps=2,
         divergence=9.0,
@@ -85,7 +85,7 @@ def trial(callbacks, model, micro_batch_size=None, average=None):
     record = run_trial(
         own, lambda own: module, partial(stream, micro_batch_size=micro_batch_size), evaluated, 20, rules
     )
-    assert (record.status, record.steps) == ("budget", STEPS)
+    assert (record.status, record.steps) == ("censored", STEPS)
     return own, module.model
 
 

@@ -83,7 +83,7 @@ def test_a_draw_goes_through_the_trials():
     assert np.median(drawn.residual) == pytest.approx(0.3, abs=0.05)
 
 
-@pytest.mark.parametrize(("status", "off"), [("diverged", 0.0), ("budget", 0.0), ("reached", 6.0)])
+@pytest.mark.parametrize(("status", "off"), [("diverged", 0.0), ("censored", 0.0), ("reached", 6.0)])
 def test_only_trials_near_the_frontier_tell_of_it(status, off):
     plain = known_of([], [])
     arms = tuple(replace(arm, z=arm.z + off) for arm in known_of(curve(SIZES), status=status).arms)
@@ -132,7 +132,7 @@ def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
     # As where a model overfits: its error rises for ever, and every continuation would be longer than all before.
     known = known_of(curve(SIZES))
     stopped = Arm(
-        len(known.arms), "budget", steps, 0.001, 4.2, float(known.prior.rule(4.2)), (), None, 0.0, stuck=False
+        len(known.arms), "censored", steps, 0.001, 4.2, float(known.prior.rule(4.2)), (), None, 0.0, stuck=False
     )
     arms = (*known.arms, stopped)
     seen = observe(arms, 0)

@@ -79,7 +79,7 @@ def test_rows_come_in_the_order_of_the_yaml(finding):
 def test_each_trial_runs_through_its_epochs(finding):
     for row_, steps in zip(finding.rows, (8, 60, 11), strict=True):  # 2.5 epochs of 30 are 75 examples
         assert row_["curve"]["steps"][-1] == steps
-        assert [(trial["seed"], trial["status"]) for trial in row_["trials"]] == [(3, "budget"), (4, "budget")]
+        assert [(trial["seed"], trial["status"]) for trial in row_["trials"]] == [(3, "censored"), (4, "censored")]
 
 
 def test_full_batch_gradient_descent_is_that_of_numpy_step_by_step(finding):
@@ -119,7 +119,7 @@ def test_a_run_that_diverges_is_drawn_and_said(root, tmp_path):
 
 
 def trial(make_result, seed, tau, *history):
-    return make_result(seed=seed, seconds_per_step=tau, history=history, status="budget")
+    return make_result(seed=seed, seconds_per_step=tau, history=history, status="censored")
 
 
 def test_medians_over_the_seeds(make_result):

@@ -276,6 +276,7 @@ def serve(batches):
     return DataLoader(list(batches), batch_size=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "parts", "weights"),
     [
@@ -579,6 +580,7 @@ class Local(Regression):
             self.path.write_text(json.dumps(callback.measurements))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_several_devices_are_read_before_their_gradients_are_reduced(tmp_path):
     """Two processes, two micro-batches each: as one device with the same four."""

@@ -6,7 +6,7 @@ import pytest
 from bstune.core import scaling
 from bstune.core.errors import ConfigError
 from bstune.core.search_space import Space
-from bstune.study.plan import Plan
+from bstune.study.plan import SearchBudget
 
 SPACE = Space(8, 512, 1, 1.0, partial(scaling.none, reference_batch_size=64, reference_lr=0.1))
 
@@ -20,37 +20,41 @@ def plan(**changes):
         "stratified": 0.5,
         "seed": 0,
     }
-    return Plan(**{**values, **changes})
+    return SearchBudget(**{**values, **changes})
 
 
 def test_seeds_are_functions_of_seed_and_slot():
     some = plan(seed=7)
-    seeds = [some.trial_seed(slot) for slot in range(100)]
-    assert seeds == [plan(seed=7).trial_seed(slot) for slot in range(100)]
+    seeds = [some.trial_seed(trial_index) for trial_index in range(100)]
+    assert seeds == [plan(seed=7).trial_seed(trial_index) for trial_index in range(100)]
     assert len(set(seeds)) == 100
-    assert not set(seeds) & {some.sampler_seed(slot) for slot in range(100)}
-    assert not set(seeds) & {plan(seed=8).trial_seed(slot) for slot in range(100)}
+    assert not set(seeds) & {some.sampler_seed(trial_index) for trial_index in range(100)}
+    assert not set(seeds) & {plan(seed=8).trial_seed(trial_index) for trial_index in range(100)}
 
 
 def test_slots_and_seeds_of_confirmations_are_their_own_and_stay_as_their_number_grows():
     few, more = plan(confirmations=3), plan(confirmations=5)
-    slots = [few.confirmation_slot(slot, replicate) for slot in range(100) for replicate in range(3)]
-    assert slots == [more.confirmation_slot(slot, replicate) for slot in range(100) for replicate in range(3)]
-    assert len({*slots, *range(1000)}) == 300 + 1000
-    assert len({few.trial_seed(slot) for slot in [*slots, *range(1000)]}) == 300 + 1000
+    trial_indices = [
+        few.replicate_index(trial_index, replicate) for trial_index in range(100) for replicate in range(3)
+    ]
+    assert trial_indices == [
+        more.replicate_index(trial_index, replicate) for trial_index in range(100) for replicate in range(3)
+    ]
+    assert len({*trial_indices, *range(1000)}) == 300 + 1000
+    assert len({few.trial_seed(trial_index) for trial_index in [*trial_indices, *range(1000)]}) == 300 + 1000
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.25, 5), (0.5, 10), (0.3, 6), (1.0, 20)])
 def test_the_stated_share_is_stratified_and_spread_over_the_plan(share, count):
-    strata = [plan(stratified=share).stratum(slot, SPACE) for slot in range(20)]
+    strata = [plan(stratified=share).stratum(trial_index, SPACE) for trial_index in range(20)]
     assert sum(stratum is not None for stratum in strata) == count
     first_half = sum(stratum is not None for stratum in strata[:10])
     assert abs(first_half - count / 2) <= 1
 
 
 def test_strata_do_not_depend_on_the_length_of_the_plan():
-    assert [plan(trials=20).stratum(slot, SPACE) for slot in range(20)] == [
-        plan(trials=90).stratum(slot, SPACE) for slot in range(20)
+    assert [plan(trials=20).stratum(trial_index, SPACE) for trial_index in range(20)] == [
+        plan(trials=90).stratum(trial_index, SPACE) for trial_index in range(20)
     ]
 
 
@@ -67,7 +71,7 @@ def test_strata_do_not_depend_on_the_length_of_the_plan():
 def test_spent(make_result, limits, message):
     done = [make_result(), make_result(), make_result()]
     assert plan(**limits).spent(done) == message
-    assert plan(**limits).spent([*done, make_result(confirms=0)]) == message, "a confirmation is not the search's"
+    assert plan(**limits).spent([*done, make_result(replicate_of=0)]) == message, "a confirmation is not the search's"
 
 
 @pytest.mark.parametrize(

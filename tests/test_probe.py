@@ -227,6 +227,7 @@ def test_a_probe_that_takes_too_long_or_breaks_is_an_error_and_the_next_one_runs
     assert probe(2).fits
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone():
     with probe_server() as ask, pytest.raises(HardwareError, match="the process that starts the probes is gone"):
         ask({"no": "request"})  # an error that ends it
@@ -238,6 +239,7 @@ def ceiling(overrides: tuple[str, ...], low: int, high: int, limit: int):
     return measure_ceiling(config, low, high, 1200, limit=limit, largest_first=True, verify=0, **settings)
 
 
+@pytest.mark.slow
 def test_a_real_range_that_fits_takes_a_probe_at_either_end():
     """A gigabyte for the interpreter, torch and 1200 digits; the range is cut to the data set."""
     found = ceiling((), 4, 5000, 4096 * MiB)
@@ -246,6 +248,7 @@ def test_a_real_range_that_fits_takes_a_probe_at_either_end():
     assert found.notes == ("batch size 5000 is larger than the training data: the ceiling was looked for up to 1200",)
 
 
+@pytest.mark.slow
 def test_a_real_limit_under_the_interpreter_itself():
     with pytest.raises(HardwareError, match="the data and the model alone do not fit in 64 MiB"):
         ceiling((), 4, 4, 64 * MiB)

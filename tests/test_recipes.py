@@ -179,5 +179,5 @@ def test_each_learns_from_cifar10_when_it_is_narrow(name, bstune, tmp_path):
     )
     assert status == 0, err
     record = next(tmp_path.rglob("trial.json")).read_text()
-    assert '"status": "budget"' in record
+    assert '"status": "censored"' in record
     assert '"steps": 20' in record

@@ -72,7 +72,7 @@ def test_a_grid_is_recorded_resumed_and_replayed(trained, tmp_path, monkeypatch,
     assert entries(folder) == ["t.jsonl"]
     assert entries(tmp_path) == ["grids"], "nothing else is written"
     assert len(trained) == 8
-    assert {record.status for record in trained} == {"reached", "budget"}
+    assert {record.status for record in trained} == {"reached", "censored"}
 
     table = read_table(folder / "t.jsonl")
     assert len(table.runs) == 8
@@ -108,7 +108,7 @@ def test_steps_to_any_target_survive_the_thinning(tmp_path):
         steps = np.unique(np.round(np.geomspace(10, 5000, 60)).astype(int))
         metric = 0.5 * steps**-0.2 + rng.normal(0, 0.02, len(steps))
         history = tuple((int(step), float(value)) for step, value in zip(steps, metric, strict=True))
-        runs.append(fake("budget", int(steps[-1]), history, seed=seed, batch_size=8 + 8 * (seed % 2)))
+        runs.append(fake("censored", int(steps[-1]), history, seed=seed, batch_size=8 + 8 * (seed % 2)))
     write_table(tmp_path / "t.jsonl", rows_of_study(runs))
     table = read_table(tmp_path / "t.jsonl")
     kept = sum(len(run.steps) for run in table.runs)
@@ -129,15 +129,15 @@ def test_a_step_takes_the_median_time_of_its_batch_size(tmp_path):
 
 
 def test_of_a_study_what_can_be_used_is_recorded(tmp_path):
-    stopped = fake("budget", 20, ((10, 0.5), (20, 0.3)), number=1)
+    stopped = fake("censored", 20, ((10, 0.5), (20, 0.3)), number=1)
     study = [
         fake(batch_size=16, lr=0.2),
         stopped,
-        fake(number=2, parent=1),  # continues it: one run, not two
+        fake(number=2, resumed_from=1),  # continues it: one run, not two
         fake("failed", 0, (), None, number=3, batch_size=16),
         fake("oom", 10, ((10, 0.5),), number=4, batch_size=512),
         fake("diverged", 10, ((10, None),), number=5, batch_size=16, lr=9.0),
-        fake("budget", 20, ((10, 0.5), (20, math.nan)), number=6, batch_size=16, lr=0.01),
+        fake("censored", 20, ((10, 0.5), (20, math.nan)), number=6, batch_size=16, lr=0.01),
     ]
     path = tmp_path / "trials.jsonl"
     path.write_text("".join(trial.to_json() + "\n" for trial in study))

@@ -48,7 +48,7 @@ def test_impossible_targets_are_refused(value, mode, message):
     "changes",
     [
         {},
-        {"status": "budget", "history": ((10, None), (20, 0.5))},
+        {"status": "censored", "history": ((10, None), (20, 0.5))},
         {"status": "oom", "steps": 0, "seconds_per_step": None, "history": (), "message": "CUDA out of memory"},
         {"delta": None},
         {"noise_scale": ((32, 0.5, 12.0), (64, -0.25, 1e-30))},
@@ -63,10 +63,10 @@ def test_records_survive_json(make_result, changes):
 def test_records_from_before_a_field_are_read(make_result):
     result = make_result()
     values = json.loads(result.to_json())
-    for name in ("history", "message", "parent", "confirms", "noise_scale"):
+    for name in ("history", "message", "parent", "replicate_of", "noise_scale"):
         del values[name]
     old = TrialResult.from_json(json.dumps(values))
-    assert (old.history, old.message, old.parent, old.confirms, old.noise_scale) == ((), None, None, None, ())
+    assert (old.history, old.message, old.parent, old.replicate_of, old.noise_scale) == ((), None, None, None, ())
     assert old.versions == result.versions
 
 
@@ -104,7 +104,7 @@ def test_an_unknown_status_is_refused(make_result):
     ("changes", "seconds"),
     [
         ({}, 1.0),
-        ({"status": "budget"}, None),
+        ({"status": "censored"}, None),
         ({"seconds_per_step": None}, None),
     ],
 )

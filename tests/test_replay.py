@@ -27,7 +27,7 @@ def run(batch_size=8, lr=0.1, seed=0, *, hit=100, end=None, tau=0.01, diverged=F
 
 
 def spec(batch_size=8, lr=0.1, seed=0, **others):
-    return TrialSpec(number=7, slot=5, batch_size=batch_size, lr=lr, delta=0.25, seed=seed, **others)
+    return TrialSpec(number=7, trial_index=5, batch_size=batch_size, lr=lr, delta=0.25, seed=seed, **others)
 
 
 def grid(steps, tau=lambda size: 0.01, sizes=(8, 16, 64), lrs=(0.01, 0.1, 0.2)):
@@ -138,13 +138,13 @@ def test_what_is_recorded_after_the_target_does_not_matter():
     [
         ((8, 0.1), 10_000, "reached", 100, 80, 5),
         ((8, 0.1), 100, "reached", 100, 80, 5),
-        ((8, 0.1), 99, "budget", 99, 99, 4),  # a bound: the history has no evaluation at its end
-        ((8, 0.1), 1, "budget", 1, 1, 0),
-        ((8, 0.4), 10_000, "budget", 300, 300, 5),  # past a record's end it is censored there
-        ((8, 0.4), 250, "budget", 250, 250, 4),
+        ((8, 0.1), 99, "censored", 99, 99, 4),  # a bound: the history has no evaluation at its end
+        ((8, 0.1), 1, "censored", 1, 1, 0),
+        ((8, 0.4), 10_000, "censored", 300, 300, 5),  # past a record's end it is censored there
+        ((8, 0.4), 250, "censored", 250, 250, 4),
         ((32, 0.4), 10_000, "diverged", 50, 50, 5),
         ((32, 0.4), 50, "diverged", 50, 50, 5),
-        ((32, 0.4), 49, "budget", 49, 49, 4),
+        ((32, 0.4), 49, "censored", 49, 49, 4),
         ((32, 0.1), 10_000, "diverged", 1, 1, 0),  # before its first evaluation
     ],
 )
@@ -166,7 +166,7 @@ def test_what_a_trial_comes_to(point, last_step, status, steps, steps_low, evalu
     )
     assert result.train_seconds == result.wall_seconds == pytest.approx(steps * 0.01)
     assert result.examples == steps * point[0]
-    assert (result.number, result.slot, result.delta, result.device) == (7, 5, 0.25, "replay")
+    assert (result.number, result.trial_index, result.delta, result.device) == (7, 5, 0.25, "replay")
     assert (result.message is not None) == (status == "diverged")
     assert TrialResult.from_json(result.to_json()) == result
 
@@ -199,8 +199,8 @@ def test_a_trial_that_is_stopped_and_continued_comes_to_the_same_and_costs_what_
     table = Table((run(8, 0.1, hit=100), run(8, 0.4, hit=None, end=120), run(16, 0.1, hit=90), run(16, 0.4, hit=70)))
     whole = replay(table, spec(*point), TARGET, 10_000)
     first = replay(table, spec(*point), TARGET, limits[0])
-    second = replay(table, changed(spec(*point), number=8, parent=7), TARGET, limits[1], first)
-    last = replay(table, changed(spec(*point), number=9, parent=8), TARGET, 10_000, second)
+    second = replay(table, changed(spec(*point), number=8, resumed_from=7), TARGET, limits[1], first)
+    last = replay(table, changed(spec(*point), number=9, resumed_from=8), TARGET, 10_000, second)
     assert (last.status, last.steps, last.steps_low, last.history) == (
         whole.status,
         whole.steps,
@@ -216,7 +216,7 @@ def test_a_trial_that_is_stopped_and_continued_comes_to_the_same_and_costs_what_
 def test_a_budget_below_the_steps_that_are_done_adds_none():
     table = Table((run(8, 0.1, hit=100), run(16, 0.1, hit=90)))
     first = replay(table, spec(), TARGET, 50)
-    second = replay(table, changed(spec(), number=8, parent=7), TARGET, 20, first)
+    second = replay(table, changed(spec(), number=8, resumed_from=7), TARGET, 20, first)
     assert (second.steps, second.train_seconds) == (50, 0.0)
 
 

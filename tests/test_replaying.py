@@ -87,9 +87,10 @@ def test_a_study_from_end_to_end(bstune, tmp_path, table):
     (record,) = folder.glob("trial-B*/trial.json")
     again = TrialResult.from_json(record.read_text())
     winner = trials[best["number"]]
-    assert replace(again, number=winner.number, slot=winner.slot, delta=winner.delta) == winner
+    assert replace(again, number=winner.number, trial_index=winner.trial_index, delta=winner.delta) == winner
 
 
+@pytest.mark.slow
 def test_a_study_imports_no_training_library(tmp_path, table):
     code = """
 import json, sys
@@ -103,6 +104,7 @@ print(json.dumps([status, [name for name in ("torch", "lightning", "mlflow") if 
     assert len(trials_of(tmp_path / "outputs" / "replay")) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
@@ -125,11 +127,12 @@ def test_the_estimate_counts_simulated_seconds_up_to_the_end_of_the_records(tabl
     runner = prepare(compose_checked([*REPLAY, "search.trials=2"])).runner
     runs = read_table(table).runs
     longest = [max(run.end * run.seconds_per_step for run in runs if run.batch_size == size) for size in SIZES]
-    assert 2 * min(longest) < runner.most_seconds < 2 * max(longest)
+    assert 2 * min(longest) < runner.max_seconds < 2 * max(longest)
     assert runner.step_time(128) == pytest.approx(0.0228)
     assert runner.step_time(64) == pytest.approx(math.sqrt(0.0132 * 0.0228))
 
 
+@pytest.mark.slow
 def test_a_study_continues_and_knows_its_table_by_content(bstune, tmp_path, table):
     assert bstune(*REPLAY, "search.trials=3")[0] == 0
     first = (tmp_path / "outputs" / "replay" / "trials.jsonl").read_text()
@@ -161,6 +164,7 @@ def test_a_batch_size_range_may_be_narrower(bstune, tmp_path, table):
     assert all(20 <= trial.batch_size <= 100 for trial in trials_of(tmp_path / "outputs" / "replay"))
 
 
+@pytest.mark.slow
 def test_mlflow_holds_a_replayed_study(bstune, tmp_path, table):
     from mlflow import MlflowClient
 
@@ -216,8 +220,8 @@ def test_a_spec_may_be_limited_and_continued(table, monkeypatch, tmp_path):
     spec = TrialSpec(0, 0, 32, 0.04, None, 5)
     whole = train(spec, None, None)
     first = train(replace(spec, limit=100), None, None)
-    rest = train(replace(spec, number=1, parent=0), None, first)
-    assert (first.status, first.steps) == ("budget", 100)
+    rest = train(replace(spec, number=1, resumed_from=0), None, first)
+    assert (first.status, first.steps) == ("censored", 100)
     assert (rest.steps, rest.history) == (whole.steps, whole.history)
     assert first.train_seconds + rest.train_seconds == pytest.approx(whole.train_seconds)
     budgeted = prepare(compose_checked([*REPLAY, "budget.steps=60", "budget.examples=1"])).runner.train
@@ -278,6 +282,7 @@ def test_a_file_without_a_search_in_it_is_refused(bstune, tmp_path, content, mes
     _refused(bstune, tmp_path, REPLAY, message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

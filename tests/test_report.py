@@ -39,7 +39,7 @@ S_MIN, B_CRIT = 100.0, 300.0
 def trial(number=0, batch_size=64, lr=0.1, status="reached", steps=400, steps_low=390, tau=0.01, **changes):
     known = TrialResult(
         number=number,
-        slot=number,
+        trial_index=number,
         batch_size=batch_size,
         lr=lr,
         delta=0.0,
@@ -62,7 +62,7 @@ def trial(number=0, batch_size=64, lr=0.1, status="reached", steps=400, steps_lo
 
 def simulated(n=40, seed=1, largest=8192, budget=8000, all_censored=False, with_delta=True):
     """Trials over S = S_MIN (1 + B_CRIT/B) x penalty(delta) with noise, tau(B) = 4 ms + B/40000 s."""
-    draw = random.Random(seed)  # noqa: S311
+    draw = random.Random(seed)
     trials = []
     for number in range(n):
         batch_size = round(math.exp(draw.uniform(math.log(8), math.log(largest))))
@@ -75,7 +75,7 @@ def simulated(n=40, seed=1, largest=8192, budget=8000, all_censored=False, with_
         elif delta > 2.1:
             ends |= {"status": "diverged", "steps": 37, "steps_low": 20}
         elif all_censored or steps > budget:
-            ends |= {"status": "budget", "steps": min(budget, steps), "steps_low": min(budget, steps)}
+            ends |= {"status": "censored", "steps": min(budget, steps), "steps_low": min(budget, steps)}
         lr = 0.1 * math.sqrt(batch_size / 256) * 2**delta
         trials.append(trial(number, batch_size, lr, **ends, delta=delta if with_delta else None))
     return trials
@@ -152,7 +152,7 @@ def test_summary_on_points_of_the_curve_itself():
     summary = summarize(reversed(trials), TARGET, fit)
     assert summary["target"] == "val/error <= 0.1"
     assert summary["trials"] == 7
-    assert summary["statuses"] == {"reached": 7, "budget": 0, "diverged": 0, "oom": 0, "failed": 0}
+    assert summary["statuses"] == {"reached": 7, "censored": 0, "diverged": 0, "oom": 0, "failed": 0}
     assert summary["note"] is None
     assert [point["batch_size"] for point in summary["points"]] == list(sizes)
     point = summary["points"][3]
@@ -236,15 +236,15 @@ TRY = (
         ),
         (
             [
-                trial(0, 64, status="budget", history=((10, 0.5), (400, 0.2))),
-                trial(1, 256, 0.4, status="budget", history=((10, 0.6), (300, 0.1324), (400, None))),
+                trial(0, 64, status="censored", history=((10, 0.5), (400, 0.2))),
+                trial(1, 256, 0.4, status="censored", history=((10, 0.6), (300, 0.1324), (400, None))),
             ],
             TARGET,
             "val/error <= 0.1 was never reached in 2 trials; the closest value seen was 0.132, at batch size 256 and "
             "learning rate 0.4 after 300 steps" + TRY,
         ),
         (
-            [trial(0, 64, status="budget", history=((10, 0.5), (400, 0.2)))],
+            [trial(0, 64, status="censored", history=((10, 0.5), (400, 0.2)))],
             Target("val/accuracy", 0.9, "max"),
             "val/accuracy >= 0.9 was never reached in 1 trial; the closest value seen was 0.5, at batch size 64 and "
             "learning rate 0.1 after 10 steps" + TRY,
@@ -289,7 +289,7 @@ def test_tied_frontier_trials_are_named_by_the_lower_number():
 
 
 def test_censored_point_has_a_lower_end_only():
-    trials = [trial(0, 64, status="budget", steps_low=200), trial(1, 64, status="budget", steps_low=390)]
+    trials = [trial(0, 64, status="censored", steps_low=200), trial(1, 64, status="censored", steps_low=390)]
     (point,) = summarize(trials, TARGET, "no fit")["points"]
     assert (point["number"], point["censored"]) == (1, True)
     assert (point["steps_low"], point["time_low"], point["examples_low"]) == (390, pytest.approx(3.9), 390 * 64)
@@ -346,7 +346,7 @@ def test_bounds_outside_what_was_run_are_said_to_be_extrapolated():
 
 def test_live_table_shows_the_last_trials_in_80_columns():
     trials = [trial(i, 2**i, 10.0**-i) for i in range(15)]
-    trials[12] = trial(12, 65536, status="budget", steps=123456, steps_low=120000)
+    trials[12] = trial(12, 65536, status="censored", steps=123456, steps_low=120000)
     trials[13] = trial(13, status="oom", steps=0, steps_low=0, tau=None, history=())
     trials[14] = trial(14, status="diverged", history=((1, 0.9), (2, None)))
     lines = printed(trials_table(trials, TARGET)).splitlines()
@@ -354,7 +354,7 @@ def test_live_table_shows_the_last_trials_in_80_columns():
     rows = [line.split() for line in lines if line.split() and line.split()[0].isdigit()]
     assert [row[0] for row in rows] == [str(number) for number in range(3, 15)]
     assert rows[0] == ["3", "8", "0.001", "reached", "400", "4.00", "s", "0.01", "0.0995"]
-    assert rows[-3] == ["12", "65,536", "0.1", "budget", ">", "120,000", "-", "0.01", "0.0995"]
+    assert rows[-3] == ["12", "65,536", "0.1", "censored", ">", "120,000", "-", "0.01", "0.0995"]
     assert rows[-2] == ["13", "64", "0.1", "oom", "-", "-", "-", "-"]
     assert rows[-1] == ["14", "64", "0.1", "diverged", "-", "-", "0.01", "-"]
     assert max(map(len, lines)) <= 80
@@ -423,7 +423,7 @@ def test_final_table_names_winners_and_test_errors():
 
 
 def fresh(number, of, batch_size=64, lr=0.1, **changes):
-    return trial(number, batch_size, lr, confirms=of, **changes)
+    return trial(number, batch_size, lr, replicate_of=of, **changes)
 
 
 LUCKY, STEADY = trial(0, 64, 0.1, steps=400), trial(1, 256, 0.4, steps=420)
@@ -475,11 +475,11 @@ def test_the_final_table_shows_the_spread_over_fresh_seeds():
 
 
 def test_runs_short_of_the_target_open_the_spread():
-    runs = [fresh(3, 0, steps=440), fresh(4, 0, steps=460), fresh(5, 0, status="budget", steps=800)]
+    runs = [fresh(3, 0, steps=440), fresh(4, 0, steps=460), fresh(5, 0, status="censored", steps=800)]
     text = " ".join(printed(final_table(summarize([LUCKY, *runs], TARGET, "no fit"))).split())
     assert "time on 3 fresh seeds 4.6 s (4.4 and more)" in text
     assert "reached on fresh seeds 2 of 3" in text
-    worse = [fresh(3, 0, steps=440), *(fresh(n, 0, status="budget", steps=800) for n in (4, 5))]
+    worse = [fresh(3, 0, steps=440), *(fresh(n, 0, status="censored", steps=800) for n in (4, 5))]
     summary = summarize([LUCKY, *worse], TARGET, "no fit")
     assert "time on 3 fresh seeds over (4.4 and more)" in " ".join(printed(final_table(summary)).split())
     none = [fresh(3, 0, status="diverged", steps=8)]
@@ -497,23 +497,23 @@ def test_single_runs_are_said_to_be_optimistic():
     assert "optimistic" not in text
 
 
-def stopped(number, parent=None, steps=100):
-    return trial(number, status="budget", steps=steps, steps_low=steps, parent=parent)
+def stopped(number, resumed_from=None, steps=100):
+    return trial(number, status="censored", steps=steps, steps_low=steps, resumed_from=resumed_from)
 
 
 @pytest.mark.parametrize(
     ("trials", "text"),
     [
         ([trial(0), trial(1)], "reached by 2 of 2 trials"),
-        ([stopped(0), trial(1, parent=0)], "reached by 1 of 1 trial (a stopped one was continued once)"),
+        ([stopped(0), trial(1, resumed_from=0)], "reached by 1 of 1 trial (a stopped one was continued once)"),
         (
-            [stopped(0), stopped(1), stopped(2, 0, 200), trial(3, parent=2)],
+            [stopped(0), stopped(1), stopped(2, 0, 200), trial(3, resumed_from=2)],
             "reached by 1 of 2 trials (1 budget, a stopped one was continued 2 times)",
         ),
         # a continuation that failed leaves the stopped trial as it was, and is asked again
-        ([stopped(0), trial(1, status="failed", parent=0)], "reached by 0 of 2 trials (1 budget, 1 failed)"),
+        ([stopped(0), trial(1, status="failed", resumed_from=0)], "reached by 0 of 2 trials (1 budget, 1 failed)"),
         (
-            [stopped(0), trial(1, status="failed", parent=0), trial(2, parent=0)],
+            [stopped(0), trial(1, status="failed", resumed_from=0), trial(2, resumed_from=0)],
             "reached by 1 of 2 trials (1 failed, a stopped one was continued once)",
         ),
     ],
@@ -590,7 +590,7 @@ def test_figure_has_the_curve_the_points_and_their_labels():
     assert left.get_ylabel() == "steps to target S (optimizer steps)"
     assert right.get_ylabel() == "time to target T = S x tau(B) (s of training)"
     counts = {status: n for status, n in summary["statuses"].items() if n}
-    assert set(counts) == {"reached", "budget", "diverged", "oom"}
+    assert set(counts) == {"reached", "censored", "diverged", "oom"}
     marks = by_label(left)
     censored = [point for point in summary["points"] if point["censored"]]
     assert len(censored) == 3
@@ -600,7 +600,7 @@ def test_figure_has_the_curve_the_points_and_their_labels():
     frontier = marks["frontier point, (last miss, first hit]"].get_offsets()
     assert len(frontier) == len(summary["points"]) - len(censored)
     assert len(marks["trial that reached the target"].get_offsets()) == counts["reached"]
-    assert len(marks["trial stopped before the target"].get_offsets()) == counts["budget"]
+    assert len(marks["trial stopped before the target"].get_offsets()) == counts["censored"]
     assert len(marks["diverged (at the foot)"].get_offsets()) == counts["diverged"]
     assert len(marks["out of memory (at the foot)"].get_offsets()) == counts["oom"]
     critical = marks[f"critical batch size {critical_text(summary['fit'])}"]
@@ -633,12 +633,13 @@ CASES = {
     "all censored": simulated(20, seed=4, all_censored=True),
     "one": [trial()],
     "first evaluation hit": [trial(steps=1, steps_low=0)],
-    "no step time": [trial(tau=None), trial(1, 128, status="budget", tau=None)],
+    "no step time": [trial(tau=None), trial(1, 128, status="censored", tau=None)],
     "nothing measured": [trial(status="oom", steps=0, steps_low=0, tau=None)],
     "none": [],
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_no_text_is_clipped_and_regime_names_do_not_collide(name):
     trials = CASES[name]
@@ -730,6 +731,6 @@ def test_imports_stay_light(statement, absent, tmp_path):
 )
 def test_pareto_front(trials, front):
     some = [trial(number=number, steps=steps, tau=seconds / steps) for number, steps, seconds in trials]
-    censored = trial(number=9, status="budget", steps=1, tau=0.001)
+    censored = trial(number=9, status="censored", steps=1, tau=0.001)
     assert [found.number for found in pareto_front([*some, censored])] == front
     assert [row["number"] for row in summarize(some, TARGET, "no fit")["pareto"]] == front

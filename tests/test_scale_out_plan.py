@@ -44,6 +44,7 @@ def true_plan(wait):
     )
 
 
+@pytest.mark.slow
 def test_a_study_plans_what_the_law_says(study):
     wait = "{" + ", ".join(f"{count}: {seconds}" for count, seconds in WAIT.items()) + "}"
     status, out, err, folder = study(

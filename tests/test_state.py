@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError, StateError
-from bstune.core.records import Budget, Cadence, Protocol, Target, TrialResult, TrialSpec
+from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches, rebatch
 from bstune.trial.checkpoint import Stopped, read_state
 from bstune.trial.loop import run_trial
@@ -27,8 +27,8 @@ from bstune.workloads.images import random_crop_flip
 from bstune.workloads.optim import Muon, parameter_groups
 from bstune.workloads.schedules import piecewise_linear
 
-CADENCE = Cadence(ratio=1.05, share=0.25, cost=0.5, near=1.5)
-EVERY_STEP = Cadence(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
+CADENCE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
+EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
 TRAINER = {"accelerator": "cpu", "devices": 1}
 STEPS = 60
 
@@ -47,14 +47,14 @@ NORMALISE = Normalisation(torch.full((1, 1, 1, 1), 1 / 50), torch.full((1, 1, 1,
 
 
 def spec(batch_size=8, lr=0.05, seed=4, **changes):
-    return TrialSpec(number=1, slot=2, batch_size=batch_size, lr=lr, delta=None, seed=seed, **changes)
+    return TrialSpec(number=1, trial_index=2, batch_size=batch_size, lr=lr, delta=None, seed=seed, **changes)
 
 
 def protocol(steps=STEPS, **changes):
     values = {
         "target": Target("val/loss", 0.0, "min"),
         "budget": Budget(steps, 1),
-        "cadence": CADENCE,
+        "evaluation_schedule": CADENCE,
         "micro_batch_size": None,
         "warmup_steps": 2,
         "divergence": 5.0,
@@ -62,7 +62,7 @@ def protocol(steps=STEPS, **changes):
         "compile": None,
         "trainer": TRAINER,
     }
-    return Protocol(**(values | changes))
+    return TrialProtocol(**(values | changes))
 
 
 # What is trained
@@ -248,11 +248,11 @@ def chain(folder, limits, own=None, **options):
     own, records, stopped = own or spec(), [], None
     for part, limit in enumerate([*limits, None]):
         parent = None if stopped is None else stopped.record.number
-        part_spec = replace(own, number=part, limit=limit, parent=parent)
+        part_spec = replace(own, number=part, limit=limit, resumed_from=parent)
         torch.rand(part)  # what was drawn before does not matter
         record, module = run(part_spec, state=folder / f"{part}.state", resume=stopped, **options)
         records.append(record)
-        if record.status != "budget":
+        if record.status != "censored":
             break
         stopped = Stopped(record, folder / f"{part}.state")
     return records, module
@@ -358,14 +358,15 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_trial_that_goes_on_is_the_uninterrupted_one_bit_for_bit(case, tmp_path):
     options, limits = CASES[case], (1, 2, 23, 30, 59)  # at 30 an evaluation is due
     whole, reference = run(spec(), **options)
-    assert (whole.status, whole.steps) == ("budget", STEPS)
+    assert (whole.status, whole.steps) == ("censored", STEPS)
     records, module = chain(tmp_path, limits, **options)
     assert [record.steps for record in records] == [*limits, STEPS]
-    assert [record.parent for record in records] == [None, *range(len(limits))]
+    assert [record.resumed_from for record in records] == [None, *range(len(limits))]
     assert_same(records[-1], module, whole, reference, limits)
     assert all(record.history[-1][0] == record.steps == record.steps_low for record in records)
 
@@ -376,6 +377,7 @@ def with_noise(rules, every):
     return replace(rules or protocol(), noise_scale_every=every)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_measuring_the_noise_scale_changes_no_trial_and_goes_on_with_it(case, tmp_path):
     options, limits = CASES[case], (7, 23, 30)
@@ -396,7 +398,7 @@ def test_measuring_the_noise_scale_changes_no_trial_and_goes_on_with_it(case, tm
 
 def test_a_state_without_measurements_is_taken_up(tmp_path):
     first, _ = run(spec(limit=23), state=tmp_path / "1.state")
-    own = replace(spec(), number=2, parent=1)
+    own = replace(spec(), number=2, resumed_from=1)
     going_on, _ = run(own, with_noise(None, 5), state=tmp_path / "2.state", resume=Stopped(first, tmp_path / "1.state"))
     assert [step for step, _, _ in going_on.noise_scale] == list(range(25, STEPS + 1, 5))
 
@@ -427,7 +429,7 @@ def test_the_cases_would_notice_what_is_forgotten(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("every", [False, True])
 def test_a_limit_at_a_step_that_is_due_is_no_other_evaluation(every, tmp_path):
-    rules = protocol(cadence=EVERY_STEP if every else CADENCE)
+    rules = protocol(evaluation_schedule=EVERY_STEP if every else CADENCE)
     whole, reference = run(spec(), rules)
     due = [step for step, _ in whole.history]
     limits = (due[0], due[3], due[-2])
@@ -478,7 +480,7 @@ def test_on_cuda_its_generators_go_on_too(tmp_path):
 @pytest.mark.parametrize(("limit", "steps"), [(1, 1), (13, 13), (STEPS, STEPS), (STEPS + 1, STEPS), (10**9, STEPS)])
 def test_a_limit_ends_the_trial_early(limit, steps):
     result, _ = run(spec(limit=limit))
-    assert (result.status, result.steps, result.steps_low) == ("budget", steps, steps)
+    assert (result.status, result.steps, result.steps_low) == ("censored", steps, steps)
     assert result.history[-1][0] == steps
     whole, _ = run(spec())
     assert result.history[:-1] == tuple(pair for pair in whole.history if pair[0] < steps)
@@ -488,7 +490,7 @@ def test_an_evaluation_at_the_limit_can_reach_the_target_and_leaves_no_state(tmp
     rules = protocol(300, target=Target("val/loss", 0.5, "min"))
     own, build = spec(lr=0.01), partial(learner, optimizer=momentum)
     whole, _ = run(own, rules, build)
-    first = run(own, replace(rules, cadence=EVERY_STEP), build)[0].steps
+    first = run(own, replace(rules, evaluation_schedule=EVERY_STEP), build)[0].steps
     assert whole.steps_low < first < whole.steps
     files = {"state": tmp_path / "1.state", "checkpoint": tmp_path / "1.ckpt"}
     result, _ = run(replace(own, limit=first), rules, build, **files)
@@ -506,7 +508,7 @@ def test_a_limit_leaves_at_least_a_step(limit):
 def test_a_limit_lies_past_the_trial_that_goes_on(limit, tmp_path):
     record, _ = run(spec(limit=20), state=tmp_path / "1.state")
     with pytest.raises(ConfigError, match=f"a trial that has 20 steps cannot be trained until step {limit}"):
-        run(spec(limit=limit, parent=1), resume=Stopped(record, tmp_path / "1.state"))
+        run(spec(limit=limit, resumed_from=1), resume=Stopped(record, tmp_path / "1.state"))
 
 
 # What is left, and when
@@ -532,7 +534,7 @@ class StopsItself(Classifier):
 
 @pytest.mark.parametrize(
     ("kind", "status"),
-    [(Classifier, "budget"), (Diverges, "diverged"), (OutOfMemory, "oom"), (StopsItself, "budget")],
+    [(Classifier, "censored"), (Diverges, "diverged"), (OutOfMemory, "oom"), (StopsItself, "censored")],
 )
 def test_only_a_trial_out_of_steps_leaves_a_state(kind, status, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -554,7 +556,7 @@ def test_a_trial_that_is_cut_short_in_its_last_evaluation_leaves_nothing(tmp_pat
 
 def test_no_state_is_left_unless_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run(spec(limit=20))[0].status == "budget"
+    assert run(spec(limit=20))[0].status == "censored"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -577,7 +579,10 @@ def test_only_batches_that_know_their_place_can_be_stopped(tmp_path):
 def test_evaluations_do_not_change_the_training():
     """However often it evaluates, and whatever random numbers that takes."""
     options = {"build": partial(learner, layers=[dropout]), "evaluated": shuffled_validation}
-    modules = [run(spec(), protocol(cadence=cadence), **options)[1] for cadence in (CADENCE, Cadence(9, 1, 1, 1.5))]
+    modules = [
+        run(spec(), protocol(evaluation_schedule=evaluation_schedule), **options)[1]
+        for evaluation_schedule in (CADENCE, EvaluationSchedule(9, 1, 1, 1.5))
+    ]
     assert all(torch.equal(a, b) for a, b in zip(*map(tensors, modules), strict=True))
 
 
@@ -626,7 +631,7 @@ def test_seconds_are_the_trials_own_and_steps_the_whole_chains(tmp_path):
     build, records, stopped = partial(learner, kind=Timed), [], None
     for number, limit in enumerate([30, 40, 41]):
         fake = FakeTime()
-        own = replace(spec(), number=number, limit=limit, parent=number - 1 if number else None)
+        own = replace(spec(), number=number, limit=limit, resumed_from=number - 1 if number else None)
         path = tmp_path / f"{number}.state"
         record, _ = run(own, build=build, state=path, resume=stopped, clock=TrialClock(fake))
         records.append(record)
@@ -666,7 +671,7 @@ def scripted(metric):
 
 def test_divergence_is_judged_from_the_first_start(tmp_path):
     build = scripted(lambda steps: 1.0 if steps == 0 else 2.0 if steps < 25 else 5.5)
-    rules = protocol(divergence=5.0, cadence=EVERY_STEP)
+    rules = protocol(divergence=5.0, evaluation_schedule=EVERY_STEP)
     whole, _ = run(spec(), rules, build)
     records, _ = chain(tmp_path, (20,), rules=rules, build=build)
     assert (whole.status, whole.steps) == ("diverged", 25)
@@ -800,9 +805,9 @@ def test_a_state_of_other_versions_or_another_device_is_refused(stopped, monkeyp
 @pytest.mark.parametrize("parent", [None, 7])
 def test_the_parent_is_the_trial_that_goes_on(stopped, parent):
     with pytest.raises(ValueError, match=f"a trial with parent {parent} cannot go on from trial 1"):
-        resumed(stopped, parent=parent)
+        resumed(stopped, resumed_from=parent)
     with pytest.raises(ValueError, match="a trial with parent 1 cannot go on from trial None"):
-        run(spec(parent=1))
+        run(spec(resumed_from=1))
 
 
 def test_a_modules_own_settings_are_not_in_the_file(tmp_path):
@@ -868,5 +873,5 @@ def test_a_foreign_data_module_goes_on(tmp_path):
 
     one(spec())
     first = one(spec(limit=23), state=tmp_path / "1.state")
-    one(replace(spec(), number=2, parent=1), resume=Stopped(first, tmp_path / "1.state"))
+    one(replace(spec(), number=2, resumed_from=1), resume=Stopped(first, tmp_path / "1.state"))
     assert_same(results[2], modules[2], results[0], modules[0], (23,))

@@ -14,7 +14,7 @@ from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target, TrialResult
 from bstune.core.search_space import Space
 from bstune.search.sampler import FrontierSampler
-from bstune.study.plan import Plan
+from bstune.study.plan import SearchBudget
 from bstune.study.storage import (
     RECORD,
     SLOT,
@@ -29,7 +29,7 @@ from bstune.study.storage import (
     fail_one,
     finish_abandoned,
     is_own,
-    next_slot,
+    next_trial_index,
     open_study,
     results,
     run_trial_of,
@@ -63,35 +63,35 @@ def _quiet():
 
 
 def plan(objective="steps", trials=10, stratified=0.5):
-    return Plan(objective, trials, None, None, stratified, 3)
+    return SearchBudget(objective, trials, None, None, stratified, 3)
 
 
 def sampler(name="tpe"):
     return OmegaConf.create(SAMPLERS[name])
 
 
-def built(name="tpe", slot=0):
-    return build_sampler(sampler(name), plan(), slot, OWN)
+def built(name="tpe", trial_index=0):
+    return build_sampler(sampler(name), plan(), trial_index, OWN)
 
 
-def asked(study, slot, name="tpe", stops=True):
-    return ask(study, slot, plan(), SPACE, built(name, slot), stops)
+def asked(study, trial_index, name="tpe", stops=True):
+    return ask(study, trial_index, plan(), SPACE, built(name, trial_index), stops)
 
 
 class Fixed(FrontierSampler):
     """Proposes one point, limit and parent."""
 
-    def __init__(self, limit=None, parent=None, batch_size=64, delta=1.0):
+    def __init__(self, max_steps=None, resumed_from=None, batch_size=64, delta=1.0):
         super().__init__(**OWN)
-        self.given = limit, parent, batch_size, delta
+        self.given = max_steps, resumed_from, batch_size, delta
 
     def sample_relative(self, study, trial, search_space):
         if not search_space:
             return {}
-        limit, parent, batch_size, delta = self.given
-        self._limits[trial.number] = limit
-        if parent is not None:
-            self._parents[trial.number] = parent
+        max_steps, resumed_from, batch_size, delta = self.given
+        self._limits[trial.number] = max_steps
+        if resumed_from is not None:
+            self._parents[trial.number] = resumed_from
         return {"batch_size": batch_size, "delta": delta}
 
 
@@ -101,13 +101,13 @@ def url(tmp_path, name="study"):
 
 def train(make_result, spec):
     """B_crit = 100 and a penalty for delta off 0.5; far above it a trial diverges, far below it is censored."""
-    status = "diverged" if spec.delta > 2.5 else "budget" if spec.delta < -2.0 else "reached"
+    status = "diverged" if spec.delta > 2.5 else "censored" if spec.delta < -2.0 else "reached"
     steps = round(50 * (1 + 100 / spec.batch_size) * 2 ** min(abs(spec.delta - 0.5), 9))
-    if spec.limit is not None and steps > spec.limit:
-        status, steps = "budget", spec.limit
+    if spec.max_steps is not None and steps > spec.max_steps:
+        status, steps = "censored", spec.max_steps
     return make_result(
         number=spec.number,
-        slot=spec.slot,
+        trial_index=spec.trial_index,
         batch_size=spec.batch_size,
         lr=spec.lr,
         delta=spec.delta,
@@ -116,21 +116,22 @@ def train(make_result, spec):
         steps=steps,
         seconds_per_step=1e-3 + 1e-5 * spec.batch_size,
         history=((steps, 0.09 if status == "reached" else 0.3),),
-        parent=spec.parent,
+        resumed_from=spec.resumed_from,
     )
 
 
 def go_on(study, some_plan, name, make_result, until=None):
     """Run slots to the plan's end, or to ``until`` of them; return what was asked, with the parent by its slot."""
     found = []
-    while (slot := next_slot(study, some_plan)) is not None and slot != until:
-        trial, spec = ask(study, slot, some_plan, SPACE, built(name, slot), stops=True)
+    while (trial_index := next_trial_index(study, some_plan)) is not None and trial_index != until:
+        trial, spec = ask(study, trial_index, some_plan, SPACE, built(name, trial_index), stops=True)
         result = run_trial_of(study, (trial, spec), "steps", TARGET, partial(train, make_result))
-        parent = None if spec.parent is None else study.get_trials()[spec.parent].user_attrs[SLOT]
-        found.append((slot, result.batch_size, result.delta, result.seed, spec.limit, parent))
+        resumed_from = None if spec.resumed_from is None else study.get_trials()[spec.resumed_from].user_attrs[SLOT]
+        found.append((trial_index, result.batch_size, result.delta, result.seed, spec.max_steps, resumed_from))
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("killed_at", [1, 6, 8])
 def test_a_study_killed_and_continued_asks_the_same_trials(tmp_path, make_result, name, killed_at):
@@ -146,7 +147,7 @@ def test_a_study_killed_and_continued_asks_the_same_trials(tmp_path, make_result
     found += go_on(study, plan(), name, make_result)
     assert found == expected
     # Only the first ones: a GP, which does not see censored trials, may come back to one of them.
-    points = [(batch_size, delta) for _, batch_size, delta, _, _, parent in found[:4] if parent is None]
+    points = [(batch_size, delta) for _, batch_size, delta, _, _, resumed_from in found[:4] if resumed_from is None]
     assert len(set(points)) == len(points) > 1, "a sampler that is seeded anew repeats itself"
 
 
@@ -155,17 +156,17 @@ def test_an_error_fails_the_trial_and_its_slot_is_asked_again(tmp_path, make_res
     seen = []
 
     def fail(spec):
-        seen.append((spec.slot, spec.batch_size, spec.delta, spec.seed))
+        seen.append((spec.trial_index, spec.batch_size, spec.delta, spec.seed))
         raise RuntimeError("a bug in the module")
 
     with pytest.raises(RuntimeError, match="a bug"):
         run_trial_of(study, asked(study, 0), "steps", TARGET, fail)
     assert [t.state.name for t in study.get_trials()] == ["FAIL"]
-    assert next_slot(study, plan()) == 0
+    assert next_trial_index(study, plan()) == 0
     result = run_trial_of(study, asked(study, 0, "random"), "steps", TARGET, partial(train, make_result))
-    assert (result.slot, result.batch_size, result.delta, result.seed) == seen[0]
+    assert (result.trial_index, result.batch_size, result.delta, result.seed) == seen[0]
     found = results(study)
-    assert [(r.number, r.slot, r.status) for r in found] == [(0, 0, "failed"), (1, 0, "reached")]
+    assert [(r.number, r.trial_index, r.status) for r in found] == [(0, 0, "failed"), (1, 0, "reached")]
     assert (found[0].batch_size, found[0].lr) == (result.batch_size, result.lr)
 
 
@@ -188,13 +189,14 @@ def test_a_trial_whose_record_was_stored_is_not_lost(tmp_path, make_result):
     trial.set_user_attr(RECORD, result.to_json())  # SIGKILL between this and tell
     finish_abandoned(study, "steps")
     assert results(study) == [result]
-    assert next_slot(study, plan()) == 1
+    assert next_trial_index(study, plan()) == 1
     assert study.best_value == result.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "state"),
-    [("reached", "COMPLETE"), ("budget", "PRUNED"), ("diverged", "PRUNED"), ("oom", "PRUNED"), ("failed", "FAIL")],
+    [("reached", "COMPLETE"), ("censored", "PRUNED"), ("diverged", "PRUNED"), ("oom", "PRUNED"), ("failed", "FAIL")],
 )
 @pytest.mark.parametrize("objective", ["time", "steps", "both", "curve"])
 def test_what_optuna_is_told(tmp_path, make_result, status, state, objective):
@@ -216,8 +218,8 @@ def test_what_optuna_is_told(tmp_path, make_result, status, state, objective):
 def test_stratified_slots_have_the_plans_batch_size(tmp_path, make_result):
     some = plan(stratified=0.5)
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
-    for slot, batch_size, *_ in go_on(study, some, "tpe", make_result):
-        assert some.stratum(slot, SPACE) in (None, batch_size)
+    for trial_index, batch_size, *_ in go_on(study, some, "tpe", make_result):
+        assert some.stratum(trial_index, SPACE) in (None, batch_size)
 
 
 def test_bstunes_own_sampler_chooses_every_batch_size(tmp_path):
@@ -228,9 +230,9 @@ def test_bstunes_own_sampler_chooses_every_batch_size(tmp_path):
     assert spec.batch_size == 77
 
 
-def stopped(study, make_result, slot=0, limit=20):
+def stopped(study, make_result, trial_index=0, max_steps=20):
     """Run a trial that is stopped early, and return its spec."""
-    trial, spec = ask(study, slot, plan(), SPACE, Fixed(limit), stops=True)
+    trial, spec = ask(study, trial_index, plan(), SPACE, Fixed(max_steps), stops=True)
     run_trial_of(study, (trial, spec), "steps", TARGET, partial(train, make_result))
     return spec
 
@@ -238,25 +240,25 @@ def stopped(study, make_result, slot=0, limit=20):
 def test_a_trial_that_continues_another_has_its_point_and_its_seed(tmp_path, make_result):
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     first = stopped(study, make_result)
-    second = ask(study, 1, plan(), SPACE, Fixed(50, parent=0), stops=True)
-    assert (second[1].limit, second[1].parent, second[1].slot) == (50, 0, 1)
-    assert replace(second[1], number=0, slot=0, limit=20, parent=None) == first
+    second = ask(study, 1, plan(), SPACE, Fixed(50, resumed_from=0), stops=True)
+    assert (second[1].max_steps, second[1].resumed_from, second[1].trial_index) == (50, 0, 1)
+    assert replace(second[1], number=0, trial_index=0, max_steps=20, resumed_from=None) == first
     assert second[1].seed == plan().trial_seed(0)
     run_trial_of(study, second, "steps", TARGET, partial(train, make_result))
-    _, third = ask(study, 2, plan(), SPACE, Fixed(90, parent=1), stops=True)
-    assert (third.parent, third.seed, third.lr) == (1, first.seed, first.lr)
+    _, third = ask(study, 2, plan(), SPACE, Fixed(90, resumed_from=1), stops=True)
+    assert (third.resumed_from, third.seed, third.lr) == (1, first.seed, first.lr)
 
 
 def test_a_slot_that_was_cut_short_is_asked_again_as_it_was(tmp_path, make_result):
     """Its limit and its parent too, which the sampler is not asked for again."""
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     stopped(study, make_result)
-    _, spec = ask(study, 1, plan(), SPACE, Fixed(50, parent=0), stops=True)
+    _, spec = ask(study, 1, plan(), SPACE, Fixed(50, resumed_from=0), stops=True)
     for number in (2, 3):  # and again
         finish_abandoned(study, "steps")
         _, again = ask(study, 1, plan(), SPACE, Fixed(999, batch_size=8, delta=-1.0), stops=True)
         assert again == replace(spec, number=number)
-    assert [result.parent for result in results(study)] == [None, 0, 0]
+    assert [result.resumed_from for result in results(study)] == [None, 0, 0]
 
 
 def test_a_trial_that_was_not_asked_to_the_end_is_asked_anew(tmp_path):
@@ -268,15 +270,15 @@ def test_a_trial_that_was_not_asked_to_the_end_is_asked_anew(tmp_path):
     finish_abandoned(study, "steps")
     assert results(study) == []
     _, spec = ask(study, 0, plan(), SPACE, Fixed(30), stops=True)
-    assert (spec.number, spec.limit, spec.batch_size) == (1, 30, 64)
+    assert (spec.number, spec.max_steps, spec.batch_size) == (1, 30, 64)
 
 
 @pytest.mark.parametrize(
     ("some_sampler", "stops", "limit"), [(Fixed(30), True, 30), (Fixed(30), False, None), (RandomSampler(), True, None)]
 )
-def test_a_limit_is_for_trials_that_can_be_stopped(tmp_path, some_sampler, stops, limit):
+def test_a_limit_is_for_trials_that_can_be_stopped(tmp_path, some_sampler, stops, max_steps):
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
-    assert ask(study, 0, plan(), SPACE, some_sampler, stops)[1].limit == limit
+    assert ask(study, 0, plan(), SPACE, some_sampler, stops)[1].max_steps == max_steps
 
 
 def test_trials_that_ended_ahead_of_their_limit_go_no_further(tmp_path, make_result):
@@ -285,14 +287,16 @@ def test_trials_that_ended_ahead_of_their_limit_go_no_further(tmp_path, make_res
     def end(trial, **changes):
         run_trial_of(study, trial, "steps", TARGET, lambda _: make_result(**changes))
 
-    for slot, (status, steps) in enumerate([("budget", 20), ("budget", 19), ("reached", 19), ("diverged", 19)]):
-        end(ask(study, slot, plan(), SPACE, Fixed(20), stops=True), status=status, steps=steps)
-    end(asked(study, 4, "random"), status="budget", steps=19)  # it had no limit
+    for trial_index, (status, steps) in enumerate(
+        [("censored", 20), ("censored", 19), ("reached", 19), ("diverged", 19)]
+    ):
+        end(ask(study, trial_index, plan(), SPACE, Fixed(20), stops=True), status=status, steps=steps)
+    end(asked(study, 4, "random"), status="censored", steps=19)  # it had no limit
     assert ended_by_themselves(study) == {1}
 
 
 @pytest.mark.parametrize(("stops", "limit"), [(True, 200), (False, None)])
-def test_a_finalist_is_asked_for_again_on_a_fresh_seed(tmp_path, make_result, stops, limit):
+def test_a_finalist_is_asked_for_again_on_a_fresh_seed(tmp_path, make_result, stops, max_steps):
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     result = run_trial_of(
         study, asked(study, 0), "steps", TARGET, lambda spec: replace(train(make_result, spec), steps=100)
@@ -303,18 +307,18 @@ def test_a_finalist_is_asked_for_again_on_a_fresh_seed(tmp_path, make_result, st
         specs.append(spec)
         finish_abandoned(study, "steps")
     assert {(s.batch_size, s.lr, s.delta) for s in specs} == {(result.batch_size, result.lr, result.delta)}
-    assert {(s.confirms, s.parent, s.limit) for s in specs} == {(0, None, limit)}
+    assert {(s.replicate_of, s.resumed_from, s.max_steps) for s in specs} == {(0, None, max_steps)}
     assert specs[1] == replace(specs[0], number=2)
     assert len({result.seed, specs[1].seed, specs[2].seed}) == 3
-    assert [r.confirms for r in results(study)] == [None, 0, 0, 0]
-    assert next_slot(study, plan()) == 1, "a confirmation takes no slot of the search"
+    assert [r.replicate_of for r in results(study)] == [None, 0, 0, 0]
+    assert next_trial_index(study, plan()) == 1, "a confirmation takes no slot of the search"
 
 
 def test_the_record_holds_the_batch_size_and_rate_that_were_used(tmp_path, make_result):
     snapped = Space(8, 1000, 64, 1.0, SPACE.rule)
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
-    for slot in range(8):
-        trial = ask(study, slot, plan(), snapped, built(slot=slot), stops=True)
+    for trial_index in range(8):
+        trial = ask(study, trial_index, plan(), snapped, built(trial_index=trial_index), stops=True)
         result = run_trial_of(study, trial, "steps", TARGET, partial(train, make_result))
         assert result.batch_size % 64 == 0 or result.batch_size == 1000
         assert result.lr == pytest.approx(snapped.rule(result.batch_size) * 2**result.delta)
@@ -439,29 +443,29 @@ def test_a_server_that_never_answers_ends_within_the_time_out(tmp_path):
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_trials_that_run_keep_their_slots_and_end_one_by_one(tmp_path, make_result, name, caplog):
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
-    first, second = (asked(study, slot, name) for slot in (0, 1))
-    assert next_slot(study, plan()) == 2
-    assert [spec.slot for spec in running(study)] == [0, 1]
+    first, second = (asked(study, trial_index, name) for trial_index in (0, 1))
+    assert next_trial_index(study, plan()) == 2
+    assert [spec.trial_index for spec in running(study)] == [0, 1]
     assert first[1].seed != second[1].seed
     fail_one(study, first[1], "ended with status 9")
     assert "trial 0" in caplog.text
     assert "its process ended with status 9; its slot is asked again" in caplog.text
     assert running(study) == [second[1]], "the other one goes on"
-    assert next_slot(study, plan()) == 0
+    assert next_trial_index(study, plan()) == 0
     again = asked(study, 0, name)[1]
     assert (again.batch_size, again.lr, again.seed) == (first[1].batch_size, first[1].lr, first[1].seed)
     run_trial_of(study, second, "steps", TARGET, partial(train, make_result))
     assert running(study) == [again]
-    assert next_slot(study, plan()) == 2
-    assert next_slot(study, plan(trials=2)) is None
+    assert next_trial_index(study, plan()) == 2
+    assert next_trial_index(study, plan(trials=2)) is None
 
 
 def test_two_trials_that_run_do_not_go_on_from_the_same_one(tmp_path, make_result):
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     now, parents = [], []
-    for slot in range(24):
-        now.append(asked(study, slot, "frontier"))
-        parents += [spec.parent for _, spec in now[-1:] if spec.parent is not None]
+    for trial_index in range(24):
+        now.append(asked(study, trial_index, "frontier"))
+        parents += [spec.resumed_from for _, spec in now[-1:] if spec.resumed_from is not None]
         if len(now) == 3:
             run_trial_of(study, now.pop(0), "steps", TARGET, partial(train, make_result))
     assert parents, "none went on: the test says little"

@@ -82,6 +82,7 @@ def test_the_command_and_the_study_after_it(command, bstune, tmp_path):
     assert "batch sizes 5 to 700, " in out
 
 
+@pytest.mark.slow
 def test_a_batch_size_that_fails_for_another_reason_than_memory(command, tmp_path):
     model = "workload.module.model._target_=tests.test_probe.needs_two"
     status, out, _ = command("+workload=digits", model, "search.batch_size.low=1", *FAST)
@@ -133,6 +134,7 @@ def test_on_a_cpu_a_share_of_what_is_free_is_left(given, device, limit, monkeypa
     assert survey_module._limit(given, 0.5, torch.device(device)) == limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "same"),
     [

@@ -64,7 +64,7 @@ def test_a_run_too_far_off_is_censored_at_its_longest() -> None:
     law = Law(left=0.12)
     lr = 0.1 * 2**-6  # exp(0.12 x 36) is 75 times the frontier
     result = replay(synthetic_table(law, (64, 128), (lr,), longest=4.0), spec(128, lr), TARGET, 10**9)
-    assert result.status == "budget"
+    assert result.status == "censored"
     assert result.steps == result.steps_low == 4 * 825
 
 

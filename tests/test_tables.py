@@ -70,6 +70,7 @@ def test_it_is_replayed_to_its_own_target_unless_another_is_given(name, path, mo
     assert compose_checked([*options, "workload.target.value=0.3"]).workload.target.value == 0.3
 
 
+@pytest.mark.slow
 def test_a_study_on_a_shipped_table_needs_no_target(bstune):
     options = "workload.table=fashion_mlp", "mlflow.enabled=false", "sampler=random", "search.trials=2"
     status, out, err = bstune("+workload=replay", *options)

@@ -40,7 +40,7 @@ ENDED = 1_700_000_000.0
 def trial(number: int, **changes: object) -> TrialResult:
     result = TrialResult(
         number=number,
-        slot=number,
+        trial_index=number,
         batch_size=32 * 2**number,
         lr=0.1,
         delta=0.5,
@@ -216,7 +216,7 @@ def test_params_keep_to_the_limits_of_mlflow(uri):
 def test_trial_is_readable_back(uri):
     opened(uri).send_trial(trial(3), ended=ENDED)
     (child,) = runs(uri, "trial")
-    assert child.data.params == {"batch_size": "256", "lr": "0.1", "delta": "0.5", "seed": "7", "slot": "3"}
+    assert child.data.params == {"batch_size": "256", "lr": "0.1", "delta": "0.5", "seed": "7", "trial_index": "3"}
     assert child.data.metrics == {
         "steps": 100,
         "steps_low": 90,
@@ -239,7 +239,7 @@ def test_trial_is_readable_back(uri):
 
 
 def test_the_noise_scale_is_sent_over_steps_as_a_moving_estimate(uri):
-    rng = random.Random(0)  # noqa: S311
+    rng = random.Random(0)
     measured = tuple((32 * i, rng.uniform(0.9, 1.1), rng.uniform(90.0, 110.0) * (1 + i // 70)) for i in range(1, 81))
     opened(uri).send_trial(trial(0, noise_scale=measured))
     (child,) = runs(uri, "trial")
@@ -266,19 +266,19 @@ def test_what_is_open_in_the_noise_scale_is_left_out(uri):
 
 def test_what_a_trial_continues_or_confirms_is_among_its_parameters(uri):
     tracking = opened(uri)
-    for result in (trial(0), trial(1, parent=0), trial(2, confirms=1)):
+    for result in (trial(0), trial(1, resumed_from=0), trial(2, replicate_of=1)):
         tracking.send_trial(result)
     relations = [
-        {k: v for k, v in run.data.params.items() if k in ("parent", "confirms")} for run in runs(uri, "trial")
+        {k: v for k, v in run.data.params.items() if k in ("parent", "replicate_of")} for run in runs(uri, "trial")
     ]
-    assert relations == [{}, {"parent": "0"}, {"confirms": "1"}]
+    assert relations == [{}, {"parent": "0"}, {"replicate_of": "1"}]
 
 
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
         ("reached", "FINISHED"),
-        ("budget", "FINISHED"),
+        ("censored", "FINISHED"),
         ("diverged", "FINISHED"),
         ("oom", "FINISHED"),
         ("failed", "FAILED"),
@@ -430,6 +430,7 @@ def test_continued_study_supersedes_its_parent(uri):
     assert len(runs(uri, "study", view=ViewType.ALL)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("continued", [False, True], ids=["first", "continued"])
 @pytest.mark.parametrize(
     ("method", "calls_before"),

@@ -39,7 +39,7 @@ def files(folder: Path) -> list[str]:
 
 def test_without_a_limit_the_budget_ends_a_trial_and_no_state_is_left(train, output):
     result = train(SPEC, output, None)
-    assert (result.status, result.steps) == ("budget", 40)
+    assert (result.status, result.steps) == ("censored", 40)
     assert not output.states.exists()
 
 
@@ -47,7 +47,7 @@ def test_without_a_limit_the_budget_ends_a_trial_and_no_state_is_left(train, out
 def test_a_limit_takes_the_place_of_the_budget(train, output, limit):
     """A larger one too: the budget is a first guess."""
     result = train(replace(SPEC, limit=limit), output, None)
-    assert (result.status, result.steps) == ("budget", limit)
+    assert (result.status, result.steps) == ("censored", limit)
     assert files(output.states) == ["trial-0.ckpt"]
 
 
@@ -62,9 +62,9 @@ def test_a_trial_that_ends_otherwise_leaves_no_state(train, output, monkeypatch)
 def test_stopped_and_continued_is_the_same_training(train, output):
     whole = train(SPEC, output, None)
     first = train(replace(SPEC, limit=11), output, None)
-    second = train(replace(SPEC, number=1, slot=1, limit=25, parent=0), output, first)
-    third = train(replace(SPEC, number=2, slot=2, limit=40, parent=1), output, second)
-    assert (third.number, third.slot, third.parent, third.steps) == (2, 2, 1, 40)
+    second = train(replace(SPEC, number=1, trial_index=1, limit=25, resumed_from=0), output, first)
+    third = train(replace(SPEC, number=2, trial_index=2, limit=40, resumed_from=1), output, second)
+    assert (third.number, third.trial_index, third.parent, third.steps) == (2, 2, 1, 40)
     assert set(third.history) >= set(whole.history)
     assert third.history[-1] == whole.history[-1]
     assert files(output.states) == ["trial-0.ckpt", "trial-1.ckpt", "trial-2.ckpt"]
@@ -89,15 +89,15 @@ def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(train, o
     first = train(replace(SPEC, limit=11), output, None)
     spoil(output.state(0))
     with caplog.at_level(logging.WARNING, "bstune"):
-        result = train(replace(SPEC, number=1, limit=25, parent=0), output, first)
+        result = train(replace(SPEC, number=1, limit=25, resumed_from=0), output, first)
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "bstune.study.training"]
     assert warning.startswith("the state of trial 0 at ")
     assert warning.endswith("; it starts afresh")
-    assert (result.number, result.parent, result.status, result.steps) == (1, None, "budget", 25)
+    assert (result.number, result.resumed_from, result.status, result.steps) == (1, None, "censored", 25)
     assert replace(SPEC, number=1) == TrialSpec(1, 0, result.batch_size, result.lr, result.delta, result.seed)
     assert files(output.states) == ["trial-1.ckpt"], "the spoilt one would be tried again and again"
     assert result.history == train(replace(SPEC, number=5, limit=25), output, None).history
-    third = train(replace(SPEC, number=2, limit=30, parent=1), output, result)
+    third = train(replace(SPEC, number=2, limit=30, resumed_from=1), output, result)
     assert (third.parent, third.steps) == (1, 30)
 
 

@@ -13,7 +13,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
-from bstune.core.records import Budget, Cadence, Protocol, Target, TrialResult, TrialSpec, is_near, next_evaluation
+from bstune.core.records import (
+    Budget,
+    EvaluationSchedule,
+    Target,
+    TrialProtocol,
+    TrialResult,
+    TrialSpec,
+    is_near,
+    next_evaluation,
+)
 from bstune.trial import loop as trial
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches, rebatch
 from bstune.trial.compile import warn_once
@@ -22,8 +31,8 @@ from bstune.trial.workload import build_module
 from bstune.workloads.averaging import RunningWeightAverage
 from bstune.workloads.classifier import Classifier
 
-CADENCE = Cadence(ratio=1.05, share=0.25, cost=0.5, near=1.5)
-EVERY_STEP = Cadence(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
+CADENCE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
+EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
 TRAINER = {"accelerator": "cpu", "devices": 1}
 
 
@@ -67,14 +76,14 @@ def falls_to_target_at(step):
 
 
 def spec(batch_size=4, lr=0.1, seed=0):
-    return TrialSpec(number=3, slot=2, batch_size=batch_size, lr=lr, delta=0.5, seed=seed)
+    return TrialSpec(number=3, trial_index=2, batch_size=batch_size, lr=lr, delta=0.5, seed=seed)
 
 
 def protocol(steps=20, examples=1, **changes):
     values = {
         "target": Target("val/error", 0.1, "min"),
         "budget": Budget(steps, examples),
-        "cadence": EVERY_STEP,
+        "evaluation_schedule": EVERY_STEP,
         "micro_batch_size": None,
         "warmup_steps": 2,
         "divergence": 2.0,
@@ -82,7 +91,7 @@ def protocol(steps=20, examples=1, **changes):
         "compile": None,
         "trainer": TRAINER,
     }
-    return Protocol(**(values | changes))
+    return TrialProtocol(**(values | changes))
 
 
 def blanks(own):
@@ -141,7 +150,7 @@ def learn(own=None, rules=None, build=learner, micro_batch_size=None, **options)
         modules.append(build(own))
         return modules[-1]
 
-    rules = replace(rules or protocol(cadence=CADENCE), micro_batch_size=micro_batch_size)
+    rules = replace(rules or protocol(evaluation_schedule=CADENCE), micro_batch_size=micro_batch_size)
     result = run(kept, own, rules, stream(micro_batch_size), validation_data(), 40, **options)
     return result, modules[0]
 
@@ -157,7 +166,7 @@ def test_reached():
     result = run(Counting(falls_to_target_at(7)))
     assert (result.status, result.steps, result.steps_low, result.examples) == ("reached", 7, 6, 28)
     assert result.history[-2:] == ((6, 0.9), (7, 0.05))
-    assert (result.number, result.slot, result.batch_size, result.lr, result.delta, result.seed) == (
+    assert (result.number, result.trial_index, result.batch_size, result.lr, result.delta, result.seed) == (
         (3, 2, 4, 0.1, 0.5, 0)
     )
     assert result.message is None
@@ -184,8 +193,10 @@ def test_reached_where_the_metric_has_to_rise():
     ],
 )
 def test_budget_ends_once_steps_and_examples_are_both_spent(batch_size, steps, examples, last):
-    result = run(Counting(lambda applied: 0.9), spec(batch_size), protocol(steps, examples, cadence=CADENCE))
-    assert (result.status, result.steps, result.steps_low) == ("budget", last, last)
+    result = run(
+        Counting(lambda applied: 0.9), spec(batch_size), protocol(steps, examples, evaluation_schedule=CADENCE)
+    )
+    assert (result.status, result.steps, result.steps_low) == ("censored", last, last)
     assert result.examples == last * batch_size
     assert result.history[-1] == (last, 0.9)  # the last step is always evaluated
     assert result.message is None
@@ -193,7 +204,7 @@ def test_budget_ends_once_steps_and_examples_are_both_spent(batch_size, steps, e
 
 def test_a_target_met_at_the_last_step_is_reached():
     assert run(Counting(falls_to_target_at(20))).status == "reached"
-    assert run(Counting(falls_to_target_at(21))).status == "budget"
+    assert run(Counting(falls_to_target_at(21))).status == "censored"
 
 
 class StopsItself(Counting):
@@ -203,9 +214,9 @@ class StopsItself(Counting):
         self.trainer.should_stop = self.trainer.fit_loop.batch_idx >= 5
 
 
-@pytest.mark.parametrize(("metric", "status", "low"), [(0.9, "budget", 6), (0.05, "reached", 0)])
+@pytest.mark.parametrize(("metric", "status", "low"), [(0.9, "censored", 6), (0.05, "reached", 0)])
 def test_a_module_that_stops_early_is_evaluated_then(metric, status, low):
-    rules = protocol(20, cadence=CADENCE)  # the first evaluation would be at step 10
+    rules = protocol(20, evaluation_schedule=CADENCE)  # the first evaluation would be at step 10
     result = run(StopsItself(lambda applied: metric if applied else 0.9), rules=rules)
     assert (result.status, result.steps, result.steps_low) == (status, 6, low)
     assert result.history == ((6, metric),)
@@ -231,7 +242,7 @@ def test_diverged_by_a_loss_that_is_not_finite():
     [
         # From 0.9 at the start to 0.1 are 0.8: diverged lies above 0.1 + 2 x 0.8.
         (lambda applied: 0.9 if applied < 3 else 1.71, "diverged", "val/error is 1.71 at step 3, far past its start"),
-        (lambda applied: 0.9 if applied < 3 else 1.69, "budget", None),
+        (lambda applied: 0.9 if applied < 3 else 1.69, "censored", None),
         (lambda applied: 0.9 if applied < 3 else math.nan, "diverged", "val/error is not finite at step 3"),
         (lambda applied: 0.9 if applied < 3 else math.inf, "diverged", "val/error is not finite at step 3"),
         (lambda applied: 0.9 if applied < 3 else -math.inf, "diverged", "val/error is not finite at step 3"),
@@ -345,7 +356,7 @@ def test_a_target_that_is_met_before_training_is_a_mistake(value, mode):
 def test_the_start_is_measured_on_all_validation_data():
     """Here 0.9 on nine batches and 0.0 on the first: 0.81, so that 0.1 + 2 x 0.71 is far past it."""
     batches = DataLoader(torch.zeros(10))
-    for value, status in ((1.51, "budget"), (1.53, "diverged")):
+    for value, status in ((1.51, "censored"), (1.53, "diverged")):
         module = ByClass(None)
         module.later = value
         result = run(module, rules=protocol(5), validation=batches)
@@ -368,9 +379,9 @@ class ByClass(Counting):
 def test_the_first_batch_alone_says_nothing_of_the_start():
     batches = DataLoader(torch.zeros(10))
     result = run(ByClass(None), rules=protocol(5), validation=batches)
-    assert (result.status, result.steps) == ("budget", 5)
+    assert (result.status, result.steps) == ("censored", 5)
     few = protocol(5, trainer={**TRAINER, "limit_val_batches": 1})  # as where steps are only timed
-    assert run(ByClass(None), rules=few, validation=batches).status == "budget"
+    assert run(ByClass(None), rules=few, validation=batches).status == "censored"
 
 
 def test_a_metric_that_is_not_logged_is_named_with_those_that_are():
@@ -393,7 +404,7 @@ def test_a_module_that_logs_nothing_is_told_so():
 
 @pytest.mark.parametrize(
     ("wrong", "status"),
-    [(500, "reached"), (501, "budget"), (499, "reached")],
+    [(500, "reached"), (501, "censored"), (499, "reached")],
 )
 def test_a_tenth_in_float32_is_a_tenth(wrong, status):
     value = torch.tensor(wrong, dtype=torch.float32) / 5000
@@ -402,7 +413,7 @@ def test_a_tenth_in_float32_is_a_tenth(wrong, status):
     assert run(Counting(lambda applied: value if applied else 1.0), rules=protocol(1)).status == status
 
 
-@pytest.mark.parametrize(("right", "status"), [(4500, "reached"), (4499, "budget")])
+@pytest.mark.parametrize(("right", "status"), [(4500, "reached"), (4499, "censored")])
 def test_nine_tenths_in_float32_are_nine_tenths(right, status):
     value = torch.tensor(right, dtype=torch.float32) / 5000
     rules = protocol(1, target=Target("val/error", 0.9, "max"))
@@ -484,11 +495,11 @@ def test_an_overflow_in_one_micro_batch_skips_the_step_once():
 
 @pytest.mark.parametrize("cadence", [EVERY_STEP, CADENCE])
 @pytest.mark.parametrize("applied", [0, 5])
-def test_fifty_skipped_steps_in_a_row_are_a_divergence(applied, cadence):
+def test_fifty_skipped_steps_in_a_row_are_a_divergence(applied, evaluation_schedule):
     module = Counting(lambda applied: 0.9, lambda batch: math.inf if batch >= applied else 1.0)
     batches = []
     module.on_train_batch_start = lambda batch, batch_idx: batches.append(batch_idx)
-    result = run(module, rules=replace(scaled(200), cadence=cadence))
+    result = run(module, rules=replace(scaled(200), evaluation_schedule=evaluation_schedule))
     assert (result.status, result.steps, result.steps_low) == ("diverged", applied, applied)
     assert result.history[-1] == (applied, 0.9)
     assert result.message
@@ -499,7 +510,7 @@ def test_a_target_met_before_the_skipped_steps_is_reached():
     """The evaluation that ends the trial is the first one after step 5."""
     module = Counting(falls_to_target_at(5))
     module.configure_optimizers = lambda: Overflowing(module, after=5)
-    result = run(module, rules=replace(scaled(200), cadence=CADENCE))
+    result = run(module, rules=replace(scaled(200), evaluation_schedule=CADENCE))
     assert (result.status, result.steps, result.steps_low, result.message) == ("reached", 5, 0, None)
 
 
@@ -578,7 +589,7 @@ def test_micro_batches_are_the_large_batch(micro, optimizer, kind):
         model = nn.Sequential(nn.Flatten(), nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
         return kind(model, nn.CrossEntropyLoss(), optimizer, own.lr)
 
-    rules = protocol(9, cadence=CADENCE)
+    rules = protocol(9, evaluation_schedule=CADENCE)
     large, module = learn(spec(10, lr=0.05), rules, build)
     small, accumulated = learn(spec(10, lr=0.05), rules, build, micro_batch_size=micro)
     assert small.steps == large.steps == 9
@@ -587,7 +598,7 @@ def test_micro_batches_are_the_large_batch(micro, optimizer, kind):
 
 
 def test_lightnings_own_accumulation_would_be_wrong_for_a_smaller_last_group(monkeypatch):
-    rules = protocol(9, cadence=CADENCE)
+    rules = protocol(9, evaluation_schedule=CADENCE)
     _, module = learn(spec(10), rules)
     monkeypatch.setattr(trial, "weight_micro_batches", lambda module, sizes: None)
     _, equal = learn(spec(10), rules, micro_batch_size=5)
@@ -609,14 +620,14 @@ def test_a_micro_batch_without_a_loss_adds_nothing():
 def test_micro_batches_are_refused_where_lightning_does_not_accumulate():
     with pytest.raises(ConfigError, match=r"manual optimization.*protocol.micro_batch_size=null"):
         run(TwoOptimizers(lambda applied: 0.9, None), spec(10), protocol(micro_batch_size=4))
-    assert run(TwoOptimizers(lambda applied: 0.9, None), spec(4), protocol(micro_batch_size=4)).status == "budget"
+    assert run(TwoOptimizers(lambda applied: 0.9, None), spec(4), protocol(micro_batch_size=4)).status == "censored"
 
 
 # Repetition
 
 
 def test_the_same_seed_gives_the_same_trial_bit_for_bit():
-    rules = protocol(60, cadence=CADENCE, target=Target("val/error", 0.0, "min"))
+    rules = protocol(60, evaluation_schedule=CADENCE, target=Target("val/error", 0.0, "min"))
     first, module = learn(spec(7, seed=5), rules)
     torch.rand(3)  # what was drawn before does not matter
     again, rerun = learn(spec(7, seed=5), rules)
@@ -625,7 +636,7 @@ def test_the_same_seed_gives_the_same_trial_bit_for_bit():
 
 
 def test_another_seed_gives_another_trial():
-    rules = protocol(60, cadence=CADENCE, target=Target("val/error", 0.0, "min"))
+    rules = protocol(60, evaluation_schedule=CADENCE, target=Target("val/error", 0.0, "min"))
     first, module = learn(spec(7, seed=5), rules)
     other, rerun = learn(spec(7, seed=6), rules)
     assert other.history != first.history
@@ -638,8 +649,8 @@ def test_another_seed_gives_another_trial():
 def check_cadence(result, rules, validation_examples):
     step, past, near = 0, [], False
     for actual, value in result.history:
-        near = near or is_near(past, rules.target, rules.cadence.near)
-        due = next_evaluation(step, result.batch_size, validation_examples, len(past), near, rules.cadence)
+        near = near or is_near(past, rules.target, rules.evaluation_schedule.near)
+        due = next_evaluation(step, result.batch_size, validation_examples, len(past), near, rules.evaluation_schedule)
         assert actual == min(due, rules.budget.last_step(result.batch_size))
         past.append((actual, value))
         step = actual
@@ -654,7 +665,7 @@ def check_cadence(result, rules, validation_examples):
 @pytest.mark.parametrize("micro", [None, 4])
 @pytest.mark.parametrize(("batch_size", "lr"), [(1, 0.03), (3, 0.05), (16, 0.2), (60, 0.5)])
 def test_evaluations_follow_the_rule(batch_size, lr, micro):
-    rules = protocol(30, 600, cadence=CADENCE, target=Target("val/loss", 0.3, "min"))
+    rules = protocol(30, 600, evaluation_schedule=CADENCE, target=Target("val/loss", 0.3, "min"))
     result, _ = learn(spec(batch_size, lr), rules, micro_batch_size=micro)
     assert len(result.history) > 2
     check_cadence(result, rules, 40)
@@ -662,17 +673,19 @@ def test_evaluations_follow_the_rule(batch_size, lr, micro):
 
 def test_a_trial_that_was_near_once_stays_near():
     """With V = 10 and B = 4, k evaluations take 10 k steps far from the target and 5 k near it."""
-    result = run(Counting(lambda applied: 0.2 if applied == 20 else 0.9), rules=protocol(40, cadence=CADENCE))
+    result = run(
+        Counting(lambda applied: 0.2 if applied == 20 else 0.9), rules=protocol(40, evaluation_schedule=CADENCE)
+    )
     assert [step for step, _ in result.history] == [10, 20, 21, 22, 25, 30, 35, 40]
-    far = run(Counting(lambda applied: 0.9), rules=protocol(40, cadence=CADENCE))
+    far = run(Counting(lambda applied: 0.9), rules=protocol(40, evaluation_schedule=CADENCE))
     assert [step for step, _ in far.history] == [10, 20, 30, 40]
 
 
 def test_the_target_is_not_met_before_the_interval():
     """Evaluated at every step, the same trial misses at the interval's low end and has hit by its high end."""
-    rules = protocol(200, cadence=CADENCE, target=Target("val/error", 0.1, "min"))
+    rules = protocol(200, evaluation_schedule=CADENCE, target=Target("val/error", 0.1, "min"))
     sparse, _ = learn(spec(5, 0.1), rules)
-    dense, _ = learn(spec(5, 0.1), replace(rules, cadence=EVERY_STEP))
+    dense, _ = learn(spec(5, 0.1), replace(rules, evaluation_schedule=EVERY_STEP))
     assert sparse.reached
     assert dense.reached
     assert sparse.steps - sparse.steps_low > 1
@@ -685,7 +698,7 @@ def test_the_history_does_not_depend_on_the_clock():
         ticks = iter(range(10**6))
         return TrialClock(lambda: next(ticks) * speed)
 
-    rules = protocol(100, cadence=CADENCE)
+    rules = protocol(100, evaluation_schedule=CADENCE)
     fast, _ = learn(spec(5), rules, clock=ticking(0.001))
     slow, _ = learn(spec(5), rules, clock=ticking(1000.0))
     assert fast.history == slow.history
@@ -725,7 +738,10 @@ def test_training_start_up_and_evaluation_are_counted_apart():
 
     # With 10 examples at a cost of 0.5 and B = 4, half a quarter of training allows one evaluation in ten steps.
     result = run(
-        Timed(lambda applied: 0.9, fake), rules=protocol(35, cadence=CADENCE), train=train, clock=TrialClock(fake)
+        Timed(lambda applied: 0.9, fake),
+        rules=protocol(35, evaluation_schedule=CADENCE),
+        train=train,
+        clock=TrialClock(fake),
     )
     assert [step for step, _ in result.history] == [10, 20, 30, 35]
     assert result.train_seconds == 35 * 1.25
@@ -759,7 +775,7 @@ def test_warm_up_is_a_segment_of_its_own():
             fake.sleep(50.0 if batch_idx < 3 else 0.0)
             return super().training_step(batch, batch_idx)
 
-    rules = protocol(35, cadence=CADENCE, warmup_steps=3)
+    rules = protocol(35, evaluation_schedule=CADENCE, warmup_steps=3)
     result = run(SlowStart(lambda applied: 0.9, fake), rules=rules, clock=TrialClock(fake))
     assert result.seconds_per_step == 1.0
     assert result.train_seconds == 35 + 3 * 50.0  # warm-up is training all the same
@@ -775,7 +791,9 @@ def test_seconds_per_step_are_the_median_of_segments():
             return super().training_step(batch, batch_idx)
 
     result = run(
-        Hiccup(falls_to_target_at(30), fake), rules=protocol(cadence=CADENCE, steps=50), clock=TrialClock(fake)
+        Hiccup(falls_to_target_at(30), fake),
+        rules=protocol(evaluation_schedule=CADENCE, steps=50),
+        clock=TrialClock(fake),
     )
     assert result.seconds_per_step == 1.0
     assert result.time_to_target == result.steps * 1.0
@@ -839,7 +857,7 @@ def measured(every, own=None, micro_batch_size=None, fails=lambda size: None, st
     fake = FakeTime()
     rules = protocol(
         steps,
-        cadence=CADENCE,
+        evaluation_schedule=CADENCE,
         target=NOTHING_REACHED,
         noise_scale_every=every,
         warmup_steps=warmup_steps,
@@ -905,7 +923,7 @@ def test_norms_of_micro_batches_are_read_in_the_training_itself():
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 def test_a_batch_that_is_too_small_to_split_is_not_measured(batch_size, warned):
     result, _ = measured(1, spec(batch_size))
-    assert (result.status, result.noise_scale) == ("budget", ())
+    assert (result.status, result.noise_scale) == ("censored", ())
     assert warned() == []
     assert measured(1, spec(4))[0].noise_scale != ()
     assert measured(1, spec(3), micro_batch_size=2)[0].noise_scale != ()  # nothing is split
@@ -981,10 +999,10 @@ def odd(own):
 @pytest.mark.parametrize("micro", [None, 3])
 @pytest.mark.parametrize(("build", "reason"), [(Sparse, "the gradient of table.weight is sparse"), (odd, "holds int")])
 def test_a_trial_goes_on_where_its_gradients_or_batches_cannot_be_measured(build, reason, micro, warned):
-    rules = protocol(12, cadence=CADENCE, target=NOTHING_REACHED)
+    rules = protocol(12, evaluation_schedule=CADENCE, target=NOTHING_REACHED)
     plain, reference = learn(spec(8), rules, build, micro)
     result, module = learn(spec(8), replace(rules, noise_scale_every=3), build, micro)
-    assert (result.status, result.steps, result.history) == ("budget", 12, plain.history)
+    assert (result.status, result.steps, result.history) == ("censored", 12, plain.history)
     assert result.noise_scale == ()
     assert all(torch.equal(a, b) for a, b in zip(weights(module), weights(reference), strict=True))
     assert not any(parameter._backward_hooks for parameter in module.parameters())
@@ -1001,7 +1019,7 @@ def test_the_checkpoint_holds_the_weights_that_reached_the_target(average, tmp_p
         return learner(own, average=None if average is None else RunningWeightAverage(average))
 
     path = tmp_path / "3.ckpt"
-    rules = protocol(300, cadence=CADENCE, target=Target("val/loss", 0.65, "min"))
+    rules = protocol(300, evaluation_schedule=CADENCE, target=Target("val/loss", 0.65, "min"))
     result, _ = learn(spec(4, 0.2), rules, build, checkpoint=path)
     assert result.reached
     assert [file.name for file in tmp_path.iterdir()] == ["3.ckpt"]
@@ -1082,7 +1100,7 @@ def test_a_schedule_with_a_horizon_gets_its_own_trials_steps():
     rules = protocol(6, 240, target=Target("val/error", -1.0, "min"))
     for batch_size, total in ((60, 6), (20, 12)):
         result, _ = learn(spec(batch_size, 0.8), rules, build)
-        assert (result.status, result.steps) == ("budget", total)
+        assert (result.status, result.steps) == ("censored", total)
         triangle = [0.8 * min(2 * (t + 1) / total, 2 - 2 * (t + 1) / total) for t in range(total)]
         assert rates[batch_size] == pytest.approx(triangle)
 
@@ -1095,7 +1113,7 @@ def test_bf16_mixed_runs_on_a_cpu():
         module.model.register_forward_hook(lambda model, inputs, logits: types.append(logits.dtype))
         return module
 
-    rules = protocol(300, cadence=CADENCE, trainer={**TRAINER, "precision": "bf16-mixed"})
+    rules = protocol(300, evaluation_schedule=CADENCE, trainer={**TRAINER, "precision": "bf16-mixed"})
     result, module = learn(spec(5, 0.2), replace(rules, target=Target("val/error", 0.15, "min")), build)
     assert result.reached
     assert set(types) == {torch.bfloat16}
@@ -1123,7 +1141,11 @@ def test_weights_in_bfloat16_are_learnt_and_evaluated(average):
         return module
 
     rules = protocol(
-        300, cadence=CADENCE, noise_scale_every=8, trainer={**TRAINER, "precision": "bf16-true"}, micro_batch_size=None
+        300,
+        evaluation_schedule=CADENCE,
+        noise_scale_every=8,
+        trainer={**TRAINER, "precision": "bf16-true"},
+        micro_batch_size=None,
     )
     result, module = learn(spec(10, 0.2), replace(rules, target=Target("val/error", 0.15, "min")), build)
     assert result.reached

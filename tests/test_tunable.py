@@ -39,6 +39,7 @@ def test_names_pick_from_what_the_workload_lists() -> None:
     assert tuned(config()) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -79,7 +80,7 @@ def test_settings_stand_at_their_keys_in_a_copy() -> None:
     changed = with_settings(own, {"momentum": 0.5, "average": 0.3})
     assert changed.workload.module.optimizer.momentum == 0.5
     assert own.workload.module.optimizer.momentum == 0.0
-    module = build_module(own, TrialSpec(0, 0, 32, 0.1, None, 0, settings={"momentum": 0.25, "average": 0.5}))
+    module = build_module(own, TrialSpec(0, 0, 32, 0.1, None, 0, hyperparameters={"momentum": 0.25, "average": 0.5}))
     assert module.configure_optimizers()["optimizer"].param_groups[0]["momentum"] == 0.25
     assert module.average.fraction == 0.5
     assert overrides(own, {"momentum": 0.25}) == ["workload.module.optimizer.momentum=0.25"]
@@ -96,7 +97,7 @@ def test_corners_are_both_ends_at_once() -> None:
 
 
 def test_a_record_keeps_its_settings(make_result: Callable[..., TrialResult]) -> None:
-    result = make_result(settings={"momentum": 0.5})
+    result = make_result(hyperparameters={"momentum": 0.5})
     assert TrialResult.from_json(result.to_json()) == result
     old = json.loads(make_result().to_json())
     del old["settings"]
@@ -105,14 +106,15 @@ def test_a_record_keeps_its_settings(make_result: Callable[..., TrialResult]) ->
 
 def test_other_settings_are_another_point(make_result: Callable[..., TrialResult]) -> None:
     """The better one's neighbour is confirmed by itself: fresh runs of other settings tell nothing of it."""
-    best = make_result(number=0, slot=0, steps=100, settings={"momentum": 0.9})
-    near = make_result(number=1, slot=1, steps=101, settings={"momentum": 0.1})
-    fresh = make_result(number=2, slot=9, steps=150, confirms=0, settings={"momentum": 0.9})
+    best = make_result(number=0, trial_index=0, steps=100, hyperparameters={"momentum": 0.9})
+    near = make_result(number=1, trial_index=1, steps=101, hyperparameters={"momentum": 0.1})
+    fresh = make_result(number=2, trial_index=9, steps=150, replicate_of=0, hyperparameters={"momentum": 0.9})
     due = next_confirmation([best, near, fresh], "steps", 1, 2)
     assert due is not None
     assert due[0].number == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["frontier", "tpe"])
 def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune: Run, tmp_path: Path, sampler: str) -> None:
     arguments = ["+workload=digits", "search.tune=[momentum,average]", "search.objective=steps", f"sampler={sampler}"]
@@ -121,13 +123,17 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune: Run
     assert status == 0, errors
     assert "searches momentum (0 to 0.95), average (0.02 to 0.5) as well" in printed
     trials = [TrialResult.from_json(line) for line in Path("outputs/digits/trials.jsonl").read_text().splitlines()]
-    values = [trial.settings["momentum"] for trial in trials if trial.parent is None and trial.confirms is None]
+    values = [
+        trial.hyperparameters["momentum"]
+        for trial in trials
+        if trial.resumed_from is None and trial.replicate_of is None
+    ]
     assert len(set(values)) == len(values)
     assert all(0.0 <= value <= 0.95 for value in values)
     for trial in trials:
-        source = trial.parent if trial.parent is not None else trial.confirms
+        source = trial.resumed_from if trial.resumed_from is not None else trial.replicate_of
         if source is not None:
-            assert trial.settings == trials[source].settings
+            assert trial.hyperparameters == trials[source].settings
     winner = yaml.safe_load(Path("outputs/digits/best.yaml").read_text())["best_by_steps"]
     assert winner["settings"].keys() == {"momentum", "average"}
     command = shlex.split(winner["command"])
@@ -157,11 +163,11 @@ def test_a_horizon_is_rebuilt_for_each_trial(bstune: Run, tmp_path: Path) -> Non
     status, _, errors = bstune(*arguments, "search.trials=6", "search.batch_size.low=64", *FAST)
     assert status == 0, errors
     trials = [TrialResult.from_json(line) for line in Path("outputs/triangle/trials.jsonl").read_text().splitlines()]
-    ended = [trial for trial in trials if trial.status == "budget"]
+    ended = [trial for trial in trials if trial.status == "censored"]
     assert ended
     for trial in ended:
-        assert trial.steps == -(-trial.settings["horizon"] // trial.batch_size)
-    assert len({trial.settings["horizon"] for trial in trials if trial.confirms is None}) > 1
+        assert trial.steps == -(-trial.hyperparameters["horizon"] // trial.batch_size)
+    assert len({trial.hyperparameters["horizon"] for trial in trials if trial.replicate_of is None}) > 1
     status, _, errors = bstune(*arguments, "workload.tunable.horizon.low=0", *FAST, "study=other")
     assert status == 2
     assert "low must be over 0" in errors
@@ -194,7 +200,7 @@ def test_what_comes_of_the_images_is_that_of_the_trial_s_own_settings() -> None:
     )
     workload = build_workload(own)
     filters = [
-        workload.build_module(TrialSpec(0, 0, 8, 0.1, None, 0, settings={"eps": eps})).model[0].weight.item()
+        workload.build_module(TrialSpec(0, 0, 8, 0.1, None, 0, hyperparameters={"eps": eps})).model[0].weight.item()
         for eps in (0.01, 1.0, 0.01)
     ]
     assert filters[0] == filters[2] > 1.2 * filters[1]

@@ -60,7 +60,7 @@ def open_train():
                 while not (output.root / "go").exists():
                     threading.Event().wait(0.01)
         return TrialResult(
-            **spec.identity(), status="budget", steps=1, steps_low=1, examples=8, train_seconds=1.0, eval_seconds=0.0,
+            **spec.identity(), status="censored", steps=1, steps_low=1, examples=8, train_seconds=1.0, eval_seconds=0.0,
             startup_seconds=0.0, wall_seconds=1.0, seconds_per_step=0.5, device=str(opened), versions={},
             message=None if parent is None else parent.message,
         )
@@ -233,9 +233,9 @@ def test_the_devices_memory_is_shared_too(monkeypatch):
     ("slots", "whole"),
     [((), 0), ((0, 1, 2), 0), ((3, 1, 0, 2), 4), ((0, 1, 2, 3, 5, 6, 7, 8), 4), ((0, 1, 2, 3, 4, 5, 6, 7, 9), 8)],
 )
-def test_certainty_is_looked_for_where_all_slots_are_done(slots, whole, make_result):
-    trials = [make_result(number=number, slot=slot) for number, slot in enumerate(slots)]
-    assert sorted(trial.slot for trial in _first_slots(trials)) == list(range(whole))
+def test_certainty_is_looked_for_where_all_slots_are_done(trial_indices, whole, make_result):
+    trials = [make_result(number=number, trial_index=trial_index) for number, trial_index in enumerate(trial_indices)]
+    assert sorted(trial.trial_index for trial in _first_slots(trials)) == list(range(whole))
 
 
 # Studies, answered from a table by processes that import no more than that takes.
@@ -259,7 +259,7 @@ def open_train(arguments, slot, what):
         output.states.mkdir(exist_ok=True)
         output.state(spec.number).with_name(f"trial-{spec.number}.ckpt.partial").write_text("state")
         result = table(spec, output, parent)
-        if spec.slot == slot:
+        if spec.trial_index == slot:
             once(what)
         # what another process tidies up meanwhile must leave these alone
         output.checkpoint(spec.number).with_suffix(".partial").replace(output.checkpoint(spec.number))
@@ -301,19 +301,19 @@ def side_by_side(bstune, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     import answers
 
-    what = {"slot": None, "what": ""}
+    what = {"trial_index": None, "what": ""}
 
     def prepared(config, say):
         job = prepare(config, say)
         job.config.search.workers = 2
-        opens = partial(answers.open_train, REPLAY, what["slot"], what["what"])
+        opens = partial(answers.open_train, REPLAY, what["trial_index"], what["what"])
         object.__setattr__(job.runner, "workers", partial(Workers, opens, 2))
         return job
 
     monkeypatch.setattr("bstune.study.prepare.prepare", prepared)
 
-    def run(*arguments, slot=None, does=""):
-        what.update(slot=slot, what=does)
+    def run(*arguments, trial_index=None, does=""):
+        what.update(trial_index=trial_index, what=does)
         return bstune(*REPLAY, *arguments)
 
     yield run
@@ -326,32 +326,33 @@ def trials_of(study):
 
 def check_slots(trials, count):
     """Each slot has one trial that was not cut short, and no two trials go on from the same one."""
-    searched = [trial for trial in trials if trial.confirms is None and trial.status != "failed"]
-    assert sorted(trial.slot for trial in searched) == list(range(count))
-    parents = [trial.parent for trial in searched if trial.parent is not None]
+    searched = [trial for trial in trials if trial.replicate_of is None and trial.status != "failed"]
+    assert sorted(trial.trial_index for trial in searched) == list(range(count))
+    parents = [trial.resumed_from for trial in searched if trial.resumed_from is not None]
     assert len(set(parents)) == len(parents)
     return searched
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(("sampler", "does"), [("frontier", "nothing"), ("tpe", "dies")])
 def test_a_study_side_by_side(side_by_side, tmp_path, sampler, does, caplog):
     arguments = ("search.trials=16", "search.precision=null", f"sampler={sampler}")
-    status, out, err = side_by_side(*arguments, slot=5, does=does)
+    status, out, err = side_by_side(*arguments, trial_index=5, does=does)
     assert status == 0, err
     trials = trials_of(tmp_path / "outputs" / "replay")
     assert [trial.number for trial in trials] == list(range(len(trials)))
     searched = check_slots(trials, 16)
-    assert sum(out.count(f"trial {slot + 1}/16") for slot in range(16)) == 16 + (does == "dies")
+    assert sum(out.count(f"trial {trial_index + 1}/16") for trial_index in range(16)) == 16 + (does == "dies")
     failed = [trial for trial in trials if trial.status == "failed"]
     if does == "dies":
-        again = next(trial for trial in searched if trial.slot == 5)
-        assert [(t.slot, t.batch_size, t.lr) for t in failed] == [(5, again.batch_size, again.lr)]
+        again = next(trial for trial in searched if trial.trial_index == 5)
+        assert [(t.trial_index, t.batch_size, t.lr) for t in failed] == [(5, again.batch_size, again.lr)]
         assert "its process ended with status 9; its slot is asked again" in caplog.text
     else:
         assert failed == []
     # confirmations come after the search
-    fresh = [trial for trial in trials if trial.confirms is not None]
+    fresh = [trial for trial in trials if trial.replicate_of is not None]
     assert bool(fresh) == any(trial.reached for trial in searched)
     assert sampler == "frontier" or fresh
     assert all(trial.number > max(other.number for other in searched) for trial in fresh)
@@ -360,6 +361,7 @@ def test_a_study_side_by_side(side_by_side, tmp_path, sampler, does, caplog):
     assert trials_of(tmp_path / "outputs" / "replay") == trials
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 def test_a_study_that_is_certain_ends_once(side_by_side, tmp_path):
     arguments = ("search.trials=40", "search.precision=1e9", "sampler=tpe")
@@ -372,16 +374,17 @@ def test_a_study_that_is_certain_ends_once(side_by_side, tmp_path):
     assert trials_of(tmp_path / "outputs" / "replay") == trials
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 def test_an_interrupted_study_goes_on(side_by_side, tmp_path, caplog):
-    status, _, err = side_by_side("search.trials=12", "sampler=tpe", slot=6, does="interrupts")
+    status, _, err = side_by_side("search.trials=12", "sampler=tpe", trial_index=6, does="interrupts")
     assert status == 130, err
     assert "interrupted: every finished trial is stored" in err
     before = trials_of(tmp_path / "outputs" / "replay")
     cut = [trial for trial in before if trial.status == "failed"]
-    assert 6 in {trial.slot for trial in cut}
+    assert 6 in {trial.trial_index for trial in cut}
     assert "was cut short; the finished ones are stored" in caplog.text
-    assert side_by_side("search.trials=12", "sampler=tpe", slot=6, does="interrupts")[0] == 0
+    assert side_by_side("search.trials=12", "sampler=tpe", trial_index=6, does="interrupts")[0] == 0
     after = trials_of(tmp_path / "outputs" / "replay")
     check_slots(after, 12)
     assert after[: len(before)] == before
@@ -389,21 +392,21 @@ def test_an_interrupted_study_goes_on(side_by_side, tmp_path, caplog):
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_slot_whose_process_always_dies_ends_the_study(side_by_side, tmp_path):
-    status, _, err = side_by_side("search.trials=12", "sampler=tpe", slot=2, does="always dies")
+    status, _, err = side_by_side("search.trials=12", "sampler=tpe", trial_index=2, does="always dies")
     assert status == 2
     assert "ended with status 9, 3 times: lower search.workers or search.batch_size.high" in " ".join(err.split())
     trials = trials_of(tmp_path / "outputs" / "replay")
-    assert sum(trial.slot == 2 for trial in trials) == 3
-    assert len({(t.batch_size, t.lr) for t in trials if t.slot == 2}) == 1
+    assert sum(trial.trial_index == 2 for trial in trials) == 3
+    assert len({(t.batch_size, t.lr) for t in trials if t.trial_index == 2}) == 1
     assert side_by_side("search.trials=12", "sampler=tpe")[0] == 0
     check_slots(trials_of(tmp_path / "outputs" / "replay"), 12)
 
 
 @pytest.mark.usefixtures("nothing_left")
 def test_what_a_trial_raises_ends_the_study_in_its_words(side_by_side, tmp_path):
-    status, _, err = side_by_side("search.trials=12", "sampler=tpe", slot=3, does="raises")
+    status, _, err = side_by_side("search.trials=12", "sampler=tpe", trial_index=3, does="raises")
     assert (status, err.splitlines().count("ValueError: two are too many")) == (1, 2), "there and here"
-    cut = [trial.slot for trial in trials_of(tmp_path / "outputs" / "replay") if trial.status == "failed"]
+    cut = [trial.trial_index for trial in trials_of(tmp_path / "outputs" / "replay") if trial.status == "failed"]
     assert 3 in cut
 
 
@@ -469,11 +472,11 @@ def test_trials_train_side_by_side(bstune, tmp_path):
     model = surveyed().step_time
     assert [trial.seconds_per_step for trial in searched] == [model(trial.batch_size) for trial in searched]
     assert all(trial.train_seconds > 0 for trial in searched)
-    fresh = [trial for trial in trials if trial.confirms is not None]
+    fresh = [trial for trial in trials if trial.replicate_of is not None]
     assert all(trial.seconds_per_step != model(trial.batch_size) for trial in fresh), "they are measured, alone"
     # a history is what the spec says, wherever it was trained
     if torch.get_num_threads() == 1:
-        last = next(trial for trial in searched if trial.parent is None and trial.history)
+        last = next(trial for trial in searched if trial.resumed_from is None and trial.history)
         train = prepare(compose_checked([*arguments, "search.workers=1"])).runner.train
         spec = TrialSpec(90, 90, last.batch_size, last.lr, last.delta, last.seed, limit=last.steps)
         (tmp_path / "again").mkdir()

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from bstune.config import build, plain
 from bstune.core.errors import ConfigError
-from bstune.core.records import Budget, Cadence, Protocol, Target, TrialSpec
+from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialSpec
 from bstune.trial.batches import TrainBatches
 from bstune.trial.workload import build_module, build_workload, train
 from bstune.workloads.classifier import Classifier
@@ -24,7 +24,7 @@ def composed(*overrides):
 
 
 def spec(batch_size=32, lr=0.1, seed=0):
-    return TrialSpec(number=0, slot=0, batch_size=batch_size, lr=lr, delta=None, seed=seed)
+    return TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=seed)
 
 
 def first(stream, count):
@@ -118,10 +118,10 @@ def test_the_validation_data_can_be_read_again(digits):
 
 
 def protocol(micro_batch_size):
-    return Protocol(
+    return TrialProtocol(
         target=Target("val/error", 0.0, "min"),
         budget=Budget(3, 1),
-        cadence=Cadence(ratio=1.05, share=0.25, cost=0.5, near=1.5),
+        evaluation_schedule=EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5),
         micro_batch_size=micro_batch_size,
         warmup_steps=1,
         divergence=2.0,
@@ -133,7 +133,7 @@ def protocol(micro_batch_size):
 
 def test_train_runs_one_trial(digits):
     result = train(digits, spec(200), protocol(micro_batch_size=100))
-    assert (result.status, result.steps, result.examples) == ("budget", 3, 600)
+    assert (result.status, result.steps, result.examples) == ("censored", 3, 600)
 
 
 def test_data_must_be_a_data_module():
@@ -256,7 +256,7 @@ def test_its_hooks_on_batches_are_called_and_it_is_not_set_up_again(kind, least)
     workload = foreign(kind, module=Seeing)
     for _ in range(2):
         result = train(workload, spec(16), protocol(micro_batch_size=None))
-        assert (result.status, result.steps) == ("budget", 3)
+        assert (result.status, result.steps) == ("censored", 3)
         assert [size for size, _ in Seeing.trained] == [16] * 3
         assert min(value for _, value in Seeing.trained) >= least
         assert set(Seeing.evaluated) == {least}

@@ -135,14 +135,14 @@ def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
 
     The half octave of B is floor(2 log2 B): [64, 90.5), [90.5, 128), and so on. The reached trial with the least
     S x B stands for it, at its own batch size (ties: smaller batch size, then lower number). Where none reached the
-    target, the ``budget`` trial with the largest bound on S x B does, as a censored point (same ties); the bound is
+    target, the ``censored`` trial with the largest bound on S x B does, as a censored point (same ties); the bound is
     the last step whose evaluation missed the target, and a trial without one gives no point. That it bounds S*, not
     only S at that trial's learning rate, is an assumption. Trials that diverged, ran out of memory or failed say
     nothing about S*. No trials, no points.
     """
     octaves: dict[int, list[TrialResult]] = {}
     for trial in trials:
-        if trial.reached or (trial.status == "budget" and trial.steps_low > 0):
+        if trial.reached or (trial.status == "censored" and trial.steps_low > 0):
             # floor(log2(B^2)) in integers: 2 log2 B in floats can fall on the wrong side of an edge
             octaves.setdefault((trial.batch_size**2).bit_length() - 1, []).append(trial)
     best = [min(octaves[octave], key=_rank) for octave in sorted(octaves)]

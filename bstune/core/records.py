@@ -29,7 +29,7 @@ from typing import Any, Literal, get_args
 
 from bstune.core.errors import ConfigError
 
-Status = Literal["reached", "budget", "diverged", "oom", "failed"]
+Status = Literal["reached", "censored", "diverged", "oom", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
 NEVER = 1e300  # a goal is a finite number, and far from this one
 
@@ -94,19 +94,19 @@ class TrialSpec:
     """
 
     number: int
-    slot: int
+    trial_index: int
     batch_size: int
     lr: float
     delta: float | None
     seed: int
-    limit: int | None = None
-    parent: int | None = None
-    confirms: int | None = None
-    settings: Mapping[str, float] = field(default_factory=dict)
+    max_steps: int | None = None
+    resumed_from: int | None = None
+    replicate_of: int | None = None
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that a trial's record takes over as they are: all but ``limit``."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "limit"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "max_steps"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class TrialResult:
 
     Args:
         number, slot, batch_size, lr, delta, seed, parent, confirms, settings: as in :class:`TrialSpec`.
-        status: ``reached``; ``budget`` (out of steps or stopped early: right-censored); or how the trial went wrong.
+        status: ``reached``; ``censored`` (out of steps or stopped early: right-censored); or how the trial went wrong.
         steps: optimizer steps applied until the first evaluation that met the target, or steps run if censored; those
             of the trial that it continues are counted.
         steps_low: step of the last evaluation that missed the target (0 if none): steps to target lies in
@@ -137,7 +137,7 @@ class TrialResult:
     """
 
     number: int
-    slot: int
+    trial_index: int
     batch_size: int
     lr: float
     delta: float | None
@@ -155,10 +155,10 @@ class TrialResult:
     versions: Mapping[str, str]
     history: tuple[tuple[int, float | None], ...] = field(default=())
     message: str | None = None
-    parent: int | None = None
-    confirms: int | None = None
+    resumed_from: int | None = None
+    replicate_of: int | None = None
     noise_scale: tuple[tuple[int, float, float], ...] = ()
-    settings: Mapping[str, float] = field(default_factory=dict)
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def reached(self) -> bool:
@@ -187,7 +187,11 @@ class TrialResult:
         if not isinstance(values, dict):
             raise ValueError(f"a trial record is a JSON object, but got {text[:80]!r}")
         names = {f.name for f in fields(cls)}
-        missing = names - set(values) - {"history", "message", "parent", "confirms", "noise_scale", "settings"}
+        missing = (
+            names
+            - set(values)
+            - {"history", "message", "resumed_from", "replicate_of", "noise_scale", "hyperparameters"}
+        )
         unknown = set(values) - names
         if missing or unknown:
             raise ValueError(f"a trial record lacks {sorted(missing)} and has unknown fields {sorted(unknown)}")
@@ -217,7 +221,7 @@ LOOK_BACK = 1.25
 
 
 @dataclass(frozen=True)
-class Cadence:
+class EvaluationSchedule:
     """Settings of the rule above.
 
     Args:
@@ -256,7 +260,12 @@ def is_near(history: Sequence[tuple[int, float | None]], target: Target, near: f
 
 
 def next_evaluation(
-    step: int, batch_size: int, validation_examples: int, evaluations: int, near: bool, cadence: Cadence
+    step: int,
+    batch_size: int,
+    validation_examples: int,
+    evaluations: int,
+    near: bool,
+    evaluation_schedule: EvaluationSchedule,
 ) -> int:
     """Return the step of the next evaluation.
 
@@ -268,10 +277,10 @@ def next_evaluation(
         near: from :func:`is_near`.
         cadence: the rule's settings.
     """
-    cost = (evaluations + 1) * cadence.cost * validation_examples
-    allowed = cadence.share if near else cadence.share / 2
+    cost = (evaluations + 1) * evaluation_schedule.cost * validation_examples
+    allowed = evaluation_schedule.share if near else evaluation_schedule.share / 2
     affordable = math.ceil(cost / (allowed * batch_size))
-    return max(step + 1, math.floor(cadence.ratio * step), affordable)
+    return max(step + 1, math.floor(evaluation_schedule.ratio * step), affordable)
 
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -297,7 +306,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Protocol:
+class TrialProtocol:
     """What stays fixed in every trial of a study.
 
     Args:
@@ -318,7 +327,7 @@ class Protocol:
 
     target: Target
     budget: Budget
-    cadence: Cadence
+    evaluation_schedule: EvaluationSchedule
     micro_batch_size: int | None
     warmup_steps: int
     divergence: float

@@ -20,7 +20,7 @@ class Tunable:
 
     Args:
         name: in the study, the records and the report.
-        key: the config key that it sets, dotted, as on the command line; below ``workload.module`` or ``budget``.
+        key: the config key that it sets, dotted, as on the command line; below ``workload.module`` or ``censored``.
         low, high: smallest and largest value.
         log: whether it is searched on a log scale.
         integer: whether it is a whole number.

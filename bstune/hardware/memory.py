@@ -372,7 +372,7 @@ def _close_in(search: _Search, fit: ProbeResult) -> ProbeResult:
         widths.append(end - size if bracketed else math.inf)
         limit_at = _limit_at(search.done, fit)
         near = bracketed and end <= 2 * size
-        confirms = backs_off = False
+        replicate_of = backs_off = False
         if limit_at is None:
             wanted = math.sqrt(size * end) if bracketed else size * GROWTH
         elif near and len(widths) > 2 and widths[-1] > widths[-3] / 2:
@@ -381,14 +381,14 @@ def _close_in(search: _Search, fit: ProbeResult) -> ProbeResult:
             backs_off = True
             wanted = end - max(precision, (end - size) / 8) * 2**down
         elif limit_at - size <= precision:
-            confirms = True
+            replicate_of = True
             wanted = size + precision * 2**up
         else:  # a margin, so that a bracket of one precision has the limit in its middle
             wanted = limit_at - (precision / 2 if precision > search.multiple else 0)
         if bracketed and not size < search.snap(wanted, size) < end:
             wanted = (size + end) / 2
         result = search.run(search.snap(wanted, size))
-        up = up + 1 if confirms and result.fits else 0
+        up = up + 1 if replicate_of and result.fits else 0
         down = down + 1 if backs_off and not result.fits else 0
         fit = result if result.fits else fit
 
@@ -476,13 +476,13 @@ def probe_server() -> Iterator[Ask]:
     command = [sys.executable, "-m", "bstune.hardware.probe"]
     with (
         tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(  # noqa: S603  # this interpreter and our module
+        subprocess.Popen(  # this interpreter and our module
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
         ) as server,
     ):
         requests, answers = server.stdin, server.stdout
-        assert requests  # noqa: S101  # pipes, as asked for
-        assert answers  # noqa: S101
+        assert requests  # pipes, as asked for
+        assert answers
 
         def ask(request: Mapping[str, Any]) -> Mapping[str, Any]:
             said: dict[str, Any] = {}

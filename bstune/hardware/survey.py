@@ -28,7 +28,7 @@ from pydantic import TypeAdapter, ValidationError
 from bstune.config import plain
 from bstune.core.errors import HardwareError
 from bstune.core.files import write_text
-from bstune.core.records import Protocol, TrialSpec
+from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
 from bstune.hardware.memory import LOST, Ask, Ceiling, ProbeResult, measure_ceiling, memory_limit, resident_bytes
@@ -142,7 +142,7 @@ class Survey:
 def survey(
     config: DictConfig,
     space: Space,
-    protocol: Protocol,
+    protocol: TrialProtocol,
     train_examples: int,
     build: Callable[[], Workload],
     say: Callable[[str], None],
@@ -286,7 +286,7 @@ def _spec(batch_size: int, space: Space) -> TrialSpec:
 def _time_ladder(
     config: DictConfig,
     space: Space,
-    protocol: Protocol,
+    protocol: TrialProtocol,
     workload: Workload,
     ceiling: Ceiling,
     device: torch.device,
@@ -300,7 +300,7 @@ def _time_ladder(
 
     def bare(size: int, lr: float, steps: int) -> tuple[float, ...]:
         # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
-        if notes or (size in compared and steps <= settings.least_steps):
+        if notes or (size in compared and steps <= settings.min_steps):
             return ()
         compared.add(size)
         try:
@@ -312,7 +312,7 @@ def _time_ladder(
     def run(size: int) -> Steps:
         lr = _spec(size, space).lr
         expected = float(fit_step_times(known, size)(np.array(float(size)))) if known else settings.visit_seconds
-        steps = min(max(round(settings.visit_seconds / expected), settings.least_steps), settings.most_steps)
+        steps = min(max(round(settings.visit_seconds / expected), settings.min_steps), settings.max_steps)
         trial = time_trial(workload, short, size, lr, steps, now)
         known.append((float(size), statistics.median(trial)))
         return Steps(trial, bare(size, lr, steps))
@@ -329,7 +329,7 @@ FORM = TypeAdapter(Survey)
 def surveyed(
     config: DictConfig,
     space: Space,
-    protocol: Protocol,
+    protocol: TrialProtocol,
     data: LightningDataModule,
     build: Callable[[], Workload],
     say: Callable[[str], None],
@@ -375,7 +375,9 @@ def read(path: Path) -> Survey | None:
         return None
 
 
-def identity(config: DictConfig, space: Space, protocol: Protocol, module: LightningModule, train_examples: int) -> str:
+def identity(
+    config: DictConfig, space: Space, protocol: TrialProtocol, module: LightningModule, train_examples: int
+) -> str:
     """Return 16 hexadecimal digits that change with whatever the survey depends on.
 
     That is the workload as the config and its module have it (its layers and the shapes of its parameters, so that

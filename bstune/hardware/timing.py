@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import HardwareError
-from bstune.core.records import Budget, Protocol, TrialSpec
+from bstune.core.records import Budget, TrialProtocol, TrialSpec
 from bstune.core.step_time import fit_step_times
 from bstune.trial.batches import micro_batch_sizes
 from bstune.trial.compile import compiled
@@ -107,7 +107,7 @@ def visits(sizes: Sequence[int], repeats: int, seed: int) -> list[int]:
 
     A clock that drifts then spreads over all sizes, in place of bending tau(B).
     """
-    shuffle = random.Random(seed)  # noqa: S311  # an order, not a secret
+    shuffle = random.Random(seed)  # an order, not a secret
     return [size for _ in range(repeats) for size in shuffle.sample(list(sizes), len(sizes))]
 
 
@@ -116,7 +116,7 @@ def measure_step_times(
     sizes: Sequence[int],
     repeats: int,
     seed: int,
-    most_seconds: float,
+    max_seconds: float,
     now: Callable[[], float] = time.perf_counter,
 ) -> Measured:
     """Measure each batch size ``repeats`` times in shuffled order, for as long as the seconds allow.
@@ -142,7 +142,7 @@ def measure_step_times(
     runs: dict[int, list[Steps]] = {}
     for size in visits(sizes, repeats, seed):
         began = now()
-        if taken and began - start + float(fit_step_times(taken, float(size))(np.array(float(size)))) > most_seconds:
+        if taken and began - start + float(fit_step_times(taken, float(size))(np.array(float(size)))) > max_seconds:
             continue
         steps = run(size)
         if not steps.trial:
@@ -199,7 +199,7 @@ class _Ticking:
 
 def time_trial(
     workload: Workload,
-    protocol: Protocol,
+    protocol: TrialProtocol,
     batch_size: int,
     lr: float,
     steps: int,
@@ -234,7 +234,7 @@ def time_trial(
 
 def time_bare(
     workload: Workload,
-    protocol: Protocol,
+    protocol: TrialProtocol,
     batch_size: int,
     lr: float,
     steps: int,
@@ -299,5 +299,5 @@ def outside_trainer(module: object) -> Iterator[None]:
         ) from error
 
 
-def _synchronize(protocol: Protocol) -> Callable[[], None]:
+def _synchronize(protocol: TrialProtocol) -> Callable[[], None]:
     return torch.cuda.synchronize if protocol.trainer.get("accelerator") == "cuda" else lambda: None

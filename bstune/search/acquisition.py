@@ -106,8 +106,8 @@ class Proposal:
     x: float
     z: float
     other: tuple[float, ...]
-    limit: int
-    parent: int | None
+    max_steps: int
+    resumed_from: int | None
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ def decide(
     if maps:
         chosen, expected = most_learned(known, choices.x, choices.z, choices.other, choices.done, pending, rng)
         cap = GIVEN_UP_AT * expected
-        limit = cap if choices.done[chosen] >= policy.look * expected else policy.look * expected
-        return _proposal(choices, chosen, max(limit, 1.3 * float(choices.done[chosen])))
+        max_steps = cap if choices.done[chosen] >= policy.look * expected else policy.look * expected
+        return _proposal(choices, chosen, max(max_steps, 1.3 * float(choices.done[chosen])))
     draw = known.theta[int(rng.integers(len(known.theta)))]
     if known.arms and rng.random() < policy.strays:
         chosen, foretold = len(choices.arms) + 2, math.inf
@@ -195,8 +195,8 @@ def _choices(
     rng: np.random.Generator,
 ) -> _Choices:
     """Return the arms that may be continued, and new points along the posterior's optima and around the best trials."""
-    taken = {parent for _, _, parent in pending}
-    stopped = [arm for arm in known.arms if arm.status == "budget" and not arm.stuck]
+    taken = {resumed_from for _, _, resumed_from in pending}
+    stopped = [arm for arm in known.arms if arm.status == "censored" and not arm.stuck]
     arms = [arm for arm in stopped if arm.number not in taken and resumable(arm.number)]
     if incumbent is not None:
         arms = [arm for arm in arms if merit(arm, weight) < 0.95 * policy.margin * incumbent]
@@ -259,15 +259,15 @@ def _liked_best(
     return chosen, float(np.exp(drawn[chosen]))
 
 
-def _proposal(choices: _Choices, chosen: int, limit: float) -> Proposal:
+def _proposal(choices: _Choices, chosen: int, max_steps: float) -> Proposal:
     arm = choices.arms[chosen] if chosen < len(choices.arms) else None
     done = int(choices.done[chosen])
     return Proposal(
         x=float(choices.x[chosen]),
         z=float(choices.z[chosen]),
         other=tuple(float(value) for value in choices.other[chosen]),
-        limit=max(math.ceil(min(limit, 1e15)), done + 1),
-        parent=None if arm is None else arm.number,
+        max_steps=max(math.ceil(min(max_steps, 1e15)), done + 1),
+        resumed_from=None if arm is None else arm.number,
     )
 
 

@@ -91,18 +91,18 @@ def learn(
         moves: of each at each temperature.
         rng: the source of chance.
     """
-    usable = [trial for trial in trials if trial.status in ("reached", "budget", "diverged")]
-    parents = {trial.parent for trial in usable}
+    usable = [trial for trial in trials if trial.status in ("reached", "censored", "diverged")]
+    parents = {trial.resumed_from for trial in usable}
     last = [trial for trial in usable if trial.number not in parents]
     curves = {t.number: log_excess(t.history, target, ideal) if target is not None else [] for t in last}
     reached = [t for t in last if t.reached and len(curves[t.number]) > 2]
     steps = {trial.number: trial.steps for trial in trials}
-    stuck = {t.number for t in last if t.parent is not None and t.steps <= steps.get(t.parent, 0)}
+    stuck = {t.number for t in last if t.resumed_from is not None and t.steps <= steps.get(t.resumed_from, 0)}
     arms = tuple(_arm(t, others.get(t.number, ()), t.number in stuck, curves, reached) for t in last)
     measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
     seconds = fit_step_times(measured, 2.0**prior.log_mid, step_time)
     tau = StepTimes(0.0, 1.0) if in_examples else seconds
-    done = {t.number: 0 if t.parent is None else steps.get(t.parent, 0) for t in trials}
+    done = {t.number: 0 if t.resumed_from is None else steps.get(t.resumed_from, 0) for t in trials}
     spent = sum(_cost(trial, max(trial.steps - done[trial.number], 0), tau) for trial in trials)
     too_large = min((trial.batch_size for trial in trials if trial.status == "oom"), default=math.inf)
     observations = observe(arms, (prior.mean.size - OTHER) // 3)
@@ -118,10 +118,10 @@ def _arm(
     reached: Sequence[TrialResult],
 ) -> Arm:
     foretold = None
-    if trial.status == "budget" and curves[trial.number]:
+    if trial.status == "censored" and curves[trial.number]:
         similar = sorted(reached, key=lambda known: _distance(known, trial))[:8]
         known = [(curves[other.number], math.log(other.steps)) for other in similar]
-        foretold = foretell(curves[trial.number], trial.steps, known)
+        foretold = extrapolate(curves[trial.number], trial.steps, known)
     return Arm(
         number=trial.number,
         status=trial.status,
@@ -238,7 +238,7 @@ FASTEST, SLOWEST = 3.0, 0.02  # rates are kept within these
 
 
 @dataclass(frozen=True)
-class Foretold:
+class Extrapolation:
     """``log_factor``: log of steps to target over the steps done, with its standard deviation ``spread``."""
 
     log_factor: float
@@ -285,9 +285,9 @@ def reached_rate(curve: Sequence[tuple[float, float]], log_steps: float, excess:
     return None
 
 
-def foretell(
+def extrapolate(
     curve: Sequence[tuple[float, float]], steps: int, reached: Sequence[tuple[Sequence[tuple[float, float]], float]]
-) -> Foretold | None:
+) -> Extrapolation | None:
     """Return how far a stopped trial still has to go; None if its history does not say.
 
     Args:
@@ -327,7 +327,7 @@ def foretell(
     away = level / rate
     # to the evaluation that was last; what was trained since then counts as done
     log_factor = max(curve[-1][0] + away - end, 0.02)
-    return Foretold(log_factor, math.hypot(0.15, math.hypot(SCATTER / rate, away * spread)))
+    return Extrapolation(log_factor, math.hypot(0.15, math.hypot(SCATTER / rate, away * spread)))
 
 
 def _combine(log_rate: float, spread: float, slope: float, error: float) -> tuple[float, float]:

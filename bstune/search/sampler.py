@@ -123,11 +123,11 @@ class FrontierSampler(BaseSampler):
         self._parents: dict[int, int] = {}
         self._passed_over: set[int] = set()
 
-    def limit(self, number: int) -> int | None:
+    def max_steps(self, number: int) -> int | None:
         """Return the steps up to which trial ``number`` is to be trained; None where there is no limit."""
         return self._limits.get(number)
 
-    def parent(self, number: int) -> int | None:
+    def resumed_from(self, number: int) -> int | None:
         """Return the number of the stopped trial that trial ``number`` continues; None if it starts afresh."""
         return self._parents.get(number)
 
@@ -179,11 +179,11 @@ class FrontierSampler(BaseSampler):
             rng=self._rng,
         )
         if self._budget is not None or any(arm.status == "reached" for arm in known.arms):
-            self._limits[trial.number] = proposal.limit
-        if proposal.parent is not None:
-            self._parents[trial.number] = proposal.parent
-            parent = next(t for t in finished if t.number == proposal.parent)
-            return {name: parent.params[name] for name in search_space}
+            self._limits[trial.number] = proposal.max_steps
+        if proposal.resumed_from is not None:
+            self._parents[trial.number] = proposal.resumed_from
+            resumed_from = next(t for t in finished if t.number == proposal.resumed_from)
+            return {name: resumed_from.params[name] for name in search_space}
         return coordinates.parameters(proposal)
 
     def sample_independent(
@@ -415,10 +415,10 @@ def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -
     if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
         return None
     x, z = coordinates.point(trial.params)
-    status: Status = "reached" if complete else trial.user_attrs.get("status", "budget")
+    status: Status = "reached" if complete else trial.user_attrs.get("status", "censored")
     return TrialResult(
         number=trial.number,
-        slot=trial.number,
+        trial_index=trial.number,
         batch_size=round(2.0**x),
         lr=2.0**z,
         delta=None,
@@ -435,5 +435,5 @@ def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -
         device="",
         versions={},
         history=tuple((step, value if math.isfinite(value) else None) for step, value in history),
-        parent=trial.user_attrs.get(PARENT),
+        resumed_from=trial.user_attrs.get(PARENT),
     )

@@ -74,7 +74,7 @@ def curve_figure(trials: Sequence[TrialResult], summary: Summary, fit: CurveFit 
     figure = Figure(figsize=FIGURE_INCHES, dpi=FIGURE_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.06})
-    rows = [trial_row(trial) for trial in trials if trial.reached or trial.status == "budget"]
+    rows = [trial_row(trial) for trial in trials if trial.reached or trial.status == "censored"]
     sizes = [float(trial.batch_size) for trial in trials] or [1.0]
     times = [row["time_to_target"] or row["time_low"] for row in rows]
     scale, unit = time_unit(min((time for time in times if time), default=1.0))

@@ -70,7 +70,7 @@ def known_of(job: Job, done: Sequence[TrialResult], particles: int) -> Known:
     )
     return learn(
         [trial for trial in done if trial.status != "failed"],
-        {trial.number: coordinates.others(trial.settings) for trial in done},
+        {trial.number: coordinates.others(trial.hyperparameters) for trial in done},
         prior=prior,
         target=job.protocol.target,
         ideal=_ideal(job),

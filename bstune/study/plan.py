@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import Budget, Protocol, TrialResult, TrialSpec
+from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime
 
@@ -19,7 +19,7 @@ CONFIRMATIONS = 1_000_000  # slots of confirmation runs begin here; no search ha
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchBudget:
     """What a study will do.
 
     Args:
@@ -66,24 +66,24 @@ class Plan:
         if self.seed < 0:
             raise ConfigError(f"seed must be at least 0, but got {self.seed}")
 
-    def trial_seed(self, slot: int) -> int:
+    def trial_seed(self, trial_index: int) -> int:
         """Return the seed of the slot's trial: initial weights, order of the data, augmentation."""
-        return _seed(self.seed, slot, 0)
+        return _seed(self.seed, trial_index, 0)
 
-    def confirmation_slot(self, slot: int, replicate: int) -> int:
+    def replicate_index(self, trial_index: int, replicate: int) -> int:
         """Return the slot of the run that confirms the trial of ``slot`` for the ``replicate``-th time, from 0.
 
         It does not depend on how many confirmations there are: their number may grow while a study goes on.
         """
-        return CONFIRMATIONS * (1 + replicate) + slot
+        return CONFIRMATIONS * (1 + replicate) + trial_index
 
-    def sampler_seed(self, slot: int) -> int:
+    def sampler_seed(self, trial_index: int) -> int:
         """Return the seed of the sampler at the slot: a sampler seeded once would repeat itself after a restart."""
-        return _seed(self.seed, slot, 1)
+        return _seed(self.seed, trial_index, 1)
 
-    def stratum(self, slot: int, space: Space) -> int | None:
+    def stratum(self, trial_index: int, space: Space) -> int | None:
         """Return the batch size of a stratified slot; None where the sampler chooses it."""
-        before, after = math.floor(slot * self.stratified), math.floor((slot + 1) * self.stratified)
+        before, after = math.floor(trial_index * self.stratified), math.floor((trial_index + 1) * self.stratified)
         if before == after:
             return None
         return space.stratum(before, _seed(self.seed, 0, 2) / 2**32)
@@ -93,7 +93,7 @@ class Plan:
 
         Confirmations come after the search and are not counted.
         """
-        done = [result for result in results if result.confirms is None]
+        done = [result for result in results if result.replicate_of is None]
         train, wall = sum(r.train_seconds for r in done), sum(r.wall_seconds for r in done)
         if self.seconds is not None and train >= self.seconds:
             return f"search.seconds={self.seconds:g} of training are spent ({train:.1f} s)"
@@ -102,8 +102,8 @@ class Plan:
         return None
 
 
-def _seed(study_seed: int, slot: int, purpose: int) -> int:
-    return int(np.random.SeedSequence([study_seed, slot, purpose]).generate_state(1)[0])
+def _seed(study_seed: int, trial_index: int, purpose: int) -> int:
+    return int(np.random.SeedSequence([study_seed, trial_index, purpose]).generate_state(1)[0])
 
 
 PROBE_STEPS = 4
@@ -112,7 +112,7 @@ PROBE_SPREAD = 4  # between the two batch sizes that are timed: small ones are c
 QUADRATURE = 64  # batch sizes at which the mean over log B is taken
 
 
-def rehearsal(protocol: Protocol) -> Protocol:
+def rehearsal(protocol: TrialProtocol) -> TrialProtocol:
     """Return a study's protocol for a trial of a few steps and an evaluation, which measures no noise."""
     return replace(
         protocol,
@@ -123,7 +123,9 @@ def rehearsal(protocol: Protocol) -> Protocol:
     )
 
 
-def probe_step_time(space: Space, protocol: Protocol, train: Callable[[TrialSpec, Protocol], TrialResult]) -> StepTime:
+def probe_step_time(
+    space: Space, protocol: TrialProtocol, train: Callable[[TrialSpec, TrialProtocol], TrialResult]
+) -> StepTime:
     """Time a few steps at the smallest batch size and at one a few times larger.
 
     Args:
@@ -146,8 +148,8 @@ def probe_step_time(space: Space, protocol: Protocol, train: Callable[[TrialSpec
     return StepTime(max(0.0, seconds[0] - slope * sizes[0]), slope)
 
 
-def most_seconds(
-    plan: Plan,
+def max_seconds(
+    plan: SearchBudget,
     space: Space,
     last_step: Callable[[int], int],
     step_time: Callable[[float], float],
@@ -173,9 +175,9 @@ def most_seconds(
     return seconds * (1.0 + evaluation_share)
 
 
-def remaining_seconds(plan: Plan, results: Sequence[TrialResult]) -> float | None:
+def remaining_seconds(plan: SearchBudget, results: Sequence[TrialResult]) -> float | None:
     """Return the seconds that the rest of a search takes if its trials go on as they did; None before the first."""
-    done = [result.wall_seconds for result in results if result.status != "failed" and result.confirms is None]
+    done = [result.wall_seconds for result in results if result.status != "failed" and result.replicate_of is None]
     if not done:
         return None
     return max(0, plan.trials - len(done)) * sum(done) / len(done)

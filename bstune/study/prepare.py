@@ -11,10 +11,10 @@ from omegaconf import DictConfig
 from bstune.config import budget_of, build, flatten, is_replayed, plain, tuned
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output, check_writable
-from bstune.core.records import Cadence, Protocol, Target, TrialSpec
+from bstune.core.records import EvaluationSchedule, Target, TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import fit_sync
-from bstune.study.plan import Plan
+from bstune.study.plan import SearchBudget
 from bstune.study.runner import Runner, Settled
 from bstune.study.storage import build_sampler, check_storage, is_own
 
@@ -33,9 +33,9 @@ class Job:
     """
 
     config: DictConfig
-    plan: Plan
+    plan: SearchBudget
     space: Space
-    protocol: Protocol
+    protocol: TrialProtocol
     output: Output
     runner: Runner
     trial: TrialSpec | None
@@ -56,7 +56,7 @@ def prepare(config: DictConfig, say: Callable[[str], None] = lambda line: None) 
     config = settled.config
     target = make_target(config)
     check_target(target, config.workload.target.bounds)
-    plan = Plan(
+    plan = SearchBudget(
         objective=config.search.objective,
         trials=config.search.trials,
         seconds=config.search.seconds,
@@ -151,17 +151,17 @@ def make_space(config: DictConfig, lr_range: tuple[float, float]) -> Space:
     return space
 
 
-def make_protocol(config: DictConfig, target: Target, trainer: Mapping[str, Any]) -> Protocol:
+def make_protocol(config: DictConfig, target: Target, trainer: Mapping[str, Any]) -> TrialProtocol:
     """Return what stays fixed in every trial.
 
     Raises:
         ConfigError: for an impossible budget or evaluation rule.
     """
     settings = config.protocol
-    return Protocol(
+    return TrialProtocol(
         target=target,
         budget=budget_of(config),
-        cadence=Cadence(
+        evaluation_schedule=EvaluationSchedule(
             ratio=settings.evaluation_ratio,
             share=settings.evaluation_share,
             cost=settings.evaluation_cost,
@@ -188,8 +188,8 @@ def check_hardware(config: DictConfig) -> None:
         "hardware.memory.verify": 0,
         "hardware.step_time.rungs": 2,
         "hardware.step_time.repeats": 1,
-        "hardware.step_time.least_steps": 1,
-        "hardware.step_time.most_steps": 1,
+        "hardware.step_time.min_steps": 1,
+        "hardware.step_time.max_steps": 1,
         "hardware.step_time.warmup_steps": 0,
     }
     for name, value in least.items():

@@ -22,7 +22,7 @@ from bstune.core.records import TrialResult, TrialSpec, dump_json
 THINNED = 1.12  # ratio of the recorded steps, but for those that brought a new best value
 METRIC_DIGITS = 6  # so many that rounding takes no value past a target
 SECONDS_DIGITS = 4  # of seconds per step: far below the noise from run to run
-USABLE = ("reached", "budget", "diverged")  # an out-of-memory or failed trial says nothing of steps
+USABLE = ("reached", "censored", "diverged")  # an out-of-memory or failed trial says nothing of steps
 
 
 @dataclass(frozen=True)

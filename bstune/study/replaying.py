@@ -16,9 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 import bstune
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.files import Output
-from bstune.core.records import Protocol, Target, TrialResult, TrialSpec
+from bstune.core.records import Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
-from bstune.study.plan import Plan, most_seconds
+from bstune.study.plan import SearchBudget, max_seconds
 from bstune.study.runner import Runner, Settled
 from bstune.trial.replay import DEVICE, Table, always_reached, never_reached, read_table, replay
 
@@ -171,9 +171,9 @@ def open_runner(
     table: Table,
     path: Path,
     config: DictConfig,
-    plan: Plan,
+    plan: SearchBudget,
     space: Space,
-    protocol: Protocol,
+    protocol: TrialProtocol,
     trial: TrialSpec | None,
     say: Callable[[str], None],
 ) -> Runner:
@@ -188,7 +188,7 @@ def open_runner(
     step_time = _step_time(table)
 
     def run(spec: TrialSpec, output: Output | None = None, parent: TrialResult | None = None) -> TrialResult:
-        last_step = protocol.budget.last_step(spec.batch_size) if spec.limit is None else spec.limit
+        last_step = protocol.budget.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
         return replay(table, spec, protocol.target, last_step, parent)
 
     def longest(batch_size: int) -> int:
@@ -201,7 +201,7 @@ def open_runner(
         test=lambda spec, output: {},
         resumable=lambda number, output: True,
         step_time=step_time,
-        most_seconds=most_seconds(plan, space, longest, step_time, 0.0),
+        max_seconds=max_seconds(plan, space, longest, step_time, 0.0),
         device=DEVICE,
         place=f"recorded runs ({path.stem})",
         versions={"bstune": bstune.__version__},

@@ -139,7 +139,7 @@ def _merits(objective: str) -> tuple[Merit, ...]:
 
 def _ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
     """Return the trials that can be finalists, best first: reached, and no fresh runs themselves."""
-    own = [trial for trial in trials if trial.reached and trial.confirms is None]
+    own = [trial for trial in trials if trial.reached and trial.replicate_of is None]
     if merit == "steps":
         return sorted(own, key=steps_order)
     return sorted((trial for trial in own if trial.time_to_target is not None), key=time_order)
@@ -167,16 +167,16 @@ def _tried(trial: TrialResult, runs: Runs, ranked: Sequence[TrialResult]) -> Tri
 
 def _same_point(a: TrialResult, b: TrialResult) -> bool:
     sizes, rates = abs(math.log2(a.batch_size / b.batch_size)), abs(math.log2(a.lr / b.lr))
-    return max(sizes, rates) < SAME_POINT and a.settings == b.settings
+    return max(sizes, rates) < SAME_POINT and a.hyperparameters == b.hyperparameters
 
 
 def _fresh_runs(trials: Sequence[TrialResult]) -> Runs:
     """Return the finished fresh runs of each finalist, by its number; of a run that was continued the last part."""
-    finalists = {trial.number for trial in trials if trial.reached and trial.confirms is None}
-    fresh = [trial for trial in trials if trial.confirms in finalists and trial.status != "failed"]
-    continued = {trial.parent for trial in fresh}
+    finalists = {trial.number for trial in trials if trial.reached and trial.replicate_of is None}
+    fresh = [trial for trial in trials if trial.replicate_of in finalists and trial.status != "failed"]
+    continued = {trial.resumed_from for trial in fresh}
     last = sorted((trial for trial in fresh if trial.number not in continued), key=lambda trial: trial.number)
-    runs = {number: tuple(trial for trial in last if trial.confirms == number) for number in sorted(finalists)}
+    runs = {number: tuple(trial for trial in last if trial.replicate_of == number) for number in sorted(finalists)}
     return {number: own for number, own in runs.items() if own}
 
 

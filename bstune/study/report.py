@@ -105,7 +105,13 @@ def _test_winners(job: Job, study: optuna.Study, best: Mapping[str, TrialResult]
 
 def _spec(result: TrialResult) -> TrialSpec:
     return TrialSpec(
-        result.number, result.slot, result.batch_size, result.lr, result.delta, result.seed, settings=result.settings
+        result.number,
+        result.trial_index,
+        result.batch_size,
+        result.lr,
+        result.delta,
+        result.seed,
+        hyperparameters=result.hyperparameters,
     )
 
 
@@ -120,7 +126,7 @@ def best_yaml(
     for name, result in best.items():
         own = [f"trial.batch_size={result.batch_size}", f"trial.lr={result.lr!r}", f"trial.seed={result.seed}"]
         own += [f"budget.steps={result.steps}", "budget.examples=1"] if stops else []
-        own += overrides(config, result.settings)
+        own += overrides(config, result.hyperparameters)
         kept = [redact(argument) for argument in arguments if not argument.startswith("trial.")]
         checkpoint = output.checkpoint(result.number)
         fields = ("number", "batch_size", "lr", "settings", "seed", "steps", "steps_low", "seconds_per_step")

@@ -35,7 +35,7 @@ from bstune.study.storage import (
     fail_one,
     finish_abandoned,
     is_own,
-    next_slot,
+    next_trial_index,
     open_study,
     results,
     run_trial_of,
@@ -132,7 +132,7 @@ class Progress:
     def show(self, done: Sequence[TrialResult]) -> None:
         """Show the trials that are done; those of an earlier run are not repeated as lines."""
         if self._live is not None:
-            finished = sum(result.status != "failed" and result.confirms is None for result in done)
+            finished = sum(result.status != "failed" and result.replicate_of is None for result in done)
             self._bar.update(self._task, completed=finished)
             self._live.update(Group(trials_table(done, self._target), self._bar))
             return
@@ -145,15 +145,15 @@ class Progress:
     @staticmethod
     def line(result: TrialResult, total: int | None) -> str:
         """Return one trial as a plain line."""
-        place = f"trial {result.slot + 1}/{total}" if total is not None else "trial"
-        if result.confirms is not None:
-            place = f"confirms trial {result.confirms} on a fresh seed"
-        elif result.parent is not None:
-            place += f" (continues number {result.parent})"
+        place = f"trial {result.trial_index + 1}/{total}" if total is not None else "trial"
+        if result.replicate_of is not None:
+            place = f"confirms trial {result.replicate_of} on a fresh seed"
+        elif result.resumed_from is not None:
+            place += f" (continues number {result.resumed_from})"
         last = result.history[-1][1] if result.history else None
         time = f", {format_seconds(result.time_to_target)} to target" if result.reached else ""
         reason = f": {result.message}" if result.message else ""
-        settings = "".join(f"  {name} {format_number(value)}" for name, value in result.settings.items())
+        settings = "".join(f"  {name} {format_number(value)}" for name, value in result.hyperparameters.items())
         return (
             f"{place}  B {result.batch_size}  lr {format_number(result.lr)}{settings}  {result.status}"
             f" at step {result.steps} ({format_number(last)}){time}, {format_seconds(result.wall_seconds)} in all"
@@ -213,7 +213,7 @@ def _estimate(job: Job, done: Sequence[TrialResult]) -> tuple[float, bool]:
     remaining = remaining_seconds(job.plan, done)
     if remaining is not None:
         return remaining / job.config.search.workers, False
-    return job.runner.most_seconds, True
+    return job.runner.max_seconds, True
 
 
 def shareable_yaml(config: DictConfig) -> str:
@@ -250,13 +250,13 @@ def _search(job: Job, study: optuna.Study, tracking: "Tracking | None", progress
     """Run the search's trials one after another; return, in words, what ended it."""
     while True:
         done = _write(job, study, progress)
-        slot = next_slot(study, job.plan)
-        if slot is None:
+        trial_index = next_trial_index(study, job.plan)
+        if trial_index is None:
             return _plan_done(job)
         ended = _ended(job, done)
         if ended is not None:
             return ended
-        _run(job, study, _ask(job, study, slot), done, tracking)
+        _run(job, study, _ask(job, study, trial_index), done, tracking)
 
 
 def _search_side_by_side(
@@ -297,8 +297,8 @@ def _search_side_by_side(
                 if ended is None and len(settled) > looked:
                     looked = len(settled)
                     ended = _certain(job, settled)
-                while ended is None and workers.free and (slot := next_slot(study, job.plan)) is not None:
-                    trial, spec = asked_now = _ask(job, study, slot)
+                while ended is None and workers.free and (trial_index := next_trial_index(study, job.plan)) is not None:
+                    trial, spec = asked_now = _ask(job, study, trial_index)
                     asked[trial.number] = asked_now
                     workers.start(spec, job.output, _parent(spec, done))
                 if not workers.running:
@@ -308,9 +308,9 @@ def _search_side_by_side(
                 if over.died is None:
                     store(over)
                     continue
-                deaths[over.spec.slot] += 1
+                deaths[over.spec.trial_index] += 1
                 fail_one(study, over.spec, over.died)
-                if deaths[over.spec.slot] == MOST_DEATHS:
+                if deaths[over.spec.trial_index] == MOST_DEATHS:
                     raise StudyError(
                         f"the process that trained B = {over.spec.batch_size}, lr = {over.spec.lr:g} {over.died}, "
                         f"{MOST_DEATHS} times: lower search.workers or search.batch_size.high where memory is short; "
@@ -330,9 +330,9 @@ def _plan_done(job: Job) -> str:
     return f"the plan is done: search.trials={job.plan.trials}"
 
 
-def _ask(job: Job, study: optuna.Study, slot: int) -> tuple[optuna.Trial, TrialSpec]:
-    sampler = build_sampler(job.config.sampler, job.plan, slot, own_arguments(job, ended_by_themselves(study)))
-    return ask(study, slot, job.plan, job.space, sampler, job.runner.stops)
+def _ask(job: Job, study: optuna.Study, trial_index: int) -> tuple[optuna.Trial, TrialSpec]:
+    sampler = build_sampler(job.config.sampler, job.plan, trial_index, own_arguments(job, ended_by_themselves(study)))
+    return ask(study, trial_index, job.plan, job.space, sampler, job.runner.stops)
 
 
 def _ended(job: Job, done: Sequence[TrialResult]) -> str | None:
@@ -347,7 +347,7 @@ def _spent(job: Job, done: Sequence[TrialResult]) -> str | None:
 
 def _searched(done: Sequence[TrialResult]) -> list[TrialResult]:
     # Of the search alone: a study that is continued while its winners run again, or after it, has ended here before.
-    return [trial for trial in done if trial.confirms is None and trial.status != "failed"]
+    return [trial for trial in done if trial.replicate_of is None and trial.status != "failed"]
 
 
 def _certain(job: Job, searched: Sequence[TrialResult]) -> str | None:
@@ -368,10 +368,10 @@ def _first_slots(searched: Sequence[TrialResult]) -> list[TrialResult]:
 
     Side by side others end while these do: what is certain must not depend on how many, or on when one looks.
     """
-    slots = {trial.slot for trial in searched}
-    whole = next(slot for slot in range(len(slots) + 1) if slot not in slots)
+    trial_indices = {trial.trial_index for trial in searched}
+    whole = next(trial_index for trial_index in range(len(trial_indices) + 1) if trial_index not in trial_indices)
     whole -= whole % CERTAIN_EVERY
-    return [trial for trial in searched if trial.slot < whole]
+    return [trial for trial in searched if trial.trial_index < whole]
 
 
 def _write(job: Job, study: optuna.Study, progress: Progress) -> list[TrialResult]:
@@ -382,7 +382,7 @@ def _write(job: Job, study: optuna.Study, progress: Progress) -> list[TrialResul
     now = running(study)
     writing = {spec.number for spec in now}
     job.output.keep_checkpoints({trial.number for trial in kept}, writing)
-    read = {spec.parent for spec in now if spec.parent is not None}
+    read = {spec.resumed_from for spec in now if spec.resumed_from is not None}
     job.output.keep_states(worth_continuing(done, job.plan.objective) | read, writing)
     progress.show(done)
     return done
@@ -395,8 +395,8 @@ def worth_continuing(done: Sequence[TrialResult], objective: str) -> set[int]:
     seconds for ``time``, steps for ``steps``, both of the two for ``both``. Of either kind the newest are kept. A state
     is as large as the model and its optimizer.
     """
-    parents = {trial.parent for trial in done if trial.status != "failed"}  # what was cut short is asked again
-    reached = [trial for trial in done if trial.reached and trial.confirms is None]
+    parents = {trial.resumed_from for trial in done if trial.status != "failed"}  # what was cut short is asked again
+    reached = [trial for trial in done if trial.reached and trial.replicate_of is None]
     fastest = min((time for trial in reached if (time := trial.time_to_target) is not None), default=math.inf)
     fewest = min((trial.steps for trial in reached), default=math.inf)
 
@@ -405,8 +405,8 @@ def worth_continuing(done: Sequence[TrialResult], objective: str) -> set[int]:
         by_steps = trial.steps < ABANDONED_AT * fewest
         return {"time": by_time, "steps": by_steps, "both": by_time or by_steps, "curve": True}[objective]
 
-    ends = [trial for trial in done if trial.status == "budget" and trial.number not in parents]
-    last = sorted((t for t in ends if t.confirms is None), key=lambda trial: (may_win(trial), trial.number))
+    ends = [trial for trial in done if trial.status == "censored" and trial.number not in parents]
+    last = sorted((t for t in ends if t.replicate_of is None), key=lambda trial: (may_win(trial), trial.number))
     return {trial.number for trial in last[-MOST_STATES:]}
 
 
@@ -428,7 +428,7 @@ def _run(
 
 
 def _parent(spec: TrialSpec, done: Sequence[TrialResult]) -> TrialResult | None:
-    return next((result for result in done if result.number == spec.parent), None)
+    return next((result for result in done if result.number == spec.resumed_from), None)
 
 
 def write_trials(output: Output, done: Sequence[TrialResult]) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from bstune.core.files import Output
-from bstune.core.records import Protocol, TrialResult, TrialSpec
+from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
-from bstune.study.plan import Plan
+from bstune.study.plan import SearchBudget
 
 if TYPE_CHECKING:
     from bstune.hardware.survey import Survey
@@ -49,7 +49,7 @@ class Runner:
     test: Test
     resumable: Callable[[int, Output], bool]
     step_time: Callable[[float], float]
-    most_seconds: float
+    max_seconds: float
     device: str
     place: str
     versions: Mapping[str, str]
@@ -64,7 +64,7 @@ class Runner:
     workers: "Callable[[], Workers] | None" = None
 
 
-Open = Callable[[DictConfig, Plan, Space, Protocol, TrialSpec | None, Callable[[str], None]], Runner]
+Open = Callable[[DictConfig, SearchBudget, Space, TrialProtocol, TrialSpec | None, Callable[[str], None]], Runner]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from bstune.core.files import check_writable
 from bstune.core.records import Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space, Tunable
 from bstune.search.sampler import PARENT, RECORD, FrontierSampler
-from bstune.study.plan import Plan
+from bstune.study.plan import SearchBudget
 
 logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 5
@@ -211,19 +211,19 @@ def ended_by_themselves(study: optuna.Study) -> set[int]:
     found = set()
     for trial in study.get_trials(deepcopy=False, states=(TrialState.PRUNED,)):
         if RECORD in trial.user_attrs and SPEC in trial.user_attrs:
-            limit, result = _spec(trial).limit, TrialResult.from_json(trial.user_attrs[RECORD])
-            if result.status == "budget" and limit is not None and result.steps < limit:
+            max_steps, result = _spec(trial).max_steps, TrialResult.from_json(trial.user_attrs[RECORD])
+            if result.status == "censored" and max_steps is not None and result.steps < max_steps:
                 found.add(trial.number)
     return found
 
 
-def next_slot(study: optuna.Study, plan: Plan) -> int | None:
+def next_trial_index(study: optuna.Study, plan: SearchBudget) -> int | None:
     """Return the first slot of the plan that no trial has filled or is about to; None when there is none."""
     taken = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
     done = {
         trial.user_attrs[SLOT] for trial in study.get_trials(deepcopy=False, states=taken) if SLOT in trial.user_attrs
     }
-    return next((slot for slot in range(plan.trials) if slot not in done), None)
+    return next((trial_index for trial_index in range(plan.trials) if trial_index not in done), None)
 
 
 def run_trial_of(
@@ -278,7 +278,7 @@ def fail_one(study: optuna.Study, spec: TrialSpec, reason: str) -> None:
 
 
 def ask(
-    study: optuna.Study, slot: int, plan: Plan, space: Space, sampler: BaseSampler, stops: bool
+    study: optuna.Study, trial_index: int, plan: SearchBudget, space: Space, sampler: BaseSampler, stops: bool
 ) -> tuple[optuna.Trial, TrialSpec]:
     """Ask Optuna for the slot's trial, from the sampler or as it was asked before.
 
@@ -291,74 +291,76 @@ def ask(
         stops: whether a trial can be stopped early and continued; the sampler's limits are left out otherwise.
     """
     own = isinstance(sampler, FrontierSampler)
-    earlier = _asked_before(study, slot)
-    stratum = None if own else plan.stratum(slot, space)
+    earlier = _asked_before(study, trial_index)
+    stratum = None if own else plan.stratum(trial_index, space)
     fixed: dict[str, Any] = {} if stratum is None else {"batch_size": stratum}
     if earlier is not None:
         fixed = dict(earlier.params)
-    trial, batch_size, delta, settings = _suggested(study, slot, space, sampler, fixed)
-    lr, seed, limit, parent = space.lr(batch_size, delta), plan.trial_seed(slot), None, None
+    trial, batch_size, delta, hyperparameters = _suggested(study, trial_index, space, sampler, fixed)
+    lr, seed, max_steps, resumed_from = space.lr(batch_size, delta), plan.trial_seed(trial_index), None, None
     if earlier is not None:
         before = _spec(earlier)
-        lr, seed, limit, parent = before.lr, before.seed, before.limit, before.parent
+        lr, seed, max_steps, resumed_from = before.lr, before.seed, before.max_steps, before.resumed_from
     elif isinstance(sampler, FrontierSampler) and stops:
-        limit, parent = sampler.limit(trial.number), sampler.parent(trial.number)
-        if parent is not None:
-            continued = _spec(study.get_trials(deepcopy=False)[parent])
+        max_steps, resumed_from = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
+        if resumed_from is not None:
+            continued = _spec(study.get_trials(deepcopy=False)[resumed_from])
             lr, seed = continued.lr, continued.seed
     delta = space.delta(batch_size, lr)
-    spec = TrialSpec(trial.number, slot, batch_size, lr, delta, seed, limit, parent, settings=settings)
-    _note(trial, spec)
-    return trial, spec
-
-
-def ask_confirmation(
-    study: optuna.Study, finalist: TrialResult, replicate: int, plan: Plan, space: Space, stops: bool
-) -> tuple[optuna.Trial, TrialSpec]:
-    """Ask for all of a finalist's hyper-parameters again, on a fresh seed.
-
-    Where trials can be stopped early, for at most twice the finalist's steps.
-    """
-    slot = plan.confirmation_slot(finalist.slot, replicate)
-    params = study.get_trials(deepcopy=False)[finalist.number].params
-    trial, *_ = _suggested(study, slot, space, RandomSampler(seed=0), dict(params))
     spec = TrialSpec(
-        number=trial.number,
-        slot=slot,
-        batch_size=finalist.batch_size,
-        lr=finalist.lr,
-        delta=finalist.delta,
-        seed=plan.trial_seed(slot),
-        limit=CONFIRMATION_LIMIT * finalist.steps if stops else None,
-        confirms=finalist.number,
-        settings=finalist.settings,
+        trial.number, trial_index, batch_size, lr, delta, seed, max_steps, resumed_from, hyperparameters=hyperparameters
     )
     _note(trial, spec)
     return trial, spec
 
 
-def _asked_before(study: optuna.Study, slot: int) -> FrozenTrial | None:
+def ask_confirmation(
+    study: optuna.Study, finalist: TrialResult, replicate: int, plan: SearchBudget, space: Space, stops: bool
+) -> tuple[optuna.Trial, TrialSpec]:
+    """Ask for all of a finalist's hyper-parameters again, on a fresh seed.
+
+    Where trials can be stopped early, for at most twice the finalist's steps.
+    """
+    trial_index = plan.replicate_index(finalist.trial_index, replicate)
+    params = study.get_trials(deepcopy=False)[finalist.number].params
+    trial, *_ = _suggested(study, trial_index, space, RandomSampler(seed=0), dict(params))
+    spec = TrialSpec(
+        number=trial.number,
+        trial_index=trial_index,
+        batch_size=finalist.batch_size,
+        lr=finalist.lr,
+        delta=finalist.delta,
+        seed=plan.trial_seed(trial_index),
+        max_steps=CONFIRMATION_LIMIT * finalist.steps if stops else None,
+        replicate_of=finalist.number,
+        hyperparameters=finalist.hyperparameters,
+    )
+    _note(trial, spec)
+    return trial, spec
+
+
+def _asked_before(study: optuna.Study, trial_index: int) -> FrozenTrial | None:
     """Return the slot's last trial that was cut short; one without its spec was not asked to the end."""
     failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-    return next((t for t in reversed(failed) if t.user_attrs.get(SLOT) == slot and SPEC in t.user_attrs), None)
+    return next((t for t in reversed(failed) if t.user_attrs.get(SLOT) == trial_index and SPEC in t.user_attrs), None)
 
 
 def _suggested(
-    study: optuna.Study, slot: int, space: Space, sampler: BaseSampler, fixed: dict[str, Any]
+    study: optuna.Study, trial_index: int, space: Space, sampler: BaseSampler, fixed: dict[str, Any]
 ) -> tuple[optuna.Trial, int, float, dict[str, float]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         study.sampler = PartialFixedSampler(fixed, sampler) if fixed else sampler
         trial = study.ask(dict(distributions(space)))
-        trial.set_user_attr(SLOT, slot)
+        trial.set_user_attr(SLOT, trial_index)
     settings = {one.name: trial.params[one.name] for one in space.tunables}
     return trial, space.snap(trial.params["batch_size"]), trial.params["delta"], settings
 
 
 def _note(trial: optuna.Trial, spec: TrialSpec) -> None:
     trial.set_user_attr(SPEC, dump_json(asdict(spec)))
-    if spec.parent is not None:
-        trial.set_user_attr(PARENT, spec.parent)
+    if spec.resumed_from is not None:
+        trial.set_user_attr(PARENT, spec.resumed_from)
 
 
 def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution]:
@@ -376,7 +378,9 @@ def _distribution(tunable: Tunable) -> IntDistribution | FloatDistribution:
     return FloatDistribution(tunable.low, tunable.high, log=tunable.log)
 
 
-def build_sampler(config: DictConfig, plan: Plan, slot: int, own: Mapping[str, Any] | None = None) -> BaseSampler:
+def build_sampler(
+    config: DictConfig, plan: SearchBudget, trial_index: int, own: Mapping[str, Any] | None = None
+) -> BaseSampler:
     """Build the sampler of one slot, seeded by the study's seed and the slot.
 
     A quasi-random sequence is the exception: it keeps one seed, and its place in it is kept in the storage.
@@ -392,7 +396,7 @@ def build_sampler(config: DictConfig, plan: Plan, slot: int, own: Mapping[str, A
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        return _build_sampler(config, plan, slot, own or {})
+        return _build_sampler(config, plan, trial_index, own or {})
 
 
 def is_own(config: DictConfig) -> bool:
@@ -401,14 +405,14 @@ def is_own(config: DictConfig) -> bool:
     return bool(config.get("_target_") == own)
 
 
-def _build_sampler(config: DictConfig, plan: Plan, slot: int, own: Mapping[str, Any]) -> BaseSampler:
+def _build_sampler(config: DictConfig, plan: SearchBudget, trial_index: int, own: Mapping[str, Any]) -> BaseSampler:
     node = config.copy()
     OmegaConf.update(node, "_partial_", True, force_add=True)
     partial = build(node, "sampler")
     target = partial.func if isinstance(partial, functools.partial) else None
     if not (inspect.isclass(target) and issubclass(target, BaseSampler)):
         raise ConfigError(f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {dict(config)}")
-    seed = plan.sampler_seed(slot)
+    seed = plan.sampler_seed(trial_index)
     arguments: dict[str, Any] = {}
     if "seed" in inspect.signature(target).parameters:
         arguments["seed"] = seed

@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 Tests = Mapping[str, Mapping[str, float]]
 SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
 REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
-STATUS_STYLES = {"reached": "green", "budget": "yellow", "diverged": "red", "oom": "magenta", "failed": "bold red"}
+STATUS_STYLES = {"reached": "green", "censored": "yellow", "diverged": "red", "oom": "magenta", "failed": "bold red"}
 WHAT_TO_CHANGE = (
     "a larger budget (budget.steps, budget.examples), an easier target (workload.target.value) or another reference "
     "learning rate (scaling.lr)"
@@ -140,7 +140,7 @@ def winners(trials: Iterable[TrialResult]) -> dict[str, TrialResult]:
     best single run elsewhere; never a fresh run itself.
     """
     trials = list(trials)
-    reached = [trial for trial in trials if trial.reached and trial.confirms is None]
+    reached = [trial for trial in trials if trial.reached and trial.replicate_of is None]
     timed = [trial for trial in reached if trial.time_to_target is not None]
     best = {"best_by_time": min(timed, key=time_order)} if timed else {}
     best |= {"best_by_steps": min(reached, key=steps_order)} if reached else {}
@@ -162,7 +162,7 @@ def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
 
 def _last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
     """Return the trials, those that continue each other as the last one of them; a failed one continues none."""
-    continued = {trial.parent for trial in trials if trial.status != "failed"}
+    continued = {trial.resumed_from for trial in trials if trial.status != "failed"}
     return [trial for trial in trials if trial.number not in continued]
 
 
@@ -190,7 +190,7 @@ def trial_row(trial: TrialResult) -> dict[str, Any]:
         "batch_size": trial.batch_size,
         "lr": trial.lr,
         "delta": trial.delta,
-        "settings": trial.settings,
+        "settings": trial.hyperparameters,
         "number": trial.number,
         "censored": not reached,
         "steps_low": trial.steps_low,
@@ -207,7 +207,7 @@ def _stands_for(trial: TrialResult, point: FrontierPoint) -> bool:
     if trial.batch_size != point.batch_size:
         return False
     if point.censored:
-        return trial.status == "budget" and trial.steps_low == point.steps
+        return trial.status == "censored" and trial.steps_low == point.steps
     return trial.reached and trial.steps == point.steps
 
 
@@ -281,7 +281,7 @@ def trials_table(trials: Sequence[TrialResult], target: Target, rows: int = 12) 
 def _steps_text(trial: TrialResult) -> str:
     if trial.reached:
         return format_count(trial.steps)
-    return f"> {format_count(trial.steps_low)}" if trial.status == "budget" else "-"
+    return f"> {format_count(trial.steps_low)}" if trial.status == "censored" else "-"
 
 
 def final_table(summary: Summary, tests: Tests | None = None) -> Group:

@@ -69,7 +69,7 @@ CURVE_TRIALS, BEGUN = "bstune.curve_trials", "begun"
 SUPERSEDED, PARENT = "bstune.superseded", "mlflow.parentRunId"
 # mlflow.utils.validation: names of 250 characters, parameters of 6000; tags of 5000 before mlflow 3 and 8000 since.
 _KEY_LENGTH, _PARAM_LENGTH, _TAG_LENGTH = 250, 6000, 5000
-_TRIAL_PARAMS = ("batch_size", "lr", "delta", "seed", "slot", "parent", "confirms")
+_TRIAL_PARAMS = ("batch_size", "lr", "delta", "seed", "trial_index", "parent", "replicate_of")
 _TRIAL_SECONDS = ("train_seconds", "eval_seconds", "startup_seconds", "wall_seconds", "seconds_per_step")
 _TRIAL_METRICS = ("steps", "steps_low", "examples", "time_to_target", *_TRIAL_SECONDS)
 # Of a server that is down, a locked or newer database, a full disk, a missing driver; those of requests are OSErrors.
@@ -414,7 +414,7 @@ def _write_trial(place: _Place, study: StudyTags, result: TrialResult, ended: fl
     values += [(study.metric, step, value) for step, value in result.history]
     values += _noise_scale_values(result)
     params = [Param(name, str(value)) for name in _TRIAL_PARAMS if (value := getattr(result, name)) is not None]
-    params += [Param(name, str(value)) for name, value in result.settings.items()]
+    params += [Param(name, str(value)) for name, value in result.hyperparameters.items()]
     # The client itself splits what is past the limits of one request: 1000 metrics, 100 parameters.
     place.client.log_batch(run_id, _metrics(values, end), params)
     # Last, because a run that has ended counts as sent.
@@ -531,7 +531,7 @@ def _git_commit() -> str | None:
     """Return the commit of the working directory's repository; None where there is none, or no git."""
     command = ["git", "rev-parse", "HEAD"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)  # noqa: S603
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip()

@@ -17,12 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from bstune.config import budget_of, flatten, overrides, plain, with_settings
 from bstune.core.errors import ConfigError, StateError
 from bstune.core.files import Output
-from bstune.core.records import Budget, Protocol, TrialResult, TrialSpec
+from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import BUDGET, Space, corners
 from bstune.hardware.memory import cap_cuda_memory
 from bstune.hardware.report import headline
 from bstune.hardware.survey import Survey, surveyed
-from bstune.study.plan import Plan, most_seconds, probe_step_time, rehearsal
+from bstune.study.plan import SearchBudget, max_seconds, probe_step_time, rehearsal
 from bstune.study.runner import Runner, Settled
 from bstune.trial.batches import micro_batch_sizes, resolve_device
 from bstune.trial.checkpoint import Stopped
@@ -111,9 +111,9 @@ def trainer_options(config: DictConfig) -> dict[str, Any]:
 
 def open_runner(
     config: DictConfig,
-    plan: Plan,
+    plan: SearchBudget,
     space: Space,
-    protocol: Protocol,
+    protocol: TrialProtocol,
     trial: TrialSpec | None,
     say: Callable[[str], None],
 ) -> Runner:
@@ -156,7 +156,7 @@ def open_runner(
         test=lambda spec, output: test_metrics(workload, protocol, spec, output),
         resumable=lambda number, output: output.state(number).exists(),
         step_time=step_time,
-        most_seconds=most_seconds(plan, space, protocol.budget.last_step, step_time, protocol.cadence.share),
+        max_seconds=max_seconds(plan, space, protocol.budget.last_step, step_time, protocol.evaluation_schedule.share),
         device=device,
         place=f"{device} in {config.precision}",
         versions=versions(),
@@ -245,7 +245,7 @@ def check_largest(largest: int, data: LightningDataModule, of_range: bool) -> No
         )
 
 
-def check_tunables(config: DictConfig, workload: Workload, protocol: Protocol, space: Space) -> None:
+def check_tunables(config: DictConfig, workload: Workload, protocol: TrialProtocol, space: Space) -> None:
     """Train a few steps at the smallest batch size with all further hyper-parameters at either end of their ranges.
 
     Raises:
@@ -258,7 +258,7 @@ def check_tunables(config: DictConfig, workload: Workload, protocol: Protocol, s
                 "budget: it would change nothing but when a trial gives up"
             )
     for settings in corners(space.tunables):
-        spec = TrialSpec(0, 0, space.low, space.lr(space.low, -space.delta_bound), None, 0, settings=settings)
+        spec = TrialSpec(0, 0, space.low, space.lr(space.low, -space.delta_bound), None, 0, hyperparameters=settings)
         try:
             train(workload, spec, rehearsal(protocol))
         except (TypeError, ValueError) as error:
@@ -271,7 +271,7 @@ def check_tunables(config: DictConfig, workload: Workload, protocol: Protocol, s
 def run_limited(
     config: DictConfig,
     workload: Workload,
-    protocol: Protocol,
+    protocol: TrialProtocol,
     spec: TrialSpec,
     output: Output | None,
     parent: TrialResult | None,
@@ -283,11 +283,11 @@ def run_limited(
     A parent whose state is gone, or cannot be used, is trained again from the start.
     """
     checkpoint = None if output is None else output.checkpoint(spec.number)
-    if spec.limit is None or output is None:
-        own = replace(protocol, budget=budget_of(with_settings(config, spec.settings)))
+    if spec.max_steps is None or output is None:
+        own = replace(protocol, budget=budget_of(with_settings(config, spec.hyperparameters)))
         return train(workload, spec, own, checkpoint)
     output.states.mkdir(exist_ok=True)
-    limited = replace(protocol, budget=Budget(spec.limit, 1))
+    limited = replace(protocol, budget=Budget(spec.max_steps, 1))
     stopped = None if parent is None else Stopped(parent, output.state(parent.number))
     try:
         return train(workload, spec, limited, checkpoint, state=output.state(spec.number), resume=stopped)
@@ -295,11 +295,11 @@ def run_limited(
         logger.warning("%s", error)
         if stopped is not None:
             stopped.state.unlink(missing_ok=True)  # it would be tried again and again
-    afresh = replace(spec, parent=None)
+    afresh = replace(spec, resumed_from=None)
     return train(workload, afresh, limited, checkpoint, state=output.state(spec.number))
 
 
-def test_metrics(workload: Workload, protocol: Protocol, spec: TrialSpec, output: Output) -> dict[str, float]:
+def test_metrics(workload: Workload, protocol: TrialProtocol, spec: TrialSpec, output: Output) -> dict[str, float]:
     """Return a trial's metrics on the test set, from its checkpoint; empty if there is no such set or checkpoint."""
     checkpoint = output.checkpoint(spec.number)
     if workload.test_batches is None or not checkpoint.exists():
@@ -310,7 +310,7 @@ def test_metrics(workload: Workload, protocol: Protocol, spec: TrialSpec, output
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def check_trainer(config: DictConfig, protocol: Protocol) -> None:
+def check_trainer(config: DictConfig, protocol: TrialProtocol) -> None:
     """Build a Trainer, to find arguments that it does not take.
 
     Raises:
@@ -338,7 +338,7 @@ class _EveryNth:
         return -(-(sized_len(self._batches) or 1) // self._n)
 
 
-def check_start(workload: Workload, protocol: Protocol, spec: TrialSpec) -> None:
+def check_start(workload: Workload, protocol: TrialProtocol, spec: TrialSpec) -> None:
     """Refuse a target that untrained weights meet on validation batches of ``START_EXAMPLES`` examples or a few more.
 
     Raises:

@@ -34,7 +34,7 @@ class Stopped:
     """A trial that was stopped early and can go on.
 
     Args:
-        record: of the trial; its status is ``budget``.
+        record: of the trial; its status is ``censored``.
         state: the file that it left.
     """
 

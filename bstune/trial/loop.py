@@ -24,7 +24,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 
 from bstune.core.clock import Phase, TrialClock, seconds_per_step
 from bstune.core.errors import ConfigError
-from bstune.core.records import Protocol, Status, Target, TrialResult, TrialSpec, is_near, next_evaluation
+from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec, is_near, next_evaluation
 from bstune.trial.batches import micro_batch_sizes, random_state, set_random_state, stream_of, weight_micro_batches
 from bstune.trial.checkpoint import StateWriter, Stopped, read_state
 from bstune.trial.compile import RAISED_BY_MODULES, Compiling, first_line, is_out_of_memory, warn_once
@@ -42,7 +42,7 @@ def run_trial(
     train_batches: Callable[[TrialSpec], Iterable[Any]],
     validation_batches: Iterable[Any],
     validation_examples: int,
-    protocol: Protocol,
+    protocol: TrialProtocol,
     checkpoint: Path | None = None,
     clock: TrialClock | None = None,
     data_module: LightningDataModule | None = None,
@@ -74,18 +74,18 @@ def run_trial(
         data_module: whose hooks on batches are called, such as ``on_after_batch_transfer``; it is set up already.
         state: where the training state is left if the limit or the budget ends the trial; None leaves none. A trial
             that its own module stops leaves none either.
-        resume: the trial from which this one goes on, ``spec.parent``; None starts afresh.
+        resume: the trial from which this one goes on, ``spec.resumed_from``; None starts afresh.
 
     Raises:
         ConfigError: if the module does not log the target's metric, meets the target before it is trained, or steps
             its optimizers itself while batches are accumulated from micro-batches; if the limit leaves no step; or if
             the place in batches other than bstune's own is to be left or taken up.
         StateError: before anything else, if the state to go on from cannot be used; the trial can start afresh.
-        ValueError: if ``spec.parent`` is not the trial to go on from.
+        ValueError: if ``spec.resumed_from`` is not the trial to go on from.
     """
     parent = None if resume is None else resume.record.number
-    if spec.parent != parent:
-        raise ValueError(f"a trial with parent {spec.parent} cannot go on from trial {parent}")
+    if spec.resumed_from != parent:
+        raise ValueError(f"a trial with parent {spec.resumed_from} cannot go on from trial {parent}")
     clock = clock or TrialClock(synchronize=_synchronize)
     sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
     loop = _TargetLoop(spec, protocol, len(sizes), validation_examples, clock, resume)
@@ -109,7 +109,7 @@ def run_trial(
             partial = checkpoint.with_suffix(".partial")
             trainer.save_checkpoint(partial, weights_only=True)
             partial.replace(checkpoint)
-        if loop.status == "budget" and writer is not None:
+        if loop.status == "censored" and writer is not None:
             writer.keep()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -124,7 +124,7 @@ def run_trial(
     return _record(spec, protocol, loop, clock)
 
 
-def _record(spec: TrialSpec, protocol: Protocol, loop: "_TargetLoop", clock: TrialClock) -> TrialResult:
+def _record(spec: TrialSpec, protocol: TrialProtocol, loop: "_TargetLoop", clock: TrialClock) -> TrialResult:
     return TrialResult(
         **spec.identity(),
         status=loop.status,
@@ -168,14 +168,14 @@ class _TargetLoop(Callback):
     def __init__(
         self,
         spec: TrialSpec,
-        protocol: Protocol,
+        protocol: TrialProtocol,
         micro_batches: int,
         validation_examples: int,
         clock: TrialClock,
         resume: Stopped | None,
     ) -> None:
         self.history: list[tuple[int, float | None]] = []
-        self.status: Status = "budget"
+        self.status: Status = "censored"
         self.message: str | None = None
         self.steps = 0
         self.steps_low = 0
@@ -314,7 +314,7 @@ class _TargetLoop(Callback):
             trainer.val_check_batch = batch_idx + 1
             self._clock.end_segment(self.steps - self._segment_start, Phase.EVALUATION)
             self._generators = random_state()
-            if self._writer is not None and self.steps >= self._last_step and self.status == "budget":
+            if self._writer is not None and self.steps >= self._last_step and self.status == "censored":
                 self._take_state(self._writer, trainer.callback_metrics)
         elif self.steps - self._first_step == self._protocol.warmup_steps and self._segment_start == self._first_step:
             self._clock.end_segment(self.steps - self._first_step, Phase.TRAINING)
@@ -387,26 +387,28 @@ class _TargetLoop(Callback):
             self._end(trainer, "reached", None)
             return
         elif self.steps >= self._last_step:
-            self._end(trainer, "budget", None)
+            self._end(trainer, "censored", None)
         elif not trainer.should_stop:  # neither the module nor skipped steps have ended the trial
             self._due_step = self._after(self.steps)
         self.steps_low = self.steps
 
     def _after(self, step: int) -> int:
-        cadence, target = self._protocol.cadence, self._protocol.target
+        evaluation_schedule, target = self._protocol.evaluation_schedule, self._protocol.target
         due = [pair for pair in self.history if pair[0] not in self._forced]
-        self._near = self._near or is_near(due, target, cadence.near)
-        return next_evaluation(step, self._spec.batch_size, self._validation_examples, len(due), self._near, cadence)
+        self._near = self._near or is_near(due, target, evaluation_schedule.near)
+        return next_evaluation(
+            step, self._spec.batch_size, self._validation_examples, len(due), self._near, evaluation_schedule
+        )
 
     def _end(self, trainer: Trainer, status: Status, message: str | None) -> None:
         self.status, self.message = status, message
         trainer.should_stop = True
 
 
-def _last_step(spec: TrialSpec, protocol: Protocol, steps: int) -> int:
+def _last_step(spec: TrialSpec, protocol: TrialProtocol, steps: int) -> int:
     last = protocol.budget.last_step(spec.batch_size)
-    if spec.limit is not None:
-        last = min(last, spec.limit)
+    if spec.max_steps is not None:
+        last = min(last, spec.max_steps)
     if last <= steps:
         raise ConfigError(f"a trial that has {steps} steps cannot be trained until step {last}: raise its limit")
     return last

@@ -200,7 +200,7 @@ def replay(
     outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
     steps = min(outcome.end, max(last_step, done))
     reached = outcome.steps is not None and outcome.steps <= steps
-    status: Status = "reached" if reached else "diverged" if outcome.diverged and steps == outcome.end else "budget"
+    status: Status = "reached" if reached else "diverged" if outcome.diverged and steps == outcome.end else "censored"
     history = tuple((step, value) for step, value in outcome.history if step <= steps)
     missed = [step for step, value in history if not target.reached(value)]
     seconds = (steps - done) * outcome.seconds_per_step
@@ -224,8 +224,8 @@ def replay(
 
 def _steps_done(spec: TrialSpec, parent: TrialResult | None) -> int:
     """Return the steps that the trial continues from."""
-    if (None if parent is None else parent.number) != spec.parent:
-        raise ValueError(f"the trial names parent {spec.parent}, but got {parent and parent.number}")
+    if (None if parent is None else parent.number) != spec.resumed_from:
+        raise ValueError(f"the trial names parent {spec.resumed_from}, but got {parent and parent.number}")
     if parent is None:
         return 0
     here, there = ((trial.batch_size, trial.lr, trial.seed) for trial in (spec, parent))

@@ -271,6 +271,6 @@ class _Sent:
 
 def _can_be_sent(error: BaseException) -> bool:
     try:
-        return type(pickle.loads(pickle.dumps(error))) is type(error)  # noqa: S301  # our own bytes
+        return type(pickle.loads(pickle.dumps(error))) is type(error)  # our own bytes
     except NOT_SENT:
         return False

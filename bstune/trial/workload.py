@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from bstune.config import budget_of, build, with_settings
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
-from bstune.core.records import Protocol, TrialResult, TrialSpec
+from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.batches import rebatch
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.loop import make_trainer, run_trial, serving
@@ -115,7 +115,7 @@ def build_workload(config: DictConfig, data: LightningDataModule | None = None) 
 
     images = InitialImages(data)
     return Workload(
-        build_module=lambda spec: images.give(build_module(config, spec), spec.settings),
+        build_module=lambda spec: images.give(build_module(config, spec), spec.hyperparameters),
         train_batches=train_batches,
         validation_batches=validation,
         test_batches=test,
@@ -135,7 +135,7 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     Raises:
         ConfigError: if it cannot be built, is no LightningModule, or normalises in groups over the micro-batch size.
     """
-    own = with_settings(config, spec.settings)
+    own = with_settings(config, spec.hyperparameters)
     own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
     own.trial.total_steps = budget_of(own).last_step(spec.batch_size)
     module = build(own.workload.module, "workload.module")
@@ -226,7 +226,7 @@ def on_device(workload: Workload, module: LightningModule, batch: Any, device: t
     return batch
 
 
-def evaluate(workload: Workload, module: LightningModule, protocol: Protocol, **batches: Iterable[Any]) -> Trainer:
+def evaluate(workload: Workload, module: LightningModule, protocol: TrialProtocol, **batches: Iterable[Any]) -> Trainer:
     """Evaluate a module once and return the Trainer with its metrics.
 
     Args:
@@ -248,7 +248,7 @@ def evaluate(workload: Workload, module: LightningModule, protocol: Protocol, **
 def train(
     workload: Workload,
     spec: TrialSpec,
-    protocol: Protocol,
+    protocol: TrialProtocol,
     checkpoint: Path | None = None,
     *,
     clock: TrialClock | None = None,

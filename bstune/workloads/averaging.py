@@ -49,7 +49,7 @@ class _DeviceAverage(WeightAveraging):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the average where the weights are by now."""
-        assert self._average_model is not None  # noqa: S101  # set up
+        assert self._average_model is not None  # set up
         self._average_model.module.to(pl_module.device)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
@@ -61,7 +61,7 @@ class _DeviceAverage(WeightAveraging):
 
     @torch.no_grad()
     def _update(self, pl_module: LightningModule) -> None:
-        assert self._average_model is not None  # noqa: S101  # set up
+        assert self._average_model is not None  # set up
         known, decay = int(self._average_model.n_averaged) > 0, self.decay()
         averaged: list[Tensor] = []
         weights: list[Tensor] = []

@@ -82,7 +82,7 @@ class BatchNorm(nn.BatchNorm2d):
         if self.scale is not None:
             nn.init.constant_(self.weight, self.scale)
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
+    def forward(self, input: Tensor) -> Tensor:  # torch's name
         """Return the images normalised, in their own memory format."""
         size = self.ghost_size
         if size is None or not self.training or len(input) <= size:
@@ -114,7 +114,7 @@ class BatchNorm(nn.BatchNorm2d):
 
     def _normalise(self, images: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return images normalised in groups of one size, and the groups' mean and unbiased variance, averaged (C,)."""
-        assert self.running_mean is not None  # noqa: S101  # it is always tracked
+        assert self.running_mean is not None  # it is always tracked
         kind = self.running_mean.dtype
         channels = images.shape[1]
         if groups > 1 and not images.is_contiguous():

@@ -128,15 +128,15 @@ def _run(study: optuna.Study, table: Table, objective: str, space: dict[str, Bas
     sampler = _sampler(objective, space, number)
     study.sampler = sampler
     trial = study.ask(space)
-    limit, parent = sampler.limit(trial.number), sampler.parent(trial.number)
-    before = None if parent is None else study.get_trials(deepcopy=False)[parent].user_attrs[RECORD]
+    max_steps, resumed_from = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
+    before = None if resumed_from is None else study.get_trials(deepcopy=False)[resumed_from].user_attrs[RECORD]
     continued = None if before is None else TrialResult.from_json(before)
     seed = number if continued is None else continued.seed
     batch_size, lr = trial.params["batch_size"], trial.params["lr"]
-    spec = TrialSpec(number, number, batch_size, lr, None, seed, limit, parent)
-    result = replay(table, spec, TARGET, math.ceil(BUDGET) if limit is None else limit, continued)
+    spec = TrialSpec(number, number, batch_size, lr, None, seed, max_steps, resumed_from)
+    result = replay(table, spec, TARGET, math.ceil(BUDGET) if max_steps is None else max_steps, continued)
     trial.set_user_attr(RECORD, result.to_json())
-    trial.set_user_attr(PARENT, parent)
+    trial.set_user_attr(PARENT, resumed_from)
     if result.time_to_target is None:
         study.tell(trial, state=TrialState.PRUNED)
     else:

@@ -81,7 +81,7 @@ def search_for(
     total = 0.0
     while total < seconds:
         spec = search.propose(finished)
-        parent = None if spec.parent is None else finished[spec.parent]
+        parent = None if spec.resumed_from is None else finished[spec.resumed_from]
         result = job.runner.train(spec, output, parent)
         total += result.train_seconds
         finished.append(result)

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from bstune.__main__ import quieten
 from bstune.core.clock import TrialClock
-from bstune.core.records import Budget, Cadence, Protocol, Target, TrialResult, TrialSpec
+from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.batches import resolve_device
 from bstune.trial.loop import device_name, run_trial, versions
 from bstune.trial.workload import Workload, build_workload
@@ -106,13 +106,15 @@ def compose_case(case: Case, device: torch.device) -> DictConfig:
         return compose("config", overrides)
 
 
-def protocol(config: DictConfig, target: Target, budget: Budget) -> Protocol:
+def protocol(config: DictConfig, target: Target, budget: Budget) -> TrialProtocol:
     """Return the default protocol with another target and budget."""
     rules = config.protocol
-    return Protocol(
+    return TrialProtocol(
         target=target,
         budget=budget,
-        cadence=Cadence(rules.evaluation_ratio, rules.evaluation_share, rules.evaluation_cost, rules.near),
+        evaluation_schedule=EvaluationSchedule(
+            rules.evaluation_ratio, rules.evaluation_share, rules.evaluation_cost, rules.near
+        ),
         micro_batch_size=None,
         warmup_steps=rules.warmup_steps,
         divergence=rules.divergence,
@@ -123,7 +125,7 @@ def protocol(config: DictConfig, target: Target, budget: Budget) -> Protocol:
 
 
 def run_bstune(
-    workload: Workload, spec: TrialSpec, rules: Protocol, now: Now = time.perf_counter
+    workload: Workload, spec: TrialSpec, rules: TrialProtocol, now: Now = time.perf_counter
 ) -> tuple[TrialResult, LightningModule]:
     """Run one trial by a clock; return its record and its module as trained."""
     built: list[LightningModule] = []

@@ -1,0 +1,50 @@
+"""What several test modules work with: made records and protocols, a clock that a test moves, a folder's entries."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialSpec
+
+EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
+TRAINER = {"accelerator": "cpu", "devices": 1}
+
+
+class FakeTime:
+    """Seconds that pass only when a test says so; call it for the time."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def make_spec(batch_size: int = 4, lr: float = 0.1, seed: int = 0, **changes: Any) -> TrialSpec:
+    """Return the spec of a trial, number 3 at index 2."""
+    values: Mapping[str, Any] = {"number": 3, "trial_index": 2, "delta": None}
+    return TrialSpec(**{**values, "batch_size": batch_size, "lr": lr, "seed": seed, **changes})
+
+
+def make_protocol(steps: int = 20, examples: int = 1, **changes: Any) -> TrialProtocol:
+    """Return a protocol that evaluates after every step, on a CPU."""
+    values: Mapping[str, Any] = {
+        "target": Target("val/error", 0.1, "min"),
+        "budget": Budget(steps, examples),
+        "evaluation_schedule": EVERY_STEP,
+        "micro_batch_size": None,
+        "warmup_steps": 2,
+        "divergence": 2.0,
+        "noise_scale_every": None,
+        "compile": None,
+        "trainer": TRAINER,
+    }
+    return TrialProtocol(**{**values, **changes})
+
+
+def entries(folder: Path) -> list[str]:
+    """Return the names of what lies in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
