@@ -11,19 +11,19 @@ from itertools import pairwise
 
 import matplotlib
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
+from bstune.core.console import format_count, format_number, format_seconds
 from bstune.core.curve import CurveError, CurveFit, FrontierPoint, fit_curve, frontier_points
+from bstune.core.figures import FIGURE_DPI
 from bstune.core.records import Target, TrialResult, dump_json
-from bstune.study.figure import curve_figure, draw_curve
+from bstune.study.figure import FIGURE_INCHES, draw_curve, paint_curve
 from bstune.study.model import Exponent, Held
 from bstune.study.summary import (
     counts_text,
     critical_text,
     final_table,
-    format_count,
-    format_number,
-    format_seconds,
     pareto_front,
     print_final,
     regimes_text,
@@ -575,7 +575,9 @@ def by_label(axes):
 
 def drawn(trials, fit):
     summary = summarize(trials, TARGET, fit)
-    return summary, curve_figure(trials, summary, None if isinstance(fit, str) else fit, "a workload")
+    figure = Figure(figsize=FIGURE_INCHES, dpi=FIGURE_DPI, layout="constrained")
+    paint_curve(figure, trials, summary, None if isinstance(fit, str) else fit, "a workload")
+    return summary, figure
 
 
 def test_figure_has_the_curve_the_points_and_their_labels():

@@ -13,8 +13,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from bstune.config import overrides
+from bstune.core.console import redact
 from bstune.core.curve import CurveError, CurveFit, fit_curve, frontier_points, predict_steps
-from bstune.core.files import Output, redact, write_text
+from bstune.core.files import Output, write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.study.figure import draw_curve
 from bstune.study.model import b_crit_interval, known_of, which_rule_held

@@ -18,8 +18,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from bstune.core.console import format_count, format_number, format_seconds, redact
 from bstune.core.errors import StudyError
-from bstune.core.files import Output, locked, redact, write_text
+from bstune.core.files import Output, locked, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.search_space import Tunable
 from bstune.study.model import b_crit_interval, known_of, own_arguments
@@ -42,7 +43,7 @@ from bstune.study.storage import (
     running,
     warn_cut_short,
 )
-from bstune.study.summary import format_count, format_number, format_seconds, trials_table, winners
+from bstune.study.summary import trials_table, winners
 from bstune.study.tracking import open_job_tracking
 from bstune.trial.workers import Ended, Workers, alone
 

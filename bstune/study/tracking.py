@@ -52,8 +52,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from bstune.config import flatten, plain
+from bstune.core.console import redact
 from bstune.core.errors import ConfigError
-from bstune.core.files import redact
 from bstune.core.noise_scale import moving_estimate
 from bstune.core.records import TrialResult
 from bstune.study.prepare import Job
