@@ -24,7 +24,7 @@ from bstune.study.prepare import make_protocol
 from bstune.study.summary import format_count, format_number, format_seconds, time_unit
 from bstune.study.training import check_trainer, settle
 from bstune.sweeps.harness import Finding, draw_figure
-from bstune.trial.loop import device_name
+from bstune.trial.device import device_name
 from bstune.trial.workload import build_workload, train
 
 if TYPE_CHECKING:
