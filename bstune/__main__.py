@@ -122,7 +122,7 @@ def quieten(training: bool = True) -> None:
     import optuna
 
     if training:
-        import lightning.pytorch  # it sets its loggers' levels when it is imported
+        import lightning.pytorch  # it sets its loggers' levels when it is imported  # noqa: F401
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for name in ("lightning.pytorch", "lightning.fabric"):
