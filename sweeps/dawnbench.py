@@ -35,7 +35,7 @@ from bstune.study.training import PRECISIONS, check_trainer, settle
 from bstune.sweeps.dawnbench_report import Difference, compare, paint, sentence, shown
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import holm
-from bstune.trial.loop import device_name
+from bstune.trial.device import device_name
 from bstune.trial.workload import Workload, build_workload, load_data, train, train_examples
 
 if TYPE_CHECKING:

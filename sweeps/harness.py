@@ -247,7 +247,7 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
     Raises:
         StudyError: if they cannot be written.
     """
-    from bstune.trial.loop import versions
+    from bstune.trial.device import versions
 
     output = sweep.output
     values = {

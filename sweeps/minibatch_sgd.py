@@ -24,7 +24,7 @@ from bstune.core.records import Budget, Target, TrialResult, TrialSpec
 from bstune.study.prepare import make_protocol
 from bstune.study.training import check_trainer, settle
 from bstune.sweeps.harness import Finding
-from bstune.trial.loop import device_name
+from bstune.trial.device import device_name
 from bstune.trial.workload import build_workload, train
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from bstune.sweeps.statistics import (
     is_power_of_two,
     kind,
 )
-from bstune.trial.loop import device_name
+from bstune.trial.device import device_name
 from bstune.trial.workload import Workload, build_workload
 
 if TYPE_CHECKING:

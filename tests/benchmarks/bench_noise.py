@@ -25,7 +25,7 @@ from lightning.pytorch import LightningModule
 
 from bstune.core.console import quieten
 from bstune.core.records import Budget, TrialSpec
-from bstune.trial.batches import resolve_device
+from bstune.trial.device import resolve_device
 from bstune.trial.loop import run_trial
 from bstune.trial.noise_scale import NoiseScale
 from bstune.trial.workload import Workload, build_workload

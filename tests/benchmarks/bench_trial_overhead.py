@@ -40,8 +40,8 @@ from torch import Tensor
 from bstune.core.clock import TrialClock
 from bstune.core.console import quieten
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
-from bstune.trial.batches import resolve_device
-from bstune.trial.loop import device_name, run_trial, versions
+from bstune.trial.device import device_name, resolve_device, versions
+from bstune.trial.loop import run_trial
 from bstune.trial.workload import Workload, build_workload
 
 
