@@ -130,7 +130,7 @@ def best_yaml(
         own += overrides(config, result.hyperparameters)
         kept = [redact(argument) for argument in arguments if not argument.startswith("trial.")]
         checkpoint = output.checkpoint(result.number)
-        fields = ("number", "batch_size", "lr", "settings", "seed", "steps", "steps_low", "seconds_per_step")
+        fields = ("number", "batch_size", "lr", "hyperparameters", "seed", "steps", "steps_low", "seconds_per_step")
         values[name] = {
             **{field: value for field, value in asdict(result).items() if field in fields},
             "time_to_target": result.time_to_target,
