@@ -175,7 +175,7 @@ def test_summary_on_points_of_the_curve_itself():
         "seed": 1006,
         "batch_size": 8192,
         "lr": 0.1,
-        "settings": {},
+        "hyperparameters": {},
         "steps": 104,
         "seconds_per_step": trials[6].seconds_per_step,
         "time_to_target": trials[6].time_to_target,
@@ -508,10 +508,10 @@ def stopped(number, resumed_from=None, steps=100):
         ([stopped(0), trial(1, resumed_from=0)], "reached by 1 of 1 trial (a stopped one was continued once)"),
         (
             [stopped(0), stopped(1), stopped(2, 0, 200), trial(3, resumed_from=2)],
-            "reached by 1 of 2 trials (1 budget, a stopped one was continued 2 times)",
+            "reached by 1 of 2 trials (1 censored, a stopped one was continued 2 times)",
         ),
         # a continuation that failed leaves the stopped trial as it was, and is asked again
-        ([stopped(0), trial(1, status="failed", resumed_from=0)], "reached by 0 of 2 trials (1 budget, 1 failed)"),
+        ([stopped(0), trial(1, status="failed", resumed_from=0)], "reached by 0 of 2 trials (1 censored, 1 failed)"),
         (
             [stopped(0), trial(1, status="failed", resumed_from=0), trial(2, resumed_from=0)],
             "reached by 1 of 2 trials (1 failed, a stopped one was continued once)",

@@ -174,7 +174,7 @@ def _winner_row(trials: Sequence[TrialResult], name: str) -> dict[str, Any] | No
 
 
 def _winner(trial: TrialResult) -> dict[str, Any]:
-    names = ("number", "seed", "batch_size", "lr", "settings", "steps", "seconds_per_step", "time_to_target")
+    names = ("number", "seed", "batch_size", "lr", "hyperparameters", "steps", "seconds_per_step", "time_to_target")
     return {name: getattr(trial, name) for name in names}
 
 
@@ -190,7 +190,7 @@ def trial_row(trial: TrialResult) -> dict[str, Any]:
         "batch_size": trial.batch_size,
         "lr": trial.lr,
         "delta": trial.delta,
-        "settings": trial.hyperparameters,
+        "hyperparameters": trial.hyperparameters,
         "number": trial.number,
         "censored": not reached,
         "steps_low": trial.steps_low,
@@ -333,8 +333,8 @@ def _winners_table(summary: Summary, tests: Tests | None) -> Table:
 
     row("batch size (examples)", "batch_size", format_count)
     row("learning rate", "lr", format_number)
-    for name in sorted({name for winner in winners if winner for name in winner["settings"]}):
-        row(name.replace("_", " "), "settings", lambda settings, name=name: format_number(settings.get(name)))
+    for name in sorted({name for winner in winners if winner for name in winner["hyperparameters"]}):
+        row(name.replace("_", " "), "hyperparameters", lambda values, name=name: format_number(values.get(name)))
     row("time to target", "time_to_target", format_seconds)
     row("steps to target", "steps", format_count)
     fresh = [(winner or {}).get("confirmed") for winner in winners]
