@@ -23,7 +23,6 @@ from bstune.study.prepare import Job
 from bstune.study.scale_out import ScaleOut, draw_scale_out, scale_out, scale_out_table
 from bstune.study.storage import results
 from bstune.study.summary import print_final, summarize, winners
-from bstune.study.tracking import mlflow_uri
 
 if TYPE_CHECKING:
     from bstune.study.tracking import Tracking
@@ -70,7 +69,7 @@ def report_study(
         draw_scale_out(ideal, real, workload, output.scale_out)
     ui = "not logged (mlflow.enabled=false)"
     if tracking is not None:
-        from bstune.study.tracking import ui_command
+        from bstune.study.tracking import mlflow_uri, ui_command  # mlflow takes seconds to import
 
         tracking.finish_study(curves(summary, curve), scalars(summary), _artifacts(output))
         ui = ui_command(mlflow_uri(job.config))

@@ -44,7 +44,6 @@ from bstune.study.storage import (
     warn_cut_short,
 )
 from bstune.study.summary import trials_table, winners
-from bstune.study.tracking import open_job_tracking
 from bstune.trial.workers import Ended, Workers, alone
 
 if TYPE_CHECKING:
@@ -184,7 +183,11 @@ def run_study(job: Job, arguments: Sequence[str], console: Console) -> None:
             from bstune.hardware.report import write_survey
 
             write_survey(job.runner.survey, job.output)
-        tracking = open_job_tracking(job, study)
+        tracking = None
+        if job.config.mlflow.enabled:
+            from bstune.study.tracking import open_job_tracking  # mlflow takes seconds to import
+
+            tracking = open_job_tracking(job, study)
         try:
             ended = run_slots(job, study, tracking, console)
         finally:  # a trial that was cut short is a record too
