@@ -1,5 +1,7 @@
 """A workload built from its config: its data once a study, its module once a trial."""
 
+import functools
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +144,26 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     if not isinstance(module, LightningModule):
         raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
     _check_micro_batches(module, spec.batch_size, config.protocol.micro_batch_size)
+    _name_optimizer_errors(module)
     return module
+
+
+def _name_optimizer_errors(module: LightningModule) -> None:
+    """Make ``configure_optimizers`` raise a ConfigError where an option is refused, as by torch's optimizers."""
+    configure = module.configure_optimizers
+
+    @functools.wraps(configure)
+    def configured() -> Any:
+        try:
+            return configure()
+        except (TypeError, ValueError) as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise ConfigError(
+                f"workload.module: {type(module).__name__} cannot build its optimizers from these options: {error} "
+                f"({type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno})"
+            ) from error
+
+    module.configure_optimizers = configured  # type: ignore[method-assign]
 
 
 def _check_micro_batches(module: LightningModule, batch_size: int, micro_batch_size: int | None) -> None:
