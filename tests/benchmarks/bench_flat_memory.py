@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from scipy.stats import linregress
 
-from bstune.__main__ import compose_checked, quieten
+from bstune.__main__ import compose_checked
+from bstune.core.console import quieten
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.hardware.memory import resident_bytes
