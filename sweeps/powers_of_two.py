@@ -39,7 +39,8 @@ from bstune.sweeps.statistics import (
     kind,
 )
 from bstune.trial.device import device_name
-from bstune.trial.workload import Workload, build_workload
+from bstune.trial.loop import Workload
+from bstune.trial.workload import build_workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
