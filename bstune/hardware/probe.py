@@ -53,7 +53,8 @@ from bstune.hardware.memory import (
     resident_bytes,
     search_range,
 )
-from bstune.trial.workload import Workload, build_workload, train
+from bstune.trial.loop import Workload, run_trial
+from bstune.trial.workload import build_workload
 
 CONTEXT = multiprocessing.get_context("forkserver")
 LOOK_SECONDS = 0.004  # between two looks at a probe's memory
@@ -264,7 +265,7 @@ def _probe(request: _Request, sender: Connection, log: str, environment: Mapping
             noise_scale_every=None if protocol.noise_scale_every is None else 1,
             trainer={**protocol.trainer, "num_sanity_val_steps": 0},
         )
-        result = train(workload, spec, protocol, clock=clock)
+        result = run_trial(workload, spec, protocol, clock=clock)
     except BstuneError as error:
         sender.send(ConfigError(str(error)))
         return
