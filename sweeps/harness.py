@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from bstune.__main__ import HYDRA_VERSION, compose_plainly, exit_status, quieten
-from bstune.config import build, check_settings, is_replayed
+from bstune.config import check_settings, instantiate, is_replayed
 from bstune.core.errors import ConfigError, Interrupted, StudyError
 from bstune.core.files import check_writable, redact
 from bstune.core.records import dump_json
@@ -195,7 +195,7 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
         values = OmegaConf.to_container(config.sweep, resolve=True)  # what it refers to may be beside it
         own = OmegaConf.merge(OmegaConf.structured(SweepSettings), values)
         source, root = own.source, own.output
-        experiment = build(own.experiment, "sweep.experiment")
+        experiment = instantiate(own.experiment, "sweep.experiment")
     except ConfigKeyError as error:
         raise ConfigError(f"unknown option sweep.{error.full_key}; --help lists the options") from error
     except OmegaConfBaseException as error:

@@ -63,8 +63,8 @@ def known_of(job: Job, done: Sequence[TrialResult], particles: int) -> Known:
         high=space.high,
         rule=coordinates.log_rule,
         budget=lambda batch_size: job.protocol.budget.last_step(round(batch_size)),
-        sigma=job.config.scaling.level_sigma,
-        exponent_sigma=job.config.scaling.exponent_sigma,
+        sigma=job.config.prior.level_sigma,
+        exponent_sigma=job.config.prior.exponent_sigma,
         noise_scale=job.config.scaling.noise_scale,
         others=coordinates.columns,
     )

@@ -14,7 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
 from omegaconf import DictConfig, OmegaConf
 
-from bstune.config import budget_of, flatten, overrides, plain, with_settings
+from bstune.config import budget_of, flatten, overrides, to_dict, with_hyperparameters
 from bstune.core.errors import ConfigError, StateError
 from bstune.core.files import Output
 from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
@@ -96,7 +96,7 @@ def trainer_options(config: DictConfig) -> dict[str, Any]:
     """Return the arguments of the Lightning Trainer for a settled device and precision."""
     device = torch.device(config.device)
     return {
-        **plain(config.trainer),
+        **to_dict(config.trainer),
         "accelerator": device.type,
         "devices": [device.index or 0] if device.type == "cuda" else 1,
         "precision": config.precision,
@@ -278,7 +278,7 @@ def run_limited(
     """
     checkpoint = None if output is None else output.checkpoint(spec.number)
     if spec.max_steps is None or output is None:
-        own = replace(protocol, budget=budget_of(with_settings(config, spec.hyperparameters)))
+        own = replace(protocol, budget=budget_of(with_hyperparameters(config, spec.hyperparameters)))
         return train(workload, spec, own, checkpoint)
     output.states.mkdir(exist_ok=True)
     limited = replace(protocol, budget=Budget(spec.max_steps, 1))
@@ -347,7 +347,7 @@ def check_start(workload: Workload, protocol: TrialProtocol, spec: TrialSpec) ->
 
 def identity(config: DictConfig, device: str) -> Mapping[str, Any]:
     """Return device, precision and how it is compiled, and the budget if the schedule ends with it, flat."""
-    budget = flatten({"budget": plain(config.budget)}) if has_horizon(config) else {}
+    budget = flatten({"budget": to_dict(config.budget)}) if has_horizon(config) else {}
     return {"precision": config.precision, "device": device, "compile": config.compile, **budget}
 
 
@@ -357,5 +357,5 @@ def has_horizon(config: DictConfig) -> bool:
     for total_steps in (1, 2):
         own = config.copy()
         own.trial.batch_size, own.trial.lr, own.trial.total_steps = 1, 1.0, total_steps
-        modules.append(plain(own.workload.module))
+        modules.append(to_dict(own.workload.module))
     return modules[0] != modules[1]

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bstune.config import budget_of, build, with_settings
+from bstune.config import budget_of, instantiate, with_hyperparameters
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
@@ -55,7 +55,7 @@ def load_data(config: DictConfig) -> LightningDataModule:
         DataError: if the data cannot be had.
         ConfigError: if the data module cannot be built from the config, or is none.
     """
-    data = build(config.workload.data, "workload.data")
+    data = instantiate(config.workload.data, "workload.data")
     if not isinstance(data, LightningDataModule):
         raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
     if isinstance(data, ImageData):
@@ -135,10 +135,10 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     Raises:
         ConfigError: if it cannot be built, is no LightningModule, or normalises in groups over the micro-batch size.
     """
-    own = with_settings(config, spec.hyperparameters)
+    own = with_hyperparameters(config, spec.hyperparameters)
     own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
     own.trial.total_steps = budget_of(own).last_step(spec.batch_size)
-    module = build(own.workload.module, "workload.module")
+    module = instantiate(own.workload.module, "workload.module")
     if not isinstance(module, LightningModule):
         raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
     _check_micro_batches(module, spec.batch_size, config.protocol.micro_batch_size)
