@@ -447,23 +447,23 @@ Complete = Callable[[DictConfig], DictConfig]  # fills in what a replayed worklo
 
 def compose(arguments: Sequence[str], complete: Complete | None = None) -> DictConfig:
     """Return the config of a command line, composed and validated, or raise a ConfigError with all its mistakes."""
-    config, mistakes = compose_overrides(CONFIG_MODULE, *_split(arguments))
-    return validate(config, complete, mistakes)
-
-
-def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the primary config's name and the overrides of a command line."""
-    parser = argparse.ArgumentParser(prog="bstune", add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--config-name", "-cn", default=CONFIG_NAME)
-    parser.add_argument("overrides", nargs="*")
-    parsed = parser.parse_intermixed_args(list(arguments))
+    parsed = parse(arguments)
     overrides = without_plus(parsed.overrides)
     if parsed.config_dir:
         if not Path(parsed.config_dir).is_dir():
             raise ConfigError(f"--config-dir {parsed.config_dir} is not a folder")
         overrides.append(f"hydra.searchpath=[file://{Path(parsed.config_dir).absolute()}]")
-    return parsed.config_name, overrides
+    config, mistakes = compose_overrides(CONFIG_MODULE, parsed.config_name, overrides)
+    return validate(config, complete, mistakes)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the ``config_dir``, ``config_name`` and ``overrides`` of a command line."""
+    parser = argparse.ArgumentParser(prog="bstune", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--config-name", "-cn", default=CONFIG_NAME)
+    parser.add_argument("overrides", nargs="*", metavar="OPTION=VALUE")
+    return parser.parse_intermixed_args(list(arguments))
 
 
 def without_plus(arguments: Sequence[str]) -> list[str]:
@@ -479,23 +479,23 @@ def compose_overrides(module: str, name: str, overrides: Sequence[str]) -> tuple
             try:
                 return hydra_compose(name, left), mistakes
             except MissingConfigException as error:
-                raise ConfigError(_of_hydra(error)) from error
+                raise ConfigError(plain_error(error)) from error
             except (HydraException, OmegaConfBaseException) as error:
                 unknown = re.match(r"Could not override '([^']+)'", str(error))
                 rest = [one for one in left if unknown is None or one.split("=")[0].lstrip("+~") != unknown[1]]
                 if unknown is None or rest == left:
-                    raise ConfigError(_of_hydra(error)) from error
+                    raise ConfigError(plain_error(error)) from error
                 mistakes.append(_unknown(unknown[1]))
                 left = rest
             except YAMLError as error:
                 raise ConfigError(f"a config file is not YAML: {' '.join(str(error).split())}") from error
 
 
-def _of_hydra(error: Exception) -> str:
+def plain_error(error: Exception) -> str:
     """Return Hydra's message without its search path, its workloads on one line."""
     message = str(error) or str(error.__cause__)
     lines = [line.strip() for line in message.split("Config search path")[0].splitlines() if line.strip()]
-    workload = re.match(r"You must specify 'workload'|Could not find 'workload/(.*)'", lines[0])
+    workload = re.search(r"You must specify 'workload'|Could not find 'workload/(.*)'", lines[0])
     if not workload:
         return "\n".join(lines)
     problem = "no workload was given" if workload[1] is None else f"there is no workload {workload[1]!r}"
@@ -538,7 +538,7 @@ def _parse(config: DictConfig) -> tuple[Options | None, list[str]]:
             name = ".".join(str(part) for part in one["loc"])
             mistakes.setdefault(name, _line(name, one))
     raw = flatten(OmegaConf.to_container(config))
-    copies = {name for name in mistakes if raw.get(name, "")[2:-1] in mistakes} if mistakes else set()
+    copies = {name for name in mistakes if str(raw.get(name))[2:-1] in mistakes} if mistakes else set()
     return options, [line for name, line in mistakes.items() if name not in copies]
 
 
@@ -571,7 +571,8 @@ def _line(name: str, error: Any) -> str:
         case "extra_forbidden":
             return _unknown(name)
         case "value_error":
-            return f"{name}: {message.removeprefix('Value error, ')}"
+            message = message.removeprefix("Value error, ")
+            return message if message.startswith(f"{name}.") else f"{name}: {message}"
     return f"{name} {message}{_or_null(name)}, but got {_text(error['input'])}"
 
 
@@ -592,7 +593,9 @@ def _unknown(name: str) -> str:
     if name in RENAMED:
         return f"unknown option {name}: it is called {RENAMED[name]} now"
     if name in ("workload.data", "workload.module"):
-        return f"{name}: a workload is trained (workload.data and workload.module) or replayed (workload.table), not both"
+        return (
+            f"{name}: a workload is trained (workload.data and workload.module) or replayed (workload.table), not both"
+        )
     near = difflib.get_close_matches(name, option_types(), n=1)
     return f"unknown option {name}{f': did you mean {near[0]}?' if near else ''}; --help lists the options"
 
@@ -694,3 +697,11 @@ def overrides(config: DictConfig, values: Mapping[str, float]) -> list[str]:
 def budget_of(config: DictConfig) -> Budget:
     """Return the budget that a config states."""
     return Budget(config.budget.steps, config.budget.examples)
+
+
+check_settings, plain, build, with_settings = (
+    validate,
+    to_dict,
+    instantiate,
+    with_hyperparameters,
+)  # until all have moved

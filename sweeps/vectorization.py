@@ -16,11 +16,11 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from bstune.core.console import format_number
 from bstune.core.errors import ConfigError
+from bstune.core.figures import BLUE, INK, save_figure
 from bstune.hardware.roofline import DTYPES
-from bstune.study.figure import BLUE, INK
-from bstune.study.summary import format_number
-from bstune.sweeps.harness import Finding, draw_figure
+from bstune.sweeps.harness import Finding
 from bstune.trial.device import device_name, resolve_device, synchronize
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def run(
     name = device_name({"accelerator": place.type, "devices": [place.index or 0]})
     n = min(row["repeats"] for row in rows)
     title = f"A = B C of {size} x {size} matrices in {dtype}, {name}"
-    draw = functools.partial(draw_figure, functools.partial(_paint, rows, title), FIGURE_INCHES)
+    draw = functools.partial(save_figure, functools.partial(_paint, rows, title), FIGURE_INCHES)
     return Finding(sentence(rows, n), rows, n, name, draw)
 
 

@@ -7,10 +7,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from bstune.__main__ import compose_checked
 from bstune.core.errors import HardwareError
 from bstune.hardware.timing import Steps, ladder, measure_step_times, summarize, time_bare, time_trial, visits
-from bstune.study.prepare import make_protocol, make_target
+from bstune.study.prepare import compose_checked, make_protocol, make_target
 from bstune.study.training import settle
 from bstune.trial.workload import build_workload
 

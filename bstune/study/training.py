@@ -210,7 +210,7 @@ def open_trials(
     Raises:
         DataError, ConfigError: as in the process that checked the same config.
     """
-    from bstune.__main__ import quieten
+    from bstune.core.console import quieten
     from bstune.study.prepare import make_protocol, make_target
 
     quieten()

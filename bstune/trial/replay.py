@@ -5,7 +5,7 @@ A table is a file of JSON lines, one a recorded run: ``batch_size``, ``lr``, ``s
 ``status`` may say that the run ``diverged``. Runs of the same batch size and learning rate are a cell; cells need not
 fill a rectangle.
 
-``python -m bstune.trial.replay record FILE ...`` writes a table; see :mod:`bstune.study.record`.
+``bstune record FILE ...`` writes a table; see :mod:`bstune.study.record`.
 """
 
 import json
@@ -339,17 +339,3 @@ def always_reached(table: Table, target: Target) -> str | None:
         f"{target} is met by every run in this table at its first evaluation: "
         "check workload.target.mode and workload.target.value"
     )
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run ``record``; return the exit status."""
-    from bstune.study.record import main as record
-
-    if list(arguments[:1]) != ["record"]:
-        sys.stderr.write("usage: python -m bstune.trial.replay record FILE ... (--help lists the options)\n")
-        return 2
-    return record(arguments[1:])
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -23,7 +23,7 @@ import torch
 from bench_trial_overhead import NEVER, Case, compose_case, machine, protocol
 from lightning.pytorch import LightningModule
 
-from bstune.__main__ import quieten
+from bstune.core.console import quieten
 from bstune.core.records import Budget, TrialSpec
 from bstune.trial.device import resolve_device
 from bstune.trial.loop import run_trial

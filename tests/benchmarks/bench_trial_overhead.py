@@ -37,8 +37,8 @@ from lightning.pytorch import LightningModule, seed_everything
 from omegaconf import DictConfig
 from torch import Tensor
 
-from bstune.__main__ import quieten
 from bstune.core.clock import TrialClock
+from bstune.core.console import quieten
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.device import device_name, resolve_device, versions
 from bstune.trial.loop import run_trial
