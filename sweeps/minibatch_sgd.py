@@ -20,12 +20,10 @@ from bstune.config import is_replayed
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target, TrialResult, TrialSpec
 from bstune.study.figure import BLUE, GREY, INK, PURPLE, VERMILION
-from bstune.study.prepare import make_protocol
 from bstune.study.summary import format_count, format_number, format_seconds, time_unit
-from bstune.study.training import check_trainer, settle
 from bstune.sweeps.harness import Finding, draw_figure
 from bstune.trial.loop import device_name
-from bstune.trial.workload import build_workload, train
+from bstune.trial.workload import load, resolve, train
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,10 +80,9 @@ def run(
 
     if is_replayed(config):
         raise ConfigError("this sweep trains, and recorded runs have no data: choose another workload")
-    settled = settle(config)
-    protocol = make_protocol(settled.config, Target(metric, level, "min").never_met, settled.trainer)
-    check_trainer(settled.config, protocol)
-    workload = build_workload(settled.config)
+    config = resolve(config)
+    workload, protocol = load(config)
+    protocol = replace(protocol, target=Target(metric, level, "min").never_met)
     _check(runs, seeds, workload.train_examples)
     rng = np.random.default_rng(order_seed)
     plan = [(place, seed) for seed in seeds for place in rng.permutation(len(runs)).tolist()]
@@ -99,7 +96,7 @@ def run(
         trials[place].append(train(workload, spec, replace(protocol, budget=Budget(steps, 1))))
     rows = [row(asked, own, level) for asked, own in zip(runs, trials, strict=True)]
     device = device_name(protocol.trainer)
-    title = f"{settled.config.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"
+    title = f"{config.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"
     draw = functools.partial(draw_figure, functools.partial(_paint, rows, level, metric, title), FIGURE_INCHES)
     return Finding(sentence(rows, level, len(seeds)), rows, len(seeds), device, draw)
 

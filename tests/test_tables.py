@@ -9,7 +9,7 @@ from bstune.__main__ import compose_checked
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget
 from bstune.study.record import Grid
-from bstune.study.replaying import SHIPPED, find_table, read_index, shipped_tables, shipped_target
+from bstune.trial.replay import SHIPPED, find_table, read_index, shipped_tables, shipped_target
 from bstune.trial.replay import always_reached, read_table
 
 INDEX = read_index(SHIPPED)

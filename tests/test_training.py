@@ -14,7 +14,8 @@ from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.study.prepare import prepare
-from bstune.study.training import open_trials, resolve_precision, settle
+from bstune.study.prepare import open_trials
+from bstune.trial.workload import resolve, resolve_precision
 
 DIGITS = ("+workload=digits", "mlflow.enabled=false", "hardware.enabled=false", "budget.steps=40", "budget.examples=1")
 SPEC = TrialSpec(0, 0, 64, 0.4, 0.0, 7)
@@ -30,7 +31,7 @@ def output(tmp_path, monkeypatch):
 
 @pytest.fixture
 def train(output):
-    return prepare(compose_checked(DIGITS)).runner.train
+    return prepare(compose_checked(DIGITS)).backend.run
 
 
 def files(folder: Path) -> list[str]:
@@ -53,7 +54,7 @@ def test_a_limit_takes_the_place_of_the_budget(train, output, limit):
 
 def test_a_trial_that_ends_otherwise_leaves_no_state(train, output, monkeypatch):
     assert train(replace(SPEC, limit=30, lr=1e6), output, None).status == "diverged"
-    easy = prepare(compose_checked([*DIGITS, "workload.target.value=1.0"])).runner.train
+    easy = prepare(compose_checked([*DIGITS, "workload.target.value=1.0"])).backend.run
     assert easy(replace(SPEC, limit=500), output, None).status == "reached"
     assert files(output.states) == []
     assert files(output.checkpoints) == ["trial-0.ckpt"]
@@ -102,7 +103,7 @@ def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(train, o
 
 
 def test_a_state_can_be_continued_while_it_is_there(train, output):
-    runner = prepare(compose_checked(DIGITS)).runner
+    runner = prepare(compose_checked(DIGITS)).backend
     assert runner.stops
     assert not runner.resumable(0, output)
     train(replace(SPEC, limit=5), output, None)
@@ -113,7 +114,7 @@ def test_a_state_can_be_continued_while_it_is_there(train, output):
 
 def test_a_schedule_with_a_horizon_stops_no_trial(output):
     horizon = "workload.module.schedule.warmup_examples=${trial.total_steps}"
-    assert not prepare(compose_checked([*DIGITS, horizon])).runner.stops
+    assert not prepare(compose_checked([*DIGITS, horizon])).backend.stops
 
 
 @pytest.mark.parametrize(

@@ -20,71 +20,71 @@ from bstune.search.acquisition import b_crit_quantiles
 from bstune.search.observations import Known, ideal_value, learn
 from bstune.search.posterior import Prior, draw_prior, optimum, study_prior
 from bstune.search.sampler import Coordinates
-from bstune.study.prepare import Job
+from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import distributions
 
 INTERVAL = (0.05, 0.95)  # of B_crit's posterior, for search.precision
 MOVES = 10  # of its sampler: at the few of a decision, intervals come out too narrow
 
 
-def own_arguments(job: Job, ended: Collection[int] = ()) -> dict[str, Any]:
+def own_arguments(prepared: PreparedStudy, ended: Collection[int] = ()) -> dict[str, Any]:
     """Return what bstune's own sampler is told of the job, where ``ended`` trials go no further."""
-    space = job.space
+    space = prepared.space
 
     def resumable(number: int) -> bool:
-        return number not in ended and job.runner.resumable(number, job.output)
+        return number not in ended and prepared.backend.resumable(number, prepared.files)
 
     return {
-        "objective": job.plan.objective,
+        "objective": prepared.budget.objective,
         "rule": space.rule,
-        "budget": lambda batch_size: float(job.protocol.budget.last_step(round(batch_size))),
-        "target": job.protocol.target,
-        "ideal": _ideal(job),
-        "resumable": resumable if job.runner.stops else None,
+        "budget": lambda batch_size: float(prepared.protocol.budget.last_step(round(batch_size))),
+        "target": prepared.protocol.target,
+        "ideal": _ideal(prepared),
+        "resumable": resumable if prepared.backend.stops else None,
         "snap": space.snap,
         "lr_range": (space.lr_low, space.lr_high),
-        "step_time": job.runner.step_time,
+        "step_time": prepared.backend.step_time,
         "search_space": distributions(space),
     }
 
 
-def _ideal(job: Job) -> float | None:
-    bounds = job.config.workload.target.bounds
-    return ideal_value(job.protocol.target, None if bounds is None else list(bounds))
+def _ideal(prepared: PreparedStudy) -> float | None:
+    bounds = prepared.config.workload.target.bounds
+    return ideal_value(prepared.protocol.target, None if bounds is None else list(bounds))
 
 
-def known_of(job: Job, done: Sequence[TrialResult], particles: int) -> Known:
+def known_of(prepared: PreparedStudy, done: Sequence[TrialResult], particles: int) -> Known:
     """Return the posterior of the frontier after these trials, whatever sampler asked them."""
-    space = job.space
+    space = prepared.space
     coordinates = Coordinates(distributions(space), space.rule, space.snap, (space.lr_low, space.lr_high))
     prior = study_prior(
         done,
         low=space.low,
         high=space.high,
         rule=coordinates.log_rule,
-        budget=lambda batch_size: job.protocol.budget.last_step(round(batch_size)),
-        sigma=job.config.scaling.level_sigma,
-        exponent_sigma=job.config.scaling.exponent_sigma,
-        noise_scale=job.config.scaling.noise_scale,
+        budget=lambda batch_size: prepared.protocol.budget.last_step(round(batch_size)),
+        sigma=prepared.config.scaling.level_sigma,
+        exponent_sigma=prepared.config.scaling.exponent_sigma,
+        noise_scale=prepared.config.scaling.noise_scale,
         others=coordinates.columns,
     )
     return learn(
         [trial for trial in done if trial.status != "failed"],
         {trial.number: coordinates.others(trial.hyperparameters) for trial in done},
         prior=prior,
-        target=job.protocol.target,
-        ideal=_ideal(job),
-        step_time=job.runner.step_time,
+        target=prepared.protocol.target,
+        ideal=_ideal(prepared),
+        step_time=prepared.backend.step_time,
         in_examples=False,
         particles=particles,
         moves=MOVES,
-        rng=np.random.default_rng(job.plan.seed),
+        rng=np.random.default_rng(prepared.budget.seed),
     )
 
 
-def b_crit_interval(job: Job, known: Known) -> list[float]:
+def b_crit_interval(prepared: PreparedStudy, known: Known) -> list[float]:
     """Return the low end, the median and the high end of B_crit's interval, in examples."""
-    rng = np.random.default_rng([job.plan.seed, len(known.arms)])
+    rng = np.random.default_rng([prepared.budget.seed, len(known.arms)])
     return [float(value) for value in b_crit_quantiles(known, (INTERVAL[0], 0.5, INTERVAL[1]), rng)]
 
 

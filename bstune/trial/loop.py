@@ -406,9 +406,7 @@ class _TargetLoop(Callback):
 
 
 def _last_step(spec: TrialSpec, protocol: TrialProtocol, steps: int) -> int:
-    last = protocol.budget.last_step(spec.batch_size)
-    if spec.max_steps is not None:
-        last = min(last, spec.max_steps)
+    last = protocol.budget.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
     if last <= steps:
         raise ConfigError(f"a trial that has {steps} steps cannot be trained until step {last}: raise its limit")
     return last
