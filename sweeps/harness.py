@@ -28,16 +28,14 @@ from hydra import initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from bstune.__main__ import HYDRA_VERSION, compose_plainly, exit_status, quieten
+from bstune.__main__ import HYDRA_VERSION, compose_plainly, exit_status
 from bstune.config import build, check_settings, is_replayed
+from bstune.core.console import format_number, quieten, redact
 from bstune.core.errors import ConfigError, Interrupted, StudyError
-from bstune.core.files import check_writable, redact
+from bstune.core.files import check_writable
 from bstune.core.records import dump_json
-from bstune.study.figure import FIGURE_DPI
-from bstune.study.summary import format_number
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.console import Console
 
 
@@ -59,25 +57,6 @@ class Finding:
     n: int
     device: str
     draw: Callable[[Path], None]
-
-
-def draw_figure(paint: Callable[["Figure"], None], inches: tuple[float, float], path: Path) -> None:
-    """Write one figure as a PNG, in matplotlib's own style, with the backend and the settings of the program untouched.
-
-    Args:
-        paint: draws on an empty figure with constrained layout.
-        inches: width and height.
-        path: the file; its suffix does not matter.
-    """
-    import matplotlib.style
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.style.context(["default", {"font.size": 9.0}]):
-        figure = Figure(figsize=inches, dpi=FIGURE_DPI, layout="constrained")
-        FigureCanvasAgg(figure)
-        paint(figure)
-        figure.savefig(path, dpi=FIGURE_DPI, format="png")
 
 
 SWEEP_MODULE = "bstune.sweeps"
@@ -268,7 +247,7 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
     Raises:
         StudyError: if they cannot be written.
     """
-    from bstune.trial.loop import versions
+    from bstune.trial.device import versions
 
     output = sweep.output
     values = {

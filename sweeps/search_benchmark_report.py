@@ -1,7 +1,6 @@
 """What the searches of the bench came to: the figures of merit, the printed tables, the JSON and the figure."""
 
 import math
-import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from bstune.core.figures import save_figure
 from bstune.sweeps.baselines import MOST_GP_TRIALS, OWN, SAMPLERS, Entry
 from bstune.sweeps.contest import (
     BUDGET_FACTOR,
@@ -30,6 +30,7 @@ from bstune.sweeps.contest import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # from Okabe and Ito's palette, which survives the common colour blindnesses
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#9a9a9a")
@@ -249,18 +250,11 @@ def draw(tasks: Sequence[Task], found: Sequence[Standing], path: Path) -> None:
     """Write the figure: a panel a table, a line for the best axis and form of each search, at most eight.
 
     For ``time`` a band shows 10 to 90% of the seeds of two lines, bstune's (or the best that is not Optuna's) and the
-    best of Optuna's: eight bands would hide each other. For ``curve`` every search has an error bar of that width. The
-    file is written under a temporary name beside it, then renamed. matplotlib's settings stay as they are.
+    best of Optuna's: eight bands would hide each other. For ``curve`` every search has an error bar of that width.
     """
-    import matplotlib.style
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     names = list(dict.fromkeys(one.entry.name for one in sorted(found, key=_own_first)))[: len(COLOURS)]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with matplotlib.style.context(["default", {"font.size": 9.0}]):
-        figure = Figure(figsize=(1.2 + 4.6 * len(tasks), 5.2), dpi=150, layout="constrained")
-        FigureCanvasAgg(figure)
+
+    def paint(figure: "Figure") -> None:
         for axes, task in zip(np.atleast_1d(figure.subplots(1, len(tasks))), tasks, strict=True):
             best = best_by(_contenders(task, found), lambda standing: standing.entry.name)
             lines = {one.entry.name: one for one in best}
@@ -274,11 +268,8 @@ def draw(tasks: Sequence[Task], found: Sequence[Standing], path: Path) -> None:
                 else:
                     _draw_bars(axes, lines[name], index, len(names))
             _finish(axes, task)
-        try:
-            figure.savefig(temporary, format="png")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+
+    save_figure(paint, (1.2 + 4.6 * len(tasks), 5.2), path)
 
 
 def _contenders(task: Task, found: Iterable[Standing]) -> list[Standing]:

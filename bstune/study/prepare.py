@@ -190,7 +190,7 @@ def open_trials(
     """
     import torch
 
-    from bstune.__main__ import quieten
+    from bstune.core.console import quieten
     from bstune.hardware.memory import cap_cuda_memory
     from bstune.trial.workload import LightningBackend, load, resolve
 

@@ -18,8 +18,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from bstune.core.console import format_count, format_number, format_seconds, redact
 from bstune.core.errors import StudyError
-from bstune.core.files import Output, locked, redact, write_text
+from bstune.core.files import Output, locked, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.search_space import Tunable
 from bstune.study.model import b_crit_interval, known_of, own_arguments
@@ -42,8 +43,7 @@ from bstune.study.storage import (
     running,
     warn_cut_short,
 )
-from bstune.study.summary import format_count, format_number, format_seconds, trials_table, winners
-from bstune.study.tracking import open_job_tracking
+from bstune.study.summary import trials_table, winners
 from bstune.trial.workers import Ended, Workers, alone
 
 if TYPE_CHECKING:
@@ -96,7 +96,9 @@ def _ends(prepared: PreparedStudy) -> str:
         return "; each ends at the target or once it cannot matter, and may be continued; winners run again"
     if is_own(prepared.config.sampler):
         return f"; each ends at the target or after {spent}"
-    return f", {prepared.budget.stratified:.0%} of them spread evenly over log B; each ends at the target or after {spent}"
+    return (
+        f", {prepared.budget.stratified:.0%} of them spread evenly over log B; each ends at the target or after {spent}"
+    )
 
 
 class Progress:
@@ -173,7 +175,13 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
         StudyError: if the study cannot be opened, or another process runs it.
     """
     with locked(prepared.files):
-        study = open_study(prepared.config.study, prepared.config.storage, prepared.budget.objective, prepared.frozen_settings, prepared.files.root)
+        study = open_study(
+            prepared.config.study,
+            prepared.config.storage,
+            prepared.budget.objective,
+            prepared.frozen_settings,
+            prepared.files.root,
+        )
         finish_abandoned(study, prepared.budget.objective)
         done = results(study)
         console.print(plan_text(prepared, done, _estimate(prepared, done)), soft_wrap=True)
@@ -183,7 +191,11 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
             from bstune.hardware.report import write_survey
 
             write_survey(prepared.survey, prepared.files)
-        tracking = open_job_tracking(prepared, study)
+        tracking = None
+        if prepared.config.mlflow.enabled:
+            from bstune.study.tracking import open_job_tracking  # mlflow takes seconds to import
+
+            tracking = open_job_tracking(prepared, study)
         try:
             ended = run_slots(prepared, study, tracking, console)
         finally:  # a trial that was cut short is a record too
@@ -247,7 +259,9 @@ def run_slots(prepared: PreparedStudy, study: optuna.Study, tracking: "Tracking 
             ended = _search_side_by_side(prepared, study, tracking, progress, workers)
         while True:  # alone, whoever trained the finalists: their seconds are measured
             done = _write(prepared, study, progress)
-            due = next_confirmation(done, prepared.budget.objective, prepared.budget.confirmations, prepared.budget.finalists)
+            due = next_confirmation(
+                done, prepared.budget.objective, prepared.budget.confirmations, prepared.budget.finalists
+            )
             if due is None:
                 return ended
             asked = ask_confirmation(study, *due, prepared.budget, prepared.space, prepared.backend.stops)
@@ -291,7 +305,9 @@ def _search_side_by_side(
         def train(spec: TrialSpec) -> TrialResult:
             return alone(trial.future.result(), prepared.backend.step_time)
 
-        result = run_trial_of(study, asked[trial.spec.number], prepared.budget.objective, prepared.protocol.target, train)
+        result = run_trial_of(
+            study, asked[trial.spec.number], prepared.budget.objective, prepared.protocol.target, train
+        )
         if tracking is not None:
             tracking.send_trial(result)
 
@@ -305,7 +321,11 @@ def _search_side_by_side(
                 if ended is None and len(settled) > looked:
                     looked = len(settled)
                     ended = _certain(prepared, settled)
-                while ended is None and workers.free and (trial_index := next_trial_index(study, prepared.budget)) is not None:
+                while (
+                    ended is None
+                    and workers.free
+                    and (trial_index := next_trial_index(study, prepared.budget)) is not None
+                ):
                     trial, spec = asked_now = _ask(prepared, study, trial_index)
                     asked[trial.number] = asked_now
                     workers.start(spec, prepared.files, _parent(spec, done))
@@ -339,7 +359,9 @@ def _plan_done(prepared: PreparedStudy) -> str:
 
 
 def _ask(prepared: PreparedStudy, study: optuna.Study, trial_index: int) -> tuple[optuna.Trial, TrialSpec]:
-    sampler = build_sampler(prepared.config.sampler, prepared.budget, trial_index, own_arguments(prepared, ended_by_themselves(study)))
+    sampler = build_sampler(
+        prepared.config.sampler, prepared.budget, trial_index, own_arguments(prepared, ended_by_themselves(study))
+    )
     return ask(study, trial_index, prepared.budget, prepared.space, sampler, prepared.backend.stops)
 
 

@@ -25,9 +25,10 @@ from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import BUDGET, Space, corners
 from bstune.core.step_time import StepTime
 from bstune.trial.backend import TrialBackend, make_protocol
-from bstune.trial.batches import micro_batch_sizes, rebatch, resolve_device
+from bstune.trial.batches import micro_batch_sizes, rebatch
 from bstune.trial.checkpoint import Stopped
-from bstune.trial.loop import device_name, make_trainer, met_before_training, metric, run_trial, serving, versions
+from bstune.trial.device import device_name, resolve_device, versions
+from bstune.trial.loop import make_trainer, met_before_training, metric, run_trial, serving
 from bstune.workloads.images import ImageData
 from bstune.workloads.layers import largest_ghost_size
 
@@ -48,10 +49,7 @@ REHEARSAL_SPREAD = 4  # between the two batch sizes that are timed: small ones a
 def resolve(config: DictConfig) -> DictConfig:
     """Return a config whose ``device`` and ``precision`` are those of this machine instead of ``auto``."""
     config = config.copy()
-    try:
-        config.device = str(resolve_device(config.device))
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("data.device", "device")) from error
+    config.device = str(resolve_device(config.device, "device"))
     config.precision = resolve_precision(config.precision, config.device)
     if config.precision == "16-mixed" and OmegaConf.select(config, "workload.module.optimizer.fused"):
         raise ConfigError(

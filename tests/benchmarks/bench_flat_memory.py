@@ -18,20 +18,20 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from scipy.stats import linregress
 
-from bstune.__main__ import compose_checked, quieten
+from bstune.__main__ import compose_checked
+from bstune.core.console import quieten
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.hardware.memory import resident_bytes
-from bstune.trial.batches import resolve_device
+from bstune.trial.device import resolve_device
 from bstune.trial.workload import LightningBackend, load, resolve
 from bstune.workloads.datasets import ImageDataset, Images
 
