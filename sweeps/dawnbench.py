@@ -34,16 +34,8 @@ from bstune.sweeps.dawnbench_report import Difference, compare, paint, sentence,
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import holm
 from bstune.trial.device import device_name
-from bstune.trial.workload import (
-    PRECISIONS,
-    Workload,
-    build_workload,
-    checked_protocol,
-    load_data,
-    resolve,
-    train,
-    train_examples,
-)
+from bstune.trial.loop import Workload, run_trial
+from bstune.trial.workload import PRECISIONS, build_workload, checked_protocol, load_data, resolve, train_examples
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule
@@ -129,7 +121,7 @@ def run(
     metric: str,
     level: float,
     reduced: Reduced,
-    trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult] = train,
+    trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult] = run_trial,
 ) -> Finding:
     """Train each rung on each seed and return accuracy and seconds, and what each rung gives.
 

@@ -23,7 +23,8 @@ from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.records import Budget, Target, TrialResult, TrialSpec
 from bstune.sweeps.harness import Finding
 from bstune.trial.device import device_name
-from bstune.trial.workload import load, resolve, train
+from bstune.trial.loop import run_trial
+from bstune.trial.workload import load, resolve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,7 +94,7 @@ def run(
         asked = runs[place]
         steps = math.ceil(asked.epochs * workload.train_examples / asked.batch_size)
         spec = TrialSpec(number, number, asked.batch_size, asked.lr, None, seed)
-        trials[place].append(train(workload, spec, replace(protocol, budget=Budget(steps, 1))))
+        trials[place].append(run_trial(workload, spec, replace(protocol, budget=Budget(steps, 1))))
     rows = [row(asked, own, level) for asked, own in zip(runs, trials, strict=True)]
     device = device_name(protocol.trainer)
     title = f"{config.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"

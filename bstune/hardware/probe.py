@@ -121,7 +121,8 @@ def answer(request: Mapping[str, Any], meter_of: Callable[[torch.device], Meter]
         BstuneError: if the workload cannot be built.
     """
     from bstune.core.records import Budget, TrialSpec
-    from bstune.trial.workload import load, resolve, train
+    from bstune.trial.loop import run_trial
+    from bstune.trial.workload import load, resolve
 
     config = resolve(OmegaConf.create(request["config"]))
     meter = meter_of(torch.device(config.device))
@@ -135,7 +136,7 @@ def answer(request: Mapping[str, Any], meter_of: Callable[[torch.device], Meter]
         noise_scale_every=measures,
         trainer={**protocol.trainer, "num_sanity_val_steps": 0},
     )
-    result = train(workload, spec, probe, clock=meter)
+    result = run_trial(workload, spec, probe, clock=meter)
     error = (result.message or "out of memory") if result.status == "oom" else None
     return judge(meter, spec.batch_size, limit, error, config.device == "cpu")
 
