@@ -113,7 +113,7 @@ def tune(arguments: list[str]) -> None:
 @hydra.main(version_base=HYDRA_VERSION, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)
 def _hydra_main(config: DictConfig) -> None:
     """Run one of Hydra's jobs; a launcher may run it in a process of its own, so errors end here."""
-    from bstune.study.replaying import complete  # as above
+    from bstune.trial.replay import complete  # as above
 
     try:
         run(validate(config, complete), _job_arguments())
@@ -145,11 +145,11 @@ def run(config: DictConfig, arguments: Sequence[str]) -> None:
 
     try:
         console = Console()
-        job = prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
-        if job.trial is None:
-            run_study(job, arguments, console)
+        prepared = prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
+        if prepared.trial is None:
+            run_study(prepared, arguments, console)
         else:
-            run_single(job, job.trial, console)
+            run_single(prepared, prepared.trial, console)
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
         raise Interrupted(
             "interrupted: every finished trial is stored; the same command continues the study"

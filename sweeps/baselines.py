@@ -30,7 +30,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.search_space import van_der_corput
 from bstune.search.acquisition import b_crit_quantiles
-from bstune.search.sampler import BATCH_SIZE, LR, PARENT, RECORD, FrontierSampler
+from bstune.search.sampler import BATCH_SIZE, LR, RECORD, RESUMED_FROM, FrontierSampler
 from bstune.sweeps.contest import MOST_TRIALS, Problem, Search, stopping_step
 
 Form = Literal["pruned", "bound"]
@@ -350,7 +350,7 @@ class OwnSearch(OptunaSearch):
         """Return the sampler's limit, and the trial that it continues."""
         max_steps, resumed_from = self.sampler.max_steps(trial.number), self.sampler.resumed_from(trial.number)
         if resumed_from is not None:
-            trial.set_user_attr(PARENT, resumed_from)
+            trial.set_user_attr(RESUMED_FROM, resumed_from)
         return super().ending(trial, batch_size, finished)[0] if max_steps is None else max_steps, resumed_from
 
     def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
@@ -377,7 +377,7 @@ class OwnSearch(OptunaSearch):
         The trials are those that the study has been told, all that had finished when the last one was proposed.
         """
         found = self.sampler.posterior(self.study)
-        if found is None or not any(arm.status == "reached" for arm in found.arms):
+        if found is None or not any(one.status == "reached" for one in found.observations):
             return None
         rng = np.random.default_rng(len(found.arms))
         return [float(value) for value in b_crit_quantiles(found, shares, rng)]

@@ -32,7 +32,7 @@ from bstune.core.console import format_number, quieten, redact
 from bstune.core.errors import ConfigError, Interrupted, StudyError
 from bstune.core.files import check_writable
 from bstune.core.records import dump_json
-from bstune.study.replaying import complete
+from bstune.trial.replay import complete
 
 if TYPE_CHECKING:
     from rich.console import Console

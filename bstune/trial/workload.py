@@ -1,128 +1,196 @@
-"""A workload built from its config: its data once a study, its module once a trial."""
+"""A workload built from its config: its data once a study, its module once a trial.
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+Any LightningDataModule and LightningModule will do. What bstune asks them for beside Lightning's own methods is
+optional:
+
+A data module may have
+
+* ``train_batches(batch_size, micro_batch_size, seed)``: returns a trial's endless stream of batches, each of exactly
+  ``batch_size`` examples, in micro-batches of at most ``micro_batch_size`` (None: in one piece). A stream with an
+  attribute ``stream``, a :class:`bstune.trial.batches.IndexStream`, lets trials be stopped and continued. Such a data
+  module has ``train_size`` and ``validation_size``, numbers of examples; ``train_size`` is known once
+  ``prepare_data()`` has run, and ``setup()`` is put off until the data are used, so that they may stay off the device.
+  Without this method bstune reads the DataLoader of ``train_dataloader()`` in other batches, see
+  :func:`bstune.trial.batches.rebatch`.
+* ``validates_on_test``: True if the target is measured on the published test set.
+* ``first_images(count)``: returns the first training images as batches have them, without augmentation.
+
+A module may have
+
+* ``initial_images`` and ``initialise_from(images)``: how many of these images it starts from (0: none), and what takes
+  them; no random number may be drawn there. What it changes in the module's state is used by later trials of the same
+  hyperparameters too.
+* ``check_batch(batch_size, micro_batch_size)``: raises a ConfigError for sizes that it cannot be trained with. Any
+  module inside it, such as a normalisation layer, may have one.
+"""
+
+import functools
+import logging
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.data import sized_len
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.utilities.memory import garbage_collection_cuda
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bstune.config import budget_of, instantiate, with_hyperparameters
-from bstune.core.clock import TrialClock
-from bstune.core.errors import ConfigError
-from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
-from bstune.trial.batches import rebatch
+from bstune.config import budget_of, flatten, instantiate, overrides, to_dict, with_hyperparameters
+from bstune.core.errors import ConfigError, StateError
+from bstune.core.files import Output
+from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
+from bstune.core.search_space import BUDGET, Space, corners
+from bstune.core.step_time import StepTime
+from bstune.trial.backend import TrialBackend, make_protocol
+from bstune.trial.batches import micro_batch_sizes, rebatch
 from bstune.trial.checkpoint import Stopped
-from bstune.trial.loop import make_trainer, run_trial, serving
-from bstune.workloads.images import ImageData
-from bstune.workloads.layers import largest_ghost_size
+from bstune.trial.device import device_name, resolve_device, versions
+from bstune.trial.loop import Workload, make_trainer, met_before_training, metric, run_trial, serving
+
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+logger = logging.getLogger(__name__)
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true")
+# Arguments of the Trainer that bstune sets: another value would change what a trial is, without a word.
+OWNED = frozenset(
+    {"accelerator", "barebones", "callbacks", "check_val_every_n_epoch", "devices", "enable_checkpointing"}
+    | {"accumulate_grad_batches", "enable_progress_bar", "fast_dev_run", "limit_train_batches", "limit_val_batches"}
+    | {"logger", "max_epochs", "max_steps", "max_time", "min_epochs", "min_steps", "num_nodes", "num_sanity_val_steps"}
+    | {"overfit_batches", "precision", "reload_dataloaders_every_n_epochs", "strategy", "val_check_interval"}
+)
+START_EXAMPLES = 2000  # validation examples on which untrained weights are compared with the target
+REHEARSAL_STEPS, REHEARSAL_WARMUP_STEPS = 4, 1
+REHEARSAL_SPREAD = 4  # between the two batch sizes that are timed: small ones are cheap
 
 
-@dataclass(frozen=True)
-class Workload:
-    """What trials need of a workload.
+def resolve(config: DictConfig) -> DictConfig:
+    """Return a config whose ``device`` and ``precision`` are those of this machine instead of ``auto``."""
+    config = config.copy()
+    config.device = str(resolve_device(config.device, "device"))
+    config.precision = resolve_precision(config.precision, config.device)
+    if config.precision == "16-mixed" and OmegaConf.select(config, "workload.module.optimizer.fused"):
+        raise ConfigError(
+            "precision=16-mixed skips steps whose gradients overflow, after which the momentum of a fused optimizer is "
+            "wrong: set workload.module.optimizer.fused=false, or use precision=bf16-mixed"
+        )
+    return config
 
-    Args:
-        build_module: builds the Lightning module of one trial, ready to be trained.
-        train_batches: an endless stream of batches for one trial.
-        validation_batches: the same at every batch size.
-        test_batches: None where there is no test set apart from the validation data.
-        train_examples, validation_examples: sizes.
-        validates_on_test: whether the target is measured on the published test set.
-        data_module: the project's own, whose hooks on batches are called; None where bstune's own serves them.
-    """
 
-    build_module: Callable[[TrialSpec], LightningModule]
-    train_batches: Callable[[TrialSpec], Iterable[Any]]
-    validation_batches: Iterable[Any]
-    test_batches: Iterable[Any] | None
-    train_examples: int
-    validation_examples: int
-    validates_on_test: bool
-    data_module: LightningDataModule | None
+def resolve_precision(precision: str, device: str) -> str:
+    """Return the precision: bf16-mixed on CUDA and 32-true elsewhere for ``auto``; refuse one the device lacks."""
+    # Lightning would turn 16-mixed on a CPU into bf16 without a word.
+    cuda = device.startswith("cuda")
+    if precision == "auto":
+        return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision must be one of auto, {', '.join(PRECISIONS)}, but got {precision!r}")
+    kind, _, rest = precision.partition("-")
+    if kind == "16" and not cuda:
+        raise ConfigError(
+            f"precision={precision} needs a CUDA device, but this is {device}: use bf16-{rest} or 32-true"
+        )
+    if kind == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError(
+            f"precision={precision}: {torch.cuda.get_device_name()} has no bfloat16: use 16-{rest} or 32-true"
+        )
+    return precision
+
+
+def load(config: DictConfig) -> "tuple[Workload, TrialProtocol]":
+    """Return a config's workload and protocol: the one way from options to what trains, here and in other processes."""
+    config = resolve(config)
+    protocol = checked_protocol(config)
+    return build_workload(config), protocol
+
+
+def checked_protocol(config: DictConfig) -> TrialProtocol:
+    """Return a resolved config's protocol; a Trainer is built to find arguments that it does not take."""
+    if config.protocol.micro_batch_size is not None:
+        micro_batch_sizes(1, config.protocol.micro_batch_size)
+    owned = sorted(OWNED & set(config.trainer))
+    if owned:
+        raise ConfigError(f"trainer.{owned[0]} is bstune's own: see device, precision, budget and protocol")
+    protocol = make_protocol(config)
+    try:
+        make_trainer(protocol.trainer)
+    except (TypeError, ValueError, MisconfigurationException) as error:
+        raise ConfigError(f"trainer: {str(error).splitlines()[0]}") from error
+    return protocol
+
+
+def check_largest(largest: int, data: LightningDataModule, option: str = "search.batch_size.high") -> None:
+    """Refuse a batch size, given by an option, over the data's length."""
+    examples = train_examples(data)
+    if largest > examples:
+        raise ConfigError(
+            f"batch size {largest} is larger than the training data ({examples} examples): "
+            f"set {option} to at most {examples}"
+        )
 
 
 def load_data(config: DictConfig) -> LightningDataModule:
-    """Build ``config.workload.data`` and read what it reads: bstune's own data stay on the host until they are used.
-
-    Raises:
-        DataError: if the data cannot be had.
-        ConfigError: if the data module cannot be built from the config, or is none.
-    """
+    """Build ``config.workload.data`` and read what it reads; what hands out its own batches is not yet set up."""
     data = instantiate(config.workload.data, "workload.data")
     if not isinstance(data, LightningDataModule):
         raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
-    if isinstance(data, ImageData):
-        data.check()
     data.prepare_data()
-    if not isinstance(data, ImageData):
+    if not _hands_out_batches(data):
         data.setup("fit")
         data.setup("test")
     return data
 
 
-def train_examples(data: LightningDataModule) -> int:
-    """Return how many examples there are to train on.
-
-    Raises:
-        ConfigError: if the data module's own DataLoader does not tell.
-    """
-    return data.train_size if isinstance(data, ImageData) else _examples(data.train_dataloader())
+def _hands_out_batches(data: LightningDataModule) -> bool:
+    return hasattr(data, "train_batches")
 
 
-def build_workload(config: DictConfig, data: LightningDataModule | None = None) -> Workload:
+def train_examples(data: Any) -> int:
+    """Return how many examples there are to train on."""
+    return int(data.train_size) if _hands_out_batches(data) else _examples(data.train_dataloader())
+
+
+def build_workload(config: DictConfig, data: Any = None) -> Workload:
     """Put the data of ``config.workload`` where they are used and return what trials need.
-
-    A data module of bstune's own hands each trial a stream that lives on the device. Any other LightningDataModule is
-    prepared and set up once; the DataLoader that it trains on is read in batches of exactly B examples instead.
 
     Args:
         config: the composed and checked config.
-        data: from :func:`load_data`; None: they are read now.
-
-    Raises:
-        DataError: if the data cannot be had.
-        ConfigError: if data or module cannot be built from the config, or batches not taken from the data.
+        data: from :func:`load_data`; None reads them now.
     """
     data = load_data(config) if data is None else data
     micro_batch_size = config.protocol.micro_batch_size
-    if isinstance(data, ImageData):
+    own_batches = _hands_out_batches(data)
+    if own_batches:
         data.setup("fit")
+        data.setup("test")
     validation = data.val_dataloader()
-    test = data.test_dataloader() if _has_test_data(data) else None
-
-    if isinstance(data, ImageData):
-        own = data
-
-        def train_batches(spec: TrialSpec) -> Iterable[Any]:
-            return own.train_batches(spec.batch_size, micro_batch_size, spec.seed)
-
-        validation_examples = data.validation_size
-    else:
-        loader = data.train_dataloader()
+    test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
+    loader = None if own_batches else data.train_dataloader()
+    if not own_batches:
         rebatch(loader, 1, None, 0)  # refuses what cannot be read in other batches, before the first trial
 
-        def train_batches(spec: TrialSpec) -> Iterable[Any]:
-            return rebatch(loader, spec.batch_size, micro_batch_size, spec.seed)
+    def train_batches(spec: TrialSpec) -> Iterable[Any]:
+        if own_batches:
+            batches: Iterable[Any] = data.train_batches(spec.batch_size, micro_batch_size, spec.seed)
+            return batches
+        return rebatch(loader, spec.batch_size, micro_batch_size, spec.seed)
 
-        validation_examples = _examples(validation)
-
-    images = InitialImages(data)
+    images = _InitialImages(data)
     return Workload(
         build_module=lambda spec: images.give(build_module(config, spec), spec.hyperparameters),
         train_batches=train_batches,
         validation_batches=validation,
-        test_batches=test,
+        validation_examples=data.validation_size if own_batches else _examples(validation),
+        test_batches=None if sized_len(test) == 0 else test,
         train_examples=train_examples(data),
-        validation_examples=validation_examples,
-        validates_on_test=isinstance(data, ImageData) and data.validates_on_test,
-        data_module=None if isinstance(data, ImageData) else data,
+        validates_on_test=getattr(data, "validates_on_test", False),
+        # Without hooks on batches it is left out: Lightning looks for them at each batch.
+        data_module=None if own_batches and not any(is_overridden(hook, data) for hook in BATCH_HOOKS) else data,
     )
 
 
@@ -130,10 +198,7 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     """Return the Lightning module of ``config.workload`` at one batch size and learning rate, before it sees any data.
 
     ``${trial.batch_size}``, ``${trial.lr}``, ``${trial.seed}`` and ``${trial.total_steps}`` in it are the trial's, and
-    the spec's settings stand at their keys.
-
-    Raises:
-        ConfigError: if it cannot be built, is no LightningModule, or normalises in groups over the micro-batch size.
+    the spec's hyperparameters stand at their keys.
     """
     own = with_hyperparameters(config, spec.hyperparameters)
     own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
@@ -141,68 +206,58 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     module = instantiate(own.workload.module, "workload.module")
     if not isinstance(module, LightningModule):
         raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
-    _check_micro_batches(module, spec.batch_size, config.protocol.micro_batch_size)
+    for part in module.modules():
+        if hasattr(part, "check_batch"):
+            part.check_batch(spec.batch_size, config.protocol.micro_batch_size)  # type: ignore[operator]
+    _name_optimizer_errors(module)
     return module
 
 
-def _check_micro_batches(module: LightningModule, batch_size: int, micro_batch_size: int | None) -> None:
-    size = largest_ghost_size(module)
-    if micro_batch_size is not None and micro_batch_size < min(size, batch_size):
-        raise ConfigError(
-            f"ghost size {size} is over the micro-batch size {micro_batch_size}: lower "
-            "workload.module.model.norm.ghost_size, or raise protocol.micro_batch_size"
-        )
+def _name_optimizer_errors(module: LightningModule) -> None:
+    """Make ``configure_optimizers`` raise a ConfigError for an option that an optimizer or a schedule refuses."""
+    configure = module.configure_optimizers
+
+    @functools.wraps(configure)
+    def configured() -> Any:
+        try:
+            return configure()
+        except (TypeError, ValueError) as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise ConfigError(
+                f"workload.module: {type(module).__name__} cannot build its optimizers from these options: {error} "
+                f"({type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno})"
+            ) from error
+
+    module.configure_optimizers = configured  # type: ignore[method-assign]
 
 
-class InitialImages:
-    """Hands each trial's module the training images that it starts from, if it wants any.
-
-    A module says how many it wants in ``initial_images`` and takes them in ``initialise_from``. They are normalised as
-    in batches, the first of the training data; no random number may be drawn from them. What a module changes in its
-    state because of them is kept, and the next ones of the same settings get that.
-
-    Args:
-        data: of the workload.
-    """
+class _InitialImages:
+    """Hands each trial's module the training images that it starts from, and keeps the state that came of them."""
 
     def __init__(self, data: LightningDataModule) -> None:
         self._data = data
-        self._settings: Mapping[str, float] | None = None  # of the trial that what is kept comes from
-        self._kept: dict[str, Tensor] = {}
+        self._hyperparameters: Mapping[str, float] | None = None  # of the trial that the state is from
+        self._state: dict[str, Tensor] = {}
 
-    def give(self, module: LightningModule, settings: Mapping[str, float]) -> LightningModule:
-        """Return the module, which has what it wanted.
-
-        Args:
-            module: of a trial.
-            settings: of the trial: where they differ, so may what comes of the images.
-
-        Raises:
-            ConfigError: if it wants images and the data are not bstune's own, or it cannot use them.
-        """
+    def give(self, module: LightningModule, hyperparameters: Mapping[str, float]) -> LightningModule:
         wanted = getattr(module, "initial_images", 0) if hasattr(module, "initialise_from") else 0
         if not wanted:
             return module
-        if not isinstance(self._data, ImageData):
+        if not hasattr(self._data, "first_images"):
             raise ConfigError(
-                "whitening takes its statistics from images of bstune.workloads.images.ImageData, but workload.data is "
-                f"{type(self._data).__name__}: set workload.module.model.whitening=null, or use ImageData"
+                f"the module starts from {wanted} training images, for its whitening say, but workload.data is "
+                f"{type(self._data).__name__}, which has no first_images(count): set "
+                "workload.module.model.whitening=null, or use bstune.workloads.images.ImageData"
             )
-        if settings == self._settings:
-            module.load_state_dict(self._kept, strict=False)
+        if hyperparameters == self._hyperparameters:
+            module.load_state_dict(self._state, strict=False)
             return module
         before = {name: value.clone() for name, value in module.state_dict().items()}
         module.initialise_from(self._data.first_images(wanted))  # type: ignore[operator]
         after = module.state_dict()
-        self._kept = {name: v.clone() for name, v in after.items() if not torch.equal(v, before[name])}
-        self._settings = settings  # the last ones alone: a search has many
+        self._state = {name: v.clone() for name, v in after.items() if not torch.equal(v, before[name])}
+        self._hyperparameters = hyperparameters  # the last ones alone: a search has many
         return module
-
-
-def _has_test_data(data: LightningDataModule) -> bool:
-    if isinstance(data, ImageData):
-        return data.test_size > 0
-    return type(data).test_dataloader is not LightningDataModule.test_dataloader
 
 
 def _examples(loader: Any) -> int:
@@ -216,25 +271,14 @@ def _examples(loader: Any) -> int:
 def on_device(workload: Workload, module: LightningModule, batch: Any, device: torch.device) -> Any:
     """Return a batch as a Trainer would hand it to the module: moved, and through the hooks on batches."""
     owners = [owner for owner in (workload.data_module, module) if owner is not None]
-    for name, more in (
-        ("on_before_batch_transfer", ()),
-        ("transfer_batch_to_device", (device,)),
-        ("on_after_batch_transfer", ()),
-    ):
+    for name, more in zip(BATCH_HOOKS, ((), (device,), ()), strict=True):
         owner = next((owner for owner in owners if is_overridden(name, owner)), module)
         batch = getattr(owner, name)(batch, *more, 0)
     return batch
 
 
 def evaluate(workload: Workload, module: LightningModule, protocol: TrialProtocol, **batches: Iterable[Any]) -> Trainer:
-    """Evaluate a module once and return the Trainer with its metrics.
-
-    Args:
-        workload: whose data module's hooks are called, if it has one of its own.
-        module: as it is.
-        protocol: for the Trainer's options.
-        batches: ``val`` or ``test``, and what to read for it.
-    """
+    """Evaluate a module on ``val`` or ``test`` batches once, and return the Trainer with its metrics."""
     trainer = make_trainer(protocol.trainer)
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
@@ -245,31 +289,146 @@ def evaluate(workload: Workload, module: LightningModule, protocol: TrialProtoco
     return trainer
 
 
-def train(
-    workload: Workload,
-    spec: TrialSpec,
-    protocol: TrialProtocol,
-    checkpoint: Path | None = None,
-    *,
-    clock: TrialClock | None = None,
-    state: Path | None = None,
-    resume: Stopped | None = None,
-) -> TrialResult:
-    """Run one trial of the workload; see :func:`bstune.trial.loop.run_trial`."""
-    result = run_trial(
-        spec,
-        workload.build_module,
-        workload.train_batches,
-        workload.validation_batches,
-        workload.validation_examples,
-        protocol,
-        checkpoint,
-        clock,
-        data_module=workload.data_module,
-        state=state,
-        resume=resume,
-    )
-    # A Trainer and its module refer to each other: the device's memory would wait for Python's collector.
-    if result.status == "oom" or torch.cuda.is_available():
-        garbage_collection_cuda()
-    return result
+class LightningBackend(TrialBackend):
+    """Trains each trial with a Lightning Trainer.
+
+    Args:
+        config: the checked config, device and precision resolved.
+        workload: built from it.
+        protocol: built from it.
+    """
+
+    def __init__(self, config: DictConfig, workload: Workload, protocol: TrialProtocol) -> None:
+        self.workload, self.protocol, self._config = workload, protocol, config
+        self.device = device_name(protocol.trainer)
+        self.description = f"{self.device} in {config.precision}"
+        self.versions = versions()
+        self.stops = not has_horizon(config)
+        self.validates_on_test = workload.validates_on_test
+        self.evaluation_share = protocol.evaluation_schedule.share
+        self.train_examples = workload.train_examples
+        # A schedule that ends with the budget makes the budget part of the workload.
+        budget = {} if self.stops else flatten({"budget": to_dict(config.budget)})
+        self.frozen_settings = {
+            "precision": config.precision,
+            "device": self.device,
+            "compile": config.compile,
+            **budget,
+        }
+
+    def run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
+        """Train one trial; one whose earlier state is gone, or cannot be used, is trained again from the start."""
+        budget = budget_of(with_hyperparameters(self._config, spec.hyperparameters))  # one of them may be its horizon
+        protocol = replace(self.protocol, budget=budget)
+        checkpoint = None if folder is None else folder.checkpoint(spec.number)
+        if spec.max_steps is None or folder is None:
+            return run_trial(self.workload, spec, protocol, checkpoint)
+        folder.states.mkdir(exist_ok=True)
+        state = folder.state(spec.number)
+        stopped = None if resumed_from is None else Stopped(resumed_from, folder.state(resumed_from.number))
+        try:
+            return run_trial(self.workload, spec, protocol, checkpoint, state=state, resume=stopped)
+        except StateError as error:
+            logger.warning("%s", error)
+            if stopped is not None:
+                stopped.state.unlink(missing_ok=True)  # it would be tried again and again
+        return run_trial(self.workload, replace(spec, resumed_from=None), protocol, checkpoint, state=state)
+
+    def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
+        """Return a trial's metrics on the test set, from its checkpoint; empty without such a set or checkpoint."""
+        checkpoint = folder.checkpoint(spec.number)
+        if self.workload.test_batches is None or not checkpoint.exists():
+            return {}
+        module = self.workload.build_module(spec)
+        module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
+        trainer = evaluate(self.workload, module, self.protocol, test=self.workload.test_batches)
+        return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+    def resumable(self, number: int, folder: Output) -> bool:
+        """Return whether the stopped trial's state is there."""
+        return folder.state(number).exists()
+
+    def rehearse(self, space: Space, trial: TrialSpec | None, step_time: Callable[[float], float] | None) -> None:
+        """Train a few steps and evaluate, which finds what only training finds, and set ``step_time``.
+
+        ``trial`` is the one to train instead of a study; a measured ``step_time`` replaces the rehearsal's own.
+        """
+        # A single trial's batch size may be one at which the module can be built where the range's smallest is none.
+        sizes = space if trial is None else replace(space, low=trial.batch_size, high=trial.batch_size)
+        own = self._rehearsed_step_time(sizes)
+        self.step_time = own if step_time is None else step_time
+        first = trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)
+        module = self.workload.build_module(first)
+        self.gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+        self._check_start(module)
+        self._check_tunables(space)
+
+    def _train_briefly(self, spec: TrialSpec) -> TrialResult:
+        protocol = replace(
+            self.protocol,
+            budget=Budget(REHEARSAL_STEPS, 1),
+            warmup_steps=REHEARSAL_WARMUP_STEPS,
+            noise_scale_every=None,
+            trainer={**self.protocol.trainer, "limit_val_batches": 1},
+        )
+        return run_trial(self.workload, spec, protocol)
+
+    def _rehearsed_step_time(self, space: Space) -> StepTime:
+        """Time a few steps at the smallest batch size and at one a few times larger."""
+        sizes = sorted({space.snap(space.low), space.snap(min(space.high, space.low * REHEARSAL_SPREAD))})
+        specs = [TrialSpec(0, 0, size, space.lr(size, -space.delta_bound), None, 0) for size in sizes]
+        seconds = [self._train_briefly(spec).seconds_per_step or 0.0 for spec in specs]
+        if len(sizes) == 1:
+            return StepTime(0.0, seconds[0] / sizes[0])
+        slope = max(0.0, (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]))
+        return StepTime(max(0.0, seconds[0] - slope * sizes[0]), slope)
+
+    def _check_start(self, module: LightningModule) -> None:
+        """Refuse a target that untrained weights meet on a part of the validation data."""
+        few = _EveryNth(self.workload.validation_batches, max(1, self.workload.validation_examples // START_EXAMPLES))
+        trainer = evaluate(self.workload, module, self.protocol, val=few)
+        target = self.protocol.target
+        value = metric(trainer, target.metric)
+        if value is not None and target.reached(value):
+            raise met_before_training(target, value)
+
+    def _check_tunables(self, space: Space) -> None:
+        """Train a few steps at the smallest batch size with all further hyperparameters at either end."""
+        for one in space.tunables:
+            if one.key.startswith(BUDGET) and self.stops:
+                raise ConfigError(
+                    f"workload.tunable.{one.name} sets {one.key}, but no schedule of {self._config.workload.name} ends "
+                    "with its budget: it would change nothing but when a trial gives up"
+                )
+        for values in corners(space.tunables):
+            lr = space.lr(space.low, -space.delta_bound)
+            try:
+                self._train_briefly(TrialSpec(0, 0, space.low, lr, None, 0, hyperparameters=values))
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"workload.tunable: the module does not take {', '.join(overrides(self._config, values))} at batch "
+                    f"size {space.low}: {str(error).splitlines()[0]}"
+                ) from error
+
+
+class _EveryNth:
+    """Every n-th of some batches, so that a few of them stand for all, in whatever order the data are."""
+
+    def __init__(self, batches: Iterable[Any], n: int) -> None:
+        self._batches, self._n = batches, n
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._batches, 0, None, self._n)
+
+    def __len__(self) -> int:
+        return -(-(sized_len(self._batches) or 1) // self._n)
+
+
+def has_horizon(config: DictConfig) -> bool:
+    """Return whether the workload's module depends on the trial's number of steps, as a schedule with an end does."""
+    modules = []
+    for total_steps in (1, 2):
+        own = config.copy()
+        own.trial.batch_size, own.trial.lr, own.trial.total_steps = 1, 1.0, total_steps
+        modules.append(to_dict(own.workload.module))
+    return modules[0] != modules[1]

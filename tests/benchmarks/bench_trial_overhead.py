@@ -41,8 +41,8 @@ from bstune.core.clock import TrialClock
 from bstune.core.console import quieten
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.device import device_name, resolve_device, versions
-from bstune.trial.loop import run_trial
-from bstune.trial.workload import Workload, build_workload
+from bstune.trial.loop import Workload, run_trial
+from bstune.trial.workload import build_workload
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,8 @@ def run_bstune(
         built.append(workload.build_module(spec))
         return built[0]
 
-    data = workload.train_batches, workload.validation_batches, workload.validation_examples
     clock = TrialClock(now, torch.cuda.synchronize if torch.cuda.is_available() else lambda: None)
-    return run_trial(spec, build, *data, rules, clock=clock), built[0]
+    return run_trial(replace(workload, build_module=build), spec, rules, clock=clock), built[0]
 
 
 def run_loop(
@@ -165,8 +164,8 @@ def run_loop(
         if schedule is not None:
             schedule.step()
         if rule is not None and rule.should_update(step_idx=step):
-            torch._foreach_lerp_(average, weights, 1.0 - rule.decay() if updated else 1.0)
-            updated = rule._updated_at = rule._step
+            torch._foreach_lerp_(average, weights, 1.0 - rule.decay(step + 1) if updated else 1.0)
+            updated = rule._latest_update_step = step + 1
     synchronize()
     seconds = now() - start
     return seconds, [value.detach() for value in module.parameters()] if rule is None else average
