@@ -185,9 +185,9 @@ def run_study(job: Job, arguments: Sequence[str], console: Console) -> None:
             write_survey(job.runner.survey, job.output)
         tracking = None
         if job.config.mlflow.enabled:
-            from bstune.study.tracking import open_job_tracking  # mlflow takes seconds to import
+            from bstune.study.tracking import open_tracking  # mlflow takes seconds to import
 
-            tracking = open_job_tracking(job, study)
+            tracking = open_tracking(job, study)
         try:
             ended = run_slots(job, study, tracking, console)
         finally:  # a trial that was cut short is a record too
