@@ -57,7 +57,7 @@ from bstune.core.console import redact
 from bstune.core.errors import ConfigError
 from bstune.core.noise_scale import moving_estimate
 from bstune.core.records import TrialResult
-from bstune.study.prepare import Job
+from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import STUDY_ID, results
 
 Curves = Mapping[str, Sequence[tuple[int, float | None]]]
@@ -97,19 +97,17 @@ class _Place:
     sent: frozenset[int]
 
 
-def open_tracking(job: Job, study: optuna.Study) -> "Tracking | None":
-    """Open MLflow, if it is enabled, and send the trials that it lacks."""
-    config = job.config
-    if not config.mlflow.enabled:
-        return None
+def open_tracking(prepared: PreparedStudy, study: optuna.Study) -> "Tracking":
+    """Open MLflow and send the trials that it lacks."""
+    config = prepared.config
     tags = StudyTags(
         study_id=study.user_attrs[STUDY_ID],
         name=config.study,
         workload=config.workload.name,
-        metric=job.protocol.target.metric,
+        metric=prepared.protocol.target.metric,
         params=logged_config(config),
-        versions=job.runner.versions,
-        device=job.runner.device,
+        versions=prepared.backend.versions,
+        device=prepared.backend.device,
         commit=_git_commit(),
     )
     tracking = Tracking(config.mlflow, tags)
