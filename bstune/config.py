@@ -433,6 +433,7 @@ class _TrainedOptions(Options):
 
 
 class _ReplayedOptions(Options):
+    device: str
     workload: ReplayedWorkload
 
 
