@@ -25,8 +25,6 @@ from bstune.core.figures import BLUE, GREY, INK, VERMILION, save_figure
 from bstune.core.records import TrialProtocol
 from bstune.hardware.memory import Ceiling, ProbeResult, measure_ceiling
 from bstune.hardware.timing import Steps, StepTiming, summarize, time_trial, visits
-from bstune.study.prepare import make_protocol, make_target
-from bstune.study.training import check_trainer, settle
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import (
     ALIGNED,
@@ -40,7 +38,7 @@ from bstune.sweeps.statistics import (
 )
 from bstune.trial.device import device_name
 from bstune.trial.loop import Workload
-from bstune.trial.workload import build_workload
+from bstune.trial.workload import load, resolve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,12 +114,10 @@ def run(
             f"sweep.experiment.level must lie between 0 and 1 and lr be positive, but got level={level} and lr={lr}"
         )
     choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))  # an error of theirs, before any probe
-    settled = settle(config)
-    protocol = make_protocol(settled.config, make_target(settled.config), settled.trainer)
-    check_trainer(settled.config, protocol)
-    workload = build_workload(settled.config)
+    config = resolve(config)
+    workload, protocol = load(config)
     if ceiling is None:
-        ceiling = _measured(settled.config, workload, probe, find_ceiling, console)
+        ceiling = _measured(config, workload, probe, find_ceiling, console)
     elif ceiling > workload.train_examples:
         raise ConfigError(
             f"sweep.experiment.ceiling={ceiling} is larger than the training data ({workload.train_examples} examples)"
@@ -139,7 +135,7 @@ def run(
     gain = _gain(medians, choice, level)
     rows = _rows(choice, {size: summarize(size, rounds) for size, rounds in timed.items()}, medians, found, gain)
     device = device_name(protocol.trainer)
-    told = f"{settled.config.workload.name} in {settled.config.precision}, {device}; n = {repeats} rounds"
+    told = f"{config.workload.name} in {config.precision}, {device}; n = {repeats} rounds"
     asked = {*batch_sizes, *(size + step for size in centres for step in (-1, 0, 1))}
     draw = functools.partial(save_figure, functools.partial(_paint, choice, asked, medians, found, level, told))
     return Finding(
