@@ -181,8 +181,11 @@ class _Split:
     normalise: Normalisation
 
     def to(self, device: torch.device) -> "_Split":
-        parts = ((images.to(device), labels.to(device)) for images, labels in (self.train, self.validation, self.test))
-        return _Split(*parts, Normalisation(self.normalise.scale.to(device), self.normalise.shift.to(device)))
+        train, validation, test = (
+            (images.to(device), labels.to(device)) for images, labels in (self.train, self.validation, self.test)
+        )
+        normalise = Normalisation(self.normalise.scale.to(device), self.normalise.shift.to(device))
+        return _Split(train, validation, test, normalise)
 
 
 def split_images(
