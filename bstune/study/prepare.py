@@ -317,7 +317,7 @@ def check_tracking(config: DictConfig) -> None:
     if config.mlflow.enabled:
         from bstune.study.tracking import check_uri, tracking_uri
 
-        check_uri(config.mlflow.uri or tracking_uri())
+        check_uri(tracking_uri(config.mlflow))
 
 
 def _single_trial(config: DictConfig) -> TrialSpec | None:
