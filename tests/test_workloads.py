@@ -245,15 +245,6 @@ def test_channels_last_needs_convolutions():
         classifier(nn.Linear(4, 3), channels_last=True)
 
 
-@pytest.mark.parametrize(("size", "refused"), [(4, False), (3, True), (100, False), (None, False)])
-def test_a_ghost_size_over_the_batch_size_is_refused(size, refused):
-    if not refused:
-        assert convolutional(batch_size=size).model[1].ghost_size == 4
-        return
-    with pytest.raises(ConfigError, match=r"ghost size 4 is over the batch size 3: lower workload\.module\.model\.nor"):
-        convolutional(batch_size=size)
-
-
 @pytest.mark.parametrize("stage", ["val", "test"])
 def test_views_at_test_time_are_for_evaluation_alone(stage):
     def reversed_views(model, images):
