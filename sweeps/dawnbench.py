@@ -26,18 +26,16 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bstune.config import is_replayed, plain
+from bstune.config import is_replayed, to_dict
 from bstune.core.errors import ConfigError
 from bstune.core.figures import save_figure
 from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
-from bstune.study.prepare import make_protocol
-from bstune.study.training import PRECISIONS, check_trainer, settle
 from bstune.sweeps.dawnbench_report import Difference, compare, paint, sentence, shown
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import holm
 from bstune.trial.device import device_name
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.workload import build_workload, load_data, train_examples
+from bstune.trial.workload import PRECISIONS, build_workload, checked_protocol, load_data, resolve, train_examples
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule
@@ -216,7 +214,7 @@ def climb(
         ConfigError: for a key that is not in the config, or a rung that cannot be built; it names the rung.
         DataError: if the data cannot be had.
     """
-    settle(config)  # a device that is not there is no rung's fault
+    resolve(config)  # a device that is not there is no rung's fault
     steps: list[Step] = []
     left_out: dict[str, str] = {}
     data: dict[str, LightningDataModule] = {}
@@ -227,7 +225,7 @@ def climb(
             if reduced.enabled:
                 own = applied(own, reduced.set.get(rung.name, {}))
             try:
-                settle(own)
+                resolve(own)
             except ConfigError as error:
                 if own.precision == reached.precision or own.precision not in PRECISIONS:
                     raise
@@ -243,9 +241,8 @@ def climb(
 def _build(
     rung: Rung, config: DictConfig, reduced: Reduced, target: Target, data: "dict[str, LightningDataModule]"
 ) -> Step:
-    settled = settle(config)
-    own = settled.config
-    key = json.dumps(plain(own.workload.data), sort_keys=True, default=str)
+    own = resolve(config)
+    key = json.dumps(to_dict(own.workload.data), sort_keys=True, default=str)
     if key not in data:
         data[key] = load_data(own)
     size, lr = rung.batch_size, rung.lr
@@ -257,10 +254,10 @@ def _build(
     # Rounded, as 9.74848 epochs of 50,000 images are 476 steps of 1024 and a last digit.
     steps = reduced.steps if reduced.enabled else math.ceil(round(rung.epochs * examples / size, 6))
     own.budget.steps, own.budget.examples = steps, 1  # a schedule's horizon too
-    protocol = make_protocol(own, target, settled.trainer)
-    check_trainer(own, protocol)
+    protocol = checked_protocol(own)
     protocol = replace(
         protocol,
+        target=target,
         budget=Budget(steps, 1),
         evaluation_schedule=replace(protocol.evaluation_schedule, share=SHARE_OF_EVALUATION),
         # The value before training would only be compared with a target that is never met.

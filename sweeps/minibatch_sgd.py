@@ -21,12 +21,10 @@ from bstune.core.console import format_count, format_number, format_seconds, tim
 from bstune.core.errors import ConfigError
 from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.records import Budget, Target, TrialResult, TrialSpec
-from bstune.study.prepare import make_protocol
-from bstune.study.training import check_trainer, settle
 from bstune.sweeps.harness import Finding
 from bstune.trial.device import device_name
 from bstune.trial.loop import run_trial
-from bstune.trial.workload import build_workload
+from bstune.trial.workload import load, resolve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,10 +81,9 @@ def run(
 
     if is_replayed(config):
         raise ConfigError("this sweep trains, and recorded runs have no data: choose another workload")
-    settled = settle(config)
-    protocol = make_protocol(settled.config, Target(metric, level, "min").never_met, settled.trainer)
-    check_trainer(settled.config, protocol)
-    workload = build_workload(settled.config)
+    config = resolve(config)
+    workload, protocol = load(config)
+    protocol = replace(protocol, target=Target(metric, level, "min").never_met)
     _check(runs, seeds, workload.train_examples)
     rng = np.random.default_rng(order_seed)
     plan = [(place, seed) for seed in seeds for place in rng.permutation(len(runs)).tolist()]
@@ -100,7 +97,7 @@ def run(
         trials[place].append(run_trial(workload, spec, replace(protocol, budget=Budget(steps, 1))))
     rows = [row(asked, own, level) for asked, own in zip(runs, trials, strict=True)]
     device = device_name(protocol.trainer)
-    title = f"{settled.config.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"
+    title = f"{config.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"
     draw = functools.partial(save_figure, functools.partial(_paint, rows, level, metric, title), FIGURE_INCHES)
     return Finding(sentence(rows, level, len(seeds)), rows, len(seeds), device, draw)
 

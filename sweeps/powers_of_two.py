@@ -23,10 +23,9 @@ from bstune.core.console import format_number
 from bstune.core.errors import ConfigError
 from bstune.core.figures import BLUE, GREY, INK, VERMILION, save_figure
 from bstune.core.records import TrialProtocol
-from bstune.hardware.memory import Ceiling, ProbeResult, measure_ceiling
+from bstune.hardware.memory import Ceiling, ProbeResult
+from bstune.hardware.probe import measure_ceiling
 from bstune.hardware.timing import Steps, StepTiming, summarize, time_trial, visits
-from bstune.study.prepare import make_protocol, make_target
-from bstune.study.training import check_trainer, settle
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import (
     ALIGNED,
@@ -40,7 +39,7 @@ from bstune.sweeps.statistics import (
 )
 from bstune.trial.device import device_name
 from bstune.trial.loop import Workload
-from bstune.trial.workload import build_workload
+from bstune.trial.workload import load, resolve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +53,7 @@ Timer = Callable[[Workload, TrialProtocol, int, float, int], tuple[float, ...]]
 
 @dataclass
 class CeilingProbe:
-    """How the memory ceiling is measured where none is given; see :func:`bstune.hardware.memory.measure_ceiling`.
+    """How the memory ceiling is measured where none is given; see :func:`bstune.hardware.probe.measure_ceiling`.
 
     ``cpu_bytes`` is the limit on a CPU; null: what is free there. On CUDA it is the device's memory.
     """
@@ -116,12 +115,10 @@ def run(
             f"sweep.experiment.level must lie between 0 and 1 and lr be positive, but got level={level} and lr={lr}"
         )
     choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))  # an error of theirs, before any probe
-    settled = settle(config)
-    protocol = make_protocol(settled.config, make_target(settled.config), settled.trainer)
-    check_trainer(settled.config, protocol)
-    workload = build_workload(settled.config)
+    config = resolve(config)
+    workload, protocol = load(config)
     if ceiling is None:
-        ceiling = _measured(settled.config, workload, probe, find_ceiling, console)
+        ceiling = _measured(config, workload, probe, find_ceiling, console)
     elif ceiling > workload.train_examples:
         raise ConfigError(
             f"sweep.experiment.ceiling={ceiling} is larger than the training data ({workload.train_examples} examples)"
@@ -139,7 +136,7 @@ def run(
     gain = _gain(medians, choice, level)
     rows = _rows(choice, {size: summarize(size, rounds) for size, rounds in timed.items()}, medians, found, gain)
     device = device_name(protocol.trainer)
-    told = f"{settled.config.workload.name} in {settled.config.precision}, {device}; n = {repeats} rounds"
+    told = f"{config.workload.name} in {config.precision}, {device}; n = {repeats} rounds"
     asked = {*batch_sizes, *(size + step for size in centres for step in (-1, 0, 1))}
     draw = functools.partial(save_figure, functools.partial(_paint, choice, asked, medians, found, level, told))
     return Finding(

@@ -22,7 +22,6 @@ import optuna
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, TableError
 from bstune.core.files import check_writable, write_text
 from bstune.core.records import Target, dump_json
-from bstune.study.replaying import SHIPPED, Source, read_index
 from bstune.sweeps.baselines import OWN, Entry, baselines, own_searches
 from bstune.sweeps.contest import MULTIPLES, Objective, Played, Task, make_task, play
 from bstune.sweeps.search_benchmark_report import (
@@ -35,7 +34,7 @@ from bstune.sweeps.search_benchmark_report import (
     standing,
     summary,
 )
-from bstune.trial.replay import read_table
+from bstune.trial.replay import SHIPPED, Source, read_index, read_table
 
 SEEDS, QUICK_SEEDS = 20, 3
 QUICK = (OWN, "random/lr", "tpe/lr", "tpe/sqrt", "shallue", "zeus")

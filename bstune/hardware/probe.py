@@ -40,7 +40,7 @@ from omegaconf import DictConfig, OmegaConf
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, HardwareError
-from bstune.core.records import Budget, TrialProtocol, TrialSpec
+from bstune.core.records import Budget, TrialSpec
 from bstune.hardware.memory import (
     Ceiling,
     Outcome,
@@ -53,8 +53,8 @@ from bstune.hardware.memory import (
     resident_bytes,
     search_range,
 )
-from bstune.trial.loop import Workload, run_trial
-from bstune.trial.workload import build_workload
+from bstune.trial.loop import run_trial
+from bstune.trial.workload import load
 
 CONTEXT = multiprocessing.get_context("forkserver")
 LOOK_SECONDS = 0.004  # between two looks at a probe's memory
@@ -74,16 +74,6 @@ PHASES: Mapping[Phase, Outcome] = {
     Phase.EVALUATION: "evaluation",
     Phase.CLOSING: "evaluation",
 }
-
-
-def load(config: DictConfig) -> tuple[Workload, TrialProtocol]:
-    """Stand in until bstune.trial.workload.load lands."""
-    from bstune.study.prepare import make_protocol, make_target
-    from bstune.study.training import settle
-
-    settled = settle(config)
-    protocol = make_protocol(settled.config, make_target(settled.config), settled.trainer)
-    return build_workload(settled.config), protocol
 
 
 class MemoryClock(TrialClock):

@@ -23,7 +23,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
-from bstune.config import is_replayed, plain
+from bstune.config import compose, to_dict
 from bstune.core.console import quieten
 from bstune.core.errors import ConfigError, HardwareError
 from bstune.core.files import write_text
@@ -56,9 +56,19 @@ from bstune.hardware.timing import (
     time_bare,
     time_trial,
 )
+from bstune.trial.backend import make_space
 from bstune.trial.device import device_name, versions
 from bstune.trial.loop import Workload
-from bstune.trial.workload import build_module, on_device, train_examples
+from bstune.trial.workload import (
+    build_module,
+    build_workload,
+    check_largest,
+    checked_protocol,
+    load_data,
+    on_device,
+    resolve,
+    train_examples,
+)
 
 logger = logging.getLogger(__name__)
 PLATEAU = 0.95  # of the best throughput: from here on a larger batch gives next to nothing a second
@@ -153,14 +163,15 @@ def survey(*arguments: str) -> Survey:
 
 
 def compose_survey(arguments: Sequence[str]) -> DictConfig:
-    """Return the config of a command line; refuse a workload that is not trained."""
-    config = compose(arguments)
-    if is_replayed(config):
+    """Return the config of a command line; a workload that is not trained is refused."""
+
+    def refuse(config: DictConfig) -> DictConfig:
         raise ConfigError(
             f"workload {config.workload.name} is answered from recorded runs: there is no hardware to survey; name a "
             "workload that is trained"
         )
-    return config
+
+    return compose(arguments, refuse)
 
 
 def survey_of(config: DictConfig, log: Callable[[str], None]) -> tuple[Survey, bool]:
@@ -401,7 +412,7 @@ def cache_key(
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,
         "versions": dict(versions()),
-        "survey": _without(plain(config.hardware), ("cache", "enabled", "refresh")),
+        "survey": _without(to_dict(config.hardware), ("cache", "enabled", "refresh")),
     }
     if config.search.workers > 1:  # they share the memory
         depends["workers"] = config.search.workers

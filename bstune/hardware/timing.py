@@ -88,7 +88,7 @@ def visits(sizes: Sequence[int], repeats: int, seed: int) -> list[int]:
 
     A clock that drifts then spreads over all sizes, in place of bending tau(B).
     """
-    shuffle = random.Random(seed)  # an order, not a secret
+    shuffle = random.Random(seed)  # an order, not a secret  # noqa: S311
     return [size for _ in range(repeats) for size in shuffle.sample(list(sizes), len(sizes))]
 
 

@@ -5,14 +5,12 @@ How long a study may take, for the plan that is printed before it: from a few ti
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from bstune.core.errors import ConfigError
-from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
+from bstune.core.records import TrialResult
 from bstune.core.search_space import Space
-from bstune.core.step_time import StepTime
 
 OBJECTIVES = ("time", "steps", "both", "curve")
 CONFIRMATIONS = 1_000_000  # slots of confirmation runs begin here; no search has so many
@@ -43,28 +41,6 @@ class SearchBudget:
     precision: float | None = None
     confirmations: int = 0
     finalists: int = 1
-
-    def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise ConfigError(f"search.objective must be one of {', '.join(OBJECTIVES)}, but got {self.objective!r}")
-        if self.trials < 1:
-            raise ConfigError(f"search.trials must be at least 1, but got {self.trials}")
-        for name, value in (("seconds", self.seconds), ("wall_seconds", self.wall_seconds)):
-            if value is not None and not value > 0:
-                raise ConfigError(f"search.{name} must be positive, or null for no limit, but got {value}")
-        if not 0.0 <= self.stratified <= 1.0:
-            raise ConfigError(f"search.stratified must be a share from 0 to 1, but got {self.stratified}")
-        if self.precision is not None and not self.precision > 1:
-            raise ConfigError(
-                f"search.precision must be a factor over 1, or null for no such end, but got {self.precision}"
-            )
-        if self.confirmations < 0 or self.finalists < 1:
-            raise ConfigError(
-                "search.confirmations must be at least 0 and search.finalists at least 1, but got "
-                f"{self.confirmations} and {self.finalists}"
-            )
-        if self.seed < 0:
-            raise ConfigError(f"seed must be at least 0, but got {self.seed}")
 
     def trial_seed(self, trial_index: int) -> int:
         """Return the seed of the slot's trial: initial weights, order of the data, augmentation."""
@@ -106,46 +82,7 @@ def _seed(study_seed: int, trial_index: int, purpose: int) -> int:
     return int(np.random.SeedSequence([study_seed, trial_index, purpose]).generate_state(1)[0])
 
 
-PROBE_STEPS = 4
-PROBE_WARMUP_STEPS = 1
-PROBE_SPREAD = 4  # between the two batch sizes that are timed: small ones are cheap
 QUADRATURE = 64  # batch sizes at which the mean over log B is taken
-
-
-def rehearsal(protocol: TrialProtocol) -> TrialProtocol:
-    """Return a study's protocol for a trial of a few steps and an evaluation, which measures no noise."""
-    return replace(
-        protocol,
-        budget=Budget(PROBE_STEPS, 1),
-        warmup_steps=PROBE_WARMUP_STEPS,
-        noise_scale_every=None,
-        trainer={**protocol.trainer, "limit_val_batches": 1},
-    )
-
-
-def probe_step_time(
-    space: Space, protocol: TrialProtocol, train: Callable[[TrialSpec, TrialProtocol], TrialResult]
-) -> StepTime:
-    """Time a few steps at the smallest batch size and at one a few times larger.
-
-    Args:
-        space: what is searched.
-        protocol: of the study.
-        train: trains one trial.
-
-    Raises:
-        ConfigError: as ``train`` does: the first real training finds what no check can.
-    """
-    probe = rehearsal(protocol)
-    sizes = sorted({space.snap(space.low), space.snap(min(space.high, space.low * PROBE_SPREAD))})
-    seconds = []
-    for batch_size in sizes:
-        spec = TrialSpec(0, 0, batch_size, space.lr(batch_size, -space.delta_bound), None, 0)
-        seconds.append(train(spec, probe).seconds_per_step or 0.0)
-    if len(sizes) == 1:
-        return StepTime(0.0, seconds[0] / sizes[0])
-    slope = max(0.0, (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]))
-    return StepTime(max(0.0, seconds[0] - slope * sizes[0]), slope)
 
 
 def max_seconds(
