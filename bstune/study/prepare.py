@@ -92,6 +92,8 @@ def prepare(
     else:
         protocol = make_protocol(config)
         backend = backend or ReplayBackend(config, protocol)
+        config = config.copy()
+        config.device = backend.device
     check_target(protocol.target, config.workload.target.bounds)
     budget = SearchBudget(
         objective=config.search.objective,
@@ -101,8 +103,8 @@ def prepare(
         stratified=config.search.stratified,
         seed=config.seed,
         precision=config.search.precision,
-        confirmations=config.search.confirmations,
-        finalists=config.search.finalists,
+        replicates=config.search.confirmations,
+        candidates=config.search.finalists,
     )
     space = make_space(config) if backend is None else make_space(config, backend.lr_range)
     for name in ("level_sigma", "exponent_sigma", "noise_scale"):  # the report's posterior takes them with any sampler
