@@ -10,8 +10,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from bstune import conf
-from bstune.__main__ import compose_checked
 from bstune.core.records import TrialResult
+from bstune.study.prepare import compose_checked
 
 QUICK = ("+workload=digits", "search.trials=4", "search.batch_size.low=32", "search.batch_size.high=512")
 # An easy target and a small budget: milliseconds a trial. Of sixteen of bstune's own short ones some reach it.

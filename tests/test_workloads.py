@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
-from bstune.__main__ import compose_checked
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialSpec
+from bstune.study.prepare import compose_checked
 from bstune.trial.loop import make_trainer
 from bstune.trial.workload import build_module
 from bstune.workloads.classifier import Classifier
