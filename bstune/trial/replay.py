@@ -424,6 +424,7 @@ def complete(config: DictConfig) -> DictConfig:
     table that ships, the target that it was recorded for.
     """
     config = config.copy()
+    config.device = DEVICE
     if OmegaConf.is_missing(config.workload, "table"):
         raise ConfigError("workload.table is missing: name a file of recorded runs, workload.table=FILE")
     path = find_table(config.workload.table)
