@@ -164,7 +164,7 @@ def _train(
 
 def _record(spec: TrialSpec, protocol: TrialProtocol, loop: "_TargetLoop", clock: TrialClock) -> TrialResult:
     return TrialResult(
-        **spec.identity(),
+        **spec.trial_fields(),
         status=loop.status,
         steps=loop.steps,
         steps_low=loop.steps_low,
