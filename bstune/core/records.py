@@ -33,7 +33,8 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 NEVER = 1e300  # a goal is a finite number, and far from this one
 FORMER = {"slot": "trial_index", "parent": "resumed_from", "confirms": "replicate_of", "settings": "hyperparameters"}
 LOOK_BACK = 1.25
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+COMPILE_MODES: tuple[CompileMode, ...] = get_args(CompileMode)
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
@@ -225,13 +226,6 @@ class EvaluationSchedule:
     cost: float  # of evaluating one example, in examples trained
     near: float  # the target counts as near when it is predicted within this many times the steps so far, over 1
 
-    def __post_init__(self) -> None:
-        if not (self.ratio > 1 and 0 < self.share <= 1 and self.cost > 0 and self.near > 1):
-            raise ConfigError(
-                "an evaluation rule needs ratio > 1, 0 < share <= 1, cost > 0 and near > 1, but got "
-                f"ratio={self.ratio}, share={self.share}, cost={self.cost}, near={self.near}"
-            )
-
 
 def is_near(history: Sequence[tuple[int, float | None]], target: Target, near: float) -> bool:
     """Return whether the target is predicted within ``near`` times the last evaluation's step.
@@ -270,12 +264,6 @@ class Budget:
     steps: int
     examples: int
 
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.examples < 1:
-            raise ConfigError(
-                f"budget.steps and budget.examples must be at least 1, but got {self.steps} and {self.examples}"
-            )
-
     def last_step(self, batch_size: int) -> int:
         """Return the steps after which both are spent: the frontier's own shape, flat in steps, then in examples."""
         return max(self.steps, math.ceil(self.examples / batch_size))
@@ -294,18 +282,3 @@ class TrialProtocol:
     noise_scale_every: int | None  # steps between measurements of the gradient noise scale; None: it is not measured
     compile: str | None  # the mode of torch.compile in which the module is compiled; None: it is not
     trainer: Mapping[str, Any]  # further arguments of the Lightning Trainer, such as accelerator and precision
-
-    def __post_init__(self) -> None:
-        if self.noise_scale_every is not None and self.noise_scale_every < 1:
-            raise ConfigError(
-                "protocol.noise_scale_every must be at least 1 step, or null to leave the noise scale unmeasured, but"
-                f" got {self.noise_scale_every}"
-            )
-        if self.compile is not None and self.compile not in COMPILE_MODES:
-            raise ConfigError(f"compile must be null or one of {', '.join(COMPILE_MODES)}, but got {self.compile!r}")
-        on_cuda = self.trainer.get("accelerator") == "cuda"
-        if on_cuda and self.compile in CUDA_GRAPH_MODES and self.micro_batch_size is not None:
-            raise ConfigError(
-                f"compile={self.compile} replays CUDA graphs, which overwrite the gradients of one micro-batch with the"
-                " next one's: set compile=max-autotune-no-cudagraphs or default, or protocol.micro_batch_size=null"
-            )
