@@ -422,7 +422,7 @@ def test_the_cases_would_notice_what_is_forgotten(tmp_path, monkeypatch):
         patch.setattr(Lookahead, "load_state_dict", lambda self, state: None)
         differs("lookahead")
     with monkeypatch.context() as patch:
-        patch.setattr("bstune.trial.batches.IndexStream.take_up", lambda self, position: None)
+        patch.setattr("bstune.trial.batches.IndexStream.resume", lambda self, position: None)
         differs("sgd")
 
 
@@ -803,9 +803,9 @@ def test_a_state_of_other_versions_or_another_device_is_refused(stopped, monkeyp
 
 @pytest.mark.parametrize("resumed_from", [None, 7])
 def test_the_parent_is_the_trial_that_goes_on(stopped, parent):
-    with pytest.raises(ValueError, match=f"a trial with parent {parent} cannot go on from trial 1"):
+    with pytest.raises(ValueError, match=f"a trial with resumed_from={parent} cannot go on from trial 1"):
         resumed(stopped, resumed_from=parent)
-    with pytest.raises(ValueError, match="a trial with parent 1 cannot go on from trial None"):
+    with pytest.raises(ValueError, match="a trial with resumed_from=1 cannot go on from trial None"):
         run(spec(resumed_from=1))
 
 
