@@ -10,10 +10,10 @@ import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-from bstune.__main__ import compose_checked
 from bstune.config import budget_of, overrides, tuned, with_settings
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.search_space import Tunable, corners
+from bstune.study.prepare import compose_checked
 from bstune.study.replicates import next_confirmation
 from bstune.trial.workload import build_module, build_workload
 

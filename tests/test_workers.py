@@ -14,14 +14,13 @@ from itertools import product
 import pytest
 import torch
 
-from bstune.__main__ import compose_checked
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.survey import Survey, _share
 from bstune.hardware.timing import Measured, StepTiming
-from bstune.study.prepare import prepare
+from bstune.study.prepare import compose_checked, prepare
 from bstune.study.run import _first_slots
 from bstune.trial.workers import Workers, alone
 
@@ -247,7 +246,7 @@ REPLAY += ("search.objective=steps", "search.confirmations=1")
 ANSWERS = """
 import os, signal, threading
 from pathlib import Path
-from bstune.__main__ import compose_checked
+from bstune.study.prepare import compose_checked
 from bstune.study.prepare import prepare
 
 

@@ -238,13 +238,6 @@ class EvaluationSchedule:
     cost: float
     near: float
 
-    def __post_init__(self) -> None:
-        if not (self.ratio > 1 and 0 < self.share <= 1 and self.cost > 0 and self.near > 1):
-            raise ConfigError(
-                "an evaluation rule needs ratio > 1, 0 < share <= 1, cost > 0 and near > 1, but got "
-                f"ratio={self.ratio}, share={self.share}, cost={self.cost}, near={self.near}"
-            )
-
 
 def is_near(history: Sequence[tuple[int, float | None]], target: Target, near: float) -> bool:
     """Return whether the target is predicted within ``near`` times the last evaluation's step.
@@ -285,7 +278,8 @@ def next_evaluation(
     return max(step + 1, math.floor(evaluation_schedule.ratio * step), affordable)
 
 
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+COMPILE_MODES: tuple[CompileMode, ...] = get_args(CompileMode)
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
@@ -295,12 +289,6 @@ class Budget:
 
     steps: int
     examples: int
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.examples < 1:
-            raise ConfigError(
-                f"budget.steps and budget.examples must be at least 1, but got {self.steps} and {self.examples}"
-            )
 
     def last_step(self, batch_size: int) -> int:
         """Return the steps after which both are spent: the frontier's own shape, flat in steps, then in examples."""
@@ -321,10 +309,6 @@ class TrialProtocol:
         noise_scale_every: steps between measurements of the gradient noise scale; None: it is not measured.
         compile: the mode of ``torch.compile`` in which the module is compiled; None: it is not.
         trainer: further arguments of the Lightning Trainer, such as ``accelerator`` and ``precision``.
-
-    Raises:
-        ConfigError: if ``noise_scale_every`` is below 1; for a mode that there is not, or one that records CUDA graphs
-            where gradients are accumulated.
     """
 
     target: Target
@@ -336,18 +320,3 @@ class TrialProtocol:
     noise_scale_every: int | None
     compile: str | None
     trainer: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        if self.noise_scale_every is not None and self.noise_scale_every < 1:
-            raise ConfigError(
-                "protocol.noise_scale_every must be at least 1 step, or null to leave the noise scale unmeasured, but"
-                f" got {self.noise_scale_every}"
-            )
-        if self.compile is not None and self.compile not in COMPILE_MODES:
-            raise ConfigError(f"compile must be null or one of {', '.join(COMPILE_MODES)}, but got {self.compile!r}")
-        on_cuda = self.trainer.get("accelerator") == "cuda"
-        if on_cuda and self.compile in CUDA_GRAPH_MODES and self.micro_batch_size is not None:
-            raise ConfigError(
-                f"compile={self.compile} replays CUDA graphs, which overwrite the gradients of one micro-batch with the"
-                " next one's: set compile=max-autotune-no-cudagraphs or default, or protocol.micro_batch_size=null"
-            )

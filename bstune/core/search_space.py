@@ -3,15 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from bstune.core.errors import ConfigError
 from bstune.core.scaling import ScalingRule, learning_rate
 
-MOST_OCTAVES = 100  # 2^octaves stays a number with room to spare
-
 MODULE, BUDGET = "workload.module.", "budget."
-
-
-TAKEN = ("batch_size", "lr", "delta")  # names of a study's own parameters
 
 
 @dataclass(frozen=True)
@@ -24,9 +18,6 @@ class Tunable:
         low, high: smallest and largest value.
         log: whether it is searched on a log scale.
         integer: whether it is a whole number.
-
-    Raises:
-        ConfigError: for a name that is taken, another place in the config, or an impossible range.
     """
 
     name: str
@@ -35,22 +26,6 @@ class Tunable:
     high: float
     log: bool
     integer: bool
-
-    def __post_init__(self) -> None:
-        if self.name in TAKEN:
-            raise ConfigError(f"workload.tunable.{self.name}: a study has a {self.name} already: choose another name")
-        if not self.key.startswith((MODULE, BUDGET)):
-            raise ConfigError(
-                f"workload.tunable.{self.name}.key must lie below workload.module or budget, which are made anew for "
-                f"each trial, but got {self.key!r}"
-            )
-        ends = f"low={self.low:g} and high={self.high:g}"
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise ConfigError(f"workload.tunable.{self.name} needs two numbers with low < high, but got {ends}")
-        if self.log and not self.low > 0:
-            raise ConfigError(f"workload.tunable.{self.name} is searched on a log scale: low must be over 0, in {ends}")
-        if self.integer and not (self.low == round(self.low) and self.high == round(self.high)):
-            raise ConfigError(f"workload.tunable.{self.name} is a whole number, but got {ends}")
 
     def value(self, value: float) -> float:
         """Return a value as the config takes it: an integer where it is one."""
@@ -87,20 +62,6 @@ class Space:
     lr_low: float = 0.0
     lr_high: float = math.inf
     tunables: tuple[Tunable, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.high:
-            raise ConfigError(f"search.batch_size needs 1 <= low <= high, but got low={self.low} and high={self.high}")
-        if self.multiple < 1:
-            raise ConfigError(f"search.batch_size.multiple must be at least 1, but got {self.multiple}")
-        if not (math.isfinite(self.sigma) and self.sigma > 0):
-            raise ConfigError(f"scaling.sigma must be a positive number of octaves, but got {self.sigma}")
-        if self.octaves is not None and not 0 < self.octaves <= MOST_OCTAVES:
-            raise ConfigError(
-                f"scaling.octaves must be a positive number of octaves up to {MOST_OCTAVES}, but got {self.octaves}"
-            )
-        if not 0 <= self.lr_low <= self.lr_high:
-            raise ConfigError(f"learning rates need 0 <= low <= high, but got {self.lr_low} and {self.lr_high}")
 
     @property
     def delta_bound(self) -> float:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bstune.core.errors import ConfigError
 from bstune.core.records import TrialResult
 from bstune.core.search_space import Space
 
@@ -42,28 +41,6 @@ class SearchBudget:
     precision: float | None = None
     confirmations: int = 0
     finalists: int = 1
-
-    def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise ConfigError(f"search.objective must be one of {', '.join(OBJECTIVES)}, but got {self.objective!r}")
-        if self.trials < 1:
-            raise ConfigError(f"search.trials must be at least 1, but got {self.trials}")
-        for name, value in (("seconds", self.seconds), ("wall_seconds", self.wall_seconds)):
-            if value is not None and not value > 0:
-                raise ConfigError(f"search.{name} must be positive, or null for no limit, but got {value}")
-        if not 0.0 <= self.stratified <= 1.0:
-            raise ConfigError(f"search.stratified must be a share from 0 to 1, but got {self.stratified}")
-        if self.precision is not None and not self.precision > 1:
-            raise ConfigError(
-                f"search.precision must be a factor over 1, or null for no such end, but got {self.precision}"
-            )
-        if self.confirmations < 0 or self.finalists < 1:
-            raise ConfigError(
-                "search.confirmations must be at least 0 and search.finalists at least 1, but got "
-                f"{self.confirmations} and {self.finalists}"
-            )
-        if self.seed < 0:
-            raise ConfigError(f"seed must be at least 0, but got {self.seed}")
 
     def trial_seed(self, trial_index: int) -> int:
         """Return the seed of the slot's trial: initial weights, order of the data, augmentation."""

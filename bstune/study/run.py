@@ -193,9 +193,9 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
             write_survey(prepared.survey, prepared.files)
         tracking = None
         if prepared.config.mlflow.enabled:
-            from bstune.study.tracking import open_job_tracking  # mlflow takes seconds to import
+            from bstune.study.tracking import open_tracking  # mlflow takes seconds to import
 
-            tracking = open_job_tracking(prepared, study)
+            tracking = open_tracking(prepared, study)
         try:
             ended = run_slots(prepared, study, tracking, console)
         finally:  # a trial that was cut short is a record too

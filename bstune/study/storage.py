@@ -28,7 +28,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from bstune.config import build
+from bstune.config import instantiate
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.files import check_writable
 from bstune.core.records import Target, TrialResult, TrialSpec, dump_json
@@ -408,7 +408,7 @@ def is_own(config: DictConfig) -> bool:
 def _build_sampler(config: DictConfig, plan: SearchBudget, trial_index: int, own: Mapping[str, Any]) -> BaseSampler:
     node = config.copy()
     OmegaConf.update(node, "_partial_", True, force_add=True)
-    partial = build(node, "sampler")
+    partial = instantiate(node, "sampler")
     target = partial.func if isinstance(partial, functools.partial) else None
     if not (inspect.isclass(target) and issubclass(target, BaseSampler)):
         raise ConfigError(f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {dict(config)}")
