@@ -132,7 +132,7 @@ def _train(
     trainer = make_trainer(protocol.trainer, accumulate_grad_batches=len(sizes), callbacks=[loop])
     train, validation = workload.train_batches(spec), workload.validation_batches
     options: dict[str, Any] = {"weights_only": True}
-    if resume is not None:
+    if resume is not None and loop.progress.state is not None:
         stream_of(train).resume(loop.progress.state.stream)
         options["ckpt_path"] = resume.state
     if state is not None:

@@ -423,7 +423,8 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
     tensors = [value for value in values if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)]
     clones = [(t, t.clone()) for t in tensors if not t.requires_grad and not t.is_inference()]
     trainer.loggers = [DummyLogger() for _ in loggers]
-    module.log = module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
     try:
         yield
     finally:
