@@ -180,7 +180,7 @@ def _spec(trial: FrozenTrial) -> TrialSpec:
 
 def _failed(spec: TrialSpec) -> TrialResult:
     return TrialResult(
-        **spec.identity(),
+        **spec.trial_fields(),
         status="failed",
         steps=0,
         steps_low=0,
