@@ -103,8 +103,8 @@ def prepare(
         stratified=config.search.stratified,
         seed=config.seed,
         precision=config.search.precision,
-        confirmations=config.search.replicates,
-        finalists=config.search.candidates,
+        replicates=config.search.replicates,
+        candidates=config.search.candidates,
     )
     space = make_space(config) if backend is None else make_space(config, backend.lr_range)
     files = Output(Path(config.output))
