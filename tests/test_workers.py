@@ -59,7 +59,7 @@ def open_train():
                 while not (output.root / "go").exists():
                     threading.Event().wait(0.01)
         return TrialResult(
-            **spec.identity(), status="censored", steps=1, steps_low=1, examples=8, train_seconds=1.0, eval_seconds=0.0,
+            **spec.trial_fields(), status="censored", steps=1, steps_low=1, examples=8, train_seconds=1.0, eval_seconds=0.0,
             startup_seconds=0.0, wall_seconds=1.0, seconds_per_step=0.5, device=str(opened), versions={},
             message=None if parent is None else parent.message,
         )

@@ -10,21 +10,13 @@ MODULE, BUDGET = "workload.module.", "budget."
 
 @dataclass(frozen=True)
 class Tunable:
-    """A number of the config that is searched.
+    """A number of the config that is searched."""
 
-    Args:
-        name: in the study, the records and the report.
-        key: the config key that it sets, dotted, as on the command line; below ``workload.module`` or ``censored``.
-        low, high: smallest and largest value.
-        log: whether it is searched on a log scale.
-        integer: whether it is a whole number.
-    """
-
-    name: str
-    key: str
+    name: str  # in the study, the records and the report
+    key: str  # the config key that it sets, dotted, below workload.module or budget
     low: float
     high: float
-    log: bool
+    log: bool  # whether it is searched on a log scale
     integer: bool
 
     def value(self, value: float) -> float:
@@ -33,7 +25,7 @@ class Tunable:
 
 
 def corners(tunables: tuple[Tunable, ...]) -> list[dict[str, float]]:
-    """Return all at their smallest values, and all at their largest; nothing where nothing is searched."""
+    """Return all at their smallest values, and all at their largest; nothing without tunables."""
     if not tunables:
         return []
     return [{one.name: one.value(getattr(one, end)) for one in tunables} for end in ("low", "high")]
@@ -41,25 +33,15 @@ def corners(tunables: tuple[Tunable, ...]) -> list[dict[str, float]]:
 
 @dataclass(frozen=True)
 class Space:
-    """Batch sizes and learning rates.
-
-    Args:
-        low, high: smallest and largest batch size; ``high`` is always a candidate.
-        multiple: batch sizes are snapped to multiples of this.
-        sigma: standard deviation of delta, in octaves.
-        rule: the scaling rule.
-        octaves: delta lies within plus and minus this; None: 3 sigma, for samplers that take it as uniform there.
-        lr_low, lr_high: smallest and largest learning rate that can be had; what the rule says beyond is clipped.
-        tunables: further hyper-parameters.
-    """
+    """Batch sizes and learning rates; ``high`` is always a candidate."""
 
     low: int
     high: int
-    multiple: int
-    sigma: float
+    multiple: int  # batch sizes are snapped to multiples of this
+    sigma: float  # standard deviation of delta, in octaves
     rule: ScalingRule
-    octaves: float | None = None
-    lr_low: float = 0.0
+    octaves: float | None = None  # delta lies within plus and minus this; None: 3 sigma
+    lr_low: float = 0.0  # the range of learning rates that can be had; the rule's values are clipped to it
     lr_high: float = math.inf
     tunables: tuple[Tunable, ...] = ()
 
@@ -80,9 +62,7 @@ class Space:
     def stratum(self, index: int, offset: float) -> int:
         """Return the batch size of the stratified trial ``index``: evenly spread over log B at every length.
 
-        Args:
-            index: from 0.
-            offset: in [0, 1): shifts the sequence, so that studies with other seeds use other batch sizes.
+        ``offset`` in [0, 1) shifts the sequence, so that studies with other seeds use other batch sizes.
         """
         share = (van_der_corput(index) + offset) % 1.0
         return self.snap(self.low * (self.high / self.low) ** share)
@@ -92,7 +72,7 @@ class Space:
         return min(max(learning_rate(self.rule, batch_size, delta), self.lr_low), self.lr_high)
 
     def delta(self, batch_size: int, lr: float) -> float:
-        """Return log2(lr / rule(B)): after clipping it is another delta than was asked for, beyond the bound maybe."""
+        """Return log2(lr / rule(B)); of a clipped rate it may lie beyond the bound."""
         return math.log2(lr / self.rule(batch_size))
 
 

@@ -56,7 +56,14 @@ class Classifier(LightningModule):
         test_time: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.model = _in_channels_last(model) if channels_last else model
+        if channels_last:
+            if not any(parameter.dim() == 4 for parameter in model.parameters()):
+                raise ConfigError(
+                    f"channels_last is for convolutions, but the model, {type(model).__name__}, has none: "
+                    "set workload.module.channels_last=false"
+                )
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = model
         self.channels_last = channels_last
         self.test_time = test_time
         self.loss = loss
@@ -146,12 +153,3 @@ def _check_groups(optimizer: Optimizer) -> None:
             f"{type(optimizer).__name__} knows no option {unknown[0]!r} of a group of parameters "
             f"(workload.module.groups.kinds): it has {', '.join(sorted(optimizer.defaults))}"
         )
-
-
-def _in_channels_last(model: nn.Module) -> nn.Module:
-    if not any(parameter.dim() == 4 for parameter in model.parameters()):
-        raise ConfigError(
-            f"channels_last is for convolutions, but the model, {type(model).__name__}, has none: "
-            "set workload.module.channels_last=false"
-        )
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]

@@ -293,10 +293,8 @@ class Whitening(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the settings."""
-        return (
-            f"{self.channels}, {self.out_channels}, kernel_size={self.kernel_size}, eps={self.eps}, "
-            f"images={self.images}, signed={self.signed}, bias={self.bias is not None}, padding={self.padding}"
-        )
+        size = f"{self.channels}, {self.out_channels}, kernel_size={self.kernel_size}, padding={self.padding}"
+        return f"{size}, eps={self.eps}, images={self.images}, signed={self.signed}, bias={self.bias is not None}"
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *arguments)
