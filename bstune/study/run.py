@@ -23,7 +23,7 @@ from bstune.core.errors import StudyError
 from bstune.core.files import Output, locked, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.search_space import Tunable
-from bstune.study.model import b_crit_interval, known_of, own_arguments
+from bstune.study.model import b_crit_interval, sampler_context, study_posterior
 from bstune.study.plan import max_seconds, remaining_seconds
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import contenders, next_confirmation
@@ -360,7 +360,7 @@ def _plan_done(prepared: PreparedStudy) -> str:
 
 def _ask(prepared: PreparedStudy, study: optuna.Study, trial_index: int) -> tuple[optuna.Trial, TrialSpec]:
     sampler = build_sampler(
-        prepared.config.sampler, prepared.budget, trial_index, own_arguments(prepared, ended_by_themselves(study))
+        prepared.config.sampler, prepared.budget, trial_index, sampler_context(prepared, ended_by_themselves(study))
     )
     return ask(study, trial_index, prepared.budget, prepared.space, sampler, prepared.backend.stops)
 
@@ -384,7 +384,7 @@ def _certain(prepared: PreparedStudy, searched: Sequence[TrialResult]) -> str | 
     reached = sum(trial.reached for trial in searched)
     if prepared.budget.precision is None or reached < MOST_CERTAIN_AFTER or len(searched) % CERTAIN_EVERY:
         return None
-    low, _, high = b_crit_interval(prepared, known_of(prepared, searched, CERTAIN_PARTICLES))
+    low, _, high = b_crit_interval(prepared, study_posterior(prepared, searched, CERTAIN_PARTICLES))
     if high / low >= prepared.budget.precision:
         return None
     return (
