@@ -26,7 +26,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bstune.config import is_replayed, plain
+from bstune.config import is_replayed, to_dict
 from bstune.core.errors import ConfigError
 from bstune.core.figures import save_figure
 from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
@@ -242,7 +242,7 @@ def _build(
     rung: Rung, config: DictConfig, reduced: Reduced, target: Target, data: "dict[str, LightningDataModule]"
 ) -> Step:
     own = resolve(config)
-    key = json.dumps(plain(own.workload.data), sort_keys=True, default=str)
+    key = json.dumps(to_dict(own.workload.data), sort_keys=True, default=str)
     if key not in data:
         data[key] = load_data(own)
     size, lr = rung.batch_size, rung.lr

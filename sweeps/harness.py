@@ -24,16 +24,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra import initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from bstune.__main__ import HYDRA_VERSION, compose_plainly, exit_status
-from bstune.config import build, check_settings, is_replayed
+from bstune.config import compose_overrides, instantiate, is_replayed, validate, without_plus
 from bstune.core.console import format_number, quieten, redact
 from bstune.core.errors import ConfigError, Interrupted, StudyError
 from bstune.core.files import check_writable
 from bstune.core.records import dump_json
+from bstune.trial.replay import complete
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +59,7 @@ class Finding:
 
 
 SWEEP_MODULE = "bstune.sweeps"
-COMMAND = "python -m bstune.sweeps.harness"
+COMMAND = "python -m bstune sweep"
 GIVEN = 2  # parameters of an experiment that are not in its YAML: config and console
 
 
@@ -113,20 +112,16 @@ class Sweep:
     plain_parameters: Mapping[str, Any]
 
 
-def main() -> int:
-    """Run the command in ``sys.argv`` and return its exit status: 0, 2 for bad input, or 130 after an interruption."""
+def main(arguments: list[str]) -> None:
+    """Run the sweep that is named, or list the sweeps."""
     parser = _parser()
-    arguments = parser.parse_args()
-
-    def job() -> None:
-        if arguments.name is None:
-            sys.stdout.write((parser.format_help() + "\n" if arguments.help else "") + listing())
-        elif arguments.help:
-            sys.stdout.write(redact(OmegaConf.to_yaml(compose_sweep(arguments.name, arguments.options))))
-        else:
-            run_sweep(arguments.name, arguments.options)
-
-    return exit_status(job)
+    parsed = parser.parse_args(arguments)
+    if parsed.name is None:
+        sys.stdout.write((parser.format_help() + "\n" if parsed.help else "") + listing())
+    elif parsed.help:
+        sys.stdout.write(redact(OmegaConf.to_yaml(compose_sweep(parsed.name, parsed.options))))
+    else:
+        run_sweep(parsed.name, parsed.options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -149,15 +144,13 @@ def listing() -> str:
 
 
 def compose_sweep(name: str, options: Sequence[str]) -> DictConfig:
-    """Return the config of a sweep, composed but not checked.
-
-    Raises:
-        ConfigError: for an unknown sweep, option or group.
-    """
+    """Return the config of a sweep, composed but not checked; ConfigError for an unknown sweep, option or group."""
     if name not in sweep_names():
         raise ConfigError(f"there is no sweep {name!r}; sweeps: {', '.join(sweep_names())}")
-    with initialize_config_module(SWEEP_MODULE, version_base=HYDRA_VERSION):
-        return compose_plainly(name, options)
+    config, mistakes = compose_overrides(SWEEP_MODULE, name, without_plus(options))
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return config
 
 
 def check_sweep(name: str, config: DictConfig) -> Sweep:
@@ -174,7 +167,7 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
         values = OmegaConf.to_container(config.sweep, resolve=True)  # what it refers to may be beside it
         own = OmegaConf.merge(OmegaConf.structured(SweepSettings), values)
         source, root = own.source, own.output
-        experiment = build(own.experiment, "sweep.experiment")
+        experiment = instantiate(own.experiment, "sweep.experiment")
     except ConfigKeyError as error:
         raise ConfigError(f"unknown option sweep.{error.full_key}; --help lists the options") from error
     except OmegaConfBaseException as error:
@@ -197,7 +190,7 @@ def _checked(name: str, rest: DictConfig) -> DictConfig:
         return rest
     if "workload" not in rest:
         raise ConfigError(f"the sweep {name} needs a workload: add +workload=NAME")
-    return check_settings(rest)
+    return validate(rest, complete)
 
 
 def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -309,6 +302,3 @@ def _cell(value: object) -> str:
         return format_number(value, 4)
     return "-" if value is None else str(value)
 
-
-if __name__ == "__main__":
-    sys.exit(main())

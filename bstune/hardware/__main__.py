@@ -5,25 +5,23 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from bstune.__main__ import asks_to_debug, compose_checked, exit_status
 from bstune.config import is_replayed
 from bstune.core.console import quieten
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output, check_writable, locked
 from bstune.hardware.memory import Ask, probe_server
-from bstune.study.prepare import check_hardware, check_workers
+from bstune.study.prepare import compose_checked
 
 
-def main() -> int:
-    """Run the command in ``sys.argv`` and return its exit status: 0, 2 for what the user can mend, or 130."""
-    arguments = sys.argv[1:]
+def main(arguments: list[str]) -> None:
+    """Survey the hardware for a workload."""
     if {"--help", "-h"} & set(arguments):
         sys.stdout.write(
-            "usage: python -m bstune.hardware +workload=NAME [OPTION=VALUE ...]\n"
-            "options are those of python -m bstune --help; hardware.* are the survey's own\n"
+            "usage: bstune survey workload=NAME [OPTION=VALUE ...]\n\nMeasures what the hardware allows for a workload, "
+            "without a search. The options are those of bstune --help;\nhardware.* are the survey's own.\n"
         )
-        return 0
-    return exit_status(lambda: run(compose_checked(arguments)), asks_to_debug(arguments))
+        return
+    run(compose_checked(arguments))
 
 
 def run(config: DictConfig) -> None:
@@ -37,8 +35,6 @@ def run(config: DictConfig) -> None:
             f"workload {config.workload.name} is answered from recorded runs: there is no hardware to survey; name a "
             "workload that is trained"
         )
-    check_hardware(config)
-    check_workers(config, search=False)
     output = Output(Path(config.output))
     check_writable(output.survey, f"output={config.output}")
     with locked(output), probe_server() as ask:  # it imports what we do next, at the same time
@@ -76,6 +72,3 @@ def _survey(config: DictConfig, output: Output, ask: Ask) -> None:
         if path.exists():
             console.print(f"written {path}", soft_wrap=True)
 
-
-if __name__ == "__main__":
-    sys.exit(main())

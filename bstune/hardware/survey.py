@@ -25,7 +25,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
-from bstune.config import plain
+from bstune.config import to_dict
 from bstune.core.errors import HardwareError
 from bstune.core.files import write_text
 from bstune.core.records import TrialProtocol, TrialSpec
@@ -395,7 +395,7 @@ def identity(
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,
         "versions": dict(versions()),
-        "survey": _without(plain(config.hardware), ("cache", "enabled", "refresh")),
+        "survey": _without(to_dict(config.hardware), ("cache", "enabled", "refresh")),
     }
     if config.search.workers > 1:  # they share the memory
         depends["workers"] = config.search.workers

@@ -57,12 +57,11 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
 
 def study_posterior(prepared: PreparedStudy, done: Sequence[TrialResult], particles: int) -> Posterior:
     """Return the posterior of the frontier after these trials, whatever sampler suggested them."""
-    scaling = prepared.config.scaling
     sampler = FrontierSampler(
         **sampler_context(prepared),
-        sigma=scaling.level_sigma,
-        exponent_sigma=scaling.exponent_sigma,
-        noise_scale=scaling.noise_scale,
+        sigma=prepared.config.prior.level_sigma,
+        exponent_sigma=prepared.config.prior.exponent_sigma,
+        noise_scale=prepared.config.scaling.noise_scale,
     )
     posterior = sampler.posterior(
         done, particles=particles, moves=MOVES, rng=np.random.default_rng(prepared.budget.seed)

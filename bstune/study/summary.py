@@ -14,7 +14,7 @@ from rich.text import Text
 
 from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
 from bstune.core.curve import SLOPE_RATIO, CurveFit, FrontierPoint, frontier_points, log_slope
-from bstune.core.records import STATUSES, Status, Target, TrialResult
+from bstune.core.records import STATUSES, Objective, Status, Target, TrialResult
 from bstune.search.posterior import noise_scale_row
 from bstune.study.replicates import confirmed, confirmed_row, steps_order, time_order
 
@@ -35,7 +35,7 @@ class StatusStyle:
 class Criterion:
     """What a winner is best by: its objective, a heading, the field with its value, and how that is written."""
 
-    objective: str
+    objective: Objective
     heading: str
     field: str
     text: Callable[[float | None], str]

@@ -52,7 +52,7 @@ from omegaconf import DictConfig, OmegaConf
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from bstune.config import flatten, plain
+from bstune.config import flatten, to_dict
 from bstune.core.console import redact
 from bstune.core.errors import ConfigError
 from bstune.core.noise_scale import moving_estimate
@@ -427,7 +427,7 @@ def _git_commit() -> str | None:
 
 def logged_config(config: DictConfig) -> dict[str, Any]:
     """Return the composed config, flat, without passwords; the module's own references to the trial stay as such."""
-    values = plain(config)
+    values = to_dict(config)
     if "module" in config.workload:
         values["workload"]["module"] = OmegaConf.to_container(config.workload.module, resolve=False)
     for name in ("trial", "mlflow", "storage", "debug"):
