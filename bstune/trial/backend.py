@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from bstune.config import budget_of, instantiate, is_replayed, to_dict, tuned
 from bstune.core.errors import ConfigError
@@ -12,7 +12,6 @@ from bstune.core.records import CUDA_GRAPH_MODES, EvaluationSchedule, Target, Tr
 from bstune.core.search_space import Space
 
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
-FRONTIER = "bstune.search.sampler.FrontierSampler"
 
 
 class TrialBackend:
@@ -71,6 +70,18 @@ class TrialBackend:
         return protocol.budget.last_step(batch_size)
 
 
+def sampler_factory(node: DictConfig) -> Any:
+    """Return what the sampler's config node builds, as a partial whose further arguments are the study's."""
+    node = node.copy()
+    OmegaConf.update(node, "_partial_", True, force_add=True)
+    return instantiate(node, "sampler")
+
+
+def stops_trials(node: DictConfig) -> bool:
+    """Return whether the config's sampler stops and continues trials, as one with ``max_steps`` does."""
+    return hasattr(getattr(sampler_factory(node), "func", None), "max_steps")
+
+
 def make_target(config: DictConfig) -> Target:
     """Return the workload's target."""
     return Target(config.workload.target.metric, config.workload.target.value, config.workload.target.mode)
@@ -124,7 +135,7 @@ def make_space(config: DictConfig, lr_range: tuple[float, float] = (0.0, float("
         multiple=multiple,
         sigma=config.scaling.lr_octaves_sigma,
         rule=instantiate(config.scaling.rule, "scaling"),
-        octaves=config.scaling.lr_octaves if config.sampler.get("_target_") == FRONTIER else None,
+        octaves=config.scaling.lr_octaves if stops_trials(config.sampler) else None,
         lr_low=lr_range[0],
         lr_high=lr_range[1],
         tunables=tuned(config),
