@@ -1,14 +1,13 @@
 import logging
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import TrialState, create_trial
 from synthetic import Law, synthetic_table
 
@@ -16,8 +15,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search import sampler as frontier
 from bstune.search.acquisition import Suggestion, suggest
-from bstune.search.posterior import B_CRIT
-from bstune.search.sampler import RECORD, RESUMED_FROM, Coordinates, FrontierSampler, default_policy, trial_result
+from bstune.search.sampler import RECORD, RESUMED_FROM, Coordinates, FrontierSampler, trial_result
 from bstune.trial.replay import replay
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -5,7 +5,6 @@ from itertools import pairwise
 import pytest
 
 from bstune.core import scaling
-from bstune.core.errors import ConfigError
 from bstune.core.search_space import Space, van_der_corput
 
 RULE = partial(scaling.sqrt, reference_batch_size=64, reference_lr=0.1)
