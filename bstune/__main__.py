@@ -33,7 +33,7 @@ from bstune.core.errors import BstuneError, ConfigError, Interrupted
 
 VERBS = {  # each is called with what stands after it, and raises what ends it
     "tune": "bstune.__main__:tune",
-    "survey": "bstune.hardware.__main__:main",
+    "survey": "bstune.hardware.report:main",
     "fit": "bstune.__main__:fit",
     "record": "bstune.study.record:main",
     "sweep": "bstune.sweeps.harness:main",
