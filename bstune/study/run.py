@@ -20,7 +20,7 @@ from bstune.core.console import format_count, format_number, format_seconds, red
 from bstune.core.errors import StudyError
 from bstune.core.files import Output, locked, write_text
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec
-from bstune.study.model import b_crit_interval, known_of, own_arguments
+from bstune.study.model import b_crit_interval, sampler_context, study_posterior
 from bstune.study.plan import max_seconds, remaining_seconds
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import candidates, next_replicate
@@ -313,7 +313,7 @@ class _Search:
 
     def _ask(self, trial_index: int) -> Asked:
         prepared = self._prepared
-        context = own_arguments(prepared, ended_below_limit(self._study))
+        context = sampler_context(prepared, ended_below_limit(self._study))
         sampler = build_sampler(prepared.config.sampler, self._budget, trial_index, context)
         return ask(self._study, trial_index, self._budget, prepared.space, sampler, prepared.backend.stops)
 
@@ -340,7 +340,7 @@ class _Search:
         precision, reached = self._budget.precision, sum(trial.reached for trial in searched)
         if precision is None or reached < MIN_REACHED or len(searched) % PRECISION_EVERY:
             return None
-        posterior = known_of(self._prepared, searched, PRECISION_PARTICLES)
+        posterior = study_posterior(self._prepared, searched, PRECISION_PARTICLES)
         low, _, high = b_crit_interval(self._prepared, posterior)
         if high / low >= precision:
             return None
