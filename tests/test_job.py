@@ -120,7 +120,7 @@ def test_a_study_cut_short_and_continued_asks_the_same_trials(
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["frontier", "tpe"])
 def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(bstune, tmp_path, monkeypatch, sampler):
-    arguments = (*DIGITS, *EASY, STEPS, f"sampler={sampler}", "search.trials=12", "search.confirmations=1")
+    arguments = (*DIGITS, *EASY, STEPS, f"sampler={sampler}", "search.trials=12", "search.replicates=1")
     arguments += ("protocol.noise_scale_every=2",)
     assert bstune(*arguments, "study=whole")[0] == 0
     whole = asked_by_slot(tmp_path / "outputs" / "whole")
@@ -136,7 +136,7 @@ def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(bstune, tmp_p
 @pytest.mark.slow
 def test_measuring_the_noise_scale_changes_no_trial_and_is_reported(bstune, tmp_path):
     """A general sampler asks the same whatever was measured."""
-    arguments = (*DIGITS, *EASY, STEPS, "sampler=tpe", "search.trials=10", "search.confirmations=1")
+    arguments = (*DIGITS, *EASY, STEPS, "sampler=tpe", "search.trials=10", "search.replicates=1")
     assert bstune(*arguments, "study=without", "protocol.noise_scale_every=null")[0] == 0
     status, out, _ = bstune(*arguments, "study=with", "protocol.noise_scale_every=2")
     assert status == 0
@@ -152,7 +152,7 @@ def test_measuring_the_noise_scale_changes_no_trial_and_is_reported(bstune, tmp_
 
 @pytest.mark.slow
 def test_a_continued_trial_is_its_parent_gone_further(bstune, tmp_path):
-    assert bstune(*DIGITS, *EASY, STEPS, "search.trials=16", "search.confirmations=0")[0] == 0
+    assert bstune(*DIGITS, *EASY, STEPS, "search.trials=16", "search.replicates=0")[0] == 0
     study = tmp_path / "outputs" / "digits"
     trials = {trial.number: trial for trial in trials_of(study)}
     continued = [trial for trial in trials.values() if trial.resumed_from is not None]
@@ -172,7 +172,7 @@ def test_a_continued_trial_is_its_parent_gone_further(bstune, tmp_path):
 @pytest.mark.slow
 def test_the_command_of_the_winner_takes_it_to_the_target_in_as_many_steps(bstune, tmp_path):
     """Also where its last evaluation was at its limit, or its parent's was."""
-    assert bstune(*DIGITS, *EASY, STEPS, "search.trials=16", "search.confirmations=0")[0] == 0
+    assert bstune(*DIGITS, *EASY, STEPS, "search.trials=16", "search.replicates=0")[0] == 0
     study = tmp_path / "outputs" / "digits"
     best = yaml.safe_load((study / "best.yaml").read_text())["best_by_steps"]
     winner = trials_of(study)[best["number"]]
@@ -186,7 +186,7 @@ def test_the_command_of_the_winner_takes_it_to_the_target_in_as_many_steps(bstun
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["frontier", "tpe"])
 def test_a_schedule_with_a_horizon_is_never_stopped_early(bstune, tmp_path, sampler):
-    arguments = (*DIGITS, *EASY, *HORIZON, STEPS, f"sampler={sampler}", "search.trials=6", "search.confirmations=2")
+    arguments = (*DIGITS, *EASY, *HORIZON, STEPS, f"sampler={sampler}", "search.trials=6", "search.replicates=2")
     status, out, _ = bstune(*arguments)
     assert status == 0
     assert "each ends at the target or after 60 steps and 6000 examples" in " ".join(out.split())
@@ -201,7 +201,7 @@ def test_a_schedule_with_a_horizon_is_never_stopped_early(bstune, tmp_path, samp
 
 @pytest.mark.slow
 def test_winners_are_confirmed_on_fresh_seeds_beside_the_search(bstune, tmp_path, table):
-    assert bstune(*REPLAY, "search.seconds=100", "search.finalists=1")[0] == 0
+    assert bstune(*REPLAY, "search.seconds=100", "search.candidates=1")[0] == 0
     trials = trials_of(tmp_path / "outputs" / "replay")
     searched = [trial for trial in trials if trial.replicate_of is None]
     fresh = [trial for trial in trials if trial.replicate_of is not None]
@@ -232,21 +232,21 @@ def test_a_line_a_trial_in_the_order_in_which_they_end(make_result, capsys):
 
 @pytest.mark.slow
 def test_nothing_more_is_done_once_all_is_done_and_confirmations_can_be_added(bstune, tmp_path, table):
-    arguments = (*REPLAY, STEPS, "sampler=tpe", "search.precision=null", "search.trials=12", "search.finalists=1")
+    arguments = (*REPLAY, STEPS, "sampler=tpe", "search.precision=null", "search.trials=12", "search.candidates=1")
     study = tmp_path / "outputs" / "replay"
-    assert bstune(*arguments, "search.confirmations=0")[0] == 0
+    assert bstune(*arguments, "search.replicates=0")[0] == 0
     none = trials_of(study)
     assert len(none) == 12
     assert not any(trial.replicate_of is not None for trial in none)
-    assert bstune(*arguments, "search.confirmations=2")[0] == 0
+    assert bstune(*arguments, "search.replicates=2")[0] == 0
     two = trials_of(study)
     assert two[:12] == none
     assert len(two) == 14
-    assert bstune(*arguments, "search.confirmations=4")[0] == 0
+    assert bstune(*arguments, "search.replicates=4")[0] == 0
     four = trials_of(study)
     assert four[:14] == two
     assert len({(trial.trial_index, trial.seed) for trial in four[12:]}) == 4
-    assert bstune(*arguments, "search.confirmations=4")[0] == 0
+    assert bstune(*arguments, "search.replicates=4")[0] == 0
     assert trials_of(study) == four
 
 
@@ -293,7 +293,7 @@ def test_a_record_that_ended_is_not_continued(bstune, tmp_path):
     """Half of the table never reaches the target: its trials end with their records, which go no further."""
     rows = [row(size, lr, seed, lr < 0.1) for size, lr, seed in product(SIZES, LRS, (0, 1))]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
-    assert bstune(*REPLAY, "search.trials=24", "search.confirmations=0", "search.precision=null")[0] == 0
+    assert bstune(*REPLAY, "search.trials=24", "search.replicates=0", "search.precision=null")[0] == 0
     trials = trials_of(tmp_path / "outputs" / "replay")
     study = optuna.load_study(study_name="replay", storage=f"sqlite:///{tmp_path}/bstune.db")
     limits = [json.loads(trial.user_attrs[SPEC])["max_steps"] for trial in study.get_trials()]
@@ -303,7 +303,7 @@ def test_a_record_that_ended_is_not_continued(bstune, tmp_path):
     assert all(trial.train_seconds > 0 for trial in trials)
 
 
-NAN_OPTIONS = [f"{name}=nan" for name in ("search.precision", "scaling.octaves", "scaling.exponent_sigma")]
+NAN_OPTIONS = [f"{name}=nan" for name in ("search.precision", "scaling.lr_octaves", "prior.exponent_sigma")]
 
 
 @pytest.mark.parametrize(
@@ -311,12 +311,12 @@ NAN_OPTIONS = [f"{name}=nan" for name in ("search.precision", "scaling.octaves",
     [
         *NAN_OPTIONS,
         "search.precision=1",
-        "search.confirmations=-1",
-        "search.finalists=0",
-        "scaling.octaves=0",
-        "scaling.octaves=2000",
-        "scaling.exponent_sigma=0",
-        "scaling.level_sigma=-1",
+        "search.replicates=-1",
+        "search.candidates=0",
+        "scaling.lr_octaves=0",
+        "scaling.lr_octaves=2000",
+        "prior.exponent_sigma=0",
+        "prior.level_sigma=-1",
         "scaling.noise_scale=-3",
         "sampler.sigma=0",
         "sampler.policy.particles=0",
@@ -324,7 +324,7 @@ NAN_OPTIONS = [f"{name}=nan" for name in ("search.precision", "scaling.octaves",
         "sampler.policy.random_fraction=2",
         "sampler.policy.initial_fraction=-1",
         "+sampler.policy.nope=3",
-        "search.confirmations=many",
+        "search.replicates=many",
         "search.precision=sharp",
     ],
 )
@@ -381,7 +381,7 @@ def test_the_newest_states_are_kept_where_there_are_many(make_result):
 
 @pytest.mark.parametrize(
     ("overrides", "bound"),
-    [(("scaling.octaves=4",), 4.0), ((), 10.0), (("sampler=tpe",), 3.0), (("sampler=tpe", "scaling.sigma=2"), 6.0)],
+    [(("scaling.lr_octaves=4",), 4.0), ((), 10.0), (("sampler=tpe",), 3.0), (("sampler=tpe", "scaling.lr_octaves_sigma=2"), 6.0)],
 )
 def test_how_far_from_the_rule_each_sampler_searches(tmp_path, monkeypatch, table, overrides, bound):
     monkeypatch.chdir(tmp_path)

@@ -84,8 +84,8 @@ def test_spent(make_result, limits, message):
         ({"stratified": 1.5}, "search.stratified must be a share from 0 to 1, but got 1.5"),
         ({"precision": 1.0}, "search.precision must be a factor over 1, or null for no such end, but got 1.0"),
         ({"precision": math.nan}, "search.precision must be a factor over 1, or null for no such end, but got nan"),
-        ({"confirmations": -1}, "search.confirmations must be at least 0 and search.finalists at least 1, but got -1"),
-        ({"finalists": 0}, "search.finalists at least 1, but got 0 and 0"),
+        ({"confirmations": -1}, "search.replicates must be at least 0 and search.candidates at least 1, but got -1"),
+        ({"finalists": 0}, "search.candidates at least 1, but got 0 and 0"),
         ({"seed": -1}, "seed must be at least 0, but got -1"),
     ],
 )

@@ -57,7 +57,7 @@ def trials_of(folder: Path) -> list[TrialResult]:
 
 
 def test_a_study_from_end_to_end(bstune, tmp_path, table):
-    arguments = ("sampler=random", "search.confirmations=0", "search.precision=null")
+    arguments = ("sampler=random", "search.replicates=0", "search.precision=null")
     status, out, err = bstune(*REPLAY, "study=small", "seed=3", "search.trials=30", *arguments)
     assert (status, err) == (0, "")
     assert "study small: val/error <= 0.14, objective time, on recorded runs (t)" in out
@@ -98,7 +98,7 @@ from bstune.__main__ import main
 status = main()
 print(json.dumps([status, [name for name in ("torch", "lightning", "mlflow") if name in sys.modules]]))
 """
-    command = [sys.executable, "-c", code, *REPLAY, "search.trials=12", "search.confirmations=0"]
+    command = [sys.executable, "-c", code, *REPLAY, "search.trials=12", "search.replicates=0"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert json.loads(ended.stdout.splitlines()[-1]) == [0, []]
     assert len(trials_of(tmp_path / "outputs" / "replay")) == 12
@@ -113,7 +113,7 @@ print(json.dumps([status, [name for name in ("torch", "lightning", "mlflow") if 
     ],
 )
 def test_simulated_seconds_end_a_study(bstune, tmp_path, table, limit, words):
-    status, out, _ = bstune(*REPLAY, limit, "search.confirmations=0")
+    status, out, _ = bstune(*REPLAY, limit, "search.replicates=0")
     assert status == 0
     assert f"stopped: {words} spent" in out
     seconds = [trial.train_seconds for trial in trials_of(tmp_path / "outputs" / "replay")]
@@ -168,7 +168,7 @@ def test_a_batch_size_range_may_be_narrower(bstune, tmp_path, table):
 def test_mlflow_holds_a_replayed_study(bstune, tmp_path, table):
     from mlflow import MlflowClient
 
-    assert bstune(*REPLAY[:-1], "search.trials=3", "search.confirmations=0")[0] == 0
+    assert bstune(*REPLAY[:-1], "search.trials=3", "search.replicates=0")[0] == 0
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("bstune").experiment_id])
     assert len(runs) == 4
@@ -188,7 +188,7 @@ def test_a_metric_that_rises_is_replayed_with_mode_max(bstune, tmp_path):
     accuracy = [row | {"metric": [1 - value for value in row["metric"]]} for row in rows()]
     write(tmp_path / "t.jsonl", accuracy)
     rises = ("workload.target.metric=accuracy", "workload.target.mode=max", "workload.target.value=0.86")
-    status, out, _ = bstune(*REPLAY, *rises, "sampler=tpe", "search.trials=3", "search.confirmations=0")
+    status, out, _ = bstune(*REPLAY, *rises, "sampler=tpe", "search.trials=3", "search.replicates=0")
     assert status == 0
     assert "target accuracy >= 0.86: reached by 3 of 3 trials" in " ".join(out.split())
 

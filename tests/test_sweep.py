@@ -125,7 +125,7 @@ def test_help_lists_a_sweeps_options_as_they_are_set(sweep):
         ),
         (("minibatch_sgd", "search.nope=1"), "unknown option search.nope"),
         (("minibatch_sgd", "+nope=1"), "unknown option nope"),
-        (("minibatch_sgd", "protocol.near=abc"), "protocol.near: Value 'abc' of type 'str'"),
+        (("minibatch_sgd", "protocol.close_to_target=abc"), "protocol.close_to_target: Value 'abc' of type 'str'"),
         (("minibatch_sgd", "sweep.experiment.runs=[3]"), "sweep.experiment.runs[0]: "),
         (
             ("minibatch_sgd", "sweep.experiment.runs=[{name: a}]"),

@@ -241,7 +241,7 @@ def test_certainty_is_looked_for_where_all_slots_are_done(trial_indices, whole, 
 
 SIZES, LRS = (8, 32, 128, 512), (0.01, 0.04, 0.16, 0.64)
 REPLAY = ("+workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")
-REPLAY += ("search.objective=steps", "search.confirmations=1")
+REPLAY += ("search.objective=steps", "search.replicates=1")
 
 ANSWERS = """
 import multiprocessing, os, signal, threading
@@ -459,8 +459,8 @@ def trained(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("nothing_left", "trained")
 def test_trials_train_side_by_side(bstune, tmp_path):
     """One of the processes dies on the way."""
-    arguments = (*DIGITS, *EASY, "hardware.enabled=true", "search.trials=8", "search.confirmations=1")
-    arguments += ("workload.module._target_=trained.Dies", "search.finalists=1")
+    arguments = (*DIGITS, *EASY, "hardware.enabled=true", "search.trials=8", "search.replicates=1")
+    arguments += ("workload.module._target_=trained.Dies", "search.candidates=1")
     status, out, err = bstune(*arguments, "search.workers=2")
     assert status == 0, err
     assert "2 trials at once, each with 1 thread within 1,024 MiB; seconds per step are the survey's" in out
