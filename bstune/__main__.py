@@ -1,9 +1,7 @@
 """The command line: options are composed and checked before Hydra takes over, and errors end in plain lines."""
 
-import logging
 import re
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,8 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from bstune.config import check_settings, is_replayed
+from bstune.core.console import quieten, redact
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
-from bstune.core.files import redact
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 
@@ -115,20 +113,6 @@ def run(config: DictConfig, arguments: Sequence[str]) -> None:
         raise Interrupted(
             "interrupted: every finished trial is stored; the same command continues the study"
         ) from error
-
-
-def quieten(training: bool = True) -> None:
-    """Keep the notes of optuna, and of lightning if it is used, out of the output; warnings and errors stay."""
-    import optuna
-
-    if training:
-        import lightning.pytorch  # it sets its loggers' levels when it is imported
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    # Lightning's own use of a deprecated pytree class, once a step.
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
 
 
 def _asks_hydra(arguments: Sequence[str]) -> bool:

@@ -28,13 +28,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bstune.config import is_replayed, plain
 from bstune.core.errors import ConfigError
+from bstune.core.figures import save_figure
 from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.study.prepare import make_protocol
 from bstune.study.training import PRECISIONS, check_trainer, settle
 from bstune.sweeps.dawnbench_report import Difference, compare, paint, sentence, shown
-from bstune.sweeps.harness import Finding, draw_figure
+from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import holm
-from bstune.trial.loop import device_name
+from bstune.trial.device import device_name
 from bstune.trial.workload import Workload, build_workload, load_data, train, train_examples
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def run(
     title = f"{config.workload.name} on {device}, {len(seeds)} seeds{size}"
     panels = 2 if reduced.enabled else 3
     inches = (1.8 + PANEL_INCHES * panels, 1.6 + ROW_INCHES * len(rows))
-    draw = functools.partial(draw_figure, functools.partial(paint, rows, level, title, reduced.enabled), inches)
+    draw = functools.partial(save_figure, functools.partial(paint, rows, level, title, reduced.enabled), inches)
     return Finding(told, [shown(row) for row in rows], len(seeds), device, draw)
 
 

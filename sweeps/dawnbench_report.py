@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import stats
 
-from bstune.study.figure import BLUE, GREY, INK, VERMILION
-from bstune.study.summary import format_number
+from bstune.core.console import format_number
+from bstune.core.figures import BLUE, GREY, INK, VERMILION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,14 +17,14 @@ import numpy as np
 from omegaconf import DictConfig
 
 from bstune.config import is_replayed
+from bstune.core.console import format_count, format_number, format_seconds, time_unit
 from bstune.core.errors import ConfigError
+from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.records import Budget, Target, TrialResult, TrialSpec
-from bstune.study.figure import BLUE, GREY, INK, PURPLE, VERMILION
 from bstune.study.prepare import make_protocol
-from bstune.study.summary import format_count, format_number, format_seconds, time_unit
 from bstune.study.training import check_trainer, settle
-from bstune.sweeps.harness import Finding, draw_figure
-from bstune.trial.loop import device_name
+from bstune.sweeps.harness import Finding
+from bstune.trial.device import device_name
 from bstune.trial.workload import build_workload, train
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def run(
     rows = [row(asked, own, level) for asked, own in zip(runs, trials, strict=True)]
     device = device_name(protocol.trainer)
     title = f"{settled.config.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"
-    draw = functools.partial(draw_figure, functools.partial(_paint, rows, level, metric, title), FIGURE_INCHES)
+    draw = functools.partial(save_figure, functools.partial(_paint, rows, level, metric, title), FIGURE_INCHES)
     return Finding(sentence(rows, level, len(seeds)), rows, len(seeds), device, draw)
 
 

@@ -19,15 +19,15 @@ from omegaconf import DictConfig
 from rich.progress import track
 
 from bstune.config import is_replayed
+from bstune.core.console import format_number
 from bstune.core.errors import ConfigError
+from bstune.core.figures import BLUE, GREY, INK, VERMILION, save_figure
 from bstune.core.records import TrialProtocol
 from bstune.hardware.memory import Ceiling, ProbeResult, measure_ceiling
 from bstune.hardware.timing import Steps, StepTiming, summarize, time_trial, visits
-from bstune.study.figure import BLUE, GREY, INK, VERMILION
 from bstune.study.prepare import make_protocol, make_target
-from bstune.study.summary import format_number
 from bstune.study.training import check_trainer, settle
-from bstune.sweeps.harness import Finding, draw_figure
+from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import (
     ALIGNED,
     Choice,
@@ -38,7 +38,7 @@ from bstune.sweeps.statistics import (
     is_power_of_two,
     kind,
 )
-from bstune.trial.loop import device_name
+from bstune.trial.device import device_name
 from bstune.trial.workload import Workload, build_workload
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def run(
     device = device_name(protocol.trainer)
     told = f"{settled.config.workload.name} in {settled.config.precision}, {device}; n = {repeats} rounds"
     asked = {*batch_sizes, *(size + step for size in centres for step in (-1, 0, 1))}
-    draw = functools.partial(draw_figure, functools.partial(_paint, choice, asked, medians, found, level, told))
+    draw = functools.partial(save_figure, functools.partial(_paint, choice, asked, medians, found, level, told))
     return Finding(
         sentence=sentence(found, choice, medians, gain, level),
         rows=rows,

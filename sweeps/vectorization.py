@@ -16,13 +16,12 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from bstune.core.console import format_number
 from bstune.core.errors import ConfigError
+from bstune.core.figures import BLUE, INK, save_figure
 from bstune.hardware.roofline import DTYPES
-from bstune.study.figure import BLUE, INK
-from bstune.study.summary import format_number
-from bstune.sweeps.harness import Finding, draw_figure
-from bstune.trial.batches import resolve_device
-from bstune.trial.loop import device_name
+from bstune.sweeps.harness import Finding
+from bstune.trial.device import device_name, resolve_device, synchronize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,7 +87,7 @@ def run(
     Args:
         config: not used: there is no workload.
         console: not used: it takes seconds.
-        device: as :func:`bstune.trial.batches.resolve_device` takes it.
+        device: as :func:`bstune.trial.device.resolve_device` takes it.
         dtype: of the matrices, one of ``FLOATS``.
         size: n, of n x n matrices.
         block: columns computed at a time.
@@ -101,10 +100,7 @@ def run(
     Raises:
         ConfigError: for a device or dtype that there is not, or for a number that is not positive.
     """
-    try:
-        place = resolve_device(device)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("data.device", "sweep.experiment.device")) from error
+    place = resolve_device(device, "sweep.experiment.device")
     if dtype not in FLOATS:
         raise ConfigError(f"sweep.experiment.dtype must be one of {', '.join(FLOATS)}, but got {dtype!r}")
     counts = {"size": size, "block": block, "repeats": repeats}
@@ -115,18 +111,14 @@ def run(
     b, c = (torch.randn(size, size, generator=generator).to(place, FLOATS[dtype]) for _ in range(2))
     a = torch.zeros_like(b)
     named = {name: functools.partial(way, a, b, c) for name, way in ways(block).items()}
-    wait = functools.partial(torch.cuda.synchronize, place) if place.type == "cuda" else _nothing
+    wait = functools.partial(synchronize, place)
     seconds = measure(named, repeats, segment_seconds, limit_seconds, np.random.default_rng(seed), wait, now)
     rows = list(_rows(seconds, 2.0 * size**3))
     name = device_name({"accelerator": place.type, "devices": [place.index or 0]})
     n = min(row["repeats"] for row in rows)
     title = f"A = B C of {size} x {size} matrices in {dtype}, {name}"
-    draw = functools.partial(draw_figure, functools.partial(_paint, rows, title), FIGURE_INCHES)
+    draw = functools.partial(save_figure, functools.partial(_paint, rows, title), FIGURE_INCHES)
     return Finding(sentence(rows, n), rows, n, name, draw)
-
-
-def _nothing() -> None:
-    """Do nothing: a CPU finishes each operation before it returns."""
 
 
 def measure(

@@ -337,7 +337,7 @@ def test_mlflow_holds_the_study(bstune, tmp_path):
     assert parent.data.metrics["best_by_time/batch_size"] > 0
     for run in runs:
         trial = trials.get(int(run.data.tags.get("bstune.trial", -1)))
-        for name in ("parent", "replicate_of") if trial else ():
+        for name in ("resumed_from", "replicate_of") if trial else ():
             assert run.data.params.get(name) == (None if trial[name] is None else str(trial[name]))
     assert {trial["replicate_of"] for trial in trials.values()} > {None}
 

@@ -8,7 +8,7 @@ import torch
 from hydra.utils import instantiate
 
 from bstune.core.errors import ConfigError, DataError
-from bstune.trial.batches import resolve_device
+from bstune.trial.device import resolve_device
 from bstune.workloads.datasets import ImageDataset, Images
 from bstune.workloads.images import ImageData, channel_mean_std, random_crop_flip, split_images
 

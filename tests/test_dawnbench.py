@@ -128,7 +128,7 @@ def test_a_trial_is_evaluated_at_its_end_alone_and_its_schedule_ends_there(check
         (trial,) = row["trials"]
         assert (trial["status"], row["steps"], row["n"]) == ("censored", steps, 1)
         assert 0.05 < trial["accuracy"] <= 1.0
-        assert f"{row['rung']}, seed 3: accuracy {trial['accuracy']:.4f}, budget" in told
+        assert f"{row['rung']}, seed 3: accuracy {trial['accuracy']:.4f}, censored" in told
     sweep = checked()
     steps, _ = climb(sweep.config, sweep.parameters["rungs"], sweep.parameters["reduced"], NEVER)
     evaluations = []

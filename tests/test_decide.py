@@ -211,14 +211,14 @@ def test_a_trial_that_did_not_get_on_is_not_continued_again(tried: Callable[...,
     again = [replace(trial, number=4 + i, resumed_from=trial.number) for i, trial in enumerate(trials[:3])]
     known = learned([*trials, *again])
     assert [arm.number for arm in known.arms] == [3, 4, 5, 6]
-    assert all(decided(known, seed).parent is None for seed in range(40))
+    assert all(decided(known, seed).resumed_from is None for seed in range(40))
 
 
 def test_a_trial_past_the_margin_is_not_continued(tried: Callable[..., TrialResult]) -> None:
     slow = tried(0, 8, LAW.best_lr(8) / 64, 3.0 * LAW.frontier(8))
     known = learned([slow, tried(1, 256, LAW.best_lr(256))])
     assert slow.status == "censored"
-    assert all(decided(known, seed).parent is None for seed in range(40))
+    assert all(decided(known, seed).resumed_from is None for seed in range(40))
 
 
 @pytest.mark.parametrize("objective", ["time", "steps", "curve"])

@@ -323,7 +323,7 @@ def test_without_a_budget_there_is_no_limit_until_something_has_reached_the_targ
     assert study.sampler.max_steps(second.number) is not None  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("censored", [None, lambda size: 50_000.0])
+@pytest.mark.parametrize("budget", [None, lambda size: 50_000.0])
 def test_stopped_trials_are_continued_where_they_can_be(budget: Callable[[float], float] | None) -> None:
     sampler = FrontierSampler(seed=0, search_space=SPACE, budget=budget, resumable=lambda number: number % 3 != 0)
     study = optuna.create_study(sampler=sampler)

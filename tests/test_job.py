@@ -322,7 +322,7 @@ def test_a_record_that_ended_is_not_continued(bstune, tmp_path):
     assert bstune(*REPLAY, "search.trials=24", "search.confirmations=0", "search.precision=null")[0] == 0
     trials = trials_of(tmp_path / "outputs" / "replay")
     study = optuna.load_study(study_name="replay", storage=f"sqlite:///{tmp_path}/bstune.db")
-    limits = [json.loads(trial.user_attrs[SPEC])["limit"] for trial in study.get_trials()]
+    limits = [json.loads(trial.user_attrs[SPEC])["max_steps"] for trial in study.get_trials()]
     ended = {t.number for t, limit in zip(trials, limits, strict=True) if t.status == "censored" and t.steps < limit}
     assert ended, "no record ended ahead of its trial's limit: the test says nothing"
     assert not ended & {trial.resumed_from for trial in trials}
@@ -383,7 +383,7 @@ BEST = (0, "reached", 100, 0.01, None, None)
     ],
 )
 def test_the_states_that_are_kept(make_result, trials, kept):
-    names = ("number", "status", "steps", "seconds_per_step", "parent", "replicate_of")
+    names = ("number", "status", "steps", "seconds_per_step", "resumed_from", "replicate_of")
     done = [make_result(**dict(zip(names, values, strict=True))) for values in trials]
     assert worth_continuing(done, "time") == kept
 
@@ -395,7 +395,7 @@ def test_the_states_that_are_kept(make_result, trials, kept):
 def test_where_there_are_many_those_that_cannot_win_go_first(make_result, objective, dropped):
     rows = [(number, "censored", 10, 0.01, None, None) for number in range(MOST_STATES + 2)]
     rows[0], rows[2:4] = BEST, [(2, "censored", 10, 1.0, None, None), (3, "censored", 200, 0.001, None, None)]
-    names = ("number", "status", "steps", "seconds_per_step", "parent", "replicate_of")
+    names = ("number", "status", "steps", "seconds_per_step", "resumed_from", "replicate_of")
     done = [make_result(**dict(zip(names, values, strict=True))) for values in rows]
     assert worth_continuing(done, objective) == set(range(1, MOST_STATES + 2)) - dropped
 

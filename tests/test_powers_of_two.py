@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from bstune.core.console import format_number
 from bstune.core.errors import ConfigError, HardwareError
 from bstune.core.records import dump_json
 from bstune.hardware.memory import ProbeResult, find_ceiling
 from bstune.hardware.timing import visits
-from bstune.study.summary import format_number
 from bstune.sweeps.harness import check_sweep, compose_sweep, show
 from bstune.sweeps.powers_of_two import CeilingProbe, run
 

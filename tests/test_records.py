@@ -63,10 +63,10 @@ def test_records_survive_json(make_result, changes):
 def test_records_from_before_a_field_are_read(make_result):
     result = make_result()
     values = json.loads(result.to_json())
-    for name in ("history", "message", "parent", "replicate_of", "noise_scale"):
+    for name in ("history", "message", "resumed_from", "replicate_of", "noise_scale"):
         del values[name]
     old = TrialResult.from_json(json.dumps(values))
-    assert (old.history, old.message, old.parent, old.replicate_of, old.noise_scale) == ((), None, None, None, ())
+    assert (old.history, old.message, old.resumed_from, old.replicate_of, old.noise_scale) == ((), None, None, None, ())
     assert old.versions == result.versions
 
 

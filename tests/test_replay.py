@@ -207,7 +207,7 @@ def test_a_trial_that_is_stopped_and_continued_comes_to_the_same_and_costs_what_
         whole.steps_low,
         whole.history,
     )
-    assert last.parent == 8
+    assert last.resumed_from == 8
     spent = first.train_seconds + second.train_seconds + last.train_seconds
     assert spent == pytest.approx(whole.train_seconds)
     assert min(first.train_seconds, second.train_seconds, last.train_seconds) >= 0.0
@@ -223,10 +223,10 @@ def test_a_budget_below_the_steps_that_are_done_adds_none():
 @pytest.mark.parametrize(
     ("own", "parent", "message"),
     [
-        ({"parent": 3}, None, "the trial names parent 3, but got None"),
+        ({"resumed_from": 3}, None, "the trial names parent 3, but got None"),
         ({}, {}, "the trial names parent None, but got 7"),
-        ({"parent": 7}, {"lr": 0.2}, r"\(8, 0.2, 0\), but got \(8, 0.1, 0\)"),
-        ({"parent": 7}, {"seed": 2}, r"\(8, 0.1, 2\), but got \(8, 0.1, 0\)"),
+        ({"resumed_from": 7}, {"lr": 0.2}, r"\(8, 0.2, 0\), but got \(8, 0.1, 0\)"),
+        ({"resumed_from": 7}, {"seed": 2}, r"\(8, 0.1, 2\), but got \(8, 0.1, 0\)"),
     ],
 )
 def test_another_trial_cannot_be_continued(own, parent, message):

@@ -219,14 +219,14 @@ def test_a_spec_may_be_limited_and_continued(table, monkeypatch, tmp_path):
     train = prepare(compose_checked(list(REPLAY))).runner.train
     spec = TrialSpec(0, 0, 32, 0.04, None, 5)
     whole = train(spec, None, None)
-    first = train(replace(spec, limit=100), None, None)
+    first = train(replace(spec, max_steps=100), None, None)
     rest = train(replace(spec, number=1, resumed_from=0), None, first)
     assert (first.status, first.steps) == ("censored", 100)
     assert (rest.steps, rest.history) == (whole.steps, whole.history)
     assert first.train_seconds + rest.train_seconds == pytest.approx(whole.train_seconds)
     budgeted = prepare(compose_checked([*REPLAY, "budget.steps=60", "budget.examples=1"])).runner.train
     assert budgeted(spec, None, None).steps == 60
-    assert budgeted(replace(spec, limit=100), None, None).steps == 100  # a limit takes the budget's place
+    assert budgeted(replace(spec, max_steps=100), None, None).steps == 100  # a limit takes the budget's place
 
 
 def test_a_shipped_table_has_a_bare_name(monkeypatch, tmp_path):

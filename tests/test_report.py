@@ -11,19 +11,19 @@ from itertools import pairwise
 
 import matplotlib
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
+from bstune.core.console import format_count, format_number, format_seconds
 from bstune.core.curve import CurveError, CurveFit, FrontierPoint, fit_curve, frontier_points
+from bstune.core.figures import FIGURE_DPI
 from bstune.core.records import Target, TrialResult, dump_json
-from bstune.study.figure import curve_figure, draw_curve
+from bstune.study.figure import FIGURE_INCHES, draw_curve, paint_curve
 from bstune.study.model import Exponent, Held
 from bstune.study.summary import (
     counts_text,
     critical_text,
     final_table,
-    format_count,
-    format_number,
-    format_seconds,
     pareto_front,
     print_final,
     regimes_text,
@@ -175,7 +175,7 @@ def test_summary_on_points_of_the_curve_itself():
         "seed": 1006,
         "batch_size": 8192,
         "lr": 0.1,
-        "settings": {},
+        "hyperparameters": {},
         "steps": 104,
         "seconds_per_step": trials[6].seconds_per_step,
         "time_to_target": trials[6].time_to_target,
@@ -508,10 +508,10 @@ def stopped(number, resumed_from=None, steps=100):
         ([stopped(0), trial(1, resumed_from=0)], "reached by 1 of 1 trial (a stopped one was continued once)"),
         (
             [stopped(0), stopped(1), stopped(2, 0, 200), trial(3, resumed_from=2)],
-            "reached by 1 of 2 trials (1 budget, a stopped one was continued 2 times)",
+            "reached by 1 of 2 trials (1 censored, a stopped one was continued 2 times)",
         ),
         # a continuation that failed leaves the stopped trial as it was, and is asked again
-        ([stopped(0), trial(1, status="failed", resumed_from=0)], "reached by 0 of 2 trials (1 budget, 1 failed)"),
+        ([stopped(0), trial(1, status="failed", resumed_from=0)], "reached by 0 of 2 trials (1 censored, 1 failed)"),
         (
             [stopped(0), trial(1, status="failed", resumed_from=0), trial(2, resumed_from=0)],
             "reached by 1 of 2 trials (1 failed, a stopped one was continued once)",
@@ -575,7 +575,9 @@ def by_label(axes):
 
 def drawn(trials, fit):
     summary = summarize(trials, TARGET, fit)
-    return summary, curve_figure(trials, summary, None if isinstance(fit, str) else fit, "a workload")
+    figure = Figure(figsize=FIGURE_INCHES, dpi=FIGURE_DPI, layout="constrained")
+    paint_curve(figure, trials, summary, None if isinstance(fit, str) else fit, "a workload")
+    return summary, figure
 
 
 def test_figure_has_the_curve_the_points_and_their_labels():

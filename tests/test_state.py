@@ -248,7 +248,7 @@ def chain(folder, limits, own=None, **options):
     own, records, stopped = own or spec(), [], None
     for part, limit in enumerate([*limits, None]):
         parent = None if stopped is None else stopped.record.number
-        part_spec = replace(own, number=part, limit=limit, resumed_from=parent)
+        part_spec = replace(own, number=part, max_steps=limit, resumed_from=parent)
         torch.rand(part)  # what was drawn before does not matter
         record, module = run(part_spec, state=folder / f"{part}.state", resume=stopped, **options)
         records.append(record)
@@ -397,7 +397,7 @@ def test_measuring_the_noise_scale_changes_no_trial_and_goes_on_with_it(case, tm
 
 
 def test_a_state_without_measurements_is_taken_up(tmp_path):
-    first, _ = run(spec(limit=23), state=tmp_path / "1.state")
+    first, _ = run(spec(max_steps=23), state=tmp_path / "1.state")
     own = replace(spec(), number=2, resumed_from=1)
     going_on, _ = run(own, with_noise(None, 5), state=tmp_path / "2.state", resume=Stopped(first, tmp_path / "1.state"))
     assert [step for step, _, _ in going_on.noise_scale] == list(range(25, STEPS + 1, 5))
@@ -479,7 +479,7 @@ def test_on_cuda_its_generators_go_on_too(tmp_path):
 
 @pytest.mark.parametrize(("limit", "steps"), [(1, 1), (13, 13), (STEPS, STEPS), (STEPS + 1, STEPS), (10**9, STEPS)])
 def test_a_limit_ends_the_trial_early(limit, steps):
-    result, _ = run(spec(limit=limit))
+    result, _ = run(spec(max_steps=limit))
     assert (result.status, result.steps, result.steps_low) == ("censored", steps, steps)
     assert result.history[-1][0] == steps
     whole, _ = run(spec())
@@ -493,7 +493,7 @@ def test_an_evaluation_at_the_limit_can_reach_the_target_and_leaves_no_state(tmp
     first = run(own, replace(rules, evaluation_schedule=EVERY_STEP), build)[0].steps
     assert whole.steps_low < first < whole.steps
     files = {"state": tmp_path / "1.state", "checkpoint": tmp_path / "1.ckpt"}
-    result, _ = run(replace(own, limit=first), rules, build, **files)
+    result, _ = run(replace(own, max_steps=first), rules, build, **files)
     assert (result.status, result.steps, result.steps_low) == ("reached", first, whole.steps_low)
     assert [path.name for path in tmp_path.iterdir()] == ["1.ckpt"]
 
@@ -501,14 +501,14 @@ def test_an_evaluation_at_the_limit_can_reach_the_target_and_leaves_no_state(tmp
 @pytest.mark.parametrize("limit", [0, -1])
 def test_a_limit_leaves_at_least_a_step(limit):
     with pytest.raises(ConfigError, match=f"a trial that has 0 steps cannot be trained until step {limit}"):
-        run(spec(limit=limit))
+        run(spec(max_steps=limit))
 
 
-@pytest.mark.parametrize("limit", [10, 20])
+@pytest.mark.parametrize("max_steps", [10, 20])
 def test_a_limit_lies_past_the_trial_that_goes_on(limit, tmp_path):
-    record, _ = run(spec(limit=20), state=tmp_path / "1.state")
+    record, _ = run(spec(max_steps=20), state=tmp_path / "1.state")
     with pytest.raises(ConfigError, match=f"a trial that has 20 steps cannot be trained until step {limit}"):
-        run(spec(limit=limit, resumed_from=1), resume=Stopped(record, tmp_path / "1.state"))
+        run(spec(max_steps=limit, resumed_from=1), resume=Stopped(record, tmp_path / "1.state"))
 
 
 # What is left, and when
@@ -538,7 +538,7 @@ class StopsItself(Classifier):
 )
 def test_only_a_trial_out_of_steps_leaves_a_state(kind, status, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result, _ = run(spec(limit=20), build=partial(learner, kind=kind), state=tmp_path / "1.state")
+    result, _ = run(spec(max_steps=20), build=partial(learner, kind=kind), state=tmp_path / "1.state")
     assert result.status == status
     assert [path.name for path in tmp_path.iterdir()] == (["1.state"] if kind is Classifier else [])
 
@@ -550,20 +550,20 @@ def test_a_trial_that_is_cut_short_in_its_last_evaluation_leaves_nothing(tmp_pat
                 raise KeyboardInterrupt
 
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        run(spec(limit=20), build=partial(learner, kind=Interrupted), state=tmp_path / "1.state")
+        run(spec(max_steps=20), build=partial(learner, kind=Interrupted), state=tmp_path / "1.state")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_state_is_left_unless_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run(spec(limit=20))[0].status == "censored"
+    assert run(spec(max_steps=20))[0].status == "censored"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_leaving_a_state_changes_nothing(tmp_path):
     options = CASES["everything"]
-    plain, module = run(spec(limit=23), **options)
-    left, other = run(spec(limit=23), **options, state=tmp_path / "1.state")
+    plain, module = run(spec(max_steps=23), **options)
+    left, other = run(spec(max_steps=23), **options, state=tmp_path / "1.state")
     assert plain == left
     assert all(torch.equal(a, b) for a, b in zip(tensors(module), tensors(other), strict=True))
 
@@ -573,7 +573,7 @@ def test_only_batches_that_know_their_place_can_be_stopped(tmp_path):
         return iter([])
 
     with pytest.raises(ConfigError, match=r"batches from list_iterator cannot be stopped to go on later"):
-        run(spec(limit=20), batches=blanks, state=tmp_path / "1.state")
+        run(spec(max_steps=20), batches=blanks, state=tmp_path / "1.state")
 
 
 def test_evaluations_do_not_change_the_training():
@@ -631,7 +631,7 @@ def test_seconds_are_the_trials_own_and_steps_the_whole_chains(tmp_path):
     build, records, stopped = partial(learner, kind=Timed), [], None
     for number, limit in enumerate([30, 40, 41]):
         fake = FakeTime()
-        own = replace(spec(), number=number, limit=limit, resumed_from=number - 1 if number else None)
+        own = replace(spec(), number=number, max_steps=limit, resumed_from=number - 1 if number else None)
         path = tmp_path / f"{number}.state"
         record, _ = run(own, build=build, state=path, resume=stopped, clock=TrialClock(fake))
         records.append(record)
@@ -702,12 +702,12 @@ def test_later_evaluations_do_not_depend_on_where_it_was_stopped(step, value, li
 
 @pytest.fixture
 def stopped(tmp_path):
-    record, _ = run(spec(limit=20), state=tmp_path / "1.state")
+    record, _ = run(spec(max_steps=20), state=tmp_path / "1.state")
     return Stopped(record, tmp_path / "1.state")
 
 
 def resumed(stopped, **changes):
-    return run(replace(spec(), **{"number": 2, "parent": 1} | changes), resume=stopped)
+    return run(replace(spec(), **{"number": 2, "resumed_from": 1} | changes), resume=stopped)
 
 
 def _truncate(path):
@@ -802,7 +802,7 @@ def test_a_state_of_other_versions_or_another_device_is_refused(stopped, monkeyp
         resumed(stopped)
 
 
-@pytest.mark.parametrize("parent", [None, 7])
+@pytest.mark.parametrize("resumed_from", [None, 7])
 def test_the_parent_is_the_trial_that_goes_on(stopped, parent):
     with pytest.raises(ValueError, match=f"a trial with parent {parent} cannot go on from trial 1"):
         resumed(stopped, resumed_from=parent)
@@ -872,6 +872,6 @@ def test_a_foreign_data_module_goes_on(tmp_path):
         return results[-1]
 
     one(spec())
-    first = one(spec(limit=23), state=tmp_path / "1.state")
+    first = one(spec(max_steps=23), state=tmp_path / "1.state")
     one(replace(spec(), number=2, resumed_from=1), resume=Stopped(first, tmp_path / "1.state"))
     assert_same(results[2], modules[2], results[0], modules[0], (23,))

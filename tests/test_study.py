@@ -274,7 +274,7 @@ def test_a_trial_that_was_not_asked_to_the_end_is_asked_anew(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("some_sampler", "stops", "limit"), [(Fixed(30), True, 30), (Fixed(30), False, None), (RandomSampler(), True, None)]
+    ("some_sampler", "stops", "max_steps"), [(Fixed(30), True, 30), (Fixed(30), False, None), (RandomSampler(), True, None)]
 )
 def test_a_limit_is_for_trials_that_can_be_stopped(tmp_path, some_sampler, stops, max_steps):
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
@@ -295,7 +295,7 @@ def test_trials_that_ended_ahead_of_their_limit_go_no_further(tmp_path, make_res
     assert ended_by_themselves(study) == {1}
 
 
-@pytest.mark.parametrize(("stops", "limit"), [(True, 200), (False, None)])
+@pytest.mark.parametrize(("stops", "max_steps"), [(True, 200), (False, None)])
 def test_a_finalist_is_asked_for_again_on_a_fresh_seed(tmp_path, make_result, stops, max_steps):
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     result = run_trial_of(

@@ -62,7 +62,7 @@ def complete(name):
 def test_every_sweep_composes_and_its_experiment_takes_its_parameters(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checked = check_sweep(name, compose_sweep(name, complete(name)))
-    assert checked.experiment.func.__module__ == f"bstune.experiments.{name}"
+    assert checked.experiment.func.__module__ == f"bstune.sweeps.{name}"
     assert checked.output.root == Path("outputs/sweeps") / name
     assert "http" in checked.source
     assert set(checked.parameters) == set(checked.plain_parameters)

@@ -269,9 +269,9 @@ def test_what_a_trial_continues_or_confirms_is_among_its_parameters(uri):
     for result in (trial(0), trial(1, resumed_from=0), trial(2, replicate_of=1)):
         tracking.send_trial(result)
     relations = [
-        {k: v for k, v in run.data.params.items() if k in ("parent", "replicate_of")} for run in runs(uri, "trial")
+        {k: v for k, v in run.data.params.items() if k in ("resumed_from", "replicate_of")} for run in runs(uri, "trial")
     ]
-    assert relations == [{}, {"parent": "0"}, {"replicate_of": "1"}]
+    assert relations == [{}, {"resumed_from": "0"}, {"replicate_of": "1"}]
 
 
 @pytest.mark.parametrize(

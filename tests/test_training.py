@@ -46,25 +46,25 @@ def test_without_a_limit_the_budget_ends_a_trial_and_no_state_is_left(train, out
 @pytest.mark.parametrize("limit", [10, 60])
 def test_a_limit_takes_the_place_of_the_budget(train, output, limit):
     """A larger one too: the budget is a first guess."""
-    result = train(replace(SPEC, limit=limit), output, None)
+    result = train(replace(SPEC, max_steps=limit), output, None)
     assert (result.status, result.steps) == ("censored", limit)
     assert files(output.states) == ["trial-0.ckpt"]
 
 
 def test_a_trial_that_ends_otherwise_leaves_no_state(train, output, monkeypatch):
-    assert train(replace(SPEC, limit=30, lr=1e6), output, None).status == "diverged"
+    assert train(replace(SPEC, max_steps=30, lr=1e6), output, None).status == "diverged"
     easy = prepare(compose_checked([*DIGITS, "workload.target.value=1.0"])).runner.train
-    assert easy(replace(SPEC, limit=500), output, None).status == "reached"
+    assert easy(replace(SPEC, max_steps=500), output, None).status == "reached"
     assert files(output.states) == []
     assert files(output.checkpoints) == ["trial-0.ckpt"]
 
 
 def test_stopped_and_continued_is_the_same_training(train, output):
     whole = train(SPEC, output, None)
-    first = train(replace(SPEC, limit=11), output, None)
-    second = train(replace(SPEC, number=1, trial_index=1, limit=25, resumed_from=0), output, first)
-    third = train(replace(SPEC, number=2, trial_index=2, limit=40, resumed_from=1), output, second)
-    assert (third.number, third.trial_index, third.parent, third.steps) == (2, 2, 1, 40)
+    first = train(replace(SPEC, max_steps=11), output, None)
+    second = train(replace(SPEC, number=1, trial_index=1, max_steps=25, resumed_from=0), output, first)
+    third = train(replace(SPEC, number=2, trial_index=2, max_steps=40, resumed_from=1), output, second)
+    assert (third.number, third.trial_index, third.resumed_from, third.steps) == (2, 2, 1, 40)
     assert set(third.history) >= set(whole.history)
     assert third.history[-1] == whole.history[-1]
     assert files(output.states) == ["trial-0.ckpt", "trial-1.ckpt", "trial-2.ckpt"]
@@ -86,26 +86,26 @@ def emptied(state: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [deleted, damaged, emptied])
 def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(train, output, caplog, spoil):
-    first = train(replace(SPEC, limit=11), output, None)
+    first = train(replace(SPEC, max_steps=11), output, None)
     spoil(output.state(0))
     with caplog.at_level(logging.WARNING, "bstune"):
-        result = train(replace(SPEC, number=1, limit=25, resumed_from=0), output, first)
+        result = train(replace(SPEC, number=1, max_steps=25, resumed_from=0), output, first)
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "bstune.study.training"]
     assert warning.startswith("the state of trial 0 at ")
     assert warning.endswith("; it starts afresh")
     assert (result.number, result.resumed_from, result.status, result.steps) == (1, None, "censored", 25)
     assert replace(SPEC, number=1) == TrialSpec(1, 0, result.batch_size, result.lr, result.delta, result.seed)
     assert files(output.states) == ["trial-1.ckpt"], "the spoilt one would be tried again and again"
-    assert result.history == train(replace(SPEC, number=5, limit=25), output, None).history
-    third = train(replace(SPEC, number=2, limit=30, resumed_from=1), output, result)
-    assert (third.parent, third.steps) == (1, 30)
+    assert result.history == train(replace(SPEC, number=5, max_steps=25), output, None).history
+    third = train(replace(SPEC, number=2, max_steps=30, resumed_from=1), output, result)
+    assert (third.resumed_from, third.steps) == (1, 30)
 
 
 def test_a_state_can_be_continued_while_it_is_there(train, output):
     runner = prepare(compose_checked(DIGITS)).runner
     assert runner.stops
     assert not runner.resumable(0, output)
-    train(replace(SPEC, limit=5), output, None)
+    train(replace(SPEC, max_steps=5), output, None)
     assert runner.resumable(0, output)
     output.keep_states(set())
     assert not runner.resumable(0, output)

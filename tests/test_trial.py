@@ -26,7 +26,8 @@ from bstune.core.records import (
 from bstune.trial import loop as trial
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches, rebatch
 from bstune.trial.compile import warn_once
-from bstune.trial.loop import device_name, make_trainer, run_trial
+from bstune.trial.device import device_name
+from bstune.trial.loop import make_trainer, run_trial
 from bstune.trial.workload import build_module
 from bstune.workloads.averaging import RunningWeightAverage
 from bstune.workloads.classifier import Classifier

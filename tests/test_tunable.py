@@ -100,7 +100,7 @@ def test_a_record_keeps_its_settings(make_result: Callable[..., TrialResult]) ->
     result = make_result(hyperparameters={"momentum": 0.5})
     assert TrialResult.from_json(result.to_json()) == result
     old = json.loads(make_result().to_json())
-    del old["settings"]
+    del old["hyperparameters"]
     assert TrialResult.from_json(json.dumps(old)).settings == {}
 
 
@@ -135,7 +135,7 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune: Run
         if source is not None:
             assert trial.hyperparameters == trials[source].settings
     winner = yaml.safe_load(Path("outputs/digits/best.yaml").read_text())["best_by_steps"]
-    assert winner["settings"].keys() == {"momentum", "average"}
+    assert winner["hyperparameters"].keys() == {"momentum", "average"}
     command = shlex.split(winner["command"])
     again = subprocess.run(command, capture_output=True, text=True, check=True)
     assert f"reached at step {winner['steps']} " in again.stdout

@@ -230,7 +230,7 @@ def test_the_devices_memory_is_shared_too(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("slots", "whole"),
+    ("trial_indices", "whole"),
     [((), 0), ((0, 1, 2), 0), ((3, 1, 0, 2), 4), ((0, 1, 2, 3, 5, 6, 7, 8), 4), ((0, 1, 2, 3, 4, 5, 6, 7, 9), 8)],
 )
 def test_certainty_is_looked_for_where_all_slots_are_done(trial_indices, whole, make_result):
@@ -478,7 +478,7 @@ def test_trials_train_side_by_side(bstune, tmp_path):
     if torch.get_num_threads() == 1:
         last = next(trial for trial in searched if trial.resumed_from is None and trial.history)
         train = prepare(compose_checked([*arguments, "search.workers=1"])).runner.train
-        spec = TrialSpec(90, 90, last.batch_size, last.lr, last.delta, last.seed, limit=last.steps)
+        spec = TrialSpec(90, 90, last.batch_size, last.lr, last.delta, last.seed, max_steps=last.steps)
         (tmp_path / "again").mkdir()
         assert train(spec, Output(tmp_path / "again"), None).history == last.history
     assert not list(study.rglob("*.partial"))

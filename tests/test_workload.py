@@ -418,7 +418,7 @@ class Wantless(Wanting):
 
 def test_images_of_another_projects_data_are_not_to_be_had():
     workload = foreign(Foreign, module=Wanting)
-    with pytest.raises(ConfigError, match=r"images of bstune\.data\.module\.ImageData, but .* is Foreign"):
+    with pytest.raises(ConfigError, match=r"images of bstune\.workloads\.images\.ImageData, but .* is Foreign"):
         workload.build_module(spec())
     assert isinstance(foreign(Foreign, module=Wantless).build_module(spec()), Wantless)
 

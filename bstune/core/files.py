@@ -1,7 +1,6 @@
 """A study's output folder: the paths in it, its lock, and files that are whole or not there."""
 
 import os
-import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,11 +103,6 @@ def _keep(folder: Path, kept: set[Path], running: Collection[int]) -> None:
     for path in folder.glob("trial-*"):
         if path not in kept and not path.name.startswith(theirs):
             path.unlink(missing_ok=True)  # a trial beside this process deletes the state that it could not read
-
-
-def redact(text: str) -> str:
-    """Return ``text`` with the passwords in its URLs replaced by three asterisks."""
-    return re.sub(r"(://[^\s:/@]*):[^\s/@]+@", r"\1:***@", text)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from bstune.__main__ import asks_to_debug, compose_checked, exit_status, quieten
+from bstune.__main__ import asks_to_debug, compose_checked, exit_status
 from bstune.config import is_replayed
+from bstune.core.console import quieten
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output, check_writable, locked
 from bstune.hardware.memory import Ask, probe_server

@@ -141,7 +141,7 @@ def answer(request: Mapping[str, Any], meter_of: Callable[[torch.device], Meter]
 
 def main() -> int:
     """Answer the requests on stdin, each in a process of its own, until there are no more."""
-    from bstune.__main__ import quieten
+    from bstune.core.console import quieten
 
     out = os.dup(1)
     os.dup2(2, 1)  # what a workload prints is no answer

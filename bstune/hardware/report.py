@@ -3,7 +3,7 @@
 The figure ``roofline.png``: the device's two ceilings with a workload's layers at several batch sizes.
 """
 
-import os
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +13,9 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
+from bstune.core.console import format_count, format_number, format_seconds
 from bstune.core.errors import HardwareError
+from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.files import Output, write_text
 from bstune.core.records import dump_json
 from bstune.hardware.roofline import (
@@ -28,8 +30,6 @@ from bstune.hardware.roofline import (
     turning_batch_size,
 )
 from bstune.hardware.survey import Survey, probe_text
-from bstune.study.figure import BLUE, FIGURE_DPI, GREY, INK, PURPLE, VERMILION
-from bstune.study.summary import format_count, format_number, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -229,33 +229,28 @@ def draw_roofline(
     Raises:
         HardwareError: for no batch size, one below 1, or seconds that are not positive.
     """
-    import matplotlib.style
-
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with matplotlib.style.context(["default", {"font.size": 9.0}]):
-        try:
-            figure = roofline_figure(cost, limits, batch_sizes, achieved(cost, limits, measured), title)
-            figure.savefig(temporary, dpi=FIGURE_DPI, format="png")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def roofline_figure(
-    cost: StepCost, limits: DeviceLimits, batch_sizes: Sequence[int], steps: Sequence[Achieved], title: str
-) -> "Figure":
-    """Return the figure that :func:`draw_roofline` writes, drawn with matplotlib's current settings."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     if not batch_sizes:
         raise HardwareError("the roofline needs at least one batch size to draw the layers at")
-    sizes = sorted(set(batch_sizes))
+    steps = achieved(cost, limits, measured)
+    paint = functools.partial(
+        _paint, cost=cost, limits=limits, batch_sizes=sorted(set(batch_sizes)), steps=steps, title=title
+    )
+    save_figure(paint, (FIGURE_WIDTH, ROOF_HEIGHT), path)
+
+
+def _paint(
+    figure: "Figure",
+    cost: StepCost,
+    limits: DeviceLimits,
+    batch_sizes: Sequence[int],
+    steps: Sequence[Achieved],
+    title: str,
+) -> None:
+    sizes = batch_sizes
     layers = [layer for layer in cost.layers if layer.flops.at(sizes[-1]) and layer.bytes.at(sizes[-1])]
     layers = sorted(layers, key=lambda layer: -layer_seconds(layer, limits, sizes[-1]))[:MOST_ROWS]
     rows = len(layers) + 1
-    figure = Figure(figsize=(FIGURE_WIDTH, ROOF_HEIGHT + ROW_HEIGHT * rows + 1.4), dpi=FIGURE_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure.set_size_inches(FIGURE_WIDTH, ROOF_HEIGHT + ROW_HEIGHT * rows + 1.4)
     heights = [ROOF_HEIGHT, ROW_HEIGHT * rows]
     roof, ranges = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": heights})
     parts: list[LayerCost | StepCost] = [cost, *layers]
@@ -269,7 +264,6 @@ def roofline_figure(
     figure.suptitle(_title(cost, limits, title), fontsize=10.5, parse_math=False)
     handles, labels = roof.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
-    return figure
 
 
 def _title(cost: StepCost, limits: DeviceLimits, title: str) -> str:

@@ -37,6 +37,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from bstune.core.errors import HardwareError
+from bstune.trial.device import synchronize
 
 Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 DTYPES: dict[str, torch.dtype] = {
@@ -221,7 +222,7 @@ def _best_rate(
             break
         call = prepare(size)
         call()  # warm-up, outside the clock: libraries load and choose their kernels here
-        _synchronize(device)
+        synchronize(device)
         least = _least_seconds(call, device, (end - clock()) / left, clock)
         if least <= 0.0:
             raise HardwareError(f"the clock does not resolve a call of size {size}: give larger sizes")
@@ -240,18 +241,13 @@ def _least_seconds(
         start = clock()
         for _ in range(calls):
             call()
-        _synchronize(device)
+        synchronize(device)
         stop = clock()
         each = (stop - start) / calls
         least = min(least, each)
         if each <= 0.0 or stop + each * calls > end:
             return least
         calls = max(1, round(SEGMENT_SECONDS / each))
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 OUTSIDE = "(between layers)"

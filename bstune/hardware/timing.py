@@ -24,6 +24,7 @@ from bstune.core.records import Budget, TrialProtocol, TrialSpec
 from bstune.core.step_time import fit_step_times
 from bstune.trial.batches import micro_batch_sizes
 from bstune.trial.compile import compiled
+from bstune.trial.device import synchronize
 from bstune.trial.loop import make_trainer
 from bstune.trial.workload import Workload, on_device, train
 
@@ -212,7 +213,7 @@ def time_trial(
     Raises:
         HardwareError: if the trial ends before it has trained so many steps: out of memory, or diverged.
     """
-    clock = _StepClock(now, _synchronize(protocol))
+    clock = _StepClock(now, synchronize)
     sizes = micro_batch_sizes(batch_size, protocol.micro_batch_size)
     # The first step's edge is the first tick within training, and the last step ends without one.
     budget = Budget(protocol.warmup_steps + steps + 2, 1)
@@ -259,7 +260,6 @@ def time_bare(
         raise HardwareError(
             f"{type(module).__name__} does not leave its steps to Lightning and one optimizer: no bare loop is like it"
         )
-    synchronize = _synchronize(protocol)
     stream = iter(workload.train_batches(spec))
     seconds: list[float] = []
 
@@ -273,11 +273,11 @@ def time_bare(
 
     with compiled(protocol.compile, module, loss):
         for _ in range(protocol.warmup_steps + steps):
-            synchronize()
+            synchronize(device)
             start = now()
             loss().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            synchronize()
+            synchronize(device)
             seconds.append(now() - start)
     return tuple(seconds[protocol.warmup_steps :])
 
@@ -297,7 +297,3 @@ def outside_trainer(module: object) -> Iterator[None]:
         raise HardwareError(
             f"{type(module).__name__}.training_step asks for its Trainer, so it cannot be run without one"
         ) from error
-
-
-def _synchronize(protocol: TrialProtocol) -> Callable[[], None]:
-    return torch.cuda.synchronize if protocol.trainer.get("accelerator") == "cuda" else lambda: None

@@ -5,7 +5,6 @@ settings of the importing program stay as they are.
 """
 
 import math
-import os
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -14,21 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bstune.core.console import format_count, format_number, format_seconds, time_unit
 from bstune.core.curve import CurveFit, predict_steps
+from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.records import TrialResult
-from bstune.study.summary import (
-    REGIMES,
-    WINNERS,
-    Row,
-    Summary,
-    counts_text,
-    critical_text,
-    format_count,
-    format_number,
-    format_seconds,
-    time_unit,
-    trial_row,
-)
+from bstune.study.summary import REGIMES, WINNERS, Row, Summary, counts_text, critical_text, trial_row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,43 +25,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURE_INCHES = (13.0, 6.5)
-FIGURE_DPI = 150
-# from Okabe and Ito's palette, which survives the common colour blindnesses
-BLUE, VERMILION, PURPLE, INK, GREY = "#0072B2", "#D55E00", "#AA4499", "#1a1a1a", "#9a9a9a"
 REGIME_TINTS = dict(zip(REGIMES, ("#e6f0f8", "#f7f7f7", "#fcf1e2"), strict=True))
 CURVE_LABEL = r"$S_\mathrm{{min}}\,(1 + B_\mathrm{{crit}}/B)$ and its {:.0%} band"
 COLOUR_LABELS = {"delta": "delta = log2(learning rate / rule(B)), in octaves", "lr": "learning rate"}
 
 
 def draw_curve(trials: Sequence[TrialResult], summary: Summary, fit: CurveFit | None, title: str, path: Path) -> None:
-    """Write ``curve.png``: steps to target over batch size on the left, time to target on the right.
-
-    Args:
-        trials: all trials; those that reached nothing are marked at the foot, those stopped early as bounds.
-        summary: what :func:`summarize` returned for them.
-        fit: the fit with its band; None draws the points alone.
-        title: names the workload; target, device and number of trials are added.
-        path: written under a temporary name beside it, then renamed.
-
-    """
-    import matplotlib.style
-
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with matplotlib.style.context(["default", {"font.size": 9.0}]):
-        try:
-            curve_figure(trials, summary, fit, title).savefig(temporary, dpi=FIGURE_DPI, format="png")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    """Write ``curve.png``: steps to target over batch size on the left, time to target on the right."""
+    save_figure(lambda figure: paint_curve(figure, trials, summary, fit, title), FIGURE_INCHES, path)
 
 
-def curve_figure(trials: Sequence[TrialResult], summary: Summary, fit: CurveFit | None, title: str) -> "Figure":
-    """Return the figure that :func:`draw_curve` writes, drawn with matplotlib's current settings."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=FIGURE_INCHES, dpi=FIGURE_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+def paint_curve(
+    figure: "Figure", trials: Sequence[TrialResult], summary: Summary, fit: CurveFit | None, title: str
+) -> None:
+    """Draw what :func:`draw_curve` writes; target, device and number of trials are added to the title."""
     left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.06})
     rows = [trial_row(trial) for trial in trials if trial.reached or trial.status == "censored"]
     sizes = [float(trial.batch_size) for trial in trials] or [1.0]
@@ -96,7 +62,6 @@ def curve_figure(trials: Sequence[TrialResult], summary: Summary, fit: CurveFit 
     lines += [note for note in (summary["note"], summary["fit_note"]) if note]
     figure.suptitle("\n".join(textwrap.fill(line, 155) for line in lines), fontsize=10.5, parse_math=False)
     _label_regimes(figure, left, summary["regimes"])
-    return figure
 
 
 def _with_critical(sizes: list[float], fit: CurveFit | None) -> list[float]:

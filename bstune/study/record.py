@@ -222,8 +222,9 @@ def _record(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
         raise ConfigError("a grid needs --batch-sizes and --lrs; or give --trials=TRIALS_JSONL of a study")
     grid = Grid(arguments.batch_sizes, arguments.lrs, arguments.seeds)
     _check_grid(grid)
-    from bstune.__main__ import compose_checked, quieten
+    from bstune.__main__ import compose_checked
     from bstune.config import is_replayed
+    from bstune.core.console import quieten
     from bstune.study.prepare import prepare
 
     config = compose_checked([*overrides, "mlflow.enabled=false"])

@@ -13,8 +13,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from bstune.config import overrides
+from bstune.core.console import redact
 from bstune.core.curve import CurveError, CurveFit, fit_curve, frontier_points, predict_steps
-from bstune.core.files import Output, redact, write_text
+from bstune.core.files import Output, write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.study.figure import draw_curve
 from bstune.study.model import b_crit_interval, known_of, which_rule_held
@@ -22,7 +23,6 @@ from bstune.study.prepare import Job
 from bstune.study.scale_out import ScaleOut, draw_scale_out, scale_out, scale_out_table
 from bstune.study.storage import results
 from bstune.study.summary import print_final, summarize, winners
-from bstune.study.tracking import mlflow_uri
 
 if TYPE_CHECKING:
     from bstune.study.tracking import Tracking
@@ -69,7 +69,7 @@ def report_study(
         draw_scale_out(ideal, real, workload, output.scale_out)
     ui = "not logged (mlflow.enabled=false)"
     if tracking is not None:
-        from bstune.study.tracking import ui_command
+        from bstune.study.tracking import mlflow_uri, ui_command  # mlflow takes seconds to import
 
         tracking.finish_study(curves(summary, curve), scalars(summary), _artifacts(output))
         ui = ui_command(mlflow_uri(job.config))
@@ -129,7 +129,7 @@ def best_yaml(
         own += overrides(config, result.hyperparameters)
         kept = [redact(argument) for argument in arguments if not argument.startswith("trial.")]
         checkpoint = output.checkpoint(result.number)
-        fields = ("number", "batch_size", "lr", "settings", "seed", "steps", "steps_low", "seconds_per_step")
+        fields = ("number", "batch_size", "lr", "hyperparameters", "seed", "steps", "steps_low", "seconds_per_step")
         values[name] = {
             **{field: value for field, value in asdict(result).items() if field in fields},
             "time_to_target": result.time_to_target,

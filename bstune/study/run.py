@@ -18,8 +18,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from bstune.core.console import format_count, format_number, format_seconds, redact
 from bstune.core.errors import StudyError
-from bstune.core.files import Output, locked, redact, write_text
+from bstune.core.files import Output, locked, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.search_space import Tunable
 from bstune.study.model import b_crit_interval, known_of, own_arguments
@@ -42,8 +43,7 @@ from bstune.study.storage import (
     running,
     warn_cut_short,
 )
-from bstune.study.summary import format_count, format_number, format_seconds, trials_table, winners
-from bstune.study.tracking import open_job_tracking
+from bstune.study.summary import trials_table, winners
 from bstune.trial.workers import Ended, Workers, alone
 
 if TYPE_CHECKING:
@@ -183,7 +183,11 @@ def run_study(job: Job, arguments: Sequence[str], console: Console) -> None:
             from bstune.hardware.report import write_survey
 
             write_survey(job.runner.survey, job.output)
-        tracking = open_job_tracking(job, study)
+        tracking = None
+        if job.config.mlflow.enabled:
+            from bstune.study.tracking import open_job_tracking  # mlflow takes seconds to import
+
+            tracking = open_job_tracking(job, study)
         try:
             ended = run_slots(job, study, tracking, console)
         finally:  # a trial that was cut short is a record too

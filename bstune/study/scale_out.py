@@ -10,7 +10,6 @@ The plan for several devices after a study: from the frontier that its trials te
 
 import functools
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +19,14 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from bstune.core.console import format_count, format_number, format_seconds, time_unit
 from bstune.core.curve import CurveBand
 from bstune.core.errors import HardwareError
+from bstune.core.figures import BLUE, GREY, INK, VERMILION, save_figure
 from bstune.core.step_time import fit_step_times, fit_sync, iteration_seconds, sync_seconds
 from bstune.search.acquisition import best_learning_rate, steps_band
 from bstune.search.observations import Known
-from bstune.study.figure import BLUE, FIGURE_DPI, GREY, INK, VERMILION
 from bstune.study.prepare import Job
-from bstune.study.summary import format_count, format_number, format_seconds, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -252,25 +251,12 @@ def draw_scale_out(ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: s
     Raises:
         HardwareError: if ``ideal`` is empty.
     """
-    import matplotlib.style
-
     if not ideal:
         raise HardwareError("the figure of a scale-out plan needs at least one row")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with matplotlib.style.context(["default", {"font.size": 9.0}]):
-        try:
-            _figure(ideal, real, title).savefig(temporary, dpi=FIGURE_DPI, format="png")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    save_figure(functools.partial(_paint, ideal=ideal, real=real, title=title), FIGURE_INCHES, path)
 
 
-def _figure(ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str) -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=FIGURE_INCHES, dpi=FIGURE_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+def _paint(figure: "Figure", ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str) -> None:
     left, right = figure.subplots(1, 2)
     scale, unit = time_unit(min(row.seconds for row in [*ideal, *real]))
     devices = [row.devices for row in ideal]
@@ -295,7 +281,6 @@ def _figure(ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str) -> 
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5, frameon=False)
     figure.suptitle(f"{title}\n{_caption(real or ideal).split(';')[0]}", fontsize=10.5, parse_math=False)
-    return figure
 
 
 def _draw_rows(left: "Axes", right: "Axes", rows: Sequence[ScaleOut], colour: str, label: str, scale: float) -> None:

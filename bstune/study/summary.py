@@ -15,6 +15,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
 from bstune.core.curve import SLOPE_RATIO, CurveFit, FrontierPoint, frontier_points, log_slope
 from bstune.core.records import STATUSES, Target, TrialResult
 from bstune.search.posterior import hint_row
@@ -35,45 +36,6 @@ WINNERS = {"best_by_time": "least time", "best_by_steps": "fewest steps"}
 OBJECTIVES = {"best_by_time": "time", "best_by_steps": "steps"}
 SINGLE_RUNS = "of single runs, not repeated on fresh seeds: optimistic"
 CHOSEN_RUNS = "time and steps to target are the chosen run's own: expect those on fresh seeds"
-
-
-def format_number(value: float | None, digits: int = 3) -> str:
-    """Return ``value`` with ``digits`` significant digits: 0.0123, 57, 4600, 12,300, 1e-05; a dash for None."""
-    if value is None:
-        return "-"
-    rounded = float(f"{value:.{digits - 1}e}")
-    return f"{rounded:,.0f}" if abs(rounded) >= 1e4 else f"{rounded:.10g}"
-
-
-def format_count(value: float | None) -> str:
-    """Return a number of steps or examples in full: 57, 4613, 12,345; a dash for None."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.0f}"
-
-
-def format_seconds(seconds: float | None) -> str:
-    """Return a duration with three significant digits and its unit, ms, s, min or h; a dash for None."""
-    if seconds is None:
-        return "-"
-    rounded = float(f"{seconds:.2e}")  # first of all, so that 0.9999 is 1.00 s, not 1000 ms
-    scale, unit = time_unit(rounded)
-    value = float(f"{rounded / scale:.2e}")
-    decimals = max(0, 2 - math.floor(math.log10(value))) if value > 0.0 else 0
-    return f"{value:,.{decimals}f} {unit}"
-
-
-def _trials_text(count: int) -> str:
-    return "1 trial" if count == 1 else f"{format_count(count)} trials"
-
-
-def time_unit(seconds: float) -> tuple[float, str]:
-    """Return the unit in which a duration reads best: its length in seconds and its name."""
-    if 0.0 < seconds < 1.0:
-        return 1e-3, "ms"
-    if seconds < 120.0:
-        return 1.0, "s"
-    return (60.0, "min") if seconds < 7200.0 else (3600.0, "h")
 
 
 def summarize(
@@ -174,7 +136,7 @@ def _winner_row(trials: Sequence[TrialResult], name: str) -> dict[str, Any] | No
 
 
 def _winner(trial: TrialResult) -> dict[str, Any]:
-    names = ("number", "seed", "batch_size", "lr", "settings", "steps", "seconds_per_step", "time_to_target")
+    names = ("number", "seed", "batch_size", "lr", "hyperparameters", "steps", "seconds_per_step", "time_to_target")
     return {name: getattr(trial, name) for name in names}
 
 
@@ -190,7 +152,7 @@ def trial_row(trial: TrialResult) -> dict[str, Any]:
         "batch_size": trial.batch_size,
         "lr": trial.lr,
         "delta": trial.delta,
-        "settings": trial.hyperparameters,
+        "hyperparameters": trial.hyperparameters,
         "number": trial.number,
         "censored": not reached,
         "steps_low": trial.steps_low,
@@ -243,7 +205,7 @@ def _regimes(fit: CurveFit) -> list[dict[str, Any]]:
 def _never_reached(trials: Sequence[TrialResult], target: Target) -> str:
     if not trials:
         return f"no trial has run, so {target} was not reached"
-    count = _trials_text(len(_last_parts(trials)))
+    count = plural(len(_last_parts(trials)), "trial")
     seen = [(value, step, trial) for trial in trials for step, value in trial.history if value is not None]
     if not seen:
         return f"{target} was never reached in {count}, and no evaluation gave a finite value: try {WHAT_TO_CHANGE}"
@@ -258,7 +220,7 @@ def _never_reached(trials: Sequence[TrialResult], target: Target) -> str:
 def trials_table(trials: Sequence[TrialResult], target: Target, rows: int = 12) -> Table:
     """Return the live view: the last ``rows`` trials, newest last; it fits 80 columns."""
     reached = sum(trial.reached for trial in trials)
-    title = f"target {target}: reached by {reached} of {_trials_text(len(_last_parts(trials)))}"
+    title = f"target {target}: reached by {reached} of {plural(len(_last_parts(trials)), 'trial')}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("trial", "batch", "lr", "status", "steps", "time", "s/step", "last value"):
         justify: Any = "left" if name == "status" else "right"
@@ -333,8 +295,8 @@ def _winners_table(summary: Summary, tests: Tests | None) -> Table:
 
     row("batch size (examples)", "batch_size", format_count)
     row("learning rate", "lr", format_number)
-    for name in sorted({name for winner in winners if winner for name in winner["settings"]}):
-        row(name.replace("_", " "), "settings", lambda settings, name=name: format_number(settings.get(name)))
+    for name in sorted({name for winner in winners if winner for name in winner["hyperparameters"]}):
+        row(name.replace("_", " "), "hyperparameters", lambda values, name=name: format_number(values.get(name)))
     row("time to target", "time_to_target", format_seconds)
     row("steps to target", "steps", format_count)
     fresh = [(winner or {}).get("confirmed") for winner in winners]
@@ -410,7 +372,7 @@ def counts_text(summary: Summary) -> str:
     if times := summary["continued"]:
         others.append(f"a stopped one was continued {'once' if times == 1 else f'{times} times'}")
     tail = f" ({', '.join(others)})" if others else ""
-    return f"reached by {summary['statuses']['reached']} of {_trials_text(summary['trials'])}{tail}"
+    return f"reached by {summary['statuses']['reached']} of {plural(summary['trials'], 'trial')}{tail}"
 
 
 def posterior_text(posterior: Mapping[str, float]) -> str:
@@ -446,7 +408,7 @@ def noise_scale_text(row: Row) -> str:
     ``54 examples (90% interval 31 to 235; 24 steps of 7 trials), 0.79 times the critical batch``
     """
     steps = "1 step" if row["steps"] == 1 else f"{format_count(row['steps'])} steps"
-    read = f"{steps} of {_trials_text(row['trials'])}"
+    read = f"{steps} of {plural(row['trials'], 'trial')}"
     if row["noise_scale"] is None:
         return f"undetermined: {row['undetermined']} ({read})"
     interval = f"{row['level']:.0%} interval {format_number(row['low'], 2)} to {format_number(row['high'], 2)}"

@@ -52,8 +52,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from bstune.config import flatten, plain
+from bstune.core.console import redact
 from bstune.core.errors import ConfigError
-from bstune.core.files import redact
 from bstune.core.noise_scale import moving_estimate
 from bstune.core.records import TrialResult
 from bstune.study.prepare import Job
@@ -69,7 +69,7 @@ CURVE_TRIALS, BEGUN = "bstune.curve_trials", "begun"
 SUPERSEDED, PARENT = "bstune.superseded", "mlflow.parentRunId"
 # mlflow.utils.validation: names of 250 characters, parameters of 6000; tags of 5000 before mlflow 3 and 8000 since.
 _KEY_LENGTH, _PARAM_LENGTH, _TAG_LENGTH = 250, 6000, 5000
-_TRIAL_PARAMS = ("batch_size", "lr", "delta", "seed", "trial_index", "parent", "replicate_of")
+_TRIAL_PARAMS = ("batch_size", "lr", "delta", "seed", "trial_index", "resumed_from", "replicate_of")
 _TRIAL_SECONDS = ("train_seconds", "eval_seconds", "startup_seconds", "wall_seconds", "seconds_per_step")
 _TRIAL_METRICS = ("steps", "steps_low", "examples", "time_to_target", *_TRIAL_SECONDS)
 # Of a server that is down, a locked or newer database, a full disk, a missing driver; those of requests are OSErrors.

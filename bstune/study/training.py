@@ -24,9 +24,10 @@ from bstune.hardware.report import headline
 from bstune.hardware.survey import Survey, surveyed
 from bstune.study.plan import SearchBudget, max_seconds, probe_step_time, rehearsal
 from bstune.study.runner import Runner, Settled
-from bstune.trial.batches import micro_batch_sizes, resolve_device
+from bstune.trial.batches import micro_batch_sizes
 from bstune.trial.checkpoint import Stopped
-from bstune.trial.loop import device_name, make_trainer, met_before_training, metric, versions
+from bstune.trial.device import device_name, resolve_device, versions
+from bstune.trial.loop import make_trainer, met_before_training, metric
 from bstune.trial.workers import Workers
 from bstune.trial.workload import Workload, build_workload, evaluate, load_data, train, train_examples
 
@@ -55,7 +56,7 @@ def settle(config: DictConfig) -> Settled:
         ConfigError: for a device or precision that there is not, or an impossible micro-batch size.
     """
     config = config.copy()
-    config.device = _device(config.device)
+    config.device = str(resolve_device(config.device, "device"))
     config.precision = resolve_precision(config.precision, config.device)
     if config.precision == "16-mixed" and OmegaConf.select(config, "workload.module.optimizer.fused"):
         raise ConfigError(
@@ -65,13 +66,6 @@ def settle(config: DictConfig) -> Settled:
     if config.protocol.micro_batch_size is not None:
         micro_batch_sizes(1, config.protocol.micro_batch_size)
     return Settled(config, open_runner, trainer_options(config))
-
-
-def _device(name: str) -> str:
-    try:
-        return str(resolve_device(name))
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("data.device", "device")) from error
 
 
 def resolve_precision(precision: str, device: str) -> str:
@@ -216,7 +210,7 @@ def open_trials(
     Raises:
         DataError, ConfigError: as in the process that checked the same config.
     """
-    from bstune.__main__ import quieten
+    from bstune.core.console import quieten
     from bstune.study.prepare import make_protocol, make_target
 
     quieten()

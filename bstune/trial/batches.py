@@ -488,24 +488,6 @@ def _not_rebatchable(loader: DataLoader[Any]) -> str | None:
     return None
 
 
-def resolve_device(name: str) -> torch.device:
-    """Return the device that ``name`` stands for; ``auto`` is CUDA where there is one, else the CPU.
-
-    Raises:
-        ConfigError: for any other kind of device, or for CUDA where there is none.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = str(name).partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
-        raise ConfigError(f"data.device must be auto, cpu, cuda or cuda:N, but got {name!r}")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"data.device={name}, but torch sees {torch.cuda.device_count()} CUDA devices: use auto or cpu"
-        )
-    return torch.device(name)
-
-
 def mirror_where(images: Tensor, mirror: Tensor) -> Tensor:
     """Return the images, mirrored left to right where ``mirror``, bool (n,), says so."""
     return torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)

@@ -11,7 +11,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from bstune.core.records import Status, Target, TrialProtocol, TrialResult, Tria
 from bstune.trial.batches import micro_batch_sizes, random_state, set_random_state, stream_of, weight_micro_batches
 from bstune.trial.checkpoint import StateWriter, Stopped, read_state
 from bstune.trial.compile import RAISED_BY_MODULES, Compiling, first_line, is_out_of_memory, warn_once
+from bstune.trial.device import device_name, synchronize, versions
 from bstune.trial.noise_scale import NoiseScale
 
 # A gradient scaler halves its scale at each step that it skips: after this many in a row no loss can be finite.
@@ -86,7 +86,7 @@ def run_trial(
     parent = None if resume is None else resume.record.number
     if spec.resumed_from != parent:
         raise ValueError(f"a trial with parent {spec.resumed_from} cannot go on from trial {parent}")
-    clock = clock or TrialClock(synchronize=_synchronize)
+    clock = clock or TrialClock(synchronize=synchronize)
     sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
     loop = _TargetLoop(spec, protocol, len(sizes), validation_examples, clock, resume)
     writer: StateWriter | None = None
@@ -492,28 +492,3 @@ def _evaluates_all(trainer: Trainer) -> bool:
     """Return whether the evaluation before training reads all validation data."""
     batches = sized_len(trainer.val_dataloaders)
     return batches is not None and sum(trainer.num_sanity_val_batches) >= batches
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def device_name(trainer_options: Mapping[str, Any]) -> str:
-    """Return the name of the device that trials run on, such as ``NVIDIA H200`` or ``cpu (2 threads)``."""
-    if trainer_options.get("accelerator") == "cuda":
-        return torch.cuda.get_device_name(trainer_options["devices"][0])
-    threads = torch.get_num_threads()
-    return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
-
-
-@functools.cache
-def versions() -> Mapping[str, str]:
-    """Return the versions of the packages that a trial's result depends on."""
-    found = {}
-    for name in ("bstune", "torch", "lightning"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "unknown"
-    return found

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from bstune.core.errors import ConfigError, DataError
-from bstune.trial.batches import check_size, resolve_device
+from bstune.trial.batches import check_size
+from bstune.trial.device import resolve_device
 from bstune.workloads.datasets import TabularDataset
 
 Batch = tuple[Tensor, Tensor]

@@ -21,9 +21,9 @@ from bstune.trial.batches import (
     Normalisation,
     TrainBatches,
     check_size,
-    resolve_device,
     told,
 )
+from bstune.trial.device import resolve_device
 from bstune.workloads.datasets import ImageDataset, Images
 
 CHUNK = 1000  # images counted at a time: bincount makes an int64 copy

@@ -26,13 +26,14 @@ import numpy as np
 import torch
 from scipy.stats import linregress
 
-from bstune.__main__ import compose_checked, quieten
+from bstune.__main__ import compose_checked
+from bstune.core.console import quieten
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.hardware.memory import resident_bytes
 from bstune.study.prepare import make_protocol, make_target
 from bstune.study.training import run_limited, settle
-from bstune.trial.batches import resolve_device
+from bstune.trial.device import resolve_device
 from bstune.trial.workload import build_workload
 from bstune.workloads.datasets import ImageDataset, Images
 

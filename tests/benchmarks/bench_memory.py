@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, TensorDataset
 
-from bstune.__main__ import quieten
+from bstune.core.console import quieten
 from bstune.hardware.memory import ProbeResult, find_ceiling
 
 CEILINGS = (30, 130, 500, 1163)

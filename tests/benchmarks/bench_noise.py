@@ -23,9 +23,9 @@ import torch
 from bench_trial_overhead import NEVER, Case, compose_case, machine, protocol
 from lightning.pytorch import LightningModule
 
-from bstune.__main__ import quieten
+from bstune.core.console import quieten
 from bstune.core.records import Budget, TrialSpec
-from bstune.trial.batches import resolve_device
+from bstune.trial.device import resolve_device
 from bstune.trial.loop import run_trial
 from bstune.trial.noise_scale import NoiseScale
 from bstune.trial.workload import Workload, build_workload

@@ -26,7 +26,8 @@ from pathlib import Path
 import numpy as np
 import optuna
 
-from bstune.__main__ import compose_checked, quieten
+from bstune.__main__ import compose_checked
+from bstune.core.console import quieten
 from bstune.core.files import Output, write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.study.prepare import Job, prepare

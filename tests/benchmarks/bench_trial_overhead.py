@@ -37,11 +37,11 @@ from lightning.pytorch import LightningModule, seed_everything
 from omegaconf import DictConfig
 from torch import Tensor
 
-from bstune.__main__ import quieten
 from bstune.core.clock import TrialClock
+from bstune.core.console import quieten
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
-from bstune.trial.batches import resolve_device
-from bstune.trial.loop import device_name, run_trial, versions
+from bstune.trial.device import device_name, resolve_device, versions
+from bstune.trial.loop import run_trial
 from bstune.trial.workload import Workload, build_workload
 
 

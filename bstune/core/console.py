@@ -1,0 +1,67 @@
+"""What is printed: numbers and durations as text, passwords left out, the notes of other libraries kept quiet."""
+
+import logging
+import math
+import re
+import warnings
+
+
+def format_number(value: float | None, digits: int = 3) -> str:
+    """Return ``value`` with ``digits`` significant digits: 0.0123, 57, 4600, 12,300, 1e-05; a dash for None."""
+    if value is None:
+        return "-"
+    rounded = float(f"{value:.{digits - 1}e}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1e4 else f"{rounded:.10g}"
+
+
+def format_count(value: float | None) -> str:
+    """Return a number of steps or examples in full: 57, 4613, 12,345; a dash for None."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.0f}"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Return a duration with three significant digits and its unit, ms, s, min or h; a dash for None."""
+    if seconds is None:
+        return "-"
+    rounded = float(f"{seconds:.2e}")  # first of all, so that 0.9999 is 1.00 s, not 1000 ms
+    scale, unit = time_unit(rounded)
+    value = float(f"{rounded / scale:.2e}")
+    decimals = max(0, 2 - math.floor(math.log10(value))) if value > 0.0 else 0
+    return f"{value:,.{decimals}f} {unit}"
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """Return the unit in which a duration reads best: its length in seconds and its name."""
+    if 0.0 < seconds < 1.0:
+        return 1e-3, "ms"
+    if seconds < 120.0:
+        return 1.0, "s"
+    return (60.0, "min") if seconds < 7200.0 else (3600.0, "h")
+
+
+def plural(count: int, noun: str) -> str:
+    """Return ``1 trial``, ``2 trials``, ``12,345 trials``."""
+    return f"{format_count(count)} {noun}{'s' * (count != 1)}"
+
+
+def redact(text: str) -> str:
+    """Return ``text`` with the passwords in its URLs replaced by three asterisks."""
+    return re.sub(r"(://[^\s:/@]*):[^\s/@]+@", r"\1:***@", text)
+
+
+def quieten(training: bool = True) -> None:
+    """Keep the notes of optuna, and of lightning if it is used, out of the output; warnings and errors stay."""
+    # Both set their loggers' levels when imported, so they come first. A command that does not train must not wait for
+    # lightning and torch: 4 s (lightning 2.6, files cached, two CPU cores). optuna is above this layer: 0.1 s.
+    import optuna
+
+    if training:
+        import lightning.pytorch  # noqa: F401
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # Lightning's own use of a deprecated pytree class, once a step.
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)

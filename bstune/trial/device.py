@@ -1,0 +1,48 @@
+"""The device that a trial runs on: its choice, its name, how to wait for it, and the versions of what runs there."""
+
+import functools
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from bstune.core.errors import ConfigError
+
+
+def resolve_device(name: str, option: str = "data.device") -> torch.device:
+    """Return the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; a ConfigError names ``option``."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = str(name).partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+        raise ConfigError(f"{option} must be auto, cpu, cuda or cuda:N, but got {name!r}")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"{option}={name}, but torch sees {torch.cuda.device_count()} CUDA devices: use auto or cpu")
+    return torch.device(name)
+
+
+def device_name(trainer_options: Mapping[str, Any]) -> str:
+    """Return the name of the device that trials run on, such as ``NVIDIA H200`` or ``cpu (2 threads)``."""
+    if trainer_options.get("accelerator") == "cuda":
+        return torch.cuda.get_device_name(trainer_options["devices"][0])
+    threads = torch.get_num_threads()
+    return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
+
+
+def synchronize(device: torch.device | None = None) -> None:
+    """Wait until a device has finished its work: the current CUDA device by default; a CPU never has any left."""
+    if torch.cuda.is_available() if device is None else device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@functools.cache
+def versions() -> Mapping[str, str]:
+    """Return the versions of the packages that a trial's result depends on."""
+    found = {}
+    for name in ("bstune", "torch", "lightning"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found
