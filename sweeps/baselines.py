@@ -202,8 +202,7 @@ class EachBatchSize(Search):
 
 
 class Zeus(Search):
-    """The batch size optimizer of Zeus (You et al., "Zeus: Understanding and Optimizing GPU Energy Consumption of DNN
-    Training", NSDI 2023, section 4.3 and 4.4), cost = seconds.
+    """The batch size optimizer of Zeus (You et al., NSDI 2023, sections 4.3 and 4.4), with seconds as cost.
 
     It tries a list of batch sizes, here the table's, with the learning rate of the square-root rule.
 

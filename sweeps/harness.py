@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SWEEP_MODULE = "bstune.sweeps"
 COMMAND = "python -m bstune sweep"
 PACKAGES = ("bstune", "lightning", "numpy", "optuna", "scipy", "torch")  # whose versions a result depends on
-WIDTH = 112  # of a table that goes into a file
+WIDTH = 118  # of a table that goes into a file
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,8 @@ def _checked(name: str, rest: DictConfig) -> DictConfig:
         return rest
     if "workload" not in rest:
         raise ConfigError(f"the sweep {name} needs a workload: add +workload=NAME")
+    if is_replayed(rest):
+        raise ConfigError(f"the sweep {name} trains, and recorded runs have no data: choose another workload")
     return check_settings(rest)
 
 
@@ -178,7 +180,7 @@ def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict
 def run_sweep(name: str, options: Sequence[str]) -> None:
     """Run a sweep, write its result and its figure, and print its table and its sentence."""
     sweep = check_sweep(name, compose_sweep(name, options))
-    quieten(training=bool(sweep.config) and not is_replayed(sweep.config))
+    quieten(training=bool(sweep.config))
     from rich.console import Console
 
     console = Console()
