@@ -28,7 +28,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.search_space import van_der_corput
 from bstune.search.acquisition import b_crit_quantiles
-from bstune.search.sampler import BATCH_SIZE, LR, PARENT, RECORD, FrontierSampler
+from bstune.search.sampler import BATCH_SIZE, LR, RECORD, RESUMED_FROM, FrontierSampler
 from bstune.sweeps.search_problem import MAX_TRIALS, Problem, Search, stopping_step
 
 Form = Literal["pruned", "bound"]
@@ -309,7 +309,7 @@ class FrontierSearch(OptunaSearch):
         """Return the last step and the continued trial that the sampler decided."""
         max_steps, resumed_from = self.sampler.max_steps(trial.number), self.sampler.resumed_from(trial.number)
         if resumed_from is not None:
-            trial.set_user_attr(PARENT, resumed_from)
+            trial.set_user_attr(RESUMED_FROM, resumed_from)
         return super().ending(trial, batch_size, finished)[0] if max_steps is None else max_steps, resumed_from
 
     def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
@@ -333,9 +333,9 @@ class FrontierSearch(OptunaSearch):
     def b_crit_quantiles(self, shares: Sequence[float]) -> list[float] | None:
         """Return quantiles of the posterior of B_crit; None while no trial that the study knows reached the target."""
         posterior = self.sampler.posterior(self.study)
-        if posterior is None or not any(arm.status == "reached" for arm in posterior.arms):
+        if posterior is None or not any(one.status == "reached" for one in posterior.observations):
             return None
-        rng = np.random.default_rng(len(posterior.arms))
+        rng = np.random.default_rng(len(posterior.observations))
         return [float(value) for value in b_crit_quantiles(posterior, shares, rng)]
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:

@@ -33,16 +33,8 @@ from bstune.sweeps.dawnbench_report import CONFIDENCE, paint, sentence, shown
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import Difference, compare, holm
 from bstune.trial.device import device_name
-from bstune.trial.workload import (
-    PRECISIONS,
-    Workload,
-    build_workload,
-    checked_protocol,
-    load_data,
-    resolve,
-    train,
-    train_examples,
-)
+from bstune.trial.loop import Workload, run_trial
+from bstune.trial.workload import PRECISIONS, build_workload, checked_protocol, load_data, resolve, train_examples
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule
@@ -102,7 +94,7 @@ def run(
     metric: str,
     level: float,
     reduced: Reduced,
-    trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult] = train,
+    trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult] = run_trial,
 ) -> Finding:
     """Train each rung on each seed, in shuffled order, and compare it with the rung before.
 

@@ -22,7 +22,8 @@ from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION
 from bstune.core.records import Budget, Target, TrialResult, TrialSpec
 from bstune.sweeps.harness import Finding
 from bstune.trial.device import device_name
-from bstune.trial.workload import load, resolve, train
+from bstune.trial.loop import run_trial
+from bstune.trial.workload import load, resolve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,7 +70,7 @@ def run(
         series = runs[place]
         steps = math.ceil(series.epochs * workload.train_examples / series.batch_size)
         spec = TrialSpec(number, number, series.batch_size, series.lr, None, seed)
-        trials[place].append(train(workload, spec, replace(protocol, budget=Budget(steps, 1))))
+        trials[place].append(run_trial(workload, spec, replace(protocol, budget=Budget(steps, 1))))
     rows = [row(series, own, level) for series, own in zip(runs, trials, strict=True)]
     device = device_name(protocol.trainer)
     title = f"{config.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"

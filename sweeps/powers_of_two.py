@@ -36,7 +36,8 @@ from bstune.sweeps.statistics import (
     kind,
 )
 from bstune.trial.device import device_name
-from bstune.trial.workload import Workload, load, resolve
+from bstune.trial.loop import Workload
+from bstune.trial.workload import load, resolve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -298,7 +298,7 @@ def test_seconds_end_a_study_between_trials(bstune, tmp_path):
 def test_an_interruption_keeps_what_is_finished(bstune, tmp_path, monkeypatch):
     from bstune.study import training
 
-    train, calls = training.train, []
+    train, calls = training.run_trial, []
 
     def interrupt_the_third(workload, spec, protocol, checkpoint=None, **states):
         calls.append(checkpoint)
@@ -306,7 +306,7 @@ def test_an_interruption_keeps_what_is_finished(bstune, tmp_path, monkeypatch):
             raise SystemExit(1)  # what Lightning makes of Ctrl-C
         return train(workload, spec, protocol, checkpoint, **states)
 
-    monkeypatch.setattr(training, "train", interrupt_the_third)
+    monkeypatch.setattr(training, "run_trial", interrupt_the_third)
     arguments = (*QUICK, *EASY, "mlflow.enabled=false", "search.confirmations=0")
     status, _, err = bstune(*arguments)
     assert status == 130
@@ -314,7 +314,7 @@ def test_an_interruption_keeps_what_is_finished(bstune, tmp_path, monkeypatch):
     trials = tmp_path / "outputs" / "digits" / "trials.jsonl"
     statuses = [json.loads(line)["status"] for line in trials.read_text().splitlines()]
     assert [status == "failed" for status in statuses] == [False, False, True]
-    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(training, "run_trial", train)
     assert bstune(*arguments)[0] == 0
     finished = [json.loads(line) for line in trials.read_text().splitlines()]
     assert sorted(trial["trial_index"] for trial in finished if trial["status"] != "failed") == [0, 1, 2, 3]
@@ -469,8 +469,7 @@ module:
         ),
         (
             ("~workload.module.model", f"+workload.module.model={WHITENING}"),
-            "whitening takes its statistics from images of bstune.workloads.images.ImageData, but workload.data is Data: "
-            "set workload.module.model.whitening=null, or use ImageData",
+            "but workload.data is Data, which has no first_images(count): set workload.module.model.whitening=null, or",
         ),
     ],
 )

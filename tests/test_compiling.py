@@ -14,7 +14,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import COMPILE_MODES, Budget, EvaluationSchedule, Target, TrialProtocol, TrialSpec
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
 from bstune.trial.compile import called_modules, compiled_graphs, reason_of, warn_once
-from bstune.trial.loop import run_trial
+from bstune.trial.loop import Workload, run_trial
 from bstune.workloads.classifier import Classifier
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -65,7 +65,7 @@ def train(rules=None, build=classifier, batch_size=16, clock=None):
 
     validation = EvalBatches(IMAGES[:40], LABELS[:40], batch_size=16, normalise=NORMALISE)
     spec = TrialSpec(0, 0, batch_size, 0.05, None, 3)
-    result = run_trial(spec, kept, stream, validation, 40, rules, clock=clock)
+    result = run_trial(Workload(kept, stream, validation, 40), spec, rules, clock=clock)
     return result, modules[-1]
 
 

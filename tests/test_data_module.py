@@ -87,7 +87,7 @@ def test_split_is_the_same_in_every_version():
 )
 def test_split_refuses(with_test, validation, test, text):
     with pytest.raises(ConfigError, match=text):
-        image_data(partial(fake_dataset, with_test), validation=validation, test=test).check()
+        image_data(partial(fake_dataset, with_test), validation=validation, test=test).prepare_data()
 
 
 @pytest.mark.parametrize("n", [1, 999, 1000, 2500])
@@ -125,7 +125,7 @@ def test_given_mean_and_std_are_on_the_scale_from_black_to_white():
 )
 def test_mean_and_std_that_do_not_fit(mean, std):
     with pytest.raises(ConfigError, match=r"must have 2 value\(s\) each"):
-        image_data(mean=mean, std=std).check()
+        image_data(mean=mean, std=std).prepare_data()
 
 
 def test_data_are_read_once_and_stay_on_the_device():
@@ -137,15 +137,15 @@ def test_data_are_read_once_and_stay_on_the_device():
 
     data = image_data(load)
     assert calls == []
-    data.check()
-    data.check()
+    data.prepare_data()
+    data.prepare_data()
     data.setup("fit")
     data.setup("test")
     streams = [data.train_batches(8, None, seed) for seed in (0, 1)]
     assert calls == ["load"]
     assert streams[0]._images.data_ptr() == streams[1]._images.data_ptr()
     assert streams[0]._images.dtype == torch.uint8
-    data.check()
+    data.prepare_data()
     assert calls == ["load"]
 
 
@@ -154,7 +154,7 @@ def test_missing_data_are_reported_by_check():
         raise DataError("there is no such folder")
 
     with pytest.raises(DataError, match="no such folder"):
-        image_data(load).check()
+        image_data(load).prepare_data()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_missing_data_are_reported_by_check():
 )
 def test_settings_that_only_a_trial_would_use_are_checked_too(options, text):
     with pytest.raises(ConfigError, match=text):
-        image_data(**options).check()
+        image_data(**options).prepare_data()
 
 
 def test_flips_alternate_where_the_option_says_so():
@@ -186,7 +186,7 @@ def test_flips_alternate_where_the_option_says_so():
 @pytest.mark.parametrize("name", ["mps", "gpu", "cuda:x", "", 0])
 def test_unknown_device(name):
     with pytest.raises(ConfigError, match=r"data\.device must be auto, cpu, cuda or cuda:N"):
-        image_data(device=name).check()
+        image_data(device=name).prepare_data()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from bstune.sweeps import harness as sweep_command
 from bstune.sweeps.dawnbench import Rung, Step, accuracy, applied, climb, make_rows, seconds
 from bstune.sweeps.dawnbench_report import Difference, compare, sentence, shown
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
-from bstune.trial.workload import load_data, train
+from bstune.trial.loop import run_trial
+from bstune.trial.workload import load_data
 from bstune.workloads.datasets import ImageDataset, Images
 
 DIGITS = {
@@ -134,7 +135,7 @@ def test_a_trial_is_evaluated_at_its_end_alone_and_its_schedule_ends_there(check
     evaluations = []
     for step in steps:
         spec = TrialSpec(0, 0, step.batch_size, step.lr, None, 3)
-        evaluations.append([at for at, _ in train(step.workload, spec, step.protocol).history])
+        evaluations.append([at for at, _ in run_trial(step.workload, spec, step.protocol).history])
         module = step.workload.build_module(spec)
         optimizer = module.configure_optimizers()
         schedule = optimizer["lr_scheduler"]["scheduler"]

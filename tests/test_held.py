@@ -7,7 +7,7 @@ import pytest
 
 from bstune.core.records import dump_json
 from bstune.core.step_time import StepTimes
-from bstune.search.observations import Arm, Known, observe
+from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, BEND, EXPONENT, SHIFT, make_prior
 from bstune.study.model import held_row, slopes, verdict, which_rule_held
 
@@ -42,10 +42,11 @@ def draws(prior, exponents, b_crit=128.0, bend=0.0):
 
 
 def known_of(prior, theta, sizes=(8, 16, 32, 64, 256, 1024), status="reached"):
-    arms = tuple(
-        Arm(i, status, 100, 0.01, math.log2(size), -4.0, (), None, 0.0, stuck=False) for i, size in enumerate(sizes)
+    observations = tuple(
+        Observation(i, status, 100, 0.01, math.log2(size), -4.0, (), None, 0.0, stuck=False)
+        for i, size in enumerate(sizes)
     )
-    return Known(arms, observe(arms, 0), theta, StepTimes(1.0, 1.0), 1.0, prior, math.inf)
+    return Posterior(observations, likelihood_data(observations, 0), theta, StepTimes(1.0, 1.0), 1.0, prior, math.inf)
 
 
 def asked(known, low=LOW, high=HIGH, level=0.9):

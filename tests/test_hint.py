@@ -4,12 +4,14 @@ import math
 
 import numpy as np
 import pytest
+from optuna.distributions import FloatDistribution, IntDistribution
 from scipy import stats
 
-from bstune.search.posterior import B_CRIT, hint, hint_row, make_prior, measured_noise_scale, study_prior
+from bstune.search.posterior import B_CRIT, measured_noise_scale, noise_scale_prior, noise_scale_row
+from bstune.search.sampler import FrontierSampler
 
-LOW, HIGH = 8.0, 8192.0
-SPACE = {"low": LOW, "high": HIGH, "rule": lambda x: 0.5 * x, "sigma": 1.0, "exponent_sigma": 0.3, "others": 0}
+LOW, HIGH = 8, 8192
+SPACE = {"batch_size": IntDistribution(LOW, HIGH, log=True), "lr": FloatDistribution(1e-3, 1.0, log=True)}
 
 
 def steps_of(noise_scale, trace=10.0, count=4):
@@ -32,7 +34,8 @@ def trials(make_result):
 
 
 def prior(found, noise_scale=None):
-    return study_prior(found, **SPACE, budget=lambda batch_size: 4000.0, noise_scale=noise_scale)
+    sampler = FrontierSampler(seed=0, search_space=SPACE, noise_scale=noise_scale)
+    return sampler.posterior(found, particles=10, moves=1).prior
 
 
 def b_crit(found):
@@ -44,11 +47,11 @@ def test_a_trial_is_a_block_in_units_of_its_own_trace(trials):
     scales = [100.0, 150.0, 200.0, 400.0, 90.0]
     inverse = 1.0 / np.array(scales)
     half = stats.t.ppf(0.95, len(scales) - 1) * inverse.std(ddof=1) / math.sqrt(len(scales))
-    found = measured_noise_scale(trials(scales))
-    assert found.estimate.noise_scale == pytest.approx(1.0 / inverse.mean())
-    assert found.estimate.low == pytest.approx(1.0 / (inverse.mean() + half))
-    assert found.estimate.high == pytest.approx(1.0 / (inverse.mean() - half))
-    assert (found.estimate.measurements, found.steps) == (5, 20)
+    estimate, steps = measured_noise_scale(trials(scales))
+    assert estimate.noise_scale == pytest.approx(1.0 / inverse.mean())
+    assert estimate.low == pytest.approx(1.0 / (inverse.mean() + half))
+    assert estimate.high == pytest.approx(1.0 / (inverse.mean() - half))
+    assert (estimate.measurements, steps) == (5, 20)
 
 
 def test_the_order_of_the_trials_does_not_matter(trials):
@@ -71,19 +74,19 @@ def test_trials_that_say_nothing_of_the_whole_way_do_not_count(trials, changes):
     found = trials([100.0, 120.0, 140.0, 160.0])
     others = trials([1.0, 2.0, 3.0, 4.0], **changes)
     assert measured_noise_scale(others) is None
-    assert hint(others) is None
+    assert noise_scale_prior(others) is None
     assert measured_noise_scale([*found, *others]) == measured_noise_scale(found)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_few_trials_give_no_hint(trials, count):
     found = trials([100.0] * count)
-    assert hint(found) is None
+    assert noise_scale_prior(found) is None
     assert b_crit(prior(found)) == (pytest.approx(math.sqrt(LOW * HIGH)), math.log(6.0))
 
 
 def test_a_gradient_lost_in_the_noise_gives_no_hint(trials):
-    assert hint(trials([100.0, -100.0, 100.0, -90.0, 80.0, -120.0])) is None
+    assert noise_scale_prior(trials([100.0, -100.0, 100.0, -90.0, 80.0, -120.0])) is None
 
 
 def test_a_hint_is_the_middle_of_a_wide_prior_and_the_wider_the_less_it_knows(trials):
@@ -91,7 +94,7 @@ def test_a_hint_is_the_middle_of_a_wide_prior_and_the_wider_the_less_it_knows(tr
     value, spread = b_crit(prior(sure))
     assert value == pytest.approx(300.0, rel=1e-2)
     assert spread == pytest.approx(math.log(4.0), rel=1e-2)  # as a given one: it may miss by several times
-    estimate = measured_noise_scale(unsure).estimate
+    estimate = measured_noise_scale(unsure)[0]
     value, spread = b_crit(prior(unsure))
     assert value == pytest.approx(estimate.noise_scale)
     assert spread == pytest.approx(math.hypot(math.log(4.0), 0.5 * math.log(estimate.high / estimate.low)))
@@ -103,21 +106,9 @@ def test_a_noise_scale_that_is_given_takes_precedence(trials):
     assert b_crit(found) == (pytest.approx(50.0), math.log(4.0))
 
 
-def test_without_measurements_the_prior_is_as_ever(make_result):
-    ever = make_prior(**SPACE, log_budget=math.log(4000.0), noise_scale=None)
-    found = prior([make_result(number=n) for n in range(9)])
-    assert (found.mean.tolist(), found.spread.tolist()) == (ever.mean.tolist(), ever.spread.tolist())
-
-
-def test_the_budget_is_read_at_the_middle_batch_size():
-    asked = []
-    study_prior([], **SPACE, budget=lambda batch_size: asked.append(batch_size) or 4000.0, noise_scale=None)
-    assert asked == [pytest.approx(256.0)]
-
-
 def test_the_row_of_the_report(trials):
     found = trials([100.0, 100.0, 100.0, 100.0])
-    row = hint_row(found, (20.0, 50.0, 90.0), 200.0)
+    row = noise_scale_row(found, (20.0, 50.0, 90.0), 200.0)
     assert row == {
         "noise_scale": pytest.approx(100.0),
         "low": pytest.approx(100.0),
@@ -129,7 +120,7 @@ def test_the_row_of_the_report(trials):
         "ratio_to_posterior": pytest.approx(2.0),
         "ratio_to_fit": pytest.approx(0.5),
     }
-    row = hint_row(found, None, None)
+    row = noise_scale_row(found, None, None)
     assert (row["ratio_to_posterior"], row["ratio_to_fit"]) == (None, None)
 
 
@@ -137,14 +128,14 @@ def test_the_row_of_the_report(trials):
     ("scales", "reason"),
     [
         ([100.0], "4 trials that reach the target are needed"),
-        ([100.0, -100.0, 100.0, -90.0], "|G|^2 is not told apart from 0"),
+        ([100.0, -100.0, 100.0, -90.0], "|G|^2 does not differ from 0"),
     ],
 )
 def test_the_row_says_why_there_is_no_value(trials, scales, reason):
-    row = hint_row(trials(scales), (20.0, 50.0, 90.0), 200.0)
+    row = noise_scale_row(trials(scales), (20.0, 50.0, 90.0), 200.0)
     assert (row["noise_scale"], row["high"], row["undetermined"]) == (None, None, reason)
     assert (row["ratio_to_posterior"], row["ratio_to_fit"]) == (None, None)
 
 
 def test_there_is_no_row_where_nothing_was_measured(make_result):
-    assert hint_row([make_result()], (20.0, 50.0, 90.0), 200.0) is None
+    assert noise_scale_row([make_result()], (20.0, 50.0, 90.0), 200.0) is None

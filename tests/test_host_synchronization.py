@@ -13,7 +13,7 @@ from bstune.core.records import TrialSpec
 from bstune.study.prepare import make_protocol, make_target
 from bstune.study.training import trainer_options
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
-from bstune.trial.loop import run_trial
+from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import build_module
 from bstune.workloads.images import random_crop_flip
 
@@ -58,9 +58,8 @@ def train(workload, clock, device="cpu", module_of=lambda module: module, overri
 
     validation = EvalBatches(images[:64], labels[:64], batch_size=32, normalise=normalise)
     spec = TrialSpec(0, 0, 16, 0.01, None, 0)
-    return run_trial(
-        spec, lambda own: module_of(build_module(config, own)), stream, validation, 64, protocol, clock=clock
-    )
+    workload = Workload(lambda own: module_of(build_module(config, own)), stream, validation, 64)
+    return run_trial(workload, spec, protocol, clock=clock)
 
 
 @pytest.fixture

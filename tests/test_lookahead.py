@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialSpec
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
-from bstune.trial.loop import run_trial
+from bstune.trial.loop import Workload, run_trial
 from bstune.workloads.averaging import ExponentialMovingAverage, Lookahead
 from bstune.workloads.classifier import Classifier
 
@@ -82,9 +82,8 @@ def trial(callbacks, model, micro_batch_size=None, average=None):
     )
     module = Classifier(copy.deepcopy(model), nn.CrossEntropyLoss(), sgd, LR, average=average, callbacks=callbacks)
     evaluated = EvalBatches(*data(20, 1), batch_size=8, normalise=NORMALISE)
-    record = run_trial(
-        own, lambda own: module, partial(stream, micro_batch_size=micro_batch_size), evaluated, 20, rules
-    )
+    batches = partial(stream, micro_batch_size=micro_batch_size)
+    record = run_trial(Workload(lambda own: module, batches, evaluated, 20), own, rules)
     assert (record.status, record.steps) == ("censored", STEPS)
     return own, module.model
 

@@ -24,7 +24,7 @@ from bstune.search.posterior import (
     SHIFT,
     SHIFT_FREEDOM,
     Array,
-    Observations,
+    LikelihoodData,
     Prior,
     draw_prior,
     frontier,
@@ -83,16 +83,16 @@ def observed(
     status: str = "reached",
     spread: float = 0.0,
     other: Sequence[Sequence[float]] | None = None,
-) -> Observations:
+) -> LikelihoodData:
     x, z, y = np.array(points, dtype=float).reshape(-1, 3).T
     columns = np.zeros((len(x), 0)) if other is None else np.array(other, dtype=float)
     full = np.full(len(x), True)
-    return Observations(x, z, columns, y, full * spread, full & (status == "bound"), full & (status == "diverged"))
+    return LikelihoodData(x, z, columns, y, full * spread, full & (status == "bound"), full & (status == "diverged"))
 
 
-def together(*parts: Observations) -> Observations:
+def together(*parts: LikelihoodData) -> LikelihoodData:
     names = ("x", "z", "other", "y", "spread", "bound", "diverged")
-    return Observations(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    return LikelihoodData(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 NOTHING = observed([])
@@ -222,7 +222,7 @@ def test_without_observations_the_prior_is_returned() -> None:
     ],
     ids=["reached", "an outlier", "bound", "estimate and bound"],
 )
-def test_the_level_against_quadrature(seen: Observations) -> None:
+def test_the_level_against_quadrature(seen: LikelihoodData) -> None:
     prior = pinned({LEVEL: (7.0, 1.0)})
     grid = np.linspace(1.0, 14.0, 4000)
     theta = np.repeat(prior.mean[None], grid.size, axis=0)
@@ -295,7 +295,7 @@ def test_one_wild_trial_among_many_moves_little() -> None:
     assert np.exp(moved[:, NOISE]).mean() < 0.3  # and it is not taken for noise; 0.8 without the mixture
 
 
-def simulated(theta: Array, prior: Prior, rng: np.random.Generator, trials: int) -> Observations:
+def simulated(theta: Array, prior: Prior, rng: np.random.Generator, trials: int) -> LikelihoodData:
     """Return trials that the model itself would have made: normal noise and censoring at a limit."""
     x = rng.uniform(3.0, 13.0, trials)
     z = sqrt_rule(x) + rng.uniform(-2.5, 2.5, trials)
@@ -304,7 +304,7 @@ def simulated(theta: Array, prior: Prior, rng: np.random.Generator, trials: int)
     limit = theta[LEVEL] + rng.uniform(0.0, 3.0, trials)
     bound = y > limit
     none = np.full(trials, False)
-    return Observations(x, z, np.zeros((trials, 0)), np.minimum(y, limit), np.zeros(trials), bound, none)
+    return LikelihoodData(x, z, np.zeros((trials, 0)), np.minimum(y, limit), np.zeros(trials), bound, none)
 
 
 def test_truths_drawn_from_the_prior_are_covered() -> None:
@@ -342,7 +342,7 @@ def test_the_best_value_of_another_hyper_parameter_is_found() -> None:
     z = sqrt_rule(x) + rng.uniform(-2.0, 2.0, 40)
     y = log_steps(truth[None], x, z, other, prior)[0] + 0.1 * rng.standard_normal(40)
     none = np.full(40, False)
-    seen = Observations(x, z, other, y, np.zeros(40), none, none)
+    seen = LikelihoodData(x, z, other, y, np.zeros(40), none, none)
     drawn = sample_posterior(seen, prior, rng, 256, 12)
     assert np.median(drawn[:, OTHER]) == pytest.approx(0.8, abs=0.2)
     assert drawn[:, OTHER].std() < 0.15
@@ -376,7 +376,7 @@ def test_the_widths_of_the_penalty_are_learned_from_one_batch_size() -> None:
     x = np.full(z.size, MIDDLE)
     y = log_steps(truth[None], x, z, np.zeros((z.size, 0)), prior)[0] + 0.05 * rng.standard_normal(z.size)
     none = np.full(z.size, False)
-    seen = Observations(x, z, np.zeros((z.size, 0)), y, np.zeros(z.size), none, none)
+    seen = LikelihoodData(x, z, np.zeros((z.size, 0)), y, np.zeros(z.size), none, none)
     drawn = sample_posterior(seen, prior, rng, 256, 4)
     for place, tolerance in ((LOW_SLOPE, 0.15), (LOW_WIDTH, 0.5), (HIGH_WIDTH, 0.2)):
         assert np.median(drawn[:, place]) == pytest.approx(truth[place], abs=tolerance)

@@ -32,7 +32,7 @@ def rows_in(path: Path) -> list[dict]:
 def trained(monkeypatch, tmp_path):
     """Work in an empty folder; the list holds the records of the grid, as they are trained."""
     monkeypatch.chdir(tmp_path)
-    train, records = training.train, []
+    train, records = training.run_trial, []
 
     def keep(workload, spec, protocol, *others, **named):
         result = train(workload, spec, protocol, *others, **named)
@@ -40,20 +40,20 @@ def trained(monkeypatch, tmp_path):
             records.append(result)
         return result
 
-    monkeypatch.setattr(training, "train", keep)
+    monkeypatch.setattr(training, "run_trial", keep)
     return records
 
 
 def test_a_grid_is_recorded_resumed_and_replayed(trained, tmp_path, monkeypatch, capsys):
     command = ("grids/t.jsonl", *SHAPE, *DIGITS, *BUDGET)
-    folder, keep = tmp_path / "grids", training.train
+    folder, keep = tmp_path / "grids", training.run_trial
 
     def interrupt_the_fourth(*arguments, **named):
         if len(trained) == 3:
             raise SystemExit(1)  # what Lightning makes of Ctrl-C
         return keep(*arguments, **named)
 
-    monkeypatch.setattr(training, "train", interrupt_the_fourth)
+    monkeypatch.setattr(training, "run_trial", interrupt_the_fourth)
     assert main(command) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert entries(folder) == ["t.jsonl.runs", "t.jsonl.settings"]
@@ -61,7 +61,7 @@ def test_a_grid_is_recorded_resumed_and_replayed(trained, tmp_path, monkeypatch,
     with (folder / "t.jsonl.runs").open("a") as file:
         file.write('{"batch_size": 32, "lr": 0.')  # cut short
 
-    monkeypatch.setattr(training, "train", keep)
+    monkeypatch.setattr(training, "run_trial", keep)
     assert main((*command, "workload.target.value=0.2")) == 2
     assert "workload.target.value: was 0.1, now 0.2" in capsys.readouterr().err
     assert main(command) == 0

@@ -19,8 +19,7 @@ from bstune.core.errors import ConfigError, StateError
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches, rebatch
 from bstune.trial.checkpoint import Stopped, read_state
-from bstune.trial.loop import run_trial
-from bstune.trial.workload import Workload, train
+from bstune.trial.loop import Workload, run_trial
 from bstune.workloads.averaging import ExponentialMovingAverage, Lookahead, RunningWeightAverage
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.images import random_crop_flip
@@ -240,7 +239,7 @@ def run(own, rules=None, build=learner, batches=stream, evaluated=validation, **
 
     options.setdefault("clock", TrialClock(lambda: 0.0))
     rules = rules() if callable(rules) else rules or protocol()
-    return run_trial(own, kept, batches, evaluated(), 20, rules, **options), modules[0]
+    return run_trial(Workload(kept, batches, evaluated(), 20), own, rules, **options), modules[0]
 
 
 def chain(folder, limits, own=None, **options):
@@ -862,13 +861,10 @@ def test_a_foreign_data_module_goes_on(tmp_path):
             build,
             lambda own: rebatch(loader, own.batch_size, None, own.seed),
             shuffled_validation(),
-            None,
-            50,
             20,
-            False,
-            data,
+            data_module=data,
         )
-        results.append(train(workload, own, rules, **options))
+        results.append(run_trial(workload, own, rules, **options))
         return results[-1]
 
     one(spec())

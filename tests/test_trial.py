@@ -27,7 +27,7 @@ from bstune.trial import loop as trial
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches, rebatch
 from bstune.trial.compile import warn_once
 from bstune.trial.device import device_name
-from bstune.trial.loop import make_trainer, run_trial
+from bstune.trial.loop import Workload, make_trainer, run_trial
 from bstune.trial.workload import build_module
 from bstune.workloads.averaging import RunningWeightAverage
 from bstune.workloads.classifier import Classifier
@@ -106,7 +106,8 @@ def run(module, own=None, rules=None, train=blanks, validation=None, validation_
     build = module if callable(module) and not isinstance(module, LightningModule) else lambda _: module
     options.setdefault("clock", TrialClock(FakeTime()))
     validation = DataLoader(torch.zeros(1)) if validation is None else validation
-    return run_trial(own or spec(), build, train, validation, validation_examples, rules or protocol(), **options)
+    workload = Workload(build, train, validation, validation_examples, data_module=options.pop("data_module", None))
+    return run_trial(workload, own or spec(), rules or protocol(), **options)
 
 
 # A small problem that is really learnt: 60 images of 5 pixels in 3 classes, 40 more to evaluate.

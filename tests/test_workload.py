@@ -12,7 +12,8 @@ from bstune.config import build, plain
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialSpec
 from bstune.trial.batches import TrainBatches
-from bstune.trial.workload import build_module, build_workload, train
+from bstune.trial.loop import run_trial
+from bstune.trial.workload import build_module, build_workload
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.images import ImageData
 from bstune.workloads.schedules import piecewise_linear
@@ -132,7 +133,7 @@ def protocol(micro_batch_size):
 
 
 def test_train_runs_one_trial(digits):
-    result = train(digits, spec(200), protocol(micro_batch_size=100))
+    result = run_trial(digits, spec(200), protocol(micro_batch_size=100))
     assert (result.status, result.steps, result.examples) == ("censored", 3, 600)
 
 
@@ -255,7 +256,7 @@ def test_its_batches_hold_exactly_b_examples(micro, groups):
 def test_its_hooks_on_batches_are_called_and_it_is_not_set_up_again(kind, least):
     workload = foreign(kind, module=Seeing)
     for _ in range(2):
-        result = train(workload, spec(16), protocol(micro_batch_size=None))
+        result = run_trial(workload, spec(16), protocol(micro_batch_size=None))
         assert (result.status, result.steps) == ("censored", 3)
         assert [size for size, _ in Seeing.trained] == [16] * 3
         assert min(value for _, value in Seeing.trained) >= least
@@ -397,7 +398,7 @@ def test_a_study_takes_its_images_once(monkeypatch):
 def test_such_a_module_trains_and_is_tested_from_its_weights(tmp_path):
     workload = build_workload(composed(*WHITENED))
     own = replace(protocol(micro_batch_size=None), target=Target("val/error", 0.8, "min"))
-    result = train(workload, spec(100, lr=0.05), own, tmp_path / "trial.ckpt")
+    result = run_trial(workload, spec(100, lr=0.05), own, tmp_path / "trial.ckpt")
     assert result.status == "reached"
     weights = torch.load(tmp_path / "trial.ckpt", weights_only=True)["state_dict"]
     assert torch.equal(weights["model.0.weight"], workload.build_module(spec()).model[0].weight)
@@ -418,7 +419,7 @@ class Wantless(Wanting):
 
 def test_images_of_another_projects_data_are_not_to_be_had():
     workload = foreign(Foreign, module=Wanting)
-    with pytest.raises(ConfigError, match=r"images of bstune\.workloads\.images\.ImageData, but .* is Foreign"):
+    with pytest.raises(ConfigError, match=r"workload.data is Foreign, which has no first_images"):
         workload.build_module(spec())
     assert isinstance(foreign(Foreign, module=Wantless).build_module(spec()), Wantless)
 

@@ -29,8 +29,8 @@ from scipy.special import stdtrit
 
 from bstune.core.errors import ConfigError
 
-MOST_BLOCKS = 16  # enough for Student's t to be near the normal, few enough to leave long blocks
-FEWEST_BLOCKS = 4  # below, t is so large that no interval says anything
+MAX_BLOCKS = 16  # enough for Student's t to be near the normal, few enough to leave long blocks
+MIN_BLOCKS = 4  # below, t is so large that no interval says anything
 WINDOW = 64  # measured steps in a moving estimate, the latest; older ones are from when the noise was smaller
 LEVEL = 0.9  # of intervals, unless told
 
@@ -136,11 +136,11 @@ def estimate_noise_scale(squared_gradients: ArrayLike, traces: ArrayLike, level:
 
     The interval is Fieller's (1954): all r >= 0 for which mean(tr Sigma - r |G|^2) does not differ from 0 by Student's
     t. A jackknife, or the delta method, would put a finite interval around a ratio whose denominator may be 0; this
-    one opens where it should. The means and their covariance are those of at most ``MOST_BLOCKS`` blocks of equally
+    one opens where it should. The means and their covariance are those of at most ``MAX_BLOCKS`` blocks of equally
     many consecutive steps (so that up to a sixteenth of the steps, the oldest, may be left out), because steps are
     autocorrelated: what drifts from block to block counts as scatter, which errs to the wide side.
 
-    Without steps, or with fewer than ``FEWEST_BLOCKS``, the answer is undetermined; so it is where |G|^2 is not
+    Without steps, or with fewer than ``MIN_BLOCKS``, the answer is undetermined; so it is where |G|^2 is not
     positive by the same t.
 
     Args:
@@ -162,8 +162,8 @@ def estimate_noise_scale(squared_gradients: ArrayLike, traces: ArrayLike, level:
         return NoiseScaleEstimate(None, None, None, None, None, 0, level, "no step was measured")
     blocks = _block_means(pairs)
     gradient, trace = blocks.mean(axis=1).tolist()
-    if blocks.shape[1] < FEWEST_BLOCKS:
-        reason = f"{n} of at least {FEWEST_BLOCKS} steps were measured"
+    if blocks.shape[1] < MIN_BLOCKS:
+        reason = f"{n} of at least {MIN_BLOCKS} steps were measured"
         return NoiseScaleEstimate(None, None, None, gradient, trace, n, level, reason)
     low, high = _fieller(blocks, level)
     if high is None:
@@ -182,7 +182,7 @@ def moving_estimate(
 
 def _block_means(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the means of blocks of equal length, (2, blocks), without the oldest steps that fill none."""
-    length = math.ceil(pairs.shape[1] / MOST_BLOCKS)
+    length = math.ceil(pairs.shape[1] / MAX_BLOCKS)
     count = pairs.shape[1] // length
     means: NDArray[np.float64] = pairs[:, -count * length :].reshape(2, count, length).mean(axis=2)
     return means

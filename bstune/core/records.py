@@ -31,6 +31,8 @@ from bstune.core.errors import ConfigError
 
 Status = Literal["reached", "censored", "diverged", "oom", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
+Objective = Literal["time", "steps", "both", "curve"]  # of a study
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 NEVER = 1e300  # a goal is a finite number, and far from this one
 
 

@@ -123,7 +123,8 @@ def answer(request: Mapping[str, Any], meter_of: Callable[[torch.device], Meter]
     from bstune.core.records import Budget, TrialSpec
     from bstune.study.prepare import make_protocol, make_target
     from bstune.study.training import settle
-    from bstune.trial.workload import build_workload, train
+    from bstune.trial.loop import run_trial
+    from bstune.trial.workload import build_workload
 
     settled = settle(OmegaConf.create(request["config"]))
     config = settled.config
@@ -134,7 +135,7 @@ def answer(request: Mapping[str, Any], meter_of: Callable[[torch.device], Meter]
     spec = TrialSpec(0, 0, request["batch_size"], float(config.scaling.lr), None, 0)
     measures = None if protocol.noise_scale_every is None else 1  # as trials do at some of their steps
     probe = replace(protocol, budget=Budget(request["steps"], 1), noise_scale_every=measures)
-    result = train(workload, spec, probe, clock=meter)
+    result = run_trial(workload, spec, probe, clock=meter)
     error = (result.message or "out of memory") if result.status == "oom" else None
     return judge(meter, spec.batch_size, limit, error, device.type == "cpu")
 

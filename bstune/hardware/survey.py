@@ -57,7 +57,8 @@ from bstune.hardware.timing import (
     time_trial,
 )
 from bstune.trial.device import device_name, versions
-from bstune.trial.workload import Workload, build_module, on_device, train_examples
+from bstune.trial.loop import Workload
+from bstune.trial.workload import build_module, on_device, train_examples
 
 PLATEAU = 0.95  # of the best throughput: from here on a larger batch gives next to nothing a second
 

@@ -25,8 +25,8 @@ from bstune.core.step_time import fit_step_times
 from bstune.trial.batches import micro_batch_sizes
 from bstune.trial.compile import compiled
 from bstune.trial.device import synchronize
-from bstune.trial.loop import make_trainer
-from bstune.trial.workload import Workload, on_device, train
+from bstune.trial.loop import Workload, make_trainer, run_trial
+from bstune.trial.workload import on_device
 
 Array = NDArray[np.float64]
 
@@ -218,7 +218,7 @@ def time_trial(
     # The first step's edge is the first tick within training, and the last step ends without one.
     budget = Budget(protocol.warmup_steps + steps + 2, 1)
     trainer = {**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1}
-    result = train(
+    result = run_trial(
         replace(workload, train_batches=lambda spec: _Ticking(workload.train_batches(spec), len(sizes), clock)),
         TrialSpec(0, 0, batch_size, lr, None, 0),
         replace(protocol, target=protocol.target.never_met, budget=budget, noise_scale_every=None, trainer=trainer),

@@ -17,22 +17,8 @@ The model of log S is
 
 The posterior of the parameters is sampled by sequential Monte Carlo: particles from the prior, tempered to the
 likelihood, moved by random-walk Metropolis steps at each temperature. Reached trials are normal in log S with an
-outlier mixture, censored ones are bounds (softened by what their history foretells), diverged ones say that the
-penalty is large. All of it is a function of the observations and the generator: the same study asks the same trials.
-
-The noise scale that a study's trials measured, as a wide prior of B_crit: a hint, never a substitute.
-
-McCandlish et al. 2018 (arXiv 1812.06162, section 2 and appendix D) find B_crit to be the noise scale averaged over the
-training. What is measured is B_simple, which stands for it, at some steps (see :mod:`bstune.core.noise_scale`). From these:
-
-- Trials that reached the target count, none else. The noise scale grows by tens of times as |G|^2 falls: a stopped
-  trial has seen the beginning alone, and one that diverged has left the path.
-- Of each, all steps: the mean of |G|^2 and that of tr Sigma. Divided, they weigh a step by its |G|^2, so that the
-  beginning says more than the end, and the ratio errs to the small side; the later half alone would err to the large
-  one, where |G|^2 is hardly told apart from 0.
-- Both means in units of the trial's own tr Sigma. Gradients of a large learning rate may be ten times as large as
-  others: one such trial would speak for all. tr Sigma is known far better than |G|^2, so this adds little bias.
-- Each trial is one block of the interval, which so holds what batch size, learning rate and seed change.
+outlier mixture, censored ones are bounds (or estimates, where their history can be extrapolated), and a diverged one
+means a large penalty. The draws depend on the data and the generator alone: the same study asks the same trials.
 """
 
 import math
@@ -44,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from bstune.core.noise_scale import FEWEST_BLOCKS, NoiseScaleEstimate, estimate_noise_scale
+from bstune.core.noise_scale import MIN_BLOCKS, NoiseScaleEstimate, estimate_noise_scale
 from bstune.core.records import TrialResult
 
 Array = NDArray[np.float64]
@@ -62,9 +48,7 @@ PARAMETERS = (
 LEVEL, B_CRIT, SHIFT, EXPONENT, BEND, LOW_SLOPE, LOW_WIDTH, HIGH_WIDTH, NOISE = range(len(PARAMETERS))
 OUTLIER_SHARE = 0.04
 OUTLIER_SPREAD = 0.8  # in log S
-OTHER = len(
-    PARAMETERS
-)  # where those of the other hyper-parameters begin: for each its best value, log curvature, shift
+OTHER = len(PARAMETERS)  # then three for each other hyper-parameter: its best value, log curvature, shift
 OTHER_MEAN, OTHER_SPREAD = (0.5, math.log(0.3), 0.0), (0.35, 1.0, 1.0)
 DIVERGED_PENALTY = 1.5  # a trial that diverged is at least this far above the frontier, in log S ...
 DIVERGED_SPREAD = 0.4  # ... give or take this
@@ -73,19 +57,12 @@ SHIFT_FREEDOM = 3.0  # degrees of freedom of Student's t: the reference learning
 
 @dataclass(frozen=True)
 class Prior:
-    """Means and standard deviations of the normal priors, and the scaling rule.
+    """Means and standard deviations of the normal priors (the shift's is Student's t), and the scaling rule."""
 
-    Args:
-        log_low, log_high: log2 of the smallest and largest batch size.
-        rule: log2 of the rule's learning rate over log2 B.
-        mean, spread: shape (p,), in the order of :data:`PARAMETERS`, then three for each other hyper-parameter; the
-            shift's prior has heavy tails.
-    """
-
-    log_low: float
+    log_low: float  # log2 of the smallest batch size
     log_high: float
-    rule: Callable[[Array], Array]
-    mean: Array
+    rule: Callable[[Array], Array]  # log2 of the rule's learning rate over log2 B
+    mean: Array  # (p,), in the order of PARAMETERS, then three for each other hyper-parameter
     spread: Array
 
     @property
@@ -95,26 +72,16 @@ class Prior:
 
 
 @dataclass(frozen=True)
-class Observations:
-    """Trials as the likelihood takes them: arrays of shape (n,).
+class LikelihoodData:
+    """Trials as the likelihood takes them: arrays of shape (n,)."""
 
-    Args:
-        x: log2 of the batch size.
-        z: log2 of the learning rate.
-        other: the other hyper-parameters, each in [0, 1], shape (n, k); k may be 0.
-        y: log of steps to target where known, of the estimate or the bound elsewhere.
-        spread: standard deviation of ``y`` beside the noise from seed to seed: 0 where the target was reached.
-        bound: whether log S lies above ``y`` rather than around it.
-        diverged: whether the trial diverged; ``y`` is not read then.
-    """
-
-    x: Array
-    z: Array
-    other: Array
-    y: Array
-    spread: Array
-    bound: NDArray[np.bool_]
-    diverged: NDArray[np.bool_]
+    x: Array  # log2 of the batch size
+    z: Array  # log2 of the learning rate
+    other: Array  # the other hyper-parameters, each in [0, 1], shape (n, k); k may be 0
+    y: Array  # log of steps to target where known, of the estimate or the bound elsewhere
+    spread: Array  # standard deviation of y beside the noise from seed to seed: 0 where the target was reached
+    bound: NDArray[np.bool_]  # whether log S lies above y rather than around it
+    diverged: NDArray[np.bool_]  # y is not read then
 
 
 def optimum(theta: Array, x: Array, prior: Prior) -> Array:
@@ -139,22 +106,15 @@ def make_prior(
     noise_scale_spread: float = 0.0,
     others: int,
 ) -> Prior:
-    """Return the prior of a study.
+    """Return the prior of a study whose budget at the middle batch size, in log steps, gives the rough scale of S.
 
-    Args:
-        low: smallest batch size.
-        high: largest batch size.
-        rule: log2 of the rule's learning rate over log2 B, arrays of one shape.
-        log_budget: log of the settings' budget in steps at the middle batch size: a rough scale.
-        sigma: of the rule's level, in octaves.
-        exponent_sigma: of the exponent of lr*(B) around the rule's.
-        noise_scale: in examples, a hint at B_crit, which it may miss by several times; None for none.
-        noise_scale_spread: standard deviation of its logarithm, where it was measured; 0 for one that is given.
-        others: columns of other hyper-parameters.
+    ``sigma`` is that of the rule's level in octaves, ``exponent_sigma`` that of the exponent of lr*(B) around the
+    rule's, ``noise_scale_spread`` that of the logarithm of a noise scale that was measured (0 for one that is given).
     """
     log_low, log_high = math.log2(low), math.log2(high)
     log_mid = 0.5 * (log_low + log_high)
     b_crit = 0.0 if noise_scale is None else math.log(noise_scale) - log_mid * math.log(2.0)
+    # A noise scale may miss B_crit by several times: its prior stays wide.
     b_crit_spread = math.log(6.0) if noise_scale is None else math.hypot(math.log(4.0), noise_scale_spread)
     normal = {
         LEVEL: (log_budget - math.log(4.0), 3.0),
@@ -218,25 +178,25 @@ def log_prior(theta: Array, prior: Prior) -> Array:
     return np.asarray(-0.5 * (square.sum(axis=1) - square[:, SHIFT] + heavy))
 
 
-def log_likelihood(theta: Array, seen: Observations, prior: Prior) -> Array:
+def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Return the log likelihood, shape (m,); zero without observations."""
     total = np.zeros(len(theta))
-    exact = ~seen.bound & ~seen.diverged
+    exact = ~data.bound & ~data.diverged
     noise = np.exp(theta[:, NOISE, None])
     if exact.any():
-        gap = seen.y[exact] - log_steps(theta, seen.x[exact], seen.z[exact], seen.other[exact], prior)
-        sigma = np.hypot(noise, seen.spread[exact])
+        gap = data.y[exact] - log_steps(theta, data.x[exact], data.z[exact], data.other[exact], prior)
+        sigma = np.hypot(noise, data.spread[exact])
         wide = np.hypot(sigma, OUTLIER_SPREAD)
         core = math.log1p(-OUTLIER_SHARE) - np.log(sigma) - 0.5 * (gap / sigma) ** 2
         bad = math.log(OUTLIER_SHARE) - np.log(wide) - 0.5 * (gap / wide) ** 2
         total += np.logaddexp(core, bad).sum(axis=1)
-    if seen.bound.any():
-        at = seen.x[seen.bound], seen.z[seen.bound], seen.other[seen.bound]
-        over = log_steps(theta, *at, prior) - seen.y[seen.bound]
-        sigma = np.hypot(noise, seen.spread[seen.bound])
+    if data.bound.any():
+        at = data.x[data.bound], data.z[data.bound], data.other[data.bound]
+        over = log_steps(theta, *at, prior) - data.y[data.bound]
+        sigma = np.hypot(noise, data.spread[data.bound])
         total += np.logaddexp(log_ndtr(over / sigma), math.log(OUTLIER_SHARE / 4.0)).sum(axis=1)
-    if seen.diverged.any():
-        at = seen.x[seen.diverged], seen.z[seen.diverged], seen.other[seen.diverged]
+    if data.diverged.any():
+        at = data.x[data.diverged], data.z[data.diverged], data.other[data.diverged]
         # Only too high a learning rate makes a trial diverge.
         above = np.maximum(off_optimum(theta, *at, prior), 0.0)
         over = penalty(theta, above) - DIVERGED_PENALTY
@@ -251,20 +211,12 @@ def draw_prior(prior: Prior, count: int, rng: np.random.Generator) -> Array:
     return np.asarray(prior.mean + prior.spread * drawn)
 
 
-def sample_posterior(seen: Observations, prior: Prior, rng: np.random.Generator, count: int, moves: int) -> Array:
-    """Return draws of the posterior, shape (count, p), by sequential Monte Carlo.
-
-    Args:
-        seen: the trials; without any the prior is returned.
-        prior: of the parameters.
-        rng: the only source of chance.
-        count: particles.
-        moves: Metropolis steps at each temperature.
-    """
+def sample_posterior(data: LikelihoodData, prior: Prior, rng: np.random.Generator, count: int, moves: int) -> Array:
+    """Return ``count`` draws of the posterior, shape (count, p); ``moves`` are Metropolis steps at each temperature."""
     theta = draw_prior(prior, count, rng)
-    if not seen.x.size:
+    if not data.x.size:
         return theta
-    likelihood = log_likelihood(theta, seen, prior)
+    likelihood = log_likelihood(theta, data, prior)
     temperature = 0.0
     while temperature < 1.0:
         step = _next_step(likelihood, temperature)
@@ -273,7 +225,7 @@ def sample_posterior(seen: Observations, prior: Prior, rng: np.random.Generator,
         chosen = _systematic(weight / weight.sum(), rng)
         theta, likelihood = theta[chosen], likelihood[chosen]
         last = temperature >= 1.0
-        theta, likelihood = _move(theta, likelihood, temperature, seen, prior, rng, 2 * moves if last else moves)
+        theta, likelihood = _move(theta, likelihood, temperature, data, prior, rng, 2 * moves if last else moves)
     return theta
 
 
@@ -303,7 +255,7 @@ def _move(
     theta: Array,
     likelihood: Array,
     temperature: float,
-    seen: Observations,
+    data: LikelihoodData,
     prior: Prior,
     rng: np.random.Generator,
     moves: int,
@@ -321,117 +273,75 @@ def _move(
             a, b = rng.permutation(len(theta)), rng.permutation(len(theta))
             scale = 2.38 / math.sqrt(2.0 * dimensions) * rng.uniform(0.3, 1.0, (len(theta), 1))
             proposed = theta + scale * (theta[a] - theta[b]) + 1e-3 * prior.spread * rng.standard_normal(theta.shape)
-        after, seen_after = log_prior(proposed, prior), log_likelihood(proposed, seen, prior)
-        ratio = temperature * (seen_after - likelihood) + after - before
-        taken = np.log(rng.random(len(theta))) < ratio
-        theta = np.where(taken[:, None], proposed, theta)
-        likelihood = np.where(taken, seen_after, likelihood)
-        before = np.where(taken, after, before)
+        after, likelihood_after = log_prior(proposed, prior), log_likelihood(proposed, data, prior)
+        ratio = temperature * (likelihood_after - likelihood) + after - before
+        accepted = np.log(rng.random(len(theta))) < ratio
+        theta = np.where(accepted[:, None], proposed, theta)
+        likelihood = np.where(accepted, likelihood_after, likelihood)
+        before = np.where(accepted, after, before)
     return theta, likelihood
 
 
-FEWEST_STEPS = 2  # measured in a trial, for it to count
+# The noise scale that a study's trials measured, as a wide prior of B_crit.
+#
+# McCandlish et al. 2018 (arXiv 1812.06162, section 2 and appendix D) find B_crit to be the noise scale averaged over the
+# training. What is measured is B_simple at some steps, which stands for it (see bstune.core.noise_scale):
+#
+# - Only trials that reached the target count. The noise scale grows by tens of times as |G|^2 falls: a stopped trial has
+#   measured the beginning alone, and one that diverged has left the path.
+# - All steps of each count: the mean of |G|^2 and that of tr Sigma. Their ratio weighs a step by its |G|^2, so that the
+#   beginning weighs more than the end, and errs to the small side; the later half alone would err to the large one,
+#   where |G|^2 hardly differs from 0.
+# - Both means are in units of the trial's own tr Sigma, or one trial with a large learning rate, whose gradients may be
+#   ten times as large, would outweigh the others. tr Sigma is known far better than |G|^2, so this adds little bias.
+# - Each trial is one block of the interval, which so holds what batch size, learning rate and seed change.
+MIN_MEASURED_STEPS = 2  # in a trial, for it to count
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The noise scale over a study's trials.
+def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstimate, int] | None:
+    """Return the noise scale over the trials that reached the target, and the steps measured in them; None for none.
 
-    Args:
-        estimate: whose ``measurements`` are trials, each a block; its terms are in units of tr Sigma.
-        steps: measured in all of them.
-    """
-
-    estimate: NoiseScaleEstimate
-    steps: int
-
-
-def measured_noise_scale(trials: Iterable[TrialResult]) -> Measured | None:
-    """Return the noise scale over the trials of a study that reached the target; None if none of them was measured.
-
-    Its estimate is undetermined while they are few, or |G|^2 is not told apart from 0.
+    The estimate's ``measurements`` are trials. It is undetermined while they are few, or |G|^2 may be 0.
     """
     gradients, steps = [], 0
     for trial in sorted(trials, key=lambda trial: trial.number):
-        if not trial.reached or len(trial.noise_scale) < FEWEST_STEPS:
+        if not trial.reached or len(trial.noise_scale) < MIN_MEASURED_STEPS:
             continue
         _, gradient, trace = np.mean(trial.noise_scale, axis=0).tolist()
         if trace > 0.0:
             gradients.append(gradient / trace)
             steps += len(trial.noise_scale)
-    return Measured(estimate_noise_scale(gradients, [1.0] * len(gradients)), steps) if gradients else None
+    return (estimate_noise_scale(gradients, [1.0] * len(gradients)), steps) if gradients else None
 
 
-def hint(trials: Iterable[TrialResult]) -> tuple[float, float] | None:
+def noise_scale_prior(trials: Iterable[TrialResult]) -> tuple[float, float] | None:
     """Return the measured noise scale and half the width of its interval in log; None while undetermined."""
     measured = measured_noise_scale(trials)
     if measured is None:
         return None
-    value, low, high = measured.estimate.noise_scale, measured.estimate.low, measured.estimate.high
+    value, low, high = measured[0].noise_scale, measured[0].low, measured[0].high
     if value is None or low is None or high is None:
         return None
     return value, 0.5 * math.log(high / low)
 
 
-def study_prior(
-    trials: Iterable[TrialResult],
-    *,
-    low: float,
-    high: float,
-    rule: Callable[[Array], Array],
-    budget: Callable[[float], float],
-    sigma: float,
-    exponent_sigma: float,
-    noise_scale: float | None,
-    others: int,
-) -> Prior:
-    """Return the prior of a study after some trials: those that measured the noise scale give a hint at B_crit.
-
-    Args:
-        trials: that have finished.
-        low: smallest batch size.
-        high: largest batch size.
-        rule: log2 of the rule's learning rate over log2 B, arrays of one shape.
-        budget: steps over batch size that one expects to be more than enough.
-        sigma: of the rule's level, in octaves.
-        exponent_sigma: of the exponent of lr*(B) around the rule's.
-        noise_scale: one that is given, in examples, which takes precedence; None for none.
-        others: columns of other hyper-parameters.
-    """
-    value, spread = (noise_scale, 0.0) if noise_scale is not None else hint(trials) or (None, 0.0)
-    return make_prior(
-        low=low,
-        high=high,
-        rule=rule,
-        log_budget=math.log(budget(math.sqrt(low * high))),
-        sigma=sigma,
-        exponent_sigma=exponent_sigma,
-        noise_scale=value,
-        noise_scale_spread=spread,
-        others=others,
-    )
-
-
-def hint_row(
+def noise_scale_row(
     trials: Iterable[TrialResult], posterior: Sequence[float] | None, fit_b_crit: float | None
 ) -> dict[str, Any] | None:
-    """Return the measured noise scale as a row of ``curve.json``; None where none was measured.
+    """Return the measured noise scale and its ratios to B_crit for ``curve.json``; None where none was measured.
 
-    Args:
-        trials: of the study.
-        posterior: low end, median and high end of B_crit's interval; None for none. Its prior was the noise scale
-            itself, however wide, so that the ratio to the fit is the one that is measured twice.
-        fit_b_crit: B_crit of the fit to the frontier points; None if it has none.
-
-    Returns:
-        noise_scale, low, high (null where undetermined or open), level, trials, steps, undetermined (why there is no
-        value, or null), and the value's ratio to B_crit, ratio_to_posterior and ratio_to_fit (null where there is
-        none).
+    ``posterior`` is B_crit's interval (low, median, high). Its prior was the noise scale itself, however wide: the
+    ratio to the fit is the one of two independent measurements.
     """
     measured = measured_noise_scale(trials)
     if measured is None:
         return None
-    estimate, value = measured.estimate, measured.estimate.noise_scale
+    estimate, steps = measured
+    value, undetermined = estimate.noise_scale, None
+    if value is None and estimate.measurements < MIN_BLOCKS:
+        undetermined = f"{MIN_BLOCKS} trials that reach the target are needed"
+    elif value is None:
+        undetermined = "|G|^2 does not differ from 0"
     b_crits = {"posterior": None if posterior is None else posterior[1], "fit": fit_b_crit}
     ratios = {name: None if value is None or b_crit is None else value / b_crit for name, b_crit in b_crits.items()}
     return {
@@ -440,13 +350,7 @@ def hint_row(
         "high": estimate.high,
         "level": estimate.level,
         "trials": estimate.measurements,
-        "steps": measured.steps,
-        "undetermined": None if value is not None else _reason(estimate.measurements),
+        "steps": steps,
+        "undetermined": undetermined,
         **{f"ratio_to_{name}": ratio for name, ratio in ratios.items()},
     }
-
-
-def _reason(trials: int) -> str:
-    if trials < FEWEST_BLOCKS:
-        return f"{FEWEST_BLOCKS} trials that reach the target are needed"
-    return "|G|^2 is not told apart from 0"

@@ -5,26 +5,27 @@ In a study of one's own::
     study = optuna.create_study(sampler=FrontierSampler(objective="time", seed=0))
     trial = study.ask()
     batch_size, lr = trial.suggest_int("batch_size", 8, 4096, log=True), trial.suggest_float("lr", 1e-4, 1, log=True)
-    limit, parent = study.sampler.limit(trial.number), study.sampler.parent(trial.number)
-    ...  # train for at most `limit` steps, calling trial.report(value, step) at each evaluation
+    max_steps, resumed_from = study.sampler.max_steps(trial.number), study.sampler.resumed_from(trial.number)
+    ...  # train for at most `max_steps` steps, calling trial.report(value, step) at each evaluation
     trial.set_user_attr("steps", steps)  # that were trained
     trial.set_user_attr("seconds_per_step", tau)
     study.tell(trial, seconds_to_target)  # or state=TrialState.PRUNED if the target was not reached
 
-``target`` lets it read what is reported. A stopped trial is proposed again, to be continued from its checkpoint, only
-where ``resumable`` says that it can be. Further parameters of the study join the model.
+With ``target`` it reads the reported values. A stopped trial is suggested again, to be continued from its checkpoint,
+only where ``resumable`` allows it. Further parameters of the study join the model.
 """
 
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import optuna
-from omegaconf import OmegaConf
+import yaml
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.search_space import IntersectionSearchSpace
@@ -32,30 +33,51 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import Status, Target, TrialResult
-from bstune.search.acquisition import Array, Domain, Policy, Proposal, decide, never_resumable
-from bstune.search.observations import Known, learn, smoothed
-from bstune.search.posterior import study_prior
+from bstune.core.records import OBJECTIVES, Objective, Status, Target, TrialResult
+from bstune.search.acquisition import Array, Domain, Policy, Suggestion, suggest
+from bstune.search.observations import Posterior, infer, smoothed
+from bstune.search.posterior import make_prior, noise_scale_prior
 
 logger = logging.getLogger(__name__)
-OBJECTIVES = ("time", "steps", "both", "curve")
 RECORD = "bstune:record"  # the trial's record, as JSON, among its user attributes
-PARENT = "bstune:parent"  # number of the trial that it continues
+RESUMED_FROM = "bstune:resumed_from"  # number of the trial that it continues
 BATCH_SIZE, LR, DELTA = "batch_size", "lr", "delta"
 
 
+class StoppingSampler(Protocol):
+    """What a study asks of a sampler that stops trials and continues them; any sampler may have it."""
+
+    context: tuple[str, ...]  # the constructor's arguments that the study fills in, of those of FrontierSampler
+
+    def max_steps(self, number: int) -> int | None:
+        """Return the steps up to which trial ``number`` is to be trained; None where there is no limit."""
+
+    def resumed_from(self, number: int) -> int | None:
+        """Return the number of the stopped trial that trial ``number`` continues; None if it starts afresh."""
+
+
+@cache
 def default_policy() -> Policy:
     """Return the policy of ``conf/sampler/frontier.yaml``."""
-    text = files("bstune.conf").joinpath("sampler/frontier.yaml").read_text(encoding="utf-8")
-    values = OmegaConf.create(text).policy
-    return Policy(**{str(name): value for name, value in values.items() if name != "_target_"})
+    values = _read_conf("sampler/frontier.yaml")["policy"]
+    return Policy(**{name: value for name, value in values.items() if name != "_target_"})
+
+
+@cache
+def _default_sigmas() -> tuple[float, float]:
+    prior = _read_conf("config.yaml")["scaling"]
+    return prior["level_sigma"], prior["exponent_sigma"]
+
+
+def _read_conf(name: str) -> Any:
+    return yaml.safe_load(files("bstune.conf").joinpath(name).read_text(encoding="utf-8"))
 
 
 class FrontierSampler(BaseSampler):
-    """Asks for the trial that a draw of the frontier's posterior likes best, for its cost.
+    """Suggests the trial that is best in one draw of the frontier's posterior, for its cost.
 
     The study needs an integer ``batch_size`` and either ``lr`` or, with a rule, ``delta`` = log2(lr / rule(B)), in all
-    of its trials; its values are minimized. Failed trials are passed over, and so are those that tell neither steps nor
+    of its trials; its values are minimized. Failed trials are passed over, and so are those with neither steps nor
     a positive, finite value.
 
     Args:
@@ -63,9 +85,11 @@ class FrontierSampler(BaseSampler):
             steps and seconds), or ``curve`` (B_crit).
         rule: learning rate over batch size, the prior mean of the best one; None: the square-root rule through the
             middle of both ranges.
-        sigma: how far from the rule, in octaves: the scale of a Student's t with 3 degrees of freedom.
-        exponent_sigma: how far the exponent of lr*(B) may lie from the rule's: one standard deviation.
-        noise_scale: in examples, a hint at B_crit; None for what trials measured, if they did (see
+        sigma: how far from the rule, in octaves: the scale of a Student's t with 3 degrees of freedom; None for
+            ``prior.level_sigma`` of ``conf/config.yaml``.
+        exponent_sigma: how far the exponent of lr*(B) may lie from the rule's: one standard deviation; None for
+            ``prior.exponent_sigma`` of ``conf/config.yaml``.
+        noise_scale: in examples, a wide prior of B_crit; None for the one that trials measured, if they did (see
             :mod:`bstune.search.posterior`).
         budget: steps over batch size that one expects to be more than enough: a scale, not a limit; None for none,
             and then the first trial has no limit.
@@ -84,13 +108,26 @@ class FrontierSampler(BaseSampler):
             maximized, or whose trials share parameters but not those above.
     """
 
+    context = (
+        "objective",
+        "rule",
+        "budget",
+        "target",
+        "ideal",
+        "resumable",
+        "snap",
+        "lr_range",
+        "step_time",
+        "search_space",
+    )
+
     def __init__(
         self,
         *,
-        objective: str = "time",
+        objective: Objective = "time",
         rule: Callable[[float], float] | None = None,
-        sigma: float = 2.5,
-        exponent_sigma: float = 0.35,
+        sigma: float | None = None,
+        exponent_sigma: float | None = None,
         noise_scale: float | None = None,
         budget: Callable[[float], float] | None = None,
         target: Target | None = None,
@@ -107,29 +144,32 @@ class FrontierSampler(BaseSampler):
             raise ConfigError(f"the objective must be one of {', '.join(OBJECTIVES)}, but got {objective!r}")
         for name, value in (("sigma", sigma), ("exponent_sigma", exponent_sigma), ("noise_scale", noise_scale)):
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"sampler.{name} must be a positive number, but got {value}")
+                raise ConfigError(f"{name} must be a positive number, but got {value}")
         self.objective = objective
         self._rule = rule
-        self._sigma, self._exponent_sigma, self._noise_scale = sigma, exponent_sigma, noise_scale
+        defaults = _default_sigmas()
+        self._sigma = defaults[0] if sigma is None else sigma
+        self._exponent_sigma = defaults[1] if exponent_sigma is None else exponent_sigma
+        self._noise_scale = noise_scale
         self._budget, self._target, self._ideal = budget, target, ideal
-        self._resumable = resumable or never_resumable
+        self._resumable = resumable
         self._snap = snap or round
         self._lr_range, self._step_time = lr_range, step_time
         self._search_space = dict(search_space) if search_space is not None else None
         self._intersection = IntersectionSearchSpace(include_pruned=True)
         self._policy = policy or default_policy()
         self._rng = np.random.default_rng(seed)
-        self._limits: dict[int, int] = {}
-        self._parents: dict[int, int] = {}
+        self._max_steps: dict[int, int] = {}
+        self._resumed_from: dict[int, int] = {}
         self._passed_over: set[int] = set()
 
     def max_steps(self, number: int) -> int | None:
         """Return the steps up to which trial ``number`` is to be trained; None where there is no limit."""
-        return self._limits.get(number)
+        return self._max_steps.get(number)
 
     def resumed_from(self, number: int) -> int | None:
         """Return the number of the stopped trial that trial ``number`` continues; None if it starts afresh."""
-        return self._parents.get(number)
+        return self._resumed_from.get(number)
 
     def reseed_rng(self) -> None:
         """Draw a new seed, as Optuna asks of a sampler that is copied to another process."""
@@ -153,43 +193,43 @@ class FrontierSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the next trial's parameters; see :meth:`limit` and :meth:`parent` for what goes with them."""
+        """Return the next trial's parameters; :meth:`max_steps` and :meth:`resumed_from` go with them."""
         if BATCH_SIZE not in search_space:
             return {}
         coordinates = Coordinates(search_space, self._rule, self._snap, self._lr_range)
-        finished = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-        known = self._learn(finished, coordinates, self._rng)
+        trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
+        posterior = self._infer(*self._records(trials, coordinates), coordinates, self._rng)
         pending = [
-            (*coordinates.point(t.params), t.user_attrs.get(PARENT))
-            for t in finished
+            (*coordinates.point(t.params), t.user_attrs.get(RESUMED_FROM))
+            for t in trials
             if t.state == TrialState.RUNNING and coordinates.complete(t.params)
         ]
-        objective = self.objective
+        objective: str = self.objective
         if objective == "both":
-            asked = sum(t.state != TrialState.FAIL for t in finished)  # a trial that is asked again is the same turn
+            asked = sum(t.state != TrialState.FAIL for t in trials)  # a trial that is asked again is the same turn
             objective = "time" if asked % 2 == 0 else "steps"
-        proposal = decide(
-            known,
+        suggestion = suggest(
+            posterior,
             pending,
             objective=objective,
             domain=coordinates.domain(),
-            budget=self._budget or _no_budget,
+            budget=self._budget or (lambda batch_size: 1e12),
             resumable=self._resumable,
             policy=self._policy,
             rng=self._rng,
         )
-        if self._budget is not None or any(arm.status == "reached" for arm in known.arms):
-            self._limits[trial.number] = proposal.max_steps
-        if proposal.resumed_from is not None:
-            self._parents[trial.number] = proposal.resumed_from
-            resumed_from = next(t for t in finished if t.number == proposal.resumed_from)
-            return {name: resumed_from.params[name] for name in search_space}
-        return coordinates.parameters(proposal)
+        if self._budget is not None or any(one.status == "reached" for one in posterior.observations):
+            self._max_steps[trial.number] = suggestion.max_steps
+        if suggestion.resumed_from is not None:
+            self._resumed_from[trial.number] = suggestion.resumed_from
+            stopped = next(t for t in trials if t.number == suggestion.resumed_from)
+            return {name: stopped.params[name] for name in search_space}
+        return coordinates.parameters(suggestion)
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Return what the model does not know yet: the middle of a range in the first trial, anything in it later.
+        """Return the middle of a range in the first trial, and anything in it later.
 
         A first trial that fails, and parameters that not all trials have, would never move otherwise.
         """
@@ -199,16 +239,37 @@ class FrontierSampler(BaseSampler):
             return _unscaled(0.5 if trial.number == 0 else self._rng.random(), param_distribution)
         raise ConfigError(f"the parameter {param_name} has a distribution of unknown kind, {param_distribution}")
 
-    def posterior(self, study: optuna.Study) -> Known | None:
-        """Return what the study's trials tell of the frontier; None if its parameters are not known yet.
+    def posterior(
+        self,
+        trials: optuna.Study | Sequence[TrialResult],
+        *,
+        particles: int | None = None,
+        moves: int | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> Posterior | None:
+        """Return the posterior of the frontier; None while the study's parameters are not known. It changes nothing.
 
-        Asking changes nothing of the trials to come.
+        Args:
+            trials: a study, or records of its trials, whose ``hyperparameters`` are the further parameters; records
+                need ``search_space``.
+            particles: draws; None for the policy's.
+            moves: Metropolis steps at each temperature; None for the policy's. With the few of a decision, intervals
+                come out too narrow.
+            rng: the source of chance; None for a copy of the sampler's own.
+
+        Raises:
+            ConfigError: if the trials share parameters, but not ``batch_size`` and ``lr`` or ``delta``.
         """
-        space = self._space(study)
+        space = self._space(trials) if isinstance(trials, optuna.Study) else self._search_space
         if not space:
             return None
         coordinates = Coordinates(space, self._rule, self._snap, self._lr_range)
-        return self._learn(study.get_trials(deepcopy=False), coordinates, deepcopy(self._rng))
+        if isinstance(trials, optuna.Study):
+            records, others = self._records(trials.get_trials(deepcopy=False), coordinates)
+        else:
+            records = [trial for trial in trials if trial.status != "failed"]
+            others = {trial.number: coordinates.others(trial.hyperparameters) for trial in records}
+        return self._infer(records, others, coordinates, deepcopy(self._rng) if rng is None else rng, particles, moves)
 
     def recommended(self, study: optuna.Study) -> int | None:
         """Return the number of the trial that reached the target and whose point is best by the posterior's mean.
@@ -216,15 +277,18 @@ class FrontierSampler(BaseSampler):
         The trial with the least time of its own is the luckiest of many; the mean leans on all trials around it. None
         while nothing has reached the target. ``both`` goes by time.
         """
-        found = self.posterior(study)
-        if found is None:
+        posterior = self.posterior(study)
+        if posterior is None:
             return None
-        ranked = smoothed(found, "steps" if self.objective == "steps" else "time", self._rng)
+        ranked = smoothed(posterior, "steps" if self.objective == "steps" else "time", self._rng)
         return min(ranked, key=lambda pair: pair[0])[1].number if ranked else None
 
-    def _learn(self, finished: Sequence[FrozenTrial], coordinates: "Coordinates", rng: np.random.Generator) -> Known:
+    def _records(
+        self, trials: Sequence[FrozenTrial], coordinates: "Coordinates"
+    ) -> tuple[list[TrialResult], dict[int, tuple[float, ...]]]:
+        """Return the records of the finished trials, and their other hyper-parameters."""
         results, others = [], {}
-        for trial in finished:
+        for trial in trials:
             if trial.state not in (TrialState.COMPLETE, TrialState.PRUNED) or not coordinates.complete(trial.params):
                 continue
             result = trial_result(trial, coordinates, self.objective)
@@ -239,18 +303,35 @@ class FrontierSampler(BaseSampler):
                     trial.number,
                     trial.values,
                 )
-        prior = study_prior(
-            results,
-            low=coordinates.low,
-            high=coordinates.high,
+        return results, others
+
+    def _infer(
+        self,
+        results: Sequence[TrialResult],
+        others: Mapping[int, tuple[float, ...]],
+        coordinates: "Coordinates",
+        rng: np.random.Generator,
+        particles: int | None = None,
+        moves: int | None = None,
+    ) -> Posterior:
+        low, high = coordinates.low, coordinates.high
+        budget = 1000.0 if self._budget is None else self._budget(math.sqrt(low * high))
+        if self._noise_scale is not None:
+            noise_scale: tuple[float | None, float] = self._noise_scale, 0.0
+        else:
+            noise_scale = noise_scale_prior(results) or (None, 0.0)
+        prior = make_prior(
+            low=low,
+            high=high,
             rule=coordinates.log_rule,
-            budget=self._budget or _usual_budget,
+            log_budget=math.log(budget),
             sigma=self._sigma,
             exponent_sigma=self._exponent_sigma,
-            noise_scale=self._noise_scale,
+            noise_scale=noise_scale[0],
+            noise_scale_spread=noise_scale[1],
             others=coordinates.columns,
         )
-        return learn(
+        return infer(
             results,
             others,
             prior=prior,
@@ -258,18 +339,10 @@ class FrontierSampler(BaseSampler):
             ideal=self._ideal,
             step_time=self._step_time,
             in_examples=self.objective == "steps",
-            particles=self._policy.particles,
-            moves=self._policy.moves,
+            particles=particles or self._policy.particles,
+            moves=moves or self._policy.moves,
             rng=rng,
         )
-
-
-def _usual_budget(batch_size: float) -> float:
-    return 1000.0
-
-
-def _no_budget(batch_size: float) -> float:
-    return 1e12
 
 
 class Coordinates:
@@ -325,10 +398,7 @@ class Coordinates:
 
     def others(self, params: Mapping[str, Any]) -> tuple[float, ...]:
         """Return the other parameters, each column in [0, 1]."""
-        found: list[float] = []
-        for name in self._names:
-            found += _scaled(params[name], self._space[name])
-        return tuple(found)
+        return tuple(value for name in self._names for value in _scaled(params[name], self._space[name]))
 
     def domain(self) -> Domain:
         """Return where the search may go."""
@@ -346,22 +416,22 @@ class Coordinates:
             bottom, top = rule + self._rates.low, rule + self._rates.high
         return np.clip(bottom, low, high), np.clip(top, low, high)
 
-    def parameters(self, proposal: Proposal) -> dict[str, Any]:
-        """Return a proposal as parameters of the study."""
-        batch_size = self._snapped(2.0**proposal.x)
-        rate = 2.0**proposal.z if self._axis == LR else proposal.z - math.log2(self._rule(batch_size))
-        found: dict[str, Any] = {BATCH_SIZE: batch_size, self._axis: _nearest(rate, self._rates)}
+    def parameters(self, suggestion: Suggestion) -> dict[str, Any]:
+        """Return a suggestion as parameters of the study."""
+        batch_size = self._snapped(2.0**suggestion.x)
+        rate = 2.0**suggestion.z if self._axis == LR else suggestion.z - math.log2(self._rule(batch_size))
+        params: dict[str, Any] = {BATCH_SIZE: batch_size, self._axis: _nearest(rate, self._rates)}
         column = 0
         for name in self._names:
             distribution = self._space[name]
             width = _columns(distribution)
-            values = proposal.other[column : column + width]
+            values = suggestion.other[column : column + width]
             if isinstance(distribution, CategoricalDistribution):
-                found[name] = distribution.choices[int(np.argmax(values))]
+                params[name] = distribution.choices[int(np.argmax(values))]
             elif isinstance(distribution, IntDistribution | FloatDistribution):
-                found[name] = _unscaled(values[0], distribution)
+                params[name] = _unscaled(values[0], distribution)
             column += width
-        return found
+        return params
 
 
 def _columns(distribution: BaseDistribution) -> int:
@@ -385,7 +455,7 @@ def _unscaled(share: float, distribution: IntDistribution | FloatDistribution) -
 
 
 def _nearest(value: float, distribution: IntDistribution | FloatDistribution) -> int | float:
-    """Return the nearest value of the distribution: Optuna drops, without a word, one that is not on its grid."""
+    """Return the nearest value of the distribution: Optuna silently drops one that is not on its grid."""
     if distribution.step is not None:
         value = distribution.low + round((value - distribution.low) / distribution.step) * distribution.step
     value = min(max(value, distribution.low), distribution.high)
@@ -435,5 +505,5 @@ def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -
         device="",
         versions={},
         history=tuple((step, value if math.isfinite(value) else None) for step, value in history),
-        resumed_from=trial.user_attrs.get(PARENT),
+        resumed_from=trial.user_attrs.get(RESUMED_FROM),
     )

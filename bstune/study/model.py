@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from bstune.core.records import TrialResult
 from bstune.search.acquisition import b_crit_quantiles
-from bstune.search.observations import Known, ideal_value, learn
-from bstune.search.posterior import Prior, draw_prior, optimum, study_prior
-from bstune.search.sampler import Coordinates
+from bstune.search.observations import Posterior, ideal_value
+from bstune.search.posterior import Prior, draw_prior, optimum
+from bstune.search.sampler import FrontierSampler
 from bstune.study.prepare import Job
 from bstune.study.storage import distributions
 
@@ -53,39 +53,24 @@ def _ideal(job: Job) -> float | None:
     return ideal_value(job.protocol.target, None if bounds is None else list(bounds))
 
 
-def known_of(job: Job, done: Sequence[TrialResult], particles: int) -> Known:
+def known_of(job: Job, done: Sequence[TrialResult], particles: int) -> Posterior:
     """Return the posterior of the frontier after these trials, whatever sampler asked them."""
-    space = job.space
-    coordinates = Coordinates(distributions(space), space.rule, space.snap, (space.lr_low, space.lr_high))
-    prior = study_prior(
-        done,
-        low=space.low,
-        high=space.high,
-        rule=coordinates.log_rule,
-        budget=lambda batch_size: job.protocol.budget.last_step(round(batch_size)),
-        sigma=job.config.scaling.level_sigma,
-        exponent_sigma=job.config.scaling.exponent_sigma,
-        noise_scale=job.config.scaling.noise_scale,
-        others=coordinates.columns,
+    scaling = job.config.scaling
+    sampler = FrontierSampler(
+        **own_arguments(job),
+        sigma=scaling.level_sigma,
+        exponent_sigma=scaling.exponent_sigma,
+        noise_scale=scaling.noise_scale,
     )
-    return learn(
-        [trial for trial in done if trial.status != "failed"],
-        {trial.number: coordinates.others(trial.hyperparameters) for trial in done},
-        prior=prior,
-        target=job.protocol.target,
-        ideal=_ideal(job),
-        step_time=job.runner.step_time,
-        in_examples=False,
-        particles=particles,
-        moves=MOVES,
-        rng=np.random.default_rng(job.plan.seed),
-    )
+    posterior = sampler.posterior(done, particles=particles, moves=MOVES, rng=np.random.default_rng(job.plan.seed))
+    assert posterior is not None  # its search space is given
+    return posterior
 
 
-def b_crit_interval(job: Job, known: Known) -> list[float]:
+def b_crit_interval(job: Job, posterior: Posterior) -> list[float]:
     """Return the low end, the median and the high end of B_crit's interval, in examples."""
-    rng = np.random.default_rng([job.plan.seed, len(known.arms)])
-    return [float(value) for value in b_crit_quantiles(known, (INTERVAL[0], 0.5, INTERVAL[1]), rng)]
+    rng = np.random.default_rng([job.plan.seed, len(posterior.observations)])
+    return [float(value) for value in b_crit_quantiles(posterior, (INTERVAL[0], 0.5, INTERVAL[1]), rng)]
 
 
 Array = NDArray[np.float64]
@@ -129,11 +114,11 @@ class Held:
     text: str
 
 
-def which_rule_held(known: Known, low: float, high: float, b_crit: float, level: float = 0.9) -> Held | None:
+def which_rule_held(posterior: Posterior, low: float, high: float, b_crit: float, level: float = 0.9) -> Held | None:
     """Return the exponent of lr*(B) over the batch sizes from ``low`` to ``high``, and over those below B_crit.
 
     Args:
-        known: what the trials tell, with the posterior's draws and the prior.
+        posterior: after the trials.
         low: smallest batch size.
         high: largest batch size.
         b_crit: the posterior's median, in examples.
@@ -145,12 +130,12 @@ def which_rule_held(known: Known, low: float, high: float, b_crit: float, level:
     """
     if not math.log2(high / low) >= LEAST_OCTAVES:
         return None
-    sizes = [2.0**arm.x for arm in known.arms if arm.status == "reached"]
-    whole = _exponent(known, (low, high), sizes, level)
+    sizes = [2.0**one.x for one in posterior.observations if one.status == "reached"]
+    whole = _exponent(posterior, (low, high), sizes, level)
     edge = min(high, b_crit)
     below = None
     if edge > low and math.log2(edge / low) >= LEAST_OCTAVES:
-        found = _exponent(known, (low, edge), sizes, level)
+        found = _exponent(posterior, (low, edge), sizes, level)
         below = found if found.reached >= FEWEST else None
     return Held(whole, below, level, _text(whole, below, b_crit))
 
@@ -168,11 +153,11 @@ def slopes(theta: Array, prior: Prior, low: float, high: float) -> Array:
     return np.asarray(optimum(theta, x, prior) @ away / (away @ away))
 
 
-def _exponent(known: Known, span: tuple[float, float], sizes: list[float], level: float) -> Exponent:
+def _exponent(posterior: Posterior, span: tuple[float, float], sizes: list[float], level: float) -> Exponent:
     tail = 0.5 * (1.0 - level)
-    low, middle, high = np.quantile(slopes(known.theta, known.prior, *span), [tail, 0.5, 1.0 - tail]).tolist()
-    alone = draw_prior(known.prior, PRIOR_DRAWS, np.random.default_rng(0))
-    prior_low, prior_high = np.quantile(slopes(alone, known.prior, *span), [tail, 1.0 - tail]).tolist()
+    low, middle, high = np.quantile(slopes(posterior.theta, posterior.prior, *span), [tail, 0.5, 1.0 - tail]).tolist()
+    alone = draw_prior(posterior.prior, PRIOR_DRAWS, np.random.default_rng(0))
+    prior_low, prior_high = np.quantile(slopes(alone, posterior.prior, *span), [tail, 1.0 - tail]).tolist()
     reached = sum(span[0] <= size <= span[1] * (1.0 + 1e-9) for size in sizes)
     told = reached >= FEWEST and high - low < HARDLY * (prior_high - prior_low)
     return Exponent(middle, low, high, prior_low, prior_high, *span, reached, told)

@@ -25,7 +25,7 @@ from bstune.core.errors import HardwareError
 from bstune.core.figures import BLUE, GREY, INK, VERMILION, save_figure
 from bstune.core.step_time import fit_step_times, fit_sync, iteration_seconds, sync_seconds
 from bstune.search.acquisition import best_learning_rate, steps_band
-from bstune.search.observations import Known
+from bstune.search.observations import Posterior
 from bstune.study.prepare import Job
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ def _draw_rows(left: "Axes", right: "Axes", rows: Sequence[ScaleOut], colour: st
 INTERVAL = (0.05, 0.95)
 
 
-def scale_out(job: Job, known: Known) -> tuple[list[ScaleOut], list[ScaleOut]]:
+def scale_out(job: Job, posterior: Posterior) -> tuple[list[ScaleOut], list[ScaleOut]]:
     """Return the plan without an all-reduce, and the one with the all-reduce that the config states (empty if none).
 
     The batch size per device is chosen from the study's range, up to the memory ceiling; tau(B) is what was measured
@@ -316,21 +316,21 @@ def scale_out(job: Job, known: Known) -> tuple[list[ScaleOut], list[ScaleOut]]:
 
     Args:
         job: the study.
-        known: the posterior after its trials, at least one of which reached the target.
+        posterior: after its trials, at least one of which reached the target.
     """
     settings, space = job.config.hardware.scale_out, job.space
     sizes = [size for size in candidates(space.high, space.multiple, settings.candidate_ratio) if size >= space.low]
-    timed = [(2.0**arm.x, arm.seconds_per_step) for arm in known.arms if arm.seconds_per_step is not None]
+    timed = [(2.0**one.x, one.seconds_per_step) for one in posterior.observations if one.seconds_per_step is not None]
     tau = fit_step_times(timed, float(space.high), job.runner.step_time)
 
     def made(all_reduce_seconds: Callable[[int], float]) -> list[ScaleOut]:
         return plan(
-            lambda batch_sizes: steps_band(known, batch_sizes, INTERVAL, np.random.default_rng(job.plan.seed)),
+            lambda batch_sizes: steps_band(posterior, batch_sizes, INTERVAL, np.random.default_rng(job.plan.seed)),
             lambda size: float(tau(np.array(float(size)))),
             list(settings.devices),
             sizes,
             all_reduce_seconds,
-            functools.partial(best_learning_rate, known),
+            functools.partial(best_learning_rate, posterior),
             settings.all_reduce.overlap,
             job.runner.train_examples,
         )

@@ -33,7 +33,7 @@ from bstune.core.errors import ConfigError, StudyError
 from bstune.core.files import check_writable
 from bstune.core.records import Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space, Tunable
-from bstune.search.sampler import PARENT, RECORD, FrontierSampler
+from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler
 from bstune.study.plan import SearchBudget
 
 logger = logging.getLogger(__name__)
@@ -360,7 +360,7 @@ def _suggested(
 def _note(trial: optuna.Trial, spec: TrialSpec) -> None:
     trial.set_user_attr(SPEC, dump_json(asdict(spec)))
     if spec.resumed_from is not None:
-        trial.set_user_attr(PARENT, spec.resumed_from)
+        trial.set_user_attr(RESUMED_FROM, spec.resumed_from)
 
 
 def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution]:

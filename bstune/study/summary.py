@@ -18,7 +18,7 @@ from rich.text import Text
 from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
 from bstune.core.curve import SLOPE_RATIO, CurveFit, FrontierPoint, frontier_points, log_slope
 from bstune.core.records import STATUSES, Target, TrialResult
-from bstune.search.posterior import hint_row
+from bstune.search.posterior import noise_scale_row
 from bstune.study.model import Held, held_row
 from bstune.study.replicates import confirmed, confirmed_row, steps_order, time_order
 
@@ -62,7 +62,7 @@ def summarize(
         was never reached, the closest value seen and what to change), points (one a frontier point), small_end, fit,
         fit_note, regimes (only those that the fit can tell), posterior (B_crit from the search's model, which every
         trial informs, stopped ones too; or null), noise_scale (that the trials measured, beside B_crit, see
-        :func:`bstune.search.posterior.hint_row`; or null), scaling (see :func:`bstune.study.model.held_row`, or null),
+        :func:`bstune.search.posterior.noise_scale_row`; or null), scaling (see :func:`bstune.study.model.held_row`, or null),
         best_by_time, best_by_steps, pareto (the trials that none beats in both, from least time to fewest steps). A
         point's steps lie in (steps_low, steps], its time in (time_low, time_to_target], in seconds, its examples in
         (examples_low, examples]; the upper end of a censored point is null. Without a reached trial both winners are
@@ -88,7 +88,7 @@ def summarize(
         "posterior": None
         if posterior is None or not reached
         else dict(zip(("b_crit_low", "b_crit", "b_crit_high"), posterior, strict=True)),
-        "noise_scale": hint_row(trials, posterior, None if isinstance(fit, str) else fit.b_crit),
+        "noise_scale": noise_scale_row(trials, posterior, None if isinstance(fit, str) else fit.b_crit),
         "scaling": None if held is None else held_row(held),
         **{name: _winner_row(trials, name) for name in WINNERS},
         "pareto": [_winner(trial) for trial in pareto_front(trials)],

@@ -27,9 +27,9 @@ from bstune.study.runner import Runner, Settled
 from bstune.trial.batches import micro_batch_sizes
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.device import device_name, resolve_device, versions
-from bstune.trial.loop import make_trainer, met_before_training, metric
+from bstune.trial.loop import Workload, make_trainer, met_before_training, metric, run_trial
 from bstune.trial.workers import Workers
-from bstune.trial.workload import Workload, build_workload, evaluate, load_data, train, train_examples
+from bstune.trial.workload import build_workload, evaluate, load_data, train_examples
 
 logger = logging.getLogger(__name__)
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true")
@@ -132,7 +132,7 @@ def open_runner(
     workload = build()
     # A single trial may be of a batch size at which the module can be built where the range's smallest is none.
     sizes = space if trial is None else replace(space, low=trial.batch_size, high=trial.batch_size)
-    rehearsed = probe_step_time(sizes, protocol, lambda spec, probe: train(workload, spec, probe))
+    rehearsed = probe_step_time(sizes, protocol, lambda spec, probe: run_trial(workload, spec, probe))
     first = trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)
     check_start(workload, protocol, first)
     check_tunables(config, workload, protocol, space)
@@ -254,7 +254,7 @@ def check_tunables(config: DictConfig, workload: Workload, protocol: TrialProtoc
     for settings in corners(space.tunables):
         spec = TrialSpec(0, 0, space.low, space.lr(space.low, -space.delta_bound), None, 0, hyperparameters=settings)
         try:
-            train(workload, spec, rehearsal(protocol))
+            run_trial(workload, spec, rehearsal(protocol))
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"workload.tunable: the module does not take {', '.join(overrides(config, settings))} at batch size "
@@ -279,18 +279,18 @@ def run_limited(
     checkpoint = None if output is None else output.checkpoint(spec.number)
     if spec.max_steps is None or output is None:
         own = replace(protocol, budget=budget_of(with_settings(config, spec.hyperparameters)))
-        return train(workload, spec, own, checkpoint)
+        return run_trial(workload, spec, own, checkpoint)
     output.states.mkdir(exist_ok=True)
     limited = replace(protocol, budget=Budget(spec.max_steps, 1))
     stopped = None if parent is None else Stopped(parent, output.state(parent.number))
     try:
-        return train(workload, spec, limited, checkpoint, state=output.state(spec.number), resume=stopped)
+        return run_trial(workload, spec, limited, checkpoint, state=output.state(spec.number), resume=stopped)
     except StateError as error:
         logger.warning("%s", error)
         if stopped is not None:
             stopped.state.unlink(missing_ok=True)  # it would be tried again and again
     afresh = replace(spec, resumed_from=None)
-    return train(workload, afresh, limited, checkpoint, state=output.state(spec.number))
+    return run_trial(workload, afresh, limited, checkpoint, state=output.state(spec.number))
 
 
 def test_metrics(workload: Workload, protocol: TrialProtocol, spec: TrialSpec, output: Output) -> dict[str, float]:

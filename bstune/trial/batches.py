@@ -292,7 +292,7 @@ class TrainBatches:
         self.stream = IndexStream(len(images), batch_size, order, get_state, self._augment_generator.set_state)
         self._images, self._labels = images, labels
         self._normalise = normalise
-        self._augment = None if augment is None else told(augment, normalise.mean, alternating_flip)
+        self._augment = None if augment is None else bind_augmentation(augment, normalise.mean, alternating_flip)
         self._mirrored: Tensor | None = None
         if alternating_flip:
             draws = torch.randint(2, (len(images),), generator=first_epoch, device=images.device)
@@ -324,7 +324,7 @@ class TrainBatches:
         return self._mirrored[index] ^ odd
 
 
-def told(augment: Augment, mean: Tensor, alternating_flip: bool) -> Augment:
+def bind_augmentation(augment: Augment, mean: Tensor, alternating_flip: bool) -> Augment:
     """Return an augmentation with the mean of the pixels, if it asks for it.
 
     Args:
@@ -412,8 +412,9 @@ def stream_of(batches: object) -> IndexStream:
         ConfigError: for any other batches, whose place nobody knows.
     """
     source = batches.batch_sampler if isinstance(batches, DataLoader) else batches
-    if isinstance(source, TrainBatches | EndlessBatchSampler):
-        return source.stream
+    stream = getattr(source, "stream", None)
+    if isinstance(stream, IndexStream):
+        return stream
     raise ConfigError(
         f"a trial on batches from {type(batches).__name__} cannot be stopped to go on later: take them from "
         "TrainBatches, or from a DataLoader through rebatch()"

@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.utilities.memory import garbage_collection_cuda
 
 from bstune.core.clock import Phase, TrialClock, seconds_per_step
 from bstune.core.errors import ConfigError
@@ -36,20 +38,42 @@ SKIPPED_STEPS_MEAN_DIVERGED = 50
 LEAST_SPLIT = 4
 
 
+@dataclass(frozen=True)
+class Workload:
+    """What trials need of a workload.
+
+    Args:
+        build_module: builds the Lightning module of one trial; the random number generators are seeded before.
+        train_batches: an endless stream for one trial: at each step a batch of exactly B examples, or its micro-batches.
+        validation_batches: what an evaluation reads, the same at every batch size.
+        validation_examples: examples in it.
+        test_batches: None where there is no test set apart from the validation data.
+        train_examples: examples in one training epoch.
+        validates_on_test: whether the target is measured on the published test set.
+        data_module: whose hooks on batches are called, such as ``on_after_batch_transfer``; it is set up already.
+    """
+
+    build_module: Callable[[TrialSpec], LightningModule]
+    train_batches: Callable[[TrialSpec], Iterable[Any]]
+    validation_batches: Iterable[Any]
+    validation_examples: int
+    test_batches: Iterable[Any] | None = None
+    train_examples: int = 0
+    validates_on_test: bool = False
+    data_module: LightningDataModule | None = None
+
+
 def run_trial(
+    workload: Workload,
     spec: TrialSpec,
-    build_module: Callable[[TrialSpec], LightningModule],
-    train_batches: Callable[[TrialSpec], Iterable[Any]],
-    validation_batches: Iterable[Any],
-    validation_examples: int,
     protocol: TrialProtocol,
     checkpoint: Path | None = None,
+    *,
     clock: TrialClock | None = None,
-    data_module: LightningDataModule | None = None,
     state: Path | None = None,
     resume: Stopped | None = None,
 ) -> TrialResult:
-    """Train one workload until the target, or until the spec's limit or the budget is spent, and return the record.
+    """Train one workload until the target, or until the spec's steps or the budget are spent, and return the record.
 
     A trial that goes on from a stopped one is the trial that was never stopped, bit for bit on a CPU, but for one more
     evaluation where it was stopped, unless one was due there. It changes neither the training (an evaluation leaves
@@ -63,23 +87,19 @@ def run_trial(
     measuring fails, for memory or for what the module does, it ends for this trial with a warning.
 
     Args:
-        spec: batch size, learning rate and seed, and the step at which to stop early.
-        build_module: builds the module; the random number generators are seeded before.
-        train_batches: returns an endless stream: for each step a batch of exactly B examples, or its micro-batches.
-        validation_batches: what an evaluation reads, the same at every batch size.
-        validation_examples: examples in it.
+        workload: data and module.
+        spec: batch size, learning rate and seed, and the step at which to stop in place of the budget's.
         protocol: what stays fixed in a study.
         checkpoint: where the weights that reached the target are written; None writes none.
         clock: a test's own; by default one that synchronises the device.
-        data_module: whose hooks on batches are called, such as ``on_after_batch_transfer``; it is set up already.
-        state: where the training state is left if the limit or the budget ends the trial; None leaves none. A trial
-            that its own module stops leaves none either.
+        state: where the training state is left if the trial ends out of steps; None leaves none. A trial that its own
+            module stops leaves none either.
         resume: the trial from which this one goes on, ``spec.resumed_from``; None starts afresh.
 
     Raises:
         ConfigError: if the module does not log the target's metric, meets the target before it is trained, or steps
-            its optimizers itself while batches are accumulated from micro-batches; if the limit leaves no step; or if
-            the place in batches other than bstune's own is to be left or taken up.
+            its optimizers itself while batches are accumulated from micro-batches; if no step is left; or if the place
+            in batches other than bstune's own is to be left or taken up.
         StateError: before anything else, if the state to go on from cannot be used; the trial can start afresh.
         ValueError: if ``spec.resumed_from`` is not the trial to go on from.
     """
@@ -87,41 +107,59 @@ def run_trial(
     if spec.resumed_from != parent:
         raise ValueError(f"a trial with parent {spec.resumed_from} cannot go on from trial {parent}")
     clock = clock or TrialClock(synchronize=synchronize)
-    sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
-    loop = _TargetLoop(spec, protocol, len(sizes), validation_examples, clock, resume)
-    writer: StateWriter | None = None
+    loop = _TargetLoop(spec, protocol, workload.validation_examples, clock, resume)
     try:
-        seed_everything(spec.seed, workers=False, verbose=False)
-        module = build_module(spec)
-        if protocol.noise_scale_every is not None and module.automatic_optimization:
-            loop.measure_noise(protocol.noise_scale_every)
-        if len(sizes) > 1:
-            weight_micro_batches(module, sizes)
-        trainer = make_trainer(protocol.trainer, accumulate_grad_batches=len(sizes), callbacks=[loop])
-        train = train_batches(spec)
-        if resume is not None:
-            stream_of(train).take_up(loop.place)
-        if state is not None:
-            writer = StateWriter(state, stream_of(train), clock)
-            loop.leave_state(writer)
-        _fit(trainer, module, train, validation_batches, data_module, None if resume is None else resume.state)
+        _train(workload, spec, protocol, loop, clock, checkpoint, state, resume)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        loop.status, loop.message = "oom", first_line(error)
+    finally:
+        if loop.compiling is not None:
+            loop.compiling.end()
+    clock.enter(Phase.CLOSING)
+    # A Trainer and its module refer to each other: the device's memory would wait for Python's collector.
+    if loop.status == "oom" or torch.cuda.is_available():
+        garbage_collection_cuda()
+    return _record(spec, protocol, loop, clock)
+
+
+def _train(
+    workload: Workload,
+    spec: TrialSpec,
+    protocol: TrialProtocol,
+    loop: "_TargetLoop",
+    clock: TrialClock,
+    checkpoint: Path | None,
+    state: Path | None,
+    resume: Stopped | None,
+) -> None:
+    """Train to the end that ``loop`` sets, and write the checkpoint or the state that it leaves."""
+    seed_everything(spec.seed, workers=False, verbose=False)
+    module = workload.build_module(spec)
+    if protocol.noise_scale_every is not None and module.automatic_optimization:
+        loop.measure_noise(protocol.noise_scale_every)
+    sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
+    if len(sizes) > 1:
+        weight_micro_batches(module, sizes)
+    trainer = make_trainer(protocol.trainer, accumulate_grad_batches=len(sizes), callbacks=[loop])
+    train = workload.train_batches(spec)
+    if resume is not None:
+        stream_of(train).take_up(loop.place)
+    writer = None if state is None else StateWriter(state, stream_of(train), clock)
+    if writer is not None:
+        loop.leave_state(writer)
+    try:
+        _fit(trainer, module, train, workload, None if resume is None else resume.state)
         if loop.status == "reached" and checkpoint is not None:
             partial = checkpoint.with_suffix(".partial")
             trainer.save_checkpoint(partial, weights_only=True)
             partial.replace(checkpoint)
         if loop.status == "censored" and writer is not None:
             writer.keep()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        loop.status, loop.message = "oom", first_line(error)
     finally:
         if writer is not None:
             writer.discard()
-        if loop.compiling is not None:
-            loop.compiling.end()
-    clock.enter(Phase.CLOSING)
-    return _record(spec, protocol, loop, clock)
 
 
 def _record(spec: TrialSpec, protocol: TrialProtocol, loop: "_TargetLoop", clock: TrialClock) -> TrialResult:
@@ -145,14 +183,10 @@ def _record(spec: TrialSpec, protocol: TrialProtocol, loop: "_TargetLoop", clock
 
 
 def _fit(
-    trainer: Trainer,
-    module: LightningModule,
-    train: Iterable[Any],
-    validation: Iterable[Any],
-    data_module: LightningDataModule | None,
-    state: Path | None,
+    trainer: Trainer, module: LightningModule, train: Iterable[Any], workload: Workload, state: Path | None
 ) -> None:
     resume: dict[str, Any] = {"ckpt_path": state, "weights_only": True}
+    validation, data_module = workload.validation_batches, workload.data_module
     with warnings.catch_warnings():
         # The data live on the device, so advice on loader workers is beside the point.
         warnings.simplefilter("ignore", PossibleUserWarning)
@@ -169,7 +203,6 @@ class _TargetLoop(Callback):
         self,
         spec: TrialSpec,
         protocol: TrialProtocol,
-        micro_batches: int,
         validation_examples: int,
         clock: TrialClock,
         resume: Stopped | None,
@@ -181,7 +214,7 @@ class _TargetLoop(Callback):
         self.steps_low = 0
         self._spec = spec
         self._protocol = protocol
-        self._micro_batches = micro_batches
+        self._micro_batches = len(micro_batch_sizes(spec.batch_size, protocol.micro_batch_size))
         self._validation_examples = validation_examples
         self._clock = clock
         self._start_gap: float | None = None
@@ -406,9 +439,8 @@ class _TargetLoop(Callback):
 
 
 def _last_step(spec: TrialSpec, protocol: TrialProtocol, steps: int) -> int:
-    last = protocol.budget.last_step(spec.batch_size)
-    if spec.max_steps is not None:
-        last = min(last, spec.max_steps)
+    # A trial's own limit may lie past the budget, which is then only a scale for the search.
+    last = protocol.budget.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
     if last <= steps:
         raise ConfigError(f"a trial that has {steps} steps cannot be trained until step {last}: raise its limit")
     return last

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from bstune.core.errors import ConfigError
 from bstune.core.noise_scale import (
-    FEWEST_BLOCKS,
     LEVEL,
+    MIN_BLOCKS,
     WINDOW,
     GradientNorms,
     NoiseScaleEstimate,
@@ -92,7 +92,7 @@ class NoiseScale(Callback):
         weights: Literal["equal", "examples"] = "equal",
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        for name, value, least in (("every", every, 1), ("parts", parts, 2), ("window", window, FEWEST_BLOCKS)):
+        for name, value, least in (("every", every, 1), ("parts", parts, 2), ("window", window, MIN_BLOCKS)):
             if value is not None:
                 check_size(f"the noise scale's {name}", value)
                 if value < least:

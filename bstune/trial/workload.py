@@ -1,128 +1,106 @@
-"""A workload built from its config: its data once a study, its module once a trial."""
+"""A workload built from its config: its data once a study, its module once a trial.
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+Any LightningDataModule and LightningModule will do. What bstune asks them for beside Lightning's own methods is
+optional:
+
+A data module may have
+
+* ``train_batches(batch_size, micro_batch_size, seed)``: returns a trial's endless stream of batches, each of exactly
+  ``batch_size`` examples, in micro-batches of at most ``micro_batch_size`` (None: in one piece). A stream with an
+  attribute ``stream``, a :class:`bstune.trial.batches.IndexStream`, lets trials be stopped and continued. Such a data
+  module has ``train_size`` and ``validation_size``, numbers of examples; ``train_size`` is known once
+  ``prepare_data()`` has run, and ``setup()`` is put off until the data are used, so that they may stay off the device.
+  Without this method bstune reads the DataLoader of ``train_dataloader()`` in other batches, see
+  :func:`bstune.trial.batches.rebatch`.
+* ``validates_on_test``: True if the target is measured on the published test set.
+* ``first_images(count)``: returns the first training images as batches have them, without augmentation.
+
+A module may have
+
+* ``initial_images`` and ``initialise_from(images)``: how many of these images it starts from (0: none), and what takes
+  them; no random number may be drawn there. What it changes in the module's state is used by later trials of the same
+  hyperparameters too.
+* ``check_batch(batch_size, micro_batch_size)``: raises a ConfigError for sizes that it cannot be trained with. Any
+  module inside it, such as a normalisation layer, may have one.
+"""
+
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.utilities.memory import garbage_collection_cuda
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from bstune.config import budget_of, build, with_settings
-from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
-from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
+from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.batches import rebatch
-from bstune.trial.checkpoint import Stopped
-from bstune.trial.loop import make_trainer, run_trial, serving
-from bstune.workloads.images import ImageData
-from bstune.workloads.layers import largest_ghost_size
+from bstune.trial.loop import Workload, make_trainer, serving
 
-
-@dataclass(frozen=True)
-class Workload:
-    """What trials need of a workload.
-
-    Args:
-        build_module: builds the Lightning module of one trial, ready to be trained.
-        train_batches: an endless stream of batches for one trial.
-        validation_batches: the same at every batch size.
-        test_batches: None where there is no test set apart from the validation data.
-        train_examples, validation_examples: sizes.
-        validates_on_test: whether the target is measured on the published test set.
-        data_module: the project's own, whose hooks on batches are called; None where bstune's own serves them.
-    """
-
-    build_module: Callable[[TrialSpec], LightningModule]
-    train_batches: Callable[[TrialSpec], Iterable[Any]]
-    validation_batches: Iterable[Any]
-    test_batches: Iterable[Any] | None
-    train_examples: int
-    validation_examples: int
-    validates_on_test: bool
-    data_module: LightningDataModule | None
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 def load_data(config: DictConfig) -> LightningDataModule:
-    """Build ``config.workload.data`` and read what it reads: bstune's own data stay on the host until they are used.
-
-    Raises:
-        DataError: if the data cannot be had.
-        ConfigError: if the data module cannot be built from the config, or is none.
-    """
+    """Build ``config.workload.data`` and read what it reads; what hands out its own batches is not yet set up."""
     data = build(config.workload.data, "workload.data")
     if not isinstance(data, LightningDataModule):
         raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
-    if isinstance(data, ImageData):
-        data.check()
     data.prepare_data()
-    if not isinstance(data, ImageData):
+    if not _hands_out_batches(data):
         data.setup("fit")
         data.setup("test")
     return data
 
 
-def train_examples(data: LightningDataModule) -> int:
-    """Return how many examples there are to train on.
-
-    Raises:
-        ConfigError: if the data module's own DataLoader does not tell.
-    """
-    return data.train_size if isinstance(data, ImageData) else _examples(data.train_dataloader())
+def _hands_out_batches(data: LightningDataModule) -> bool:
+    return hasattr(data, "train_batches")
 
 
-def build_workload(config: DictConfig, data: LightningDataModule | None = None) -> Workload:
+def train_examples(data: Any) -> int:
+    """Return how many examples there are to train on."""
+    return int(data.train_size) if _hands_out_batches(data) else _examples(data.train_dataloader())
+
+
+def build_workload(config: DictConfig, data: Any = None) -> Workload:
     """Put the data of ``config.workload`` where they are used and return what trials need.
-
-    A data module of bstune's own hands each trial a stream that lives on the device. Any other LightningDataModule is
-    prepared and set up once; the DataLoader that it trains on is read in batches of exactly B examples instead.
 
     Args:
         config: the composed and checked config.
-        data: from :func:`load_data`; None: they are read now.
-
-    Raises:
-        DataError: if the data cannot be had.
-        ConfigError: if data or module cannot be built from the config, or batches not taken from the data.
+        data: from :func:`load_data`; None reads them now.
     """
     data = load_data(config) if data is None else data
     micro_batch_size = config.protocol.micro_batch_size
-    if isinstance(data, ImageData):
+    own_batches = _hands_out_batches(data)
+    if own_batches:
         data.setup("fit")
+        data.setup("test")
     validation = data.val_dataloader()
-    test = data.test_dataloader() if _has_test_data(data) else None
-
-    if isinstance(data, ImageData):
-        own = data
-
-        def train_batches(spec: TrialSpec) -> Iterable[Any]:
-            return own.train_batches(spec.batch_size, micro_batch_size, spec.seed)
-
-        validation_examples = data.validation_size
-    else:
-        loader = data.train_dataloader()
+    test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
+    loader = None if own_batches else data.train_dataloader()
+    if not own_batches:
         rebatch(loader, 1, None, 0)  # refuses what cannot be read in other batches, before the first trial
 
-        def train_batches(spec: TrialSpec) -> Iterable[Any]:
-            return rebatch(loader, spec.batch_size, micro_batch_size, spec.seed)
+    def train_batches(spec: TrialSpec) -> Iterable[Any]:
+        if own_batches:
+            batches: Iterable[Any] = data.train_batches(spec.batch_size, micro_batch_size, spec.seed)
+            return batches
+        return rebatch(loader, spec.batch_size, micro_batch_size, spec.seed)
 
-        validation_examples = _examples(validation)
-
-    images = InitialImages(data)
+    images = _InitialImages(data)
     return Workload(
         build_module=lambda spec: images.give(build_module(config, spec), spec.hyperparameters),
         train_batches=train_batches,
         validation_batches=validation,
-        test_batches=test,
+        validation_examples=data.validation_size if own_batches else _examples(validation),
+        test_batches=None if sized_len(test) == 0 else test,
         train_examples=train_examples(data),
-        validation_examples=validation_examples,
-        validates_on_test=isinstance(data, ImageData) and data.validates_on_test,
-        data_module=None if isinstance(data, ImageData) else data,
+        validates_on_test=getattr(data, "validates_on_test", False),
+        # Without hooks on batches it is left out: Lightning looks for them at each batch.
+        data_module=None if own_batches and not any(is_overridden(hook, data) for hook in BATCH_HOOKS) else data,
     )
 
 
@@ -130,10 +108,7 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     """Return the Lightning module of ``config.workload`` at one batch size and learning rate, before it sees any data.
 
     ``${trial.batch_size}``, ``${trial.lr}``, ``${trial.seed}`` and ``${trial.total_steps}`` in it are the trial's, and
-    the spec's settings stand at their keys.
-
-    Raises:
-        ConfigError: if it cannot be built, is no LightningModule, or normalises in groups over the micro-batch size.
+    the spec's hyperparameters stand at their keys.
     """
     own = with_settings(config, spec.hyperparameters)
     own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
@@ -141,68 +116,39 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     module = build(own.workload.module, "workload.module")
     if not isinstance(module, LightningModule):
         raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
-    _check_micro_batches(module, spec.batch_size, config.protocol.micro_batch_size)
+    for part in module.modules():
+        if hasattr(part, "check_batch"):
+            part.check_batch(spec.batch_size, config.protocol.micro_batch_size)  # type: ignore[operator]
     return module
 
 
-def _check_micro_batches(module: LightningModule, batch_size: int, micro_batch_size: int | None) -> None:
-    size = largest_ghost_size(module)
-    if micro_batch_size is not None and micro_batch_size < min(size, batch_size):
-        raise ConfigError(
-            f"ghost size {size} is over the micro-batch size {micro_batch_size}: lower "
-            "workload.module.model.norm.ghost_size, or raise protocol.micro_batch_size"
-        )
-
-
-class InitialImages:
-    """Hands each trial's module the training images that it starts from, if it wants any.
-
-    A module says how many it wants in ``initial_images`` and takes them in ``initialise_from``. They are normalised as
-    in batches, the first of the training data; no random number may be drawn from them. What a module changes in its
-    state because of them is kept, and the next ones of the same settings get that.
-
-    Args:
-        data: of the workload.
-    """
+class _InitialImages:
+    """Hands each trial's module the training images that it starts from, and keeps the state that came of them."""
 
     def __init__(self, data: LightningDataModule) -> None:
         self._data = data
-        self._settings: Mapping[str, float] | None = None  # of the trial that what is kept comes from
-        self._kept: dict[str, Tensor] = {}
+        self._hyperparameters: Mapping[str, float] | None = None  # of the trial that the state is from
+        self._state: dict[str, Tensor] = {}
 
-    def give(self, module: LightningModule, settings: Mapping[str, float]) -> LightningModule:
-        """Return the module, which has what it wanted.
-
-        Args:
-            module: of a trial.
-            settings: of the trial: where they differ, so may what comes of the images.
-
-        Raises:
-            ConfigError: if it wants images and the data are not bstune's own, or it cannot use them.
-        """
+    def give(self, module: LightningModule, hyperparameters: Mapping[str, float]) -> LightningModule:
         wanted = getattr(module, "initial_images", 0) if hasattr(module, "initialise_from") else 0
         if not wanted:
             return module
-        if not isinstance(self._data, ImageData):
+        if not hasattr(self._data, "first_images"):
             raise ConfigError(
-                "whitening takes its statistics from images of bstune.workloads.images.ImageData, but workload.data is "
-                f"{type(self._data).__name__}: set workload.module.model.whitening=null, or use ImageData"
+                f"the module starts from {wanted} training images, for its whitening say, but workload.data is "
+                f"{type(self._data).__name__}, which has no first_images(count): set "
+                "workload.module.model.whitening=null, or use bstune.workloads.images.ImageData"
             )
-        if settings == self._settings:
-            module.load_state_dict(self._kept, strict=False)
+        if hyperparameters == self._hyperparameters:
+            module.load_state_dict(self._state, strict=False)
             return module
         before = {name: value.clone() for name, value in module.state_dict().items()}
         module.initialise_from(self._data.first_images(wanted))  # type: ignore[operator]
         after = module.state_dict()
-        self._kept = {name: v.clone() for name, v in after.items() if not torch.equal(v, before[name])}
-        self._settings = settings  # the last ones alone: a search has many
+        self._state = {name: v.clone() for name, v in after.items() if not torch.equal(v, before[name])}
+        self._hyperparameters = hyperparameters  # the last ones alone: a search has many
         return module
-
-
-def _has_test_data(data: LightningDataModule) -> bool:
-    if isinstance(data, ImageData):
-        return data.test_size > 0
-    return type(data).test_dataloader is not LightningDataModule.test_dataloader
 
 
 def _examples(loader: Any) -> int:
@@ -216,25 +162,14 @@ def _examples(loader: Any) -> int:
 def on_device(workload: Workload, module: LightningModule, batch: Any, device: torch.device) -> Any:
     """Return a batch as a Trainer would hand it to the module: moved, and through the hooks on batches."""
     owners = [owner for owner in (workload.data_module, module) if owner is not None]
-    for name, more in (
-        ("on_before_batch_transfer", ()),
-        ("transfer_batch_to_device", (device,)),
-        ("on_after_batch_transfer", ()),
-    ):
+    for name, more in zip(BATCH_HOOKS, ((), (device,), ()), strict=True):
         owner = next((owner for owner in owners if is_overridden(name, owner)), module)
         batch = getattr(owner, name)(batch, *more, 0)
     return batch
 
 
 def evaluate(workload: Workload, module: LightningModule, protocol: TrialProtocol, **batches: Iterable[Any]) -> Trainer:
-    """Evaluate a module once and return the Trainer with its metrics.
-
-    Args:
-        workload: whose data module's hooks are called, if it has one of its own.
-        module: as it is.
-        protocol: for the Trainer's options.
-        batches: ``val`` or ``test``, and what to read for it.
-    """
+    """Evaluate a module on ``val`` or ``test`` batches once, and return the Trainer with its metrics."""
     trainer = make_trainer(protocol.trainer)
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
@@ -243,33 +178,3 @@ def evaluate(workload: Workload, module: LightningModule, protocol: TrialProtoco
     else:
         run(module, datamodule=serving(workload.data_module, **batches), verbose=False)
     return trainer
-
-
-def train(
-    workload: Workload,
-    spec: TrialSpec,
-    protocol: TrialProtocol,
-    checkpoint: Path | None = None,
-    *,
-    clock: TrialClock | None = None,
-    state: Path | None = None,
-    resume: Stopped | None = None,
-) -> TrialResult:
-    """Run one trial of the workload; see :func:`bstune.trial.loop.run_trial`."""
-    result = run_trial(
-        spec,
-        workload.build_module,
-        workload.train_batches,
-        workload.validation_batches,
-        workload.validation_examples,
-        protocol,
-        checkpoint,
-        clock,
-        data_module=workload.data_module,
-        state=state,
-        resume=resume,
-    )
-    # A Trainer and its module refer to each other: the device's memory would wait for Python's collector.
-    if result.status == "oom" or torch.cuda.is_available():
-        garbage_collection_cuda()
-    return result

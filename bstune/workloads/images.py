@@ -20,8 +20,8 @@ from bstune.trial.batches import (
     EvalBatches,
     Normalisation,
     TrainBatches,
+    bind_augmentation,
     check_size,
-    told,
 )
 from bstune.trial.device import resolve_device
 from bstune.workloads.datasets import ImageDataset, Images
@@ -32,7 +32,7 @@ CHUNK = 1000  # images counted at a time: bincount makes an int64 copy
 class ImageData(lightning.LightningDataModule):
     """An image data set, split, normalised on the fly and kept on one device as uint8.
 
-    Nothing is read or checked before :meth:`check`, :meth:`setup` or the first use.
+    Nothing is read or checked before :meth:`prepare_data`, :meth:`setup` or the first use.
 
     Args:
         load: returns the data set, such as ``functools.partial(load_cifar10, root=...)``; ``_partial_: true`` in YAML.
@@ -77,7 +77,7 @@ class ImageData(lightning.LightningDataModule):
         """Whether the target is measured on the test images, so that no unseen ones are left."""
         return self._validation == "test"
 
-    def check(self) -> None:
+    def prepare_data(self) -> None:
         """Read, download if need be, verify and split the data, without touching the device.
 
         Raises:
@@ -91,10 +91,10 @@ class ImageData(lightning.LightningDataModule):
             if self._augment is not None:  # on one image, so that a setting it refuses shows before any trial
                 image = torch.from_numpy(host.train.images[:1])
                 mean = normalisation(host.mean, host.std, host.white, image.device).mean
-                told(self._augment, mean, self._alternating_flip)(image, torch.Generator())
+                bind_augmentation(self._augment, mean, self._alternating_flip)(image, torch.Generator())
 
     def setup(self, stage: str | None = None) -> None:
-        """Put the data on the device, once; later calls, for any stage, do nothing. Raises as :meth:`check` does."""
+        """Put the data on the device, once; later calls, for any stage, do nothing. Raises as :meth:`prepare_data` does."""
         self._on_device()
 
     @property

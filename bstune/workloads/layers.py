@@ -76,6 +76,14 @@ class BatchNorm(nn.BatchNorm2d):
             del self.weight
             self.register_buffer("weight", torch.full((channels,), scale, dtype=kind))
 
+    def check_batch(self, batch_size: int, micro_batch_size: int | None) -> None:
+        """Refuse micro-batches that are smaller than a group."""
+        if micro_batch_size is not None and micro_batch_size < min(self.ghost_size or 0, batch_size):
+            raise ConfigError(
+                f"ghost size {self.ghost_size} is over the micro-batch size {micro_batch_size}: lower "
+                "workload.module.model.norm.ghost_size, or raise protocol.micro_batch_size"
+            )
+
     def reset_parameters(self) -> None:
         """Set scales to 1, or to what they are frozen at, and biases to 0; forget the running statistics."""
         super().reset_parameters()

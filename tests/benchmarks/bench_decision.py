@@ -30,7 +30,7 @@ from synthetic import Law, synthetic_table
 
 import bstune
 from bstune.core.records import Target, TrialResult, TrialSpec
-from bstune.search.sampler import PARENT, RECORD, FrontierSampler
+from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler
 from bstune.trial.replay import Table, replay
 
 TARGET = Target("error", 0.1, "min")
@@ -136,7 +136,7 @@ def _run(study: optuna.Study, table: Table, objective: str, space: dict[str, Bas
     spec = TrialSpec(number, number, batch_size, lr, None, seed, max_steps, resumed_from)
     result = replay(table, spec, TARGET, math.ceil(BUDGET) if max_steps is None else max_steps, continued)
     trial.set_user_attr(RECORD, result.to_json())
-    trial.set_user_attr(PARENT, resumed_from)
+    trial.set_user_attr(RESUMED_FROM, resumed_from)
     if result.time_to_target is None:
         study.tell(trial, state=TrialState.PRUNED)
     else:

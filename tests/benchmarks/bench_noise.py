@@ -26,9 +26,9 @@ from lightning.pytorch import LightningModule
 from bstune.core.console import quieten
 from bstune.core.records import Budget, TrialSpec
 from bstune.trial.device import resolve_device
-from bstune.trial.loop import run_trial
+from bstune.trial.loop import Workload, run_trial
 from bstune.trial.noise_scale import NoiseScale
-from bstune.trial.workload import Workload, build_workload
+from bstune.trial.workload import build_workload
 
 PLAIN = ("~workload.module.schedule", "~workload.module.average")
 CASES = (
@@ -74,8 +74,7 @@ def train(workload: Workload, case: Case, micro_batch_size: int | None, seed: in
     config = compose_case(case, resolve_device(options.device))
     rules = replace(protocol(config, NEVER, Budget(case.steps, 1)), micro_batch_size=micro_batch_size)
     spec = TrialSpec(0, 0, case.batch_size, 0.01, None, seed)
-    data = workload.train_batches, workload.validation_batches, workload.validation_examples
-    result = run_trial(spec, build, *data, rules)
+    result = run_trial(replace(workload, build_module=build), spec, rules)
     if result.steps != case.steps:
         raise RuntimeError(f"the trial ended after {result.steps} of {case.steps} steps: {result.status}")
     return result.train_seconds, built[0]

@@ -41,8 +41,8 @@ from bstune.core.clock import TrialClock
 from bstune.core.console import quieten
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.device import device_name, resolve_device, versions
-from bstune.trial.loop import run_trial
-from bstune.trial.workload import Workload, build_workload
+from bstune.trial.loop import Workload, run_trial
+from bstune.trial.workload import build_workload
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,8 @@ def run_bstune(
         built.append(workload.build_module(spec))
         return built[0]
 
-    data = workload.train_batches, workload.validation_batches, workload.validation_examples
     clock = TrialClock(now, torch.cuda.synchronize if torch.cuda.is_available() else lambda: None)
-    return run_trial(spec, build, *data, rules, clock=clock), built[0]
+    return run_trial(replace(workload, build_module=build), spec, rules, clock=clock), built[0]
 
 
 def run_loop(

@@ -5,35 +5,26 @@ import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from bstune.search import gaussian_process as residual
-from bstune.search.gaussian_process import (
-    AMPLITUDES,
-    JITTER,
-    LENGTHS,
-    OTHER_LENGTH,
-    Array,
-    Residuals,
-    draw_process,
-    draw_residual,
-    mean_residual,
-)
+from bstune.search import gaussian_process
+from bstune.search.gaussian_process import AMPLITUDES, JITTER, LENGTHS, OTHER_LENGTH, Array, draw_process
 
-NOTHING = Residuals(np.zeros((0, 2)), np.zeros(0), np.zeros(0))
+Residuals = tuple[Array, Array, Array]  # points, values, variances
+NOTHING = (np.zeros((0, 2)), np.zeros(0), np.zeros(0))
 
 
 def some(rng: np.random.Generator, count: int, others: int = 0, noise: float = 0.01) -> Residuals:
     at = np.column_stack([rng.uniform(3, 12, count), rng.uniform(-8, 0, count), rng.random((count, others))])
-    return Residuals(at, 0.3 * rng.standard_normal(count), np.full(count, noise))
+    return at, 0.3 * rng.standard_normal(count), np.full(count, noise)
 
 
-def draws(seen: Residuals, at: Array, count: int, seed: int = 0) -> Array:
+def draws(residuals: Residuals, at: Array, count: int, seed: int = 0) -> Array:
     rng = np.random.default_rng(seed)
-    return np.array([draw_residual(draw_process(seen, rng), at, rng) for _ in range(count)])
+    return np.array([draw_process(*residuals, rng).draw(at, rng) for _ in range(count)])
 
 
 def only(monkeypatch: pytest.MonkeyPatch, amplitude: float, lengths: tuple[float, float]) -> None:
-    monkeypatch.setattr(residual, "AMPLITUDES", {amplitude: 1.0})
-    monkeypatch.setattr(residual, "LENGTHS", {lengths: 1.0})
+    monkeypatch.setattr(gaussian_process, "AMPLITUDES", {amplitude: 1.0})
+    monkeypatch.setattr(gaussian_process, "LENGTHS", {lengths: 1.0})
 
 
 @pytest.mark.parametrize("others", [0, 2])
@@ -44,17 +35,16 @@ def test_draws_have_the_mean_and_covariance_of_a_gaussian_process(
     amplitude, lengths = 0.3, (1.5, 0.8)
     only(monkeypatch, amplitude, lengths)
     rng = np.random.default_rng(1)
-    seen, at = some(rng, 7, others, noise), some(rng, 5, others).at
-    at[0] = seen.at[0] + 0.1
+    residuals, at = some(rng, 7, others, noise), some(rng, 5, others)[0]
+    at[0] = residuals[0][0] + 0.1
     kernel = ConstantKernel(amplitude**2, "fixed") * RBF([*lengths, *[OTHER_LENGTH] * others], "fixed")
-    reference = GaussianProcessRegressor(kernel, alpha=noise + JITTER, optimizer=None).fit(seen.at, seen.value)
+    reference = GaussianProcessRegressor(kernel, alpha=noise + JITTER, optimizer=None).fit(*residuals[:2])
     mean, covariance = reference.predict(at, return_cov=True)
-    drawn = draws(seen, at, 6000)
+    drawn = draws(residuals, at, 6000)
     error = amplitude / math.sqrt(len(drawn))
     np.testing.assert_allclose(drawn.mean(axis=0), mean, atol=4.0 * error)
     np.testing.assert_allclose(np.cov(drawn.T), covariance, atol=6.0 * amplitude * error)
-    process = draw_process(seen, rng)
-    np.testing.assert_allclose(mean_residual(process, at), mean, atol=1e-9)
+    np.testing.assert_allclose(draw_process(*residuals, rng).mean(at), mean, atol=1e-9)
 
 
 def test_without_trials_the_prior_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,21 +54,24 @@ def test_without_trials_the_prior_is_drawn(monkeypatch: pytest.MonkeyPatch) -> N
     near = [1.0, math.exp(-0.5), math.exp(-0.5), math.exp(-0.5 * (3.5**2 + 5.0**2))]
     np.testing.assert_allclose(drawn.mean(axis=0), 0.0, atol=0.03)
     np.testing.assert_allclose(np.cov(drawn.T)[0], 0.25 * np.array(near), atol=0.02)
-    assert not mean_residual(draw_process(NOTHING, np.random.default_rng(0)), at).any()
+    assert not draw_process(*NOTHING, np.random.default_rng(0)).mean(at).any()
 
 
 def test_amplitudes_and_lengths_are_drawn_by_their_evidence() -> None:
-    seen = some(np.random.default_rng(2), 6)
+    points, value, variance = some(np.random.default_rng(2), 6)
     weights: dict[tuple[float, tuple[float, float]], float] = {}
     for amplitude, prior in AMPLITUDES.items():
         for lengths, share in LENGTHS.items():
-            away = (seen.at[:, None] - seen.at[None]) / np.array(lengths)
-            covariance = amplitude**2 * np.exp(-0.5 * (away**2).sum(axis=2)) + np.diag(seen.variance + JITTER)
-            white = seen.value @ np.linalg.inv(covariance) @ seen.value
+            away = (points[:, None] - points[None]) / np.array(lengths)
+            covariance = amplitude**2 * np.exp(-0.5 * (away**2).sum(axis=2)) + np.diag(variance + JITTER)
+            white = value @ np.linalg.inv(covariance) @ value
             weights[amplitude, lengths] = prior * share * math.exp(-0.5 * white) / math.sqrt(np.linalg.det(covariance))
     total = sum(weights.values())
     rng = np.random.default_rng(3)
-    chosen = [(process.amplitude, process.lengths) for process in (draw_process(seen, rng) for _ in range(3000))]
+    chosen = [
+        (process.amplitude, process.lengths)
+        for process in (draw_process(points, value, variance, rng) for _ in range(3000))
+    ]
     for option, weight in weights.items():
         assert chosen.count(option) / 3000 == pytest.approx(weight / total, abs=0.04)
 
@@ -86,9 +79,9 @@ def test_amplitudes_and_lengths_are_drawn_by_their_evidence() -> None:
 @pytest.mark.parametrize(("size", "largest"), [(0.01, True), (1.0, False)])
 def test_the_process_is_as_large_as_the_data_ask_for(size: float, largest: bool) -> None:
     rng = np.random.default_rng(4)
-    at = some(rng, 20).at
-    seen = Residuals(at, size * np.sin(at[:, 0]) * np.cos(at[:, 1]), np.full(20, 0.01))
-    amplitudes = [draw_process(seen, rng).amplitude for _ in range(200)]
+    at = some(rng, 20)[0]
+    value = size * np.sin(at[:, 0]) * np.cos(at[:, 1])
+    amplitudes = [draw_process(at, value, np.full(20, 0.01), rng).amplitude for _ in range(200)]
     assert (np.mean(amplitudes) < 0.15) == largest
     assert (np.mean(amplitudes) > 0.5) != largest
 
@@ -96,31 +89,30 @@ def test_the_process_is_as_large_as_the_data_ask_for(size: float, largest: bool)
 def test_a_draw_passes_through_trials_without_noise_and_not_through_noisy_ones() -> None:
     at = np.array([[4.0, -3.0], [8.0, -2.0], [11.0, -1.0]])
     value = np.array([0.3, -0.4, 0.2])
-    exact = draws(Residuals(at, value, np.zeros(3)), at, 300)
+    exact = draws((at, value, np.zeros(3)), at, 300)
     assert np.abs(exact - value).max() < 0.1
-    noisy = draws(Residuals(at, value, np.full(3, 25.0)), at, 300)
+    noisy = draws((at, value, np.full(3, 25.0)), at, 300)
     assert np.abs(noisy.mean(axis=0) - value).min() > 0.1
 
 
 def test_one_point_asked_twice_gets_one_value() -> None:
     rng = np.random.default_rng(5)
-    seen = some(rng, 4)
-    at = np.repeat(some(rng, 1).at, 2, axis=0)
-    drawn = draws(seen, at, 50)
+    residuals = some(rng, 4)
+    at = np.repeat(some(rng, 1)[0], 2, axis=0)
+    drawn = draws(residuals, at, 50)
     assert np.abs(drawn[:, 0] - drawn[:, 1]).max() < 0.1 * np.abs(drawn).max()
 
 
 def test_trials_at_the_same_point_are_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, 0.8, (1.0, 1.0))
     at = np.zeros((50, 2))
-    seen = Residuals(at, np.linspace(-0.1, 0.5, 50), np.full(50, 0.04))
-    drawn = draws(seen, at[:1], 400)
+    drawn = draws((at, np.linspace(-0.1, 0.5, 50), np.full(50, 0.04)), at[:1], 400)
     assert drawn.mean() == pytest.approx(0.2, abs=0.01)
     assert drawn.std() == pytest.approx(0.2 / math.sqrt(50), rel=0.2)
 
 
 def test_the_same_generator_gives_the_same_draw() -> None:
-    seen = some(np.random.default_rng(6), 5)
-    at = some(np.random.default_rng(7), 4).at
-    np.testing.assert_array_equal(draws(seen, at, 3, seed=1), draws(seen, at, 3, seed=1))
-    assert not np.array_equal(draws(seen, at, 3, seed=1), draws(seen, at, 3, seed=2))
+    residuals = some(np.random.default_rng(6), 5)
+    at = some(np.random.default_rng(7), 4)[0]
+    np.testing.assert_array_equal(draws(residuals, at, 3, seed=1), draws(residuals, at, 3, seed=1))
+    assert not np.array_equal(draws(residuals, at, 3, seed=1), draws(residuals, at, 3, seed=2))

@@ -15,9 +15,9 @@ from synthetic import Law, synthetic_table
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search import sampler as frontier
-from bstune.search.acquisition import Proposal, decide
+from bstune.search.acquisition import Suggestion, suggest
 from bstune.search.posterior import B_CRIT
-from bstune.search.sampler import PARENT, RECORD, Coordinates, FrontierSampler, default_policy, trial_result
+from bstune.search.sampler import RECORD, RESUMED_FROM, Coordinates, FrontierSampler, default_policy, trial_result
 from bstune.trial.replay import replay
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -174,15 +174,15 @@ def test_a_history_that_is_reported_is_read() -> None:
     study = run(objective, 20, sampler)
     found = sampler.posterior(study)
     assert found is not None
-    arms = {arm.number: arm for arm in found.arms}
-    assert len(arms) == 20
+    observations = {one.number: one for one in found.observations}
+    assert len(observations) == 20
     censored = [trial for trial in study.trials if trial.state == TrialState.PRUNED]
     assert censored
     for trial in censored:
-        arm = arms[trial.number]
+        one = observations[trial.number]
         needed = LAW.steps(trial.params["batch_size"], trial.params["lr"]) or 1e9
-        assert arm.steps == max(trial.intermediate_values)
-        assert arm.log_factor == pytest.approx(math.log(needed / arm.steps), abs=3.0 * arm.spread + 0.1)
+        assert one.steps == max(trial.intermediate_values)
+        assert one.log_factor == pytest.approx(math.log(needed / one.steps), abs=3.0 * one.spread + 0.1)
     assert study.best_value < 1.3 * BEST
 
 
@@ -212,14 +212,14 @@ def test_workers_in_threads() -> None:
 def test_trials_that_run_are_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def spy(known: Any, pending: Any, **arguments: Any) -> Proposal:
+    def spy(posterior: Any, pending: Any, **arguments: Any) -> Suggestion:
         seen.append(list(pending))
-        return decide(known, pending, **arguments)
+        return suggest(posterior, pending, **arguments)
 
-    monkeypatch.setattr(frontier, "decide", spy)
+    monkeypatch.setattr(frontier, "suggest", spy)
     study = run(plain, 4, FrontierSampler(seed=0, search_space=SPACE))
     running = [study.ask(SPACE), study.ask(SPACE)]
-    running[1].set_user_attr(PARENT, 2)
+    running[1].set_user_attr(RESUMED_FROM, 2)
     study.ask()  # without parameters yet
     study.ask(SPACE)
     points = [(math.log2(trial.params["batch_size"]), math.log2(trial.params["lr"])) for trial in running]
@@ -238,7 +238,7 @@ def test_two_directions_are_searched_in_turn() -> None:
     study.optimize(objective, n_trials=40)
     found = sampler.posterior(study)
     assert found is not None
-    assert len(found.arms) == 40
+    assert len(found.observations) == 40
     assert float(found.tau(np.array(512.0))) == pytest.approx(LAW.tau(512), rel=0.05)
     late = study.trials[20:]
     times = [trial.params["batch_size"] for trial in late if trial.number % 2 == 0]
@@ -259,7 +259,7 @@ def test_two_samplers_in_turn_share_a_database(tmp_path: Path) -> None:
     assert len(trials) == 8
     assert len({(trial.params["batch_size"], trial.params["lr"]) for trial in trials}) == 8
     found = studies[0].sampler.posterior(studies[0])  # type: ignore[attr-defined]
-    assert len(found.arms) == 8
+    assert len(found.observations) == 8
 
 
 def test_a_resumed_study_goes_on() -> None:
@@ -334,7 +334,7 @@ def test_stopped_trials_are_continued_where_they_can_be(budget: Callable[[float]
         size, lr = trial.params["batch_size"], trial.params["lr"]
         if resumed_from is not None:
             before = study.trials[resumed_from]
-            trial.set_user_attr(PARENT, resumed_from)
+            trial.set_user_attr(RESUMED_FROM, resumed_from)
             assert resumed_from % 3 != 0
             assert before.params == trial.params
             assert max_steps is None or max_steps > before.user_attrs["steps"]
@@ -410,7 +410,7 @@ def test_trials_that_say_nothing_are_passed_over_and_named_once(
     assert "'steps'" in lines[0]
     found = sampler.posterior(study)
     assert found is not None
-    assert found.arms == ()
+    assert found.observations == ()
 
 
 def known(**changes: Any) -> Coordinates:
@@ -429,7 +429,7 @@ def test_parameters_as_the_model_sees_them() -> None:
     assert coordinates.others(params) == pytest.approx((0.5, 0.5, 0.0, 1.0))  # decay, depth, kind
     assert coordinates.complete(params)
     assert not coordinates.complete({"batch_size": 256, "lr": 0.125})
-    back = coordinates.parameters(Proposal(8.0, -3.0, (0.5, 0.45, 0.2, 0.7), 1, None))
+    back = coordinates.parameters(Suggestion(8.0, -3.0, (0.5, 0.45, 0.2, 0.7), 1, None))
     assert back == pytest.approx({name: value for name, value in params.items() if name != "one"})
 
 
@@ -449,7 +449,7 @@ def test_batch_sizes_are_snapped() -> None:
     coordinates = known(snap=lambda size: 8 * round(size / 8))
     assert coordinates.domain().snap(21.0) == 24
     assert coordinates.domain().snap(1e9) == 4096
-    assert coordinates.parameters(Proposal(math.log2(21), -3.0, (0.5,) * 4, 1, None))["batch_size"] == 24
+    assert coordinates.parameters(Suggestion(math.log2(21), -3.0, (0.5,) * 4, 1, None))["batch_size"] == 24
     assert coordinates.point({"batch_size": 21, "lr": 0.5}) == (math.log2(24), -1.0)
 
 
@@ -483,7 +483,7 @@ def test_a_pruned_trial_is_censored_at_its_last_report() -> None:
 def test_the_default_policy_is_that_of_the_config() -> None:
     policy = default_policy()
     assert policy.particles >= 64
-    assert 0.0 < policy.share < 1.0 < policy.margin
+    assert 0.0 < policy.max_growth < 1.0 < policy.stop_factor
 
 
 @pytest.mark.filterwarnings("ignore:PartialFixedSampler is experimental")
@@ -512,7 +512,7 @@ def spending(sampler: BaseSampler, law: Law, seed: int, most: float = 20.0) -> f
         spec = TrialSpec(trial.number, trial.number, size, lr, None, seed, max_steps, resumed_from)
         result = replay(table, spec, target, max_steps or round(budget / law.tau(size)), before)
         trial.set_user_attr(RECORD, result.to_json())
-        trial.set_user_attr(PARENT, resumed_from)
+        trial.set_user_attr(RESUMED_FROM, resumed_from)
         spent += result.train_seconds
         if result.time_to_target is None:
             study.tell(trial, state=TrialState.PRUNED)
