@@ -104,11 +104,11 @@ def run(config: DictConfig, arguments: Sequence[str]) -> None:
 
     try:
         console = Console()
-        job = prepare(checked, lambda line: console.print(line, highlight=False, soft_wrap=True))
-        if job.trial is None:
-            run_study(job, arguments, console)
+        prepared = prepare(checked, lambda line: console.print(line, highlight=False, soft_wrap=True))
+        if prepared.trial is None:
+            run_study(prepared, arguments, console)
         else:
-            run_single(job, job.trial, console)
+            run_single(prepared, prepared.trial, console)
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
         raise Interrupted(
             "interrupted: every finished trial is stored; the same command continues the study"

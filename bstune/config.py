@@ -297,7 +297,7 @@ def check_settings(config: DictConfig) -> DictConfig:
         checked = OmegaConf.merge(_schema(config), config)
         assert isinstance(checked, DictConfig)  # a mapping merged into a mapping
         if is_replayed(checked):
-            from bstune.study.replaying import complete
+            from bstune.trial.replay import complete
 
             checked = complete(checked)
         missing = OmegaConf.missing_keys(checked)

@@ -24,8 +24,7 @@ from bstune.sweeps.baselines import FRONTIER, Entry, searches
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark_report import Standing, make_finding, standing
 from bstune.sweeps.search_problem import MULTIPLES, Benchmark, SearchRun, make_benchmark, run_search
-from bstune.study.replaying import SHIPPED, Source, read_index
-from bstune.trial.replay import read_table
+from bstune.trial.replay import SHIPPED, Source, read_index, read_table
 
 if TYPE_CHECKING:
     from rich.console import Console

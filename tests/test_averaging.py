@@ -115,7 +115,7 @@ def test_the_number_of_updates_grows_like_the_logarithm_of_the_steps(fraction):
     for step in range(1, 32_001):
         if callback.should_update(step_idx=step - 1):
             updates += 1
-            callback._updated_at = step
+            callback._latest_update_step = step
         counts[step] = updates
     per_doubling = math.log(2) / math.log(1 + fraction / SNAPSHOTS)
     for step in (4000, 8000, 16_000):
@@ -141,9 +141,9 @@ def test_it_goes_on_with_its_next_update():
         callback.setup(None, module, "fit")
         found = []
         for step in steps:
-            before = callback._updated_at
+            before = callback._latest_update_step
             callback.on_train_batch_end(SimpleNamespace(global_step=step), module, None, None, step - 1)
-            found += [step] * (callback._updated_at != before)
+            found += [step] * (callback._latest_update_step != before)
         return found
 
     module = Weights()

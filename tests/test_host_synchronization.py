@@ -1,5 +1,6 @@
 """Within a segment of training nothing waits for the device: no value of a tensor is read on the host."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,8 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 from bstune.__main__ import compose_checked
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.records import TrialSpec
-from bstune.study.prepare import make_protocol, make_target
-from bstune.study.training import trainer_options
+from bstune.trial.backend import make_protocol
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import build_module
@@ -45,7 +45,8 @@ def train(workload, clock, device="cpu", module_of=lambda module: module, overri
     """Run 30 steps of a workload on random images, with evaluations and measured noise scales in between."""
     config = compose_checked([*WORKLOADS[workload], "budget.steps=30", "budget.examples=1", *overrides])
     config.device = device
-    protocol = make_protocol(config, make_target(config).never_met, trainer_options(config))
+    protocol = make_protocol(config)
+    protocol = replace(protocol, target=protocol.target.never_met)
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (256, *SHAPES[workload]), generator=generator).to(torch.uint8).to(device)
     labels = torch.randint(10, (256,), generator=generator).to(device)

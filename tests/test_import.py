@@ -30,7 +30,7 @@ def test_stays_light(module):
 
 
 @pytest.mark.parametrize(
-    "module", ["bstune.study.run", "bstune.__main__", "bstune.study.replaying", "bstune.study.record"]
+    "module", ["bstune.study.run", "bstune.__main__", "bstune.trial.replay", "bstune.study.record"]
 )
 def test_needs_no_training_library(module):
     assert loaded(module).isdisjoint({"torch", "lightning", "mlflow"})

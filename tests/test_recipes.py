@@ -78,7 +78,7 @@ def test_pages_ladder_with_every_rung_on():
         assert first == second == pytest.approx(expected, abs=1e-6)
     (average,) = module.configure_callbacks()
     assert isinstance(average, ExponentialMovingAverage)
-    assert average.decay() == pytest.approx(0.99**5)
+    assert average.decay(5) == pytest.approx(0.99**5)
     assert module.loss.label_smoothing == 0.2
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from bstune.core.errors import TableError
 from bstune.core.records import Target, TrialResult, TrialSpec
-from bstune.study import training
 from bstune.study.record import Grid, main, record_grid, rows_of_study, write_table
+from bstune.trial import workload as training
 from bstune.trial.replay import read_table, replay
 
 DIGITS = ("+workload=digits", "device=cpu", "workload.target.metric=val/error", "workload.target.value=0.1")

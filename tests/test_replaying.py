@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from bstune.__main__ import compose_checked
 from bstune.core.errors import TableError
 from bstune.core.records import TrialResult, TrialSpec
-from bstune.study import replaying
+from bstune.trial import replay as replaying
 from bstune.trial.replay import read_table
 
 SIZES, LRS = (8, 32, 128, 512), (0.01, 0.04, 0.16, 0.64)
@@ -124,7 +124,7 @@ def test_the_estimate_counts_simulated_seconds_up_to_the_end_of_the_records(tabl
     from bstune.study.prepare import prepare
 
     monkeypatch.chdir(tmp_path)
-    runner = prepare(compose_checked([*REPLAY, "search.trials=2"])).runner
+    runner = prepare(compose_checked([*REPLAY, "search.trials=2"])).backend
     runs = read_table(table).runs
     longest = [max(run.end * run.seconds_per_step for run in runs if run.batch_size == size) for size in SIZES]
     assert 2 * min(longest) < runner.max_seconds < 2 * max(longest)
@@ -216,7 +216,7 @@ def test_a_spec_may_be_limited_and_continued(table, monkeypatch, tmp_path):
     from bstune.study.prepare import prepare
 
     monkeypatch.chdir(tmp_path)
-    train = prepare(compose_checked(list(REPLAY))).runner.train
+    train = prepare(compose_checked(list(REPLAY))).backend.run
     spec = TrialSpec(0, 0, 32, 0.04, None, 5)
     whole = train(spec, None, None)
     first = train(replace(spec, max_steps=100), None, None)
@@ -224,7 +224,7 @@ def test_a_spec_may_be_limited_and_continued(table, monkeypatch, tmp_path):
     assert (first.status, first.steps) == ("censored", 100)
     assert (rest.steps, rest.history) == (whole.steps, whole.history)
     assert first.train_seconds + rest.train_seconds == pytest.approx(whole.train_seconds)
-    budgeted = prepare(compose_checked([*REPLAY, "budget.steps=60", "budget.examples=1"])).runner.train
+    budgeted = prepare(compose_checked([*REPLAY, "budget.steps=60", "budget.examples=1"])).backend.run
     assert budgeted(spec, None, None).steps == 60
     assert budgeted(replace(spec, max_steps=100), None, None).steps == 100  # a limit takes the budget's place
 

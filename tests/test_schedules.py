@@ -8,8 +8,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from bstune.__main__ import compose_checked
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialSpec
-from bstune.study.training import has_horizon
-from bstune.trial.workload import build_module
+from bstune.trial.workload import build_module, has_horizon
 from bstune.workloads.averaging import RunningWeightAverage
 from bstune.workloads.schedules import (
     constant,

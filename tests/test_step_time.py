@@ -10,9 +10,7 @@ import torch
 from bstune.__main__ import compose_checked
 from bstune.core.errors import HardwareError
 from bstune.hardware.timing import Steps, ladder, measure_step_times, summarize, time_bare, time_trial, visits
-from bstune.study.prepare import make_protocol, make_target
-from bstune.study.training import settle
-from bstune.trial.workload import build_workload
+from bstune.trial.workload import load
 
 SIZES = (8, 32, 128, 500)
 
@@ -98,9 +96,8 @@ def trial_of(time, training, *overrides):
 
     The evaluations are so many that nearly every step is followed by one.
     """
-    settled = settle(compose_checked(["+workload=digits", "device=cpu", "protocol.evaluation_cost=1e-9", *overrides]))
-    protocol = make_protocol(settled.config, make_target(settled.config), settled.trainer)
-    workload = build_workload(settled.config)
+    config = compose_checked(["+workload=digits", "device=cpu", "protocol.evaluation_cost=1e-9", *overrides])
+    workload, protocol = load(config)
     return replace(
         workload,
         train_batches=lambda spec: Passing(workload.train_batches(spec), training, time),

@@ -17,9 +17,8 @@ from bstune.hardware.report import advice, headline, survey_json
 from bstune.hardware.roofline import DeviceLimits, LayerCost, Line, StepCost
 from bstune.hardware.survey import FORM, Survey, _lost_device, identity, probe_text, read
 from bstune.hardware.timing import Measured, StepTiming
-from bstune.study.prepare import make_protocol, make_space, make_target
-from bstune.study.training import settle
-from bstune.trial.workload import build_module
+from bstune.trial.backend import make_protocol, make_space
+from bstune.trial.workload import build_module, resolve
 
 MiB = 2**20
 FAST = (
@@ -154,11 +153,11 @@ def test_on_a_cpu_a_share_of_what_is_free_is_left(given, device, limit, monkeypa
 )
 def test_what_a_survey_depends_on(override, same):
     def name(*overrides):
-        settled = settle(compose_checked(["+workload=digits", "device=cpu", *overrides]))
-        space = make_space(settled.config, settled.lr_range)
-        protocol = make_protocol(settled.config, make_target(settled.config), settled.trainer)
-        module = build_module(settled.config, TrialSpec(0, 0, 4, 0.1, None, 0))
-        return identity(settled.config, space, protocol, module, 1200)
+        config = resolve(compose_checked(["+workload=digits", "device=cpu", *overrides]))
+        space = make_space(config)
+        protocol = make_protocol(config)
+        module = build_module(config, TrialSpec(0, 0, 4, 0.1, None, 0))
+        return identity(config, space, protocol, module, 1200)
 
     assert (name() == name(override)) == same
 

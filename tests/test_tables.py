@@ -9,8 +9,15 @@ from bstune.__main__ import compose_checked
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget
 from bstune.study.record import Grid
-from bstune.study.replaying import SHIPPED, find_table, read_index, shipped_tables, shipped_target
-from bstune.trial.replay import always_reached, read_table
+from bstune.trial.replay import (
+    SHIPPED,
+    always_reached,
+    find_table,
+    read_index,
+    read_table,
+    shipped_tables,
+    shipped_target,
+)
 
 INDEX = read_index(SHIPPED)
 RECORD = ["python", "-m", "bstune.trial.replay", "record"]

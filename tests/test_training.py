@@ -13,8 +13,8 @@ from bstune.__main__ import compose_checked
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
-from bstune.study.prepare import prepare
-from bstune.study.training import open_trials, resolve_precision, settle
+from bstune.study.prepare import open_trials, prepare
+from bstune.trial.workload import resolve, resolve_precision
 
 DIGITS = ("+workload=digits", "mlflow.enabled=false", "hardware.enabled=false", "budget.steps=40", "budget.examples=1")
 SPEC = TrialSpec(0, 0, 64, 0.4, 0.0, 7)
@@ -30,7 +30,7 @@ def output(tmp_path, monkeypatch):
 
 @pytest.fixture
 def train(output):
-    return prepare(compose_checked(DIGITS)).runner.train
+    return prepare(compose_checked(DIGITS)).backend.run
 
 
 def files(folder: Path) -> list[str]:
@@ -53,7 +53,7 @@ def test_a_limit_takes_the_place_of_the_budget(train, output, limit):
 
 def test_a_trial_that_ends_otherwise_leaves_no_state(train, output, monkeypatch):
     assert train(replace(SPEC, max_steps=30, lr=1e6), output, None).status == "diverged"
-    easy = prepare(compose_checked([*DIGITS, "workload.target.value=1.0"])).runner.train
+    easy = prepare(compose_checked([*DIGITS, "workload.target.value=1.0"])).backend.run
     assert easy(replace(SPEC, max_steps=500), output, None).status == "reached"
     assert files(output.states) == []
     assert files(output.checkpoints) == ["trial-0.ckpt"]
@@ -90,7 +90,7 @@ def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(train, o
     spoil(output.state(0))
     with caplog.at_level(logging.WARNING, "bstune"):
         result = train(replace(SPEC, number=1, max_steps=25, resumed_from=0), output, first)
-    (warning,) = [record.getMessage() for record in caplog.records if record.name == "bstune.study.training"]
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "bstune.trial.workload"]
     assert warning.startswith("the state of trial 0 at ")
     assert warning.endswith("; it starts afresh")
     assert (result.number, result.resumed_from, result.status, result.steps) == (1, None, "censored", 25)
@@ -102,7 +102,7 @@ def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(train, o
 
 
 def test_a_state_can_be_continued_while_it_is_there(train, output):
-    runner = prepare(compose_checked(DIGITS)).runner
+    runner = prepare(compose_checked(DIGITS)).backend
     assert runner.stops
     assert not runner.resumable(0, output)
     train(replace(SPEC, max_steps=5), output, None)
@@ -113,7 +113,7 @@ def test_a_state_can_be_continued_while_it_is_there(train, output):
 
 def test_a_schedule_with_a_horizon_stops_no_trial(output):
     horizon = "workload.module.schedule.warmup_examples=${trial.total_steps}"
-    assert not prepare(compose_checked([*DIGITS, horizon])).runner.stops
+    assert not prepare(compose_checked([*DIGITS, horizon])).backend.stops
 
 
 @pytest.mark.parametrize(
@@ -149,15 +149,15 @@ def test_a_precision_that_the_device_does_not_have_is_refused(monkeypatch, preci
 
 @pytest.mark.parametrize(("fused", "refused"), [("true", True), ("false", False)])
 def test_a_fused_optimizer_is_refused_where_a_scaler_skips_steps(monkeypatch, fused, refused):
-    monkeypatch.setattr("bstune.study.training._device", lambda name: "cuda")
+    monkeypatch.setattr("bstune.trial.workload.resolve_device", lambda name, option: "cuda")
     config = compose_checked(
         ["+workload=resnet_cifar", "precision=16-mixed", f"workload.module.optimizer.fused={fused}"]
     )
     if not refused:
-        assert settle(config).config.precision == "16-mixed"
+        assert resolve(config).precision == "16-mixed"
         return
     with pytest.raises(ConfigError, match=r"set workload\.module\.optimizer\.fused=false"):
-        settle(config)
+        resolve(config)
 
 
 def test_a_worker_on_cuda_says_of_which_device_it_takes_a_share(monkeypatch):

@@ -252,7 +252,7 @@ from bstune.study.prepare import prepare
 
 
 def open_train(arguments, slot, what):
-    table = prepare(compose_checked(list(arguments))).runner.train
+    table = prepare(compose_checked(list(arguments))).backend.run
 
     def train(spec, output, parent):
         output.checkpoint(spec.number).with_suffix(".partial").write_text("weights")
@@ -307,7 +307,7 @@ def side_by_side(bstune, tmp_path, monkeypatch):
         job = prepare(config, say)
         job.config.search.workers = 2
         opens = partial(answers.open_train, REPLAY, what["trial_index"], what["what"])
-        object.__setattr__(job.runner, "workers", partial(Workers, opens, 2))
+        object.__setattr__(job, "open_workers", partial(Workers, opens, 2))
         return job
 
     monkeypatch.setattr("bstune.study.prepare.prepare", prepared)
@@ -452,7 +452,7 @@ def surveyed(sizes=(32, 128, 512)):
 def trained(tmp_path, monkeypatch):
     (tmp_path / "trained.py").write_text(TRAINED)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("bstune.study.training.surveyed", lambda *_: (surveyed(), True))
+    monkeypatch.setattr("bstune.hardware.survey.surveyed", lambda *_: (surveyed(), True))
     yield
     sys.modules.pop("trained", None)
 
@@ -477,7 +477,7 @@ def test_trials_train_side_by_side(bstune, tmp_path):
     # a history is what the spec says, wherever it was trained
     if torch.get_num_threads() == 1:
         last = next(trial for trial in searched if trial.resumed_from is None and trial.history)
-        train = prepare(compose_checked([*arguments, "search.workers=1"])).runner.train
+        train = prepare(compose_checked([*arguments, "search.workers=1"])).backend.run
         spec = TrialSpec(90, 90, last.batch_size, last.lr, last.delta, last.seed, max_steps=last.steps)
         (tmp_path / "again").mkdir()
         assert train(spec, Output(tmp_path / "again"), None).history == last.history
@@ -512,7 +512,7 @@ def test_what_a_module_raises_is_raised_here(bstune):
     ],
 )
 def test_bad_input(bstune, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.setattr("bstune.study.training.surveyed", lambda *_: (surveyed((512,)), True))
+    monkeypatch.setattr("bstune.hardware.survey.surveyed", lambda *_: (surveyed((512,)), True))
     status, _, err = bstune(*arguments)
     assert status == 2
     assert message in " ".join(err.split())
@@ -523,12 +523,12 @@ def test_a_trial_by_itself_trains_in_this_process(monkeypatch, tmp_path):
     """The winner's command has the study's options."""
     monkeypatch.chdir(tmp_path)
     job = prepare(compose_checked([*DIGITS, "search.workers=2", "trial.batch_size=64", "trial.lr=0.4"]))
-    assert job.runner.workers is None
+    assert job.open_workers is None
 
 
 def test_one_worker_is_none(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bstune.study.training.surveyed", lambda *_: (surveyed(), True))
-    assert prepare(compose_checked([*DIGITS])).runner.workers is None
+    monkeypatch.setattr("bstune.hardware.survey.surveyed", lambda *_: (surveyed(), True))
+    assert prepare(compose_checked([*DIGITS])).open_workers is None
     with pytest.raises(ConfigError, match="must be at least 1, but got -1"):
         prepare(compose_checked([*DIGITS, "search.workers=-1"]))

@@ -11,7 +11,7 @@ from bstune.core.console import quieten
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output, check_writable, locked
 from bstune.hardware.memory import Ask, probe_server
-from bstune.study.prepare import check_hardware, check_workers, make_protocol, make_space, make_target
+from bstune.study.prepare import check_hardware, check_workers
 
 
 def main() -> int:
@@ -51,16 +51,14 @@ def _survey(config: DictConfig, output: Output, ask: Ask) -> None:
 
     from bstune.hardware.report import survey_tables, write_survey
     from bstune.hardware.survey import surveyed
-    from bstune.study.training import check_largest, check_trainer, settle
-    from bstune.trial.workload import build_workload, load_data
+    from bstune.trial.backend import make_space
+    from bstune.trial.workload import build_workload, check_largest, checked_protocol, load_data, resolve
 
     console = Console()
-    settled = settle(config)
-    config = settled.config
-    protocol, space = make_protocol(config, make_target(config), settled.trainer), make_space(config, settled.lr_range)
+    config = resolve(config)
+    protocol, space = checked_protocol(config), make_space(config)
     data = load_data(config)
-    check_largest(space.high, data, of_range=True)
-    check_trainer(config, protocol)
+    check_largest(space.high, data)
     found, kept = surveyed(
         config,
         space,

@@ -41,7 +41,7 @@ from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import BstuneError
 from bstune.hardware.memory import Outcome, ProbeResult, cap_cuda_memory, peak_resident_bytes, resident_bytes
 
-IMPORTED_ONCE = ("bstune.study.prepare", "bstune.study.training", "bstune.trial.workload")
+IMPORTED_ONCE = ("bstune.trial.workload",)
 LAST_WORDS = 20_000  # bytes of what a probe wrote besides: its end is read for the error
 LOOK_SECONDS = 0.004  # between two looks of the watching thread
 PHASES: Mapping[Phase, Outcome] = {
@@ -121,23 +121,24 @@ def answer(request: Mapping[str, Any], meter_of: Callable[[torch.device], Meter]
         BstuneError: if the workload cannot be built.
     """
     from bstune.core.records import Budget, TrialSpec
-    from bstune.study.prepare import make_protocol, make_target
-    from bstune.study.training import settle
     from bstune.trial.loop import run_trial
-    from bstune.trial.workload import build_workload
+    from bstune.trial.workload import load, resolve
 
-    settled = settle(OmegaConf.create(request["config"]))
-    config = settled.config
-    device = torch.device(config.device)
-    meter = meter_of(device)
-    protocol = make_protocol(config, make_target(config).never_met, {**settled.trainer, "num_sanity_val_steps": 0})
-    workload = build_workload(config)
+    config = resolve(OmegaConf.create(request["config"]))
+    meter = meter_of(torch.device(config.device))
+    workload, protocol = load(config)
     spec = TrialSpec(0, 0, request["batch_size"], float(config.scaling.lr), None, 0)
     measures = None if protocol.noise_scale_every is None else 1  # as trials do at some of their steps
-    probe = replace(protocol, budget=Budget(request["steps"], 1), noise_scale_every=measures)
+    probe = replace(
+        protocol,
+        target=protocol.target.never_met,
+        budget=Budget(request["steps"], 1),
+        noise_scale_every=measures,
+        trainer={**protocol.trainer, "num_sanity_val_steps": 0},
+    )
     result = run_trial(workload, spec, probe, clock=meter)
     error = (result.message or "out of memory") if result.status == "oom" else None
-    return judge(meter, spec.batch_size, limit, error, device.type == "cpu")
+    return judge(meter, spec.batch_size, limit, error, config.device == "cpu")
 
 
 def main() -> int:

@@ -20,56 +20,58 @@ from bstune.search.acquisition import b_crit_quantiles
 from bstune.search.observations import Posterior, ideal_value
 from bstune.search.posterior import Prior, draw_prior, optimum
 from bstune.search.sampler import FrontierSampler
-from bstune.study.prepare import Job
+from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import distributions
 
 INTERVAL = (0.05, 0.95)  # of B_crit's posterior, for search.precision
 MOVES = 10  # of its sampler: at the few of a decision, intervals come out too narrow
 
 
-def own_arguments(job: Job, ended: Collection[int] = ()) -> dict[str, Any]:
+def own_arguments(prepared: PreparedStudy, ended: Collection[int] = ()) -> dict[str, Any]:
     """Return what bstune's own sampler is told of the job, where ``ended`` trials go no further."""
-    space = job.space
+    space = prepared.space
 
     def resumable(number: int) -> bool:
-        return number not in ended and job.runner.resumable(number, job.output)
+        return number not in ended and prepared.backend.resumable(number, prepared.files)
 
     return {
-        "objective": job.plan.objective,
+        "objective": prepared.budget.objective,
         "rule": space.rule,
-        "budget": lambda batch_size: float(job.protocol.budget.last_step(round(batch_size))),
-        "target": job.protocol.target,
-        "ideal": _ideal(job),
-        "resumable": resumable if job.runner.stops else None,
+        "budget": lambda batch_size: float(prepared.protocol.budget.last_step(round(batch_size))),
+        "target": prepared.protocol.target,
+        "ideal": _ideal(prepared),
+        "resumable": resumable if prepared.backend.stops else None,
         "snap": space.snap,
         "lr_range": (space.lr_low, space.lr_high),
-        "step_time": job.runner.step_time,
+        "step_time": prepared.backend.step_time,
         "search_space": distributions(space),
     }
 
 
-def _ideal(job: Job) -> float | None:
-    bounds = job.config.workload.target.bounds
-    return ideal_value(job.protocol.target, None if bounds is None else list(bounds))
+def _ideal(prepared: PreparedStudy) -> float | None:
+    bounds = prepared.config.workload.target.bounds
+    return ideal_value(prepared.protocol.target, None if bounds is None else list(bounds))
 
 
-def known_of(job: Job, done: Sequence[TrialResult], particles: int) -> Posterior:
+def known_of(prepared: PreparedStudy, done: Sequence[TrialResult], particles: int) -> Posterior:
     """Return the posterior of the frontier after these trials, whatever sampler asked them."""
-    scaling = job.config.scaling
+    scaling = prepared.config.scaling
     sampler = FrontierSampler(
-        **own_arguments(job),
+        **own_arguments(prepared),
         sigma=scaling.level_sigma,
         exponent_sigma=scaling.exponent_sigma,
         noise_scale=scaling.noise_scale,
     )
-    posterior = sampler.posterior(done, particles=particles, moves=MOVES, rng=np.random.default_rng(job.plan.seed))
+    posterior = sampler.posterior(
+        done, particles=particles, moves=MOVES, rng=np.random.default_rng(prepared.budget.seed)
+    )
     assert posterior is not None  # its search space is given
     return posterior
 
 
-def b_crit_interval(job: Job, posterior: Posterior) -> list[float]:
+def b_crit_interval(prepared: PreparedStudy, posterior: Posterior) -> list[float]:
     """Return the low end, the median and the high end of B_crit's interval, in examples."""
-    rng = np.random.default_rng([job.plan.seed, len(posterior.observations)])
+    rng = np.random.default_rng([prepared.budget.seed, len(posterior.observations)])
     return [float(value) for value in b_crit_quantiles(posterior, (INTERVAL[0], 0.5, INTERVAL[1]), rng)]
 
 

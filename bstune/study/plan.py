@@ -5,14 +5,13 @@ How long a study may take, for the plan that is printed before it: from a few ti
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
+from bstune.core.records import TrialResult
 from bstune.core.search_space import Space
-from bstune.core.step_time import StepTime
 
 OBJECTIVES = ("time", "steps", "both", "curve")
 CONFIRMATIONS = 1_000_000  # slots of confirmation runs begin here; no search has so many
@@ -106,46 +105,7 @@ def _seed(study_seed: int, trial_index: int, purpose: int) -> int:
     return int(np.random.SeedSequence([study_seed, trial_index, purpose]).generate_state(1)[0])
 
 
-PROBE_STEPS = 4
-PROBE_WARMUP_STEPS = 1
-PROBE_SPREAD = 4  # between the two batch sizes that are timed: small ones are cheap
 QUADRATURE = 64  # batch sizes at which the mean over log B is taken
-
-
-def rehearsal(protocol: TrialProtocol) -> TrialProtocol:
-    """Return a study's protocol for a trial of a few steps and an evaluation, which measures no noise."""
-    return replace(
-        protocol,
-        budget=Budget(PROBE_STEPS, 1),
-        warmup_steps=PROBE_WARMUP_STEPS,
-        noise_scale_every=None,
-        trainer={**protocol.trainer, "limit_val_batches": 1},
-    )
-
-
-def probe_step_time(
-    space: Space, protocol: TrialProtocol, train: Callable[[TrialSpec, TrialProtocol], TrialResult]
-) -> StepTime:
-    """Time a few steps at the smallest batch size and at one a few times larger.
-
-    Args:
-        space: what is searched.
-        protocol: of the study.
-        train: trains one trial.
-
-    Raises:
-        ConfigError: as ``train`` does: the first real training finds what no check can.
-    """
-    probe = rehearsal(protocol)
-    sizes = sorted({space.snap(space.low), space.snap(min(space.high, space.low * PROBE_SPREAD))})
-    seconds = []
-    for batch_size in sizes:
-        spec = TrialSpec(0, 0, batch_size, space.lr(batch_size, -space.delta_bound), None, 0)
-        seconds.append(train(spec, probe).seconds_per_step or 0.0)
-    if len(sizes) == 1:
-        return StepTime(0.0, seconds[0] / sizes[0])
-    slope = max(0.0, (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]))
-    return StepTime(max(0.0, seconds[0] - slope * sizes[0]), slope)
 
 
 def max_seconds(

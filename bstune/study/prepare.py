@@ -1,62 +1,99 @@
-"""Everything that can be wrong with a job, found before anything is written."""
+"""Everything that can be wrong with a study, found before anything is written."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from bstune.config import budget_of, build, flatten, is_replayed, plain, tuned
+from bstune.config import flatten, is_replayed, plain
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output, check_writable
-from bstune.core.records import EvaluationSchedule, Target, TrialProtocol, TrialSpec
+from bstune.core.records import Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import fit_sync
 from bstune.study.plan import SearchBudget
-from bstune.study.runner import Runner, Settled
-from bstune.study.storage import build_sampler, check_storage, is_own
+from bstune.study.storage import build_sampler, check_storage
+from bstune.trial.backend import TrialBackend, make_protocol, make_space
+from bstune.trial.replay import ReplayBackend
+from bstune.trial.workers import Workers
 
-MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
+if TYPE_CHECKING:
+    from bstune.hardware.survey import Survey
+    from bstune.trial.workload import LightningBackend
+
+HORIZON_CAVEAT = (
+    "The workload's schedule ends with the budget, so its trials take about as many examples at every batch size: "
+    "the curve shows where this schedule stops working rather than the fewest steps."
+)
+ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's source does: there is no other test."
+ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
 
 
 @dataclass(frozen=True)
-class Job:
-    """A checked job: what a study, or a trial by itself, needs.
+class PreparedStudy:
+    """A checked study, or one trial by itself.
 
     Args:
-        config: the composed config, device and precision settled.
-        plan, space, protocol, output, runner: see there.
+        config: the composed config, device and precision resolved.
+        budget: of the search.
+        space: what is searched, within what the hardware takes.
+        protocol: what stays fixed in every trial.
+        backend: runs the trials.
+        files: the output folder.
         trial: the one trial to run instead of a study, or None.
-        fingerprint: flat settings that must not change while a study goes on.
+        frozen_settings: flat settings that must not change while a study goes on.
+        survey: what the hardware allows; None where it was not surveyed.
+        open_workers: starts the processes that train a search's trials side by side; None: they run one by one, here.
+        notes: further lines of the printed plan.
     """
 
     config: DictConfig
-    plan: SearchBudget
+    budget: SearchBudget
     space: Space
     protocol: TrialProtocol
-    output: Output
-    runner: Runner
+    backend: TrialBackend
+    files: Output
     trial: TrialSpec | None
-    fingerprint: Mapping[str, Any]
+    frozen_settings: Mapping[str, Any]
+    survey: "Survey | None" = None
+    open_workers: Callable[[], Workers] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def caveats(self) -> list[str]:
+        """What the report says below its table."""
+        horizon = [] if self.backend.stops else [HORIZON_CAVEAT]
+        return [*horizon, ON_TEST_CAVEAT] if self.backend.validates_on_test else horizon
 
 
-def prepare(config: DictConfig, say: Callable[[str], None] = lambda line: None) -> Job:
-    """Check a composed config against this machine, its data and its storage, and return the job.
+def prepare(
+    config: DictConfig, log: Callable[[str], None] = lambda line: None, backend: TrialBackend | None = None
+) -> PreparedStudy:
+    """Check a composed config against this machine, its data and its storage, and return the study.
 
     Args:
-        config: the composed config.
-        say: is told, in lines, what takes long.
+        config: the composed and checked config.
+        log: takes a line about what takes long.
+        backend: runs the trials; None: the workload is trained, or answered from its table, as the config says.
 
     Raises:
         BstuneError: one of its kinds, with what was received and what to do.
     """
-    settled = _settle(config)
-    config = settled.config
-    target = make_target(config)
-    check_target(target, config.workload.target.bounds)
-    plan = SearchBudget(
+    # torch and lightning take seconds to import, and a replayed study needs neither.
+    if backend is None and not is_replayed(config):
+        from bstune.trial.workload import checked_protocol, resolve
+
+        config = resolve(config)
+        protocol = checked_protocol(config)
+    else:
+        protocol = make_protocol(config)
+        backend = backend or ReplayBackend(config, protocol)
+    check_target(protocol.target, config.workload.target.bounds)
+    budget = SearchBudget(
         objective=config.search.objective,
         trials=config.search.trials,
         seconds=config.search.seconds,
@@ -67,37 +104,104 @@ def prepare(config: DictConfig, say: Callable[[str], None] = lambda line: None) 
         confirmations=config.search.confirmations,
         finalists=config.search.finalists,
     )
-    space = make_space(config, settled.lr_range)
-    protocol = make_protocol(config, target, settled.trainer)
-    output = Output(Path(config.output))
-    check_writable(output.root / "trials.jsonl", f"output={config.output}")
-    build_sampler(config.sampler, plan, 0)
+    space = make_space(config) if backend is None else make_space(config, backend.lr_range)
+    for name in ("level_sigma", "exponent_sigma", "noise_scale"):  # the report's posterior takes them with any sampler
+        value = config.scaling[name]
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"scaling.{name} must be a positive number, but got {value}")
+    files = Output(Path(config.output))
+    check_writable(files.root / "trials.jsonl", f"output={config.output}")
+    build_sampler(config.sampler, budget, 0)
     trial = _single_trial(config)
     if trial is None:
         check_storage(config.storage)
     check_tracking(config)
     check_hardware(config)
     check_workers(config, search=trial is None)
-    runner = settled.open(config, plan, space, protocol, trial, say)
-    if runner.batch_sizes is not None:
-        space = replace(space, low=runner.batch_sizes[0], high=runner.batch_sizes[1])
-    return Job(config, plan, space, protocol, output, runner, trial, fingerprint(config, runner.identity))
+    survey, open_workers, notes = None, None, ()
+    if backend is None:
+        backend, space, survey, notes = _train(config, protocol, space, trial, log)
+        if trial is None and config.search.workers > 1:
+            open_workers, note = _side_by_side(config, survey)
+            notes = (*notes, note)
+    elif isinstance(backend, ReplayBackend):
+        backend.check(space, trial)
+    if backend.validates_on_test:
+        notes = (*notes, ON_TEST_NOTE)
+    frozen = {**frozen_settings(config), **backend.frozen_settings}
+    notes = (*notes, *backend.notes)
+    return PreparedStudy(config, budget, space, protocol, backend, files, trial, frozen, survey, open_workers, notes)
 
 
-def _settle(config: DictConfig) -> Settled:
-    """Settle the workload by its kind; torch and lightning are imported for one that is trained."""
-    if is_replayed(config):
-        from bstune.study import replaying
+def _train(
+    config: DictConfig, protocol: TrialProtocol, space: Space, trial: TrialSpec | None, log: Callable[[str], None]
+) -> "tuple[LightningBackend, Space, Survey | None, tuple[str, ...]]":
+    """Load the data, survey the hardware and rehearse: the backend, the space that fits, the survey and its notes."""
+    from bstune.hardware.report import headline
+    from bstune.hardware.survey import surveyed
+    from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data
 
-        return replaying.settle(config)
-    from bstune.study import training
+    data = load_data(config)
+    if trial is None:
+        check_largest(space.high, data)
+    else:
+        check_largest(trial.batch_size, data, "trial.batch_size")
+    build = cache(lambda: build_workload(config, data))
+    survey, notes = None, ()
+    if trial is None and config.hardware.enabled:
+        survey, cached = surveyed(config, space, protocol, data, build, log)
+        space = replace(space, low=survey.ceiling.smallest, high=survey.ceiling.batch_size)
+        notes = headline(survey, cached)
+    backend = LightningBackend(config, build(), protocol)
+    backend.rehearse(space, trial, None if survey is None else survey.step_time)
+    return backend, space, survey, notes
 
-    return training.settle(config)
+
+def _side_by_side(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[], Workers], str]:
+    """Return what starts the processes that train side by side, and what the plan says of them."""
+    import torch
+
+    count = config.search.workers
+    if survey is None or survey.step_time is None:
+        raise ConfigError(
+            f"search.workers={count} needs steps that are timed at two batch sizes or more, with nothing beside them: "
+            "widen search.batch_size, or use search.workers=1"
+        )
+    cuda = str(config.device).startswith("cuda")
+    threads = None if cuda else max(1, torch.get_num_threads() // count)
+    limit = survey.ceiling.at.limit
+    plain_config = OmegaConf.to_container(config, resolve=False)
+    own = "" if threads is None else f" with {threads} thread{'s' if threads > 1 else ''}"
+    note = (
+        f"{count} trials at once, each{own} within {limit / 2**20:,.0f} MiB; seconds per step are the survey's, "
+        "measured alone; which trial comes next depends on which ends first; winners run again alone"
+    )
+    if config.search.tune:
+        note += f"; they are those of the config's own {', '.join(config.search.tune)}, whatever a trial's"
+    return partial(Workers, partial(open_trials, plain_config, threads, limit if cuda else None), count), note
 
 
-def make_target(config: DictConfig) -> Target:
-    """Return the workload's target. ConfigError is raised for an impossible one."""
-    return Target(config.workload.target.metric, config.workload.target.value, config.workload.target.mode)
+def open_trials(
+    config: Any, threads: int | None, limit: int | None
+) -> Callable[[TrialSpec, Output, TrialResult | None], TrialResult]:
+    """Return what trains a trial in this process, a worker's, from the config as plain values.
+
+    ``threads`` are torch's; ``limit`` bytes of CUDA memory end a trial that takes more instead of those beside it.
+    """
+    import torch
+
+    from bstune.core.console import quieten
+    from bstune.hardware.memory import cap_cuda_memory
+    from bstune.trial.workload import LightningBackend, load, resolve
+
+    quieten()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    resolved = resolve(OmegaConf.create(config))
+    if limit is not None:
+        device = torch.device(resolved.device)
+        cap_cuda_memory(device, limit / torch.cuda.get_device_properties(device).total_memory)
+    return LightningBackend(resolved, *load(resolved)).run
 
 
 def check_target(target: Target, bounds: list[float] | None) -> None:
@@ -117,63 +221,6 @@ def check_target(target: Target, bounds: list[float] | None) -> None:
         raise ConfigError(
             f"the target {target} is met by every value in {list(bounds)}: check workload.target.mode and value"
         )
-
-
-def make_space(config: DictConfig, lr_range: tuple[float, float]) -> Space:
-    """Return what is searched.
-
-    Raises:
-        ConfigError: for an impossible range, or a rule that cannot be used.
-    """
-    multiple = config.search.batch_size.multiple
-    if multiple is None:
-        multiple = MIXED_MULTIPLE if config.device.startswith("cuda") and config.precision != "32-true" else 1
-    space = Space(
-        low=config.search.batch_size.low,
-        high=config.search.batch_size.high,
-        multiple=multiple,
-        sigma=config.scaling.sigma,
-        rule=build(config.scaling.rule, "scaling"),
-        octaves=config.scaling.octaves if is_own(config.sampler) else None,
-        lr_low=lr_range[0],
-        lr_high=lr_range[1],
-        tunables=tuned(config),
-    )
-    space.lr(space.low, 0.0)  # a rule that lacks its noise scale says so now
-    for name in (
-        "level_sigma",
-        "exponent_sigma",
-        "noise_scale",
-    ):  # the report's posterior takes them whatever the sampler
-        value = config.scaling[name]
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"scaling.{name} must be a positive number, but got {value}")
-    return space
-
-
-def make_protocol(config: DictConfig, target: Target, trainer: Mapping[str, Any]) -> TrialProtocol:
-    """Return what stays fixed in every trial.
-
-    Raises:
-        ConfigError: for an impossible budget or evaluation rule.
-    """
-    settings = config.protocol
-    return TrialProtocol(
-        target=target,
-        budget=budget_of(config),
-        evaluation_schedule=EvaluationSchedule(
-            ratio=settings.evaluation_ratio,
-            share=settings.evaluation_share,
-            cost=settings.evaluation_cost,
-            near=settings.near,
-        ),
-        micro_batch_size=settings.micro_batch_size,
-        warmup_steps=settings.warmup_steps,
-        divergence=settings.divergence,
-        noise_scale_every=settings.noise_scale_every,
-        compile=config.compile,
-        trainer=trainer,
-    )
 
 
 def check_hardware(config: DictConfig) -> None:
@@ -287,11 +334,10 @@ def _single_trial(config: DictConfig) -> TrialSpec | None:
     return TrialSpec(0, 0, batch_size, lr, None, seed)
 
 
-def fingerprint(config: DictConfig, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, flat, the settings that must not change while a study goes on.
+def frozen_settings(config: DictConfig) -> dict[str, Any]:
+    """Return, flat, the settings of a config that must not change while a study goes on.
 
-    Budgets may, unless ``identity`` (the runner's) holds them: trials that ran out of a smaller one are bounds all the
-    same. So may the sampler and the storage.
+    Budgets may, as trials that ran out of a smaller one are bounds all the same; so may the sampler and the storage.
     """
     own = config.copy()
     own.data.root = ""  # where the data lie does not matter: their checksums are pinned
@@ -304,4 +350,4 @@ def fingerprint(config: DictConfig, identity: Mapping[str, Any]) -> dict[str, An
     # What may be searched is no matter of a study that does not.
     tuned = tuple(f"workload.tunable.{name}." for name in config.search.tune)
     values = {key: v for key, v in values.items() if not key.startswith("workload.tunable") or key.startswith(tuned)}
-    return {**values, "search.objective": config.search.objective, "seed": config.seed, **identity}
+    return {**values, "search.objective": config.search.objective, "seed": config.seed}

@@ -234,13 +234,13 @@ def _record(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
     config.hardware.enabled = False  # a grid is trained as it is given
     config.search.workers = 1  # and one run after another: its seconds are measured
     try:
-        job = prepare(config)
+        prepared = prepare(config)
     except ConfigError as error:
         raise ConfigError(str(error).replace("search.batch_size.high", "--batch-sizes")) from error
-    settings = _check_settings(arguments.file, job.fingerprint, job.config.budget)
+    settings = _check_settings(arguments.file, prepared.frozen_settings, prepared.config.budget)
     try:
         record_grid(
-            grid, lambda spec: job.runner.train(spec, None, None), arguments.file, lambda s: print(s, flush=True)
+            grid, lambda spec: prepared.backend.run(spec, None, None), arguments.file, lambda s: print(s, flush=True)
         )
     except SystemExit as error:  # Lightning turns an interruption into it
         raise KeyboardInterrupt from error

@@ -19,7 +19,7 @@ from bstune.core.files import Output, write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.study.figure import draw_curve
 from bstune.study.model import b_crit_interval, known_of, which_rule_held
-from bstune.study.prepare import Job
+from bstune.study.prepare import PreparedStudy
 from bstune.study.scale_out import ScaleOut, draw_scale_out, scale_out, scale_out_table
 from bstune.study.storage import results
 from bstune.study.summary import print_final, summarize, winners
@@ -33,7 +33,7 @@ CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 
 
 def report_study(
-    job: Job,
+    prepared: PreparedStudy,
     study: optuna.Study,
     tracking: "Tracking | None",
     ended: str,
@@ -43,7 +43,7 @@ def report_study(
     """Write and print what a study found.
 
     Args:
-        job: from :func:`bstune.study.prepare.prepare`.
+        prepared: from :func:`bstune.study.prepare.prepare`.
         study: all of whose trials have ended.
         tracking: to send the curve to; None where MLflow is off.
         ended: what ended the search, in words.
@@ -52,17 +52,17 @@ def report_study(
     """
     done = results(study)
     fit = _fit(done)
-    known = known_of(job, done, REPORT_PARTICLES)
-    posterior = b_crit_interval(job, known)
-    held = which_rule_held(known, job.space.low, job.space.high, posterior[1])
-    summary = summarize(done, job.protocol.target, fit, held, ended, posterior)
-    tests = _test_winners(job, study, winners(done))
-    output, workload = job.output, job.config.workload.name
-    ideal, real = scale_out(job, known) if any(trial.reached for trial in done) else ([], [])
+    known = known_of(prepared, done, REPORT_PARTICLES)
+    posterior = b_crit_interval(prepared, known)
+    held = which_rule_held(known, prepared.space.low, prepared.space.high, posterior[1])
+    summary = summarize(done, prepared.protocol.target, fit, held, ended, posterior)
+    tests = _test_winners(prepared, study, winners(done))
+    output, workload = prepared.files, prepared.config.workload.name
+    ideal, real = scale_out(prepared, known) if any(trial.reached for trial in done) else ([], [])
     plans = {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]}
-    summary = {"study": job.config.study, "workload": workload, **summary, "test": tests, "scale_out": plans}
+    summary = {"study": prepared.config.study, "workload": workload, **summary, "test": tests, "scale_out": plans}
     write_text(output.curve, dump_json(summary, indent=2) + "\n")
-    write_text(output.best, best_yaml(winners(done), arguments, output, job.runner.stops, job.config))
+    write_text(output.best, best_yaml(winners(done), arguments, output, prepared.backend.stops, prepared.config))
     curve = fit if isinstance(fit, CurveFit) else None
     draw_curve(done, summary, curve, workload, output.figure)
     if ideal:
@@ -72,13 +72,13 @@ def report_study(
         from bstune.study.tracking import mlflow_uri, ui_command  # mlflow takes seconds to import
 
         tracking.finish_study(curves(summary, curve), scalars(summary), _artifacts(output))
-        ui = ui_command(mlflow_uri(job.config))
+        ui = ui_command(mlflow_uri(prepared.config))
     files = {"figure": output.figure, "curve": output.curve, "trials": output.trials, "winners": output.best}
     if ideal:
         files["devices"] = output.scale_out
         console.print(scale_out_table(real or ideal, _scale_out_title(real)))
     print_final(console, summary, tests, files, ui)
-    for caveat in job.runner.caveats:
+    for caveat in prepared.caveats:
         console.print(caveat, soft_wrap=True)
 
 
@@ -93,11 +93,13 @@ def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
         return str(error)
 
 
-def _test_winners(job: Job, study: optuna.Study, best: Mapping[str, TrialResult]) -> dict[str, dict[str, float]]:
+def _test_winners(
+    prepared: PreparedStudy, study: optuna.Study, best: Mapping[str, TrialResult]
+) -> dict[str, dict[str, float]]:
     """Return the winners' metrics on the test set; each trial is tested once, however often the study goes on."""
     known: dict[str, dict[str, float]] = dict(study.user_attrs.get(TESTS, {}))
     for result in best.values():
-        if str(result.number) not in known and (metrics := job.runner.test(_spec(result), job.output)):
+        if str(result.number) not in known and (metrics := prepared.backend.test(_spec(result), prepared.files)):
             known[str(result.number)] = dict(metrics)
     study.set_user_attr(TESTS, known)
     return {name: known[str(result.number)] for name, result in best.items() if str(result.number) in known}

@@ -24,8 +24,8 @@ from bstune.core.files import Output, locked, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.search_space import Tunable
 from bstune.study.model import b_crit_interval, known_of, own_arguments
-from bstune.study.plan import remaining_seconds
-from bstune.study.prepare import Job
+from bstune.study.plan import max_seconds, remaining_seconds
+from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import contenders, next_confirmation
 from bstune.study.report import report_study
 from bstune.study.storage import (
@@ -50,29 +50,29 @@ if TYPE_CHECKING:
     from bstune.study.tracking import Tracking
 
 
-def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool]) -> str:
+def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult], estimate: tuple[float, bool]) -> str:
     """Return the plan in a few lines.
 
     Args:
-        job: the checked job.
+        prepared: the checked job.
         done: trials that an earlier run of the study finished.
         estimate: seconds, and whether they bound a study in which every trial runs to its budget.
     """
-    plan, space = job.plan, job.space
+    plan, space = prepared.budget, prepared.space
     seconds, bound = estimate
-    rule = job.config.scaling.rule["_target_"].rpartition(".")[2]
+    rule = prepared.config.scaling.rule["_target_"].rpartition(".")[2]
     limits = [f"{plan.trials} trials"]
     if plan.seconds is not None:
         limits.append(f"{format_seconds(plan.seconds)} of training")
     if plan.wall_seconds is not None:
         limits.append(f"{format_seconds(plan.wall_seconds)} of wall time")
     lines = [
-        f"study {job.config.study}: {job.protocol.target}, objective {plan.objective}, on {job.runner.place}",
+        f"study {prepared.config.study}: {prepared.protocol.target}, objective {plan.objective}, on {prepared.backend.description}",
         f"  batch sizes {format_count(space.low)} to {format_count(space.high)}, "
         f"learning rates within a factor of {format_number(2**space.delta_bound)} of rule {rule} "
-        f"through B = {format_count(job.config.scaling.batch_size)}, lr = {format_number(job.config.scaling.lr)}"
+        f"through B = {format_count(prepared.config.scaling.batch_size)}, lr = {format_number(prepared.config.scaling.lr)}"
         + (f", within {format_number(space.lr_low)} to {format_number(space.lr_high)}" if space.lr_low > 0 else ""),
-        f"  {', '.join(limits)}{_ends(job)}",
+        f"  {', '.join(limits)}{_ends(prepared)}",
     ]
     if space.tunables:
         lines.append(f"  searches {', '.join(_range_text(one) for one in space.tunables)} as well")
@@ -81,7 +81,7 @@ def plan_text(job: Job, done: Sequence[TrialResult], estimate: tuple[float, bool
     else:
         kind = "at most about" if bound else "about"
         lines.append(f"  {kind} {format_seconds(seconds)} if every trial ran to its budget")
-    lines += [f"  {note}" for note in job.runner.notes]
+    lines += [f"  {note}" for note in prepared.notes]
     return "\n".join(lines)
 
 
@@ -89,14 +89,16 @@ def _range_text(tunable: Tunable) -> str:
     return f"{tunable.name} ({format_number(tunable.low)} to {format_number(tunable.high)})"
 
 
-def _ends(job: Job) -> str:
-    budget = job.protocol.budget
+def _ends(prepared: PreparedStudy) -> str:
+    budget = prepared.protocol.budget
     spent = f"{format_count(budget.steps)} steps and {format_count(budget.examples)} examples"
-    if is_own(job.config.sampler) and job.runner.stops:
+    if is_own(prepared.config.sampler) and prepared.backend.stops:
         return "; each ends at the target or once it cannot matter, and may be continued; winners run again"
-    if is_own(job.config.sampler):
+    if is_own(prepared.config.sampler):
         return f"; each ends at the target or after {spent}"
-    return f", {job.plan.stratified:.0%} of them spread evenly over log B; each ends at the target or after {spent}"
+    return (
+        f", {prepared.budget.stratified:.0%} of them spread evenly over log B; each ends at the target or after {spent}"
+    )
 
 
 class Progress:
@@ -161,63 +163,77 @@ class Progress:
         )
 
 
-def run_study(job: Job, arguments: Sequence[str], console: Console) -> None:
+def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Console) -> None:
     """Run the study, or go on with it, and write its report.
 
     Args:
-        job: from :func:`bstune.study.prepare.prepare`.
+        prepared: from :func:`bstune.study.prepare.prepare`.
         arguments: of the command line, for the command that trains the winner again.
         console: where the plan, the progress and the final table go.
 
     Raises:
         StudyError: if the study cannot be opened, or another process runs it.
     """
-    with locked(job.output):
-        study = open_study(job.config.study, job.config.storage, job.plan.objective, job.fingerprint, job.output.root)
-        finish_abandoned(study, job.plan.objective)
+    with locked(prepared.files):
+        study = open_study(
+            prepared.config.study,
+            prepared.config.storage,
+            prepared.budget.objective,
+            prepared.frozen_settings,
+            prepared.files.root,
+        )
+        finish_abandoned(study, prepared.budget.objective)
         done = results(study)
-        console.print(plan_text(job, done, _estimate(job, done)), soft_wrap=True)
-        job.output.checkpoints.mkdir(exist_ok=True)
-        write_text(job.output.config, shareable_yaml(job.config))
-        if job.runner.survey is not None:
+        console.print(plan_text(prepared, done, _estimate(prepared, done)), soft_wrap=True)
+        prepared.files.checkpoints.mkdir(exist_ok=True)
+        write_text(prepared.files.config, shareable_yaml(prepared.config))
+        if prepared.survey is not None:
             from bstune.hardware.report import write_survey
 
-            write_survey(job.runner.survey, job.output)
+            write_survey(prepared.survey, prepared.files)
         tracking = None
-        if job.config.mlflow.enabled:
+        if prepared.config.mlflow.enabled:
             from bstune.study.tracking import open_job_tracking  # mlflow takes seconds to import
 
-            tracking = open_job_tracking(job, study)
+            tracking = open_job_tracking(prepared, study)
         try:
-            ended = run_slots(job, study, tracking, console)
+            ended = run_slots(prepared, study, tracking, console)
         finally:  # a trial that was cut short is a record too
-            write_trials(job.output, results(study))
+            write_trials(prepared.files, results(study))
         console.print(ended)
-        report_study(job, study, tracking, ended, arguments, console)
+        report_study(prepared, study, tracking, ended, arguments, console)
 
 
-def run_single(job: Job, spec: TrialSpec, console: Console) -> TrialResult:
+def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> TrialResult:
     """Run one trial by itself, and write its record and what else it leaves."""
-    output = job.output.single_trial(spec.batch_size, spec.lr, spec.seed)
+    output = prepared.files.single_trial(spec.batch_size, spec.lr, spec.seed)
     with locked(output):
         output.checkpoints.mkdir(exist_ok=True)
-        result = job.runner.train(spec, output, None)
+        result = prepared.backend.run(spec, output, None)
         write_text(output.record, result.to_json() + "\n")
-        write_text(output.config, shareable_yaml(job.config))
+        write_text(output.config, shareable_yaml(prepared.config))
     console.print(Progress.line(result, None), soft_wrap=True)
     if result.reached:
-        for name, value in job.runner.test(spec, output).items():
+        for name, value in prepared.backend.test(spec, output).items():
             console.print(f"{name} {value:.4g}")
     console.print(f"record {output.record}", soft_wrap=True)
     return result
 
 
-def _estimate(job: Job, done: Sequence[TrialResult]) -> tuple[float, bool]:
+def _estimate(prepared: PreparedStudy, done: Sequence[TrialResult]) -> tuple[float, bool]:
     """Return seconds, and whether they are a bound from timed steps (or what the study's own trials suggest)."""
-    remaining = remaining_seconds(job.plan, done)
+    remaining = remaining_seconds(prepared.budget, done)
     if remaining is not None:
-        return remaining / job.config.search.workers, False
-    return job.runner.max_seconds, True
+        return remaining / prepared.config.search.workers, False
+    backend, protocol = prepared.backend, prepared.protocol
+    seconds = max_seconds(
+        prepared.budget,
+        prepared.space,
+        lambda batch_size: backend.longest(batch_size, protocol),
+        backend.step_time,
+        backend.evaluation_share,
+    )
+    return seconds, True
 
 
 def shareable_yaml(config: DictConfig) -> str:
@@ -233,38 +249,40 @@ MOST_STATES = 32
 MOST_DEATHS = 3  # of the processes that train one slot side by side with others, before the study ends
 
 
-def run_slots(job: Job, study: optuna.Study, tracking: "Tracking | None", console: Console) -> str:
+def run_slots(prepared: PreparedStudy, study: optuna.Study, tracking: "Tracking | None", console: Console) -> str:
     """Search, then confirm the winners; return, in words, what ended the search."""
-    with Progress(job.plan.trials, job.protocol.target, console) as progress:
-        workers = job.runner.workers
+    with Progress(prepared.budget.trials, prepared.protocol.target, console) as progress:
+        workers = prepared.open_workers
         if workers is None:
-            ended = _search(job, study, tracking, progress)
+            ended = _search(prepared, study, tracking, progress)
         else:
-            ended = _search_side_by_side(job, study, tracking, progress, workers)
+            ended = _search_side_by_side(prepared, study, tracking, progress, workers)
         while True:  # alone, whoever trained the finalists: their seconds are measured
-            done = _write(job, study, progress)
-            due = next_confirmation(done, job.plan.objective, job.plan.confirmations, job.plan.finalists)
+            done = _write(prepared, study, progress)
+            due = next_confirmation(
+                done, prepared.budget.objective, prepared.budget.confirmations, prepared.budget.finalists
+            )
             if due is None:
                 return ended
-            asked = ask_confirmation(study, *due, job.plan, job.space, job.runner.stops)
-            _run(job, study, asked, done, tracking)
+            asked = ask_confirmation(study, *due, prepared.budget, prepared.space, prepared.backend.stops)
+            _run(prepared, study, asked, done, tracking)
 
 
-def _search(job: Job, study: optuna.Study, tracking: "Tracking | None", progress: Progress) -> str:
+def _search(prepared: PreparedStudy, study: optuna.Study, tracking: "Tracking | None", progress: Progress) -> str:
     """Run the search's trials one after another; return, in words, what ended it."""
     while True:
-        done = _write(job, study, progress)
-        trial_index = next_trial_index(study, job.plan)
+        done = _write(prepared, study, progress)
+        trial_index = next_trial_index(study, prepared.budget)
         if trial_index is None:
-            return _plan_done(job)
-        ended = _ended(job, done)
+            return _plan_done(prepared)
+        ended = _ended(prepared, done)
         if ended is not None:
             return ended
-        _run(job, study, _ask(job, study, trial_index), done, tracking)
+        _run(prepared, study, _ask(prepared, study, trial_index), done, tracking)
 
 
 def _search_side_by_side(
-    job: Job,
+    prepared: PreparedStudy,
     study: optuna.Study,
     tracking: "Tracking | None",
     progress: Progress,
@@ -285,9 +303,11 @@ def _search_side_by_side(
 
     def store(trial: Ended) -> None:
         def train(spec: TrialSpec) -> TrialResult:
-            return alone(trial.future.result(), job.runner.step_time)
+            return alone(trial.future.result(), prepared.backend.step_time)
 
-        result = run_trial_of(study, asked[trial.spec.number], job.plan.objective, job.protocol.target, train)
+        result = run_trial_of(
+            study, asked[trial.spec.number], prepared.budget.objective, prepared.protocol.target, train
+        )
         if tracking is not None:
             tracking.send_trial(result)
 
@@ -295,19 +315,23 @@ def _search_side_by_side(
         whole = False
         try:
             while True:
-                done = _write(job, study, progress)
-                ended = ended or _spent(job, done)
+                done = _write(prepared, study, progress)
+                ended = ended or _spent(prepared, done)
                 settled = _first_slots(_searched(done))
                 if ended is None and len(settled) > looked:
                     looked = len(settled)
-                    ended = _certain(job, settled)
-                while ended is None and workers.free and (trial_index := next_trial_index(study, job.plan)) is not None:
-                    trial, spec = asked_now = _ask(job, study, trial_index)
+                    ended = _certain(prepared, settled)
+                while (
+                    ended is None
+                    and workers.free
+                    and (trial_index := next_trial_index(study, prepared.budget)) is not None
+                ):
+                    trial, spec = asked_now = _ask(prepared, study, trial_index)
                     asked[trial.number] = asked_now
-                    workers.start(spec, job.output, _parent(spec, done))
+                    workers.start(spec, prepared.files, _parent(spec, done))
                 if not workers.running:
                     whole = True
-                    return ended or _plan_done(job)
+                    return ended or _plan_done(prepared)
                 over = workers.wait()
                 if over.died is None:
                     store(over)
@@ -327,25 +351,27 @@ def _search_side_by_side(
                         store(over)
                 for spec in running(study):
                     warn_cut_short(spec)
-                finish_abandoned(study, job.plan.objective)
+                finish_abandoned(study, prepared.budget.objective)
 
 
-def _plan_done(job: Job) -> str:
-    return f"the plan is done: search.trials={job.plan.trials}"
+def _plan_done(prepared: PreparedStudy) -> str:
+    return f"the plan is done: search.trials={prepared.budget.trials}"
 
 
-def _ask(job: Job, study: optuna.Study, trial_index: int) -> tuple[optuna.Trial, TrialSpec]:
-    sampler = build_sampler(job.config.sampler, job.plan, trial_index, own_arguments(job, ended_by_themselves(study)))
-    return ask(study, trial_index, job.plan, job.space, sampler, job.runner.stops)
+def _ask(prepared: PreparedStudy, study: optuna.Study, trial_index: int) -> tuple[optuna.Trial, TrialSpec]:
+    sampler = build_sampler(
+        prepared.config.sampler, prepared.budget, trial_index, own_arguments(prepared, ended_by_themselves(study))
+    )
+    return ask(study, trial_index, prepared.budget, prepared.space, sampler, prepared.backend.stops)
 
 
-def _ended(job: Job, done: Sequence[TrialResult]) -> str | None:
+def _ended(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str | None:
     """Return which limit or which certainty ends the search, in words; None if none."""
-    return _spent(job, done) or _certain(job, _searched(done))
+    return _spent(prepared, done) or _certain(prepared, _searched(done))
 
 
-def _spent(job: Job, done: Sequence[TrialResult]) -> str | None:
-    spent = job.plan.spent(done)
+def _spent(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str | None:
+    spent = prepared.budget.spent(done)
     return None if spent is None else f"stopped: {spent}"
 
 
@@ -354,16 +380,16 @@ def _searched(done: Sequence[TrialResult]) -> list[TrialResult]:
     return [trial for trial in done if trial.replicate_of is None and trial.status != "failed"]
 
 
-def _certain(job: Job, searched: Sequence[TrialResult]) -> str | None:
+def _certain(prepared: PreparedStudy, searched: Sequence[TrialResult]) -> str | None:
     reached = sum(trial.reached for trial in searched)
-    if job.plan.precision is None or reached < MOST_CERTAIN_AFTER or len(searched) % CERTAIN_EVERY:
+    if prepared.budget.precision is None or reached < MOST_CERTAIN_AFTER or len(searched) % CERTAIN_EVERY:
         return None
-    low, _, high = b_crit_interval(job, known_of(job, searched, CERTAIN_PARTICLES))
-    if high / low >= job.plan.precision:
+    low, _, high = b_crit_interval(prepared, known_of(prepared, searched, CERTAIN_PARTICLES))
+    if high / low >= prepared.budget.precision:
         return None
     return (
         f"stopped: B_crit lies between {format_count(low)} and {format_count(high)}, "
-        f"within search.precision={job.plan.precision:g}"
+        f"within search.precision={prepared.budget.precision:g}"
     )
 
 
@@ -378,16 +404,16 @@ def _first_slots(searched: Sequence[TrialResult]) -> list[TrialResult]:
     return [trial for trial in searched if trial.trial_index < whole]
 
 
-def _write(job: Job, study: optuna.Study, progress: Progress) -> list[TrialResult]:
+def _write(prepared: PreparedStudy, study: optuna.Study, progress: Progress) -> list[TrialResult]:
     """Write what has been done, show it, delete the files that nothing needs any more, and return the trials."""
     done = results(study)
-    write_trials(job.output, done)
-    kept = [*winners(done).values(), *contenders(done, job.plan.objective, job.plan.finalists)]
+    write_trials(prepared.files, done)
+    kept = [*winners(done).values(), *contenders(done, prepared.budget.objective, prepared.budget.finalists)]
     now = running(study)
     writing = {spec.number for spec in now}
-    job.output.keep_checkpoints({trial.number for trial in kept}, writing)
+    prepared.files.keep_checkpoints({trial.number for trial in kept}, writing)
     read = {spec.resumed_from for spec in now if spec.resumed_from is not None}
-    job.output.keep_states(worth_continuing(done, job.plan.objective) | read, writing)
+    prepared.files.keep_states(worth_continuing(done, prepared.budget.objective) | read, writing)
     progress.show(done)
     return done
 
@@ -415,7 +441,7 @@ def worth_continuing(done: Sequence[TrialResult], objective: str) -> set[int]:
 
 
 def _run(
-    job: Job,
+    prepared: PreparedStudy,
     study: optuna.Study,
     asked: tuple[optuna.Trial, TrialSpec],
     done: Sequence[TrialResult],
@@ -424,9 +450,9 @@ def _run(
     """Run a trial that was asked for, from where the trial that it continues was stopped, if it names one."""
 
     def train(spec: TrialSpec) -> TrialResult:
-        return job.runner.train(spec, job.output, _parent(spec, done))
+        return prepared.backend.run(spec, prepared.files, _parent(spec, done))
 
-    result = run_trial_of(study, asked, job.plan.objective, job.protocol.target, train)
+    result = run_trial_of(study, asked, prepared.budget.objective, prepared.protocol.target, train)
     if tracking is not None:
         tracking.send_trial(result)
 

@@ -26,7 +26,7 @@ from bstune.core.figures import BLUE, GREY, INK, VERMILION, save_figure
 from bstune.core.step_time import fit_step_times, fit_sync, iteration_seconds, sync_seconds
 from bstune.search.acquisition import best_learning_rate, steps_band
 from bstune.search.observations import Posterior
-from bstune.study.prepare import Job
+from bstune.study.prepare import PreparedStudy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -308,31 +308,33 @@ def _draw_rows(left: "Axes", right: "Axes", rows: Sequence[ScaleOut], colour: st
 INTERVAL = (0.05, 0.95)
 
 
-def scale_out(job: Job, posterior: Posterior) -> tuple[list[ScaleOut], list[ScaleOut]]:
+def scale_out(prepared: PreparedStudy, posterior: Posterior) -> tuple[list[ScaleOut], list[ScaleOut]]:
     """Return the plan without an all-reduce, and the one with the all-reduce that the config states (empty if none).
 
     The batch size per device is chosen from the study's range, up to the memory ceiling; tau(B) is what was measured
     before the study, corrected by its trials.
 
     Args:
-        job: the study.
+        prepared: the study.
         posterior: after its trials, at least one of which reached the target.
     """
-    settings, space = job.config.hardware.scale_out, job.space
+    settings, space = prepared.config.hardware.scale_out, prepared.space
     sizes = [size for size in candidates(space.high, space.multiple, settings.candidate_ratio) if size >= space.low]
     timed = [(2.0**one.x, one.seconds_per_step) for one in posterior.observations if one.seconds_per_step is not None]
-    tau = fit_step_times(timed, float(space.high), job.runner.step_time)
+    tau = fit_step_times(timed, float(space.high), prepared.backend.step_time)
 
     def made(all_reduce_seconds: Callable[[int], float]) -> list[ScaleOut]:
         return plan(
-            lambda batch_sizes: steps_band(posterior, batch_sizes, INTERVAL, np.random.default_rng(job.plan.seed)),
+            lambda batch_sizes: steps_band(
+                posterior, batch_sizes, INTERVAL, np.random.default_rng(prepared.budget.seed)
+            ),
             lambda size: float(tau(np.array(float(size)))),
             list(settings.devices),
             sizes,
             all_reduce_seconds,
             functools.partial(best_learning_rate, posterior),
             settings.all_reduce.overlap,
-            job.runner.train_examples,
+            prepared.backend.train_examples,
         )
 
     ideal = made(no_all_reduce)
@@ -340,10 +342,10 @@ def scale_out(job: Job, posterior: Posterior) -> tuple[list[ScaleOut], list[Scal
     if reduce.seconds is not None:
         alpha, beta = fit_sync([(int(count), float(seconds)) for count, seconds in reduce.seconds.items()])
         return ideal, made(lambda count: sync_seconds(count, alpha, beta))
-    if reduce.bytes_per_second is not None and job.runner.gradient_bytes is not None:
+    if reduce.bytes_per_second is not None and prepared.backend.gradient_bytes is not None:
         ring = functools.partial(
             ring_all_reduce,
-            gradient_bytes=job.runner.gradient_bytes,
+            gradient_bytes=prepared.backend.gradient_bytes,
             bytes_per_second=reduce.bytes_per_second,
             latency=reduce.latency,
         )

@@ -56,7 +56,7 @@ from bstune.core.console import redact
 from bstune.core.errors import ConfigError
 from bstune.core.noise_scale import moving_estimate
 from bstune.core.records import TrialResult
-from bstune.study.prepare import Job
+from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import STUDY_ID, results
 
 if TYPE_CHECKING:
@@ -494,9 +494,9 @@ def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - len(mark)] + mark
 
 
-def open_job_tracking(job: Job, study: optuna.Study) -> "Tracking | None":
+def open_job_tracking(prepared: PreparedStudy, study: optuna.Study) -> "Tracking | None":
     """Open MLflow and send the trials that it lacks."""
-    config = job.config
+    config = prepared.config
     if not config.mlflow.enabled:
         return None
 
@@ -504,10 +504,10 @@ def open_job_tracking(job: Job, study: optuna.Study) -> "Tracking | None":
         study_id=study.user_attrs[STUDY_ID],
         name=config.study,
         workload=config.workload.name,
-        metric=job.protocol.target.metric,
+        metric=prepared.protocol.target.metric,
         params=logged_config(config),
-        versions=job.runner.versions,
-        device=job.runner.device,
+        versions=prepared.backend.versions,
+        device=prepared.backend.device,
         commit=_git_commit(),
     )
     limits = Limits(

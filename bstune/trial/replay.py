@@ -5,14 +5,15 @@ A table is a file of JSON lines, one a recorded run: ``batch_size``, ``lr``, ``s
 ``status`` may say that the run ``diverged``. Runs of the same batch size and learning rate are a cell; cells need not
 fill a rectangle.
 
-``python -m bstune.trial.replay record FILE ...`` writes a table; see :mod:`bstune.study.record`.
+``bstune record FILE ...`` writes a table; see :mod:`bstune.study.record`.
 """
 
+import hashlib
 import json
 import math
 import sys
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -21,13 +22,19 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import yaml
+from omegaconf import DictConfig, OmegaConf
 
 import bstune
-from bstune.core.errors import TableError
-from bstune.core.records import Status, Target, TrialResult, TrialSpec
+from bstune.core.errors import ConfigError, TableError
+from bstune.core.files import Output
+from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec
+from bstune.core.search_space import Space
+from bstune.trial.backend import TrialBackend
 
 COLUMNS = ("batch_size", "lr", "seed", "steps", "metric", "seconds_per_step")
 DEVICE = "replay"
+SHIPPED = Path(__file__).parent / "tables"
 
 
 @dataclass(frozen=True)
@@ -341,15 +348,178 @@ def always_reached(table: Table, target: Target) -> str | None:
     )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run ``record``; return the exit status."""
-    from bstune.study.record import main as record
+@dataclass(frozen=True)
+class Source:
+    """A table's file, the target that it was recorded for, and the command that made it."""
 
-    if list(arguments[:1]) != ["record"]:
-        sys.stderr.write("usage: python -m bstune.trial.replay record FILE ... (--help lists the options)\n")
-        return 2
-    return record(arguments[1:])
+    path: Path
+    target: Target
+    command: str
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def shipped_tables() -> list[str]:
+    """Return the names of the tables that come with bstune."""
+    return sorted(path.stem for path in SHIPPED.glob("*.jsonl"))
+
+
+def find_table(name: str) -> Path:
+    """Return the path of a table: a file, relative to the working directory, or a shipped table's bare name.
+
+    Raises:
+        TableError: if there is neither.
+    """
+    try:
+        path = Path(name).expanduser()
+        if path.is_file():
+            return path
+        reason = "is a folder" if path.is_dir() else "is no file"
+    except (OSError, ValueError, RuntimeError) as error:  # no permission; a null byte or too long; no such user
+        raise TableError(f"workload.table={name!r} cannot be read: {error}") from error
+    if name in shipped_tables():
+        return SHIPPED / f"{name}.jsonl"
+    others = f", or name a shipped one: {', '.join(shipped_tables())}" if shipped_tables() else ""
+    raise TableError(f"workload.table={name} {reason}: give a file of recorded runs as JSON lines{others}")
+
+
+def read_index(folder: Path) -> dict[str, Source]:
+    """Return the tables that ``tables.yaml`` in a folder lists, by name; none without such a file.
+
+    It maps each file's name, without ``.jsonl``, to ``metric``, ``target`` (of an error) and ``command``.
+    """
+    path = folder / "tables.yaml"
+    if not path.exists():
+        return {}
+    try:
+        listed = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TableError(f"{path} cannot be read ({error}): it lists the tables beside it") from error
+    if not isinstance(listed, dict):
+        raise TableError(f"{path} must map the name of each table to metric, target and command")
+    found = {}
+    for name, values in listed.items():
+        missing = [key for key in ("metric", "target", "command") if not isinstance(values, dict) or key not in values]
+        if missing:
+            raise TableError(f"{path}: {name} lacks {', '.join(missing)}")
+        if not isinstance(values["target"], int | float):
+            raise TableError(f"{path}: {name} needs a number as target, but got {values['target']!r}")
+        file = folder / f"{name}.jsonl"
+        if not file.exists():
+            raise TableError(f"{path} lists {name}, but {file} does not exist")
+        target = Target(str(values["metric"]), float(values["target"]), "min")
+        found[str(name)] = Source(file, target, values["command"])
+    return found
+
+
+def shipped_target(path: Path) -> Target | None:
+    """Return the target that a table was recorded for, if it is one of those that ship."""
+    sources = read_index(SHIPPED).values()
+    return next((source.target for source in sources if source.path.resolve() == path.resolve()), None)
+
+
+def complete(config: DictConfig) -> DictConfig:
+    """Return a replayed workload's config with what it leaves open (``???``) taken from its table.
+
+    These are the range of batch sizes; the reference of the scaling rule, the geometric middle of the batch sizes and
+    of the learning rates; a budget that no recorded run exceeds, so that it is the records that end trials; and, of a
+    table that ships, the target that it was recorded for.
+    """
+    config = config.copy()
+    config.device = DEVICE
+    if OmegaConf.is_missing(config.workload, "table"):
+        raise ConfigError("workload.table is missing: name a file of recorded runs, workload.table=FILE")
+    path = find_table(config.workload.table)
+    table = read_table(path)
+    low, high = table.batch_sizes[0], table.batch_sizes[-1]
+    steps, examples = _recorded_budget(table)
+    own: Mapping[str, Mapping[str, Any]] = {
+        "batch_size": {"low": low, "high": high},
+        "reference": {"batch_size": math.sqrt(low * high), "lr": math.sqrt(table.lrs[0] * table.lrs[-1])},
+        "budget": {"steps": steps, "examples": examples},
+    }
+    for group, values in own.items():
+        for name, value in values.items():
+            if OmegaConf.is_missing(config.workload[group], name):
+                config.workload[group][name] = value
+    if OmegaConf.is_missing(config.workload.target, "value"):
+        target = shipped_target(path)
+        if target is not None:
+            config.workload.target.value = target.value
+            return config
+        seen = [value for run in table.runs for value in run.metric]
+        raise ConfigError(
+            "workload.target.value is missing: give the value to reach, such as workload.target.value=0.1 "
+            f"(this table's values lie between {min(seen):g} and {max(seen):g})"
+        )
+    return config
+
+
+def _recorded_budget(table: Table) -> tuple[int, int]:
+    """Return the least budget, in steps and in examples, that no recorded run exceeds: so many of the one or the other.
+
+    Steps are those of the longest run at the largest batch size, examples the most in a run that took more steps.
+    """
+    steps = max(run.end for run in table.runs if run.batch_size == table.batch_sizes[-1])
+    return steps, max((run.end * run.batch_size for run in table.runs if run.end > steps), default=1)
+
+
+class ReplayBackend(TrialBackend):
+    """Answers each trial from a table of recorded runs.
+
+    Args:
+        config: of a replayed workload; :func:`complete` has filled what it left open.
+        protocol: built from it.
+    """
+
+    def __init__(self, config: DictConfig, protocol: TrialProtocol) -> None:
+        if config.compile is not None:
+            raise ConfigError(f"compile={config.compile} does not apply to recorded runs: leave it out")
+        path = find_table(config.workload.table)
+        self.table, self._protocol = read_table(path), protocol
+        sizes, lrs = self.table.batch_sizes, self.table.lrs
+        self.step_time = _step_time(self.table)
+        self.device = DEVICE
+        self.description = f"recorded runs ({path.stem})"
+        self.versions = {"bstune": bstune.__version__}
+        self.lr_range = lrs[0], lrs[-1]
+        content = hashlib.sha256(path.read_bytes()).hexdigest()[:16]  # the same table wherever it lies
+        self.frozen_settings = {"workload.table": f"sha256 {content}", "device": DEVICE}
+        self.notes = (
+            f"answered from {len(self.table.runs)} recorded runs at {len(sizes)} batch sizes and {len(lrs)} learning "
+            "rates: seconds are simulated, and a trial also ends where its record does",
+        )
+
+    def run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
+        """Answer one trial from the table."""
+        last_step = self._protocol.budget.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
+        return replay(self.table, spec, self._protocol.target, last_step, resumed_from)
+
+    def longest(self, batch_size: int, protocol: TrialProtocol) -> int:
+        """Return the steps of the longest record at the nearest batch size, within the budget."""
+        nearest = min(self.table.batch_sizes, key=lambda size: abs(math.log(size / batch_size)))
+        longest = max(run.end for run in self.table.runs if run.batch_size == nearest)
+        return min(longest, protocol.budget.last_step(batch_size))
+
+    def check(self, space: Space, trial: TrialSpec | None) -> None:
+        """Refuse a target that no recorded run reaches, or all do at once, and points outside of the table."""
+        target = self._protocol.target
+        reason = never_reached(self.table, target) or always_reached(self.table, target)
+        if reason is not None:
+            raise TableError(reason)
+        if trial is None:
+            asked = [("search.batch_size.low", space.low), ("search.batch_size.high", space.high)]
+        else:
+            asked = [("trial.batch_size", trial.batch_size), ("trial.lr", trial.lr)]
+        for option, value in asked:
+            values: Sequence[float] = self.table.lrs if option == "trial.lr" else self.table.batch_sizes
+            if not values[0] <= value <= values[-1]:
+                what = "learning rates" if option == "trial.lr" else "batch sizes"
+                raise ConfigError(
+                    f"{option}={value:g} lies outside of the table's {what}, {values[0]:g} to {values[-1]:g}"
+                )
+
+
+def _step_time(table: Table) -> Callable[[float], float]:
+    """Return the median seconds per step at each recorded batch size, linear in the logarithms between them."""
+    taus = [median(run.seconds_per_step for run in table.runs if run.batch_size == size) for size in table.batch_sizes]
+    sizes, seconds = np.log(np.array(table.batch_sizes, dtype=np.float64)), np.log(taus)
+    return lambda batch_size: float(np.exp(np.interp(math.log(batch_size), sizes, seconds)))

@@ -120,7 +120,7 @@ class Workers:
         return [spec for spec, _ in self._running.values()]
 
     def start(self, spec: TrialSpec, output: Output, parent: TrialResult | None) -> None:
-        """Train a trial in a process that has nothing to do; the arguments are those of :class:`bstune.study.runner.Runner`.
+        """Train a trial in a process that has nothing to do; the arguments are those of :meth:`bstune.trial.backend.TrialBackend.run`.
 
         Raises:
             ValueError: if there is none.

@@ -24,24 +24,114 @@ A module may have
   module inside it, such as a normalisation layer, may have one.
 """
 
-from collections.abc import Iterable, Mapping
+import functools
+import logging
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.data import sized_len
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bstune.config import budget_of, build, with_settings
-from bstune.core.errors import ConfigError
-from bstune.core.records import TrialProtocol, TrialSpec
-from bstune.trial.batches import rebatch
-from bstune.trial.loop import Workload, make_trainer, serving
+from bstune.config import budget_of, build, flatten, overrides, plain, with_settings
+from bstune.core.errors import ConfigError, StateError
+from bstune.core.files import Output
+from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
+from bstune.core.search_space import BUDGET, Space, corners
+from bstune.core.step_time import StepTime
+from bstune.trial.backend import TrialBackend, make_protocol
+from bstune.trial.batches import micro_batch_sizes, rebatch
+from bstune.trial.checkpoint import Stopped
+from bstune.trial.device import device_name, resolve_device, versions
+from bstune.trial.loop import Workload, make_trainer, met_before_training, metric, run_trial, serving
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+logger = logging.getLogger(__name__)
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true")
+# Arguments of the Trainer that bstune sets: another value would change what a trial is, without a word.
+OWNED = frozenset(
+    {"accelerator", "barebones", "callbacks", "check_val_every_n_epoch", "devices", "enable_checkpointing"}
+    | {"accumulate_grad_batches", "enable_progress_bar", "fast_dev_run", "limit_train_batches", "limit_val_batches"}
+    | {"logger", "max_epochs", "max_steps", "max_time", "min_epochs", "min_steps", "num_nodes", "num_sanity_val_steps"}
+    | {"overfit_batches", "precision", "reload_dataloaders_every_n_epochs", "strategy", "val_check_interval"}
+)
+START_EXAMPLES = 2000  # validation examples on which untrained weights are compared with the target
+REHEARSAL_STEPS, REHEARSAL_WARMUP_STEPS = 4, 1
+REHEARSAL_SPREAD = 4  # between the two batch sizes that are timed: small ones are cheap
+
+
+def resolve(config: DictConfig) -> DictConfig:
+    """Return a config whose ``device`` and ``precision`` are those of this machine instead of ``auto``."""
+    config = config.copy()
+    config.device = str(resolve_device(config.device, "device"))
+    config.precision = resolve_precision(config.precision, config.device)
+    if config.precision == "16-mixed" and OmegaConf.select(config, "workload.module.optimizer.fused"):
+        raise ConfigError(
+            "precision=16-mixed skips steps whose gradients overflow, after which the momentum of a fused optimizer is "
+            "wrong: set workload.module.optimizer.fused=false, or use precision=bf16-mixed"
+        )
+    return config
+
+
+def resolve_precision(precision: str, device: str) -> str:
+    """Return the precision: bf16-mixed on CUDA and 32-true elsewhere for ``auto``; refuse one the device lacks."""
+    # Lightning would turn 16-mixed on a CPU into bf16 without a word.
+    cuda = device.startswith("cuda")
+    if precision == "auto":
+        return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision must be one of auto, {', '.join(PRECISIONS)}, but got {precision!r}")
+    kind, _, rest = precision.partition("-")
+    if kind == "16" and not cuda:
+        raise ConfigError(
+            f"precision={precision} needs a CUDA device, but this is {device}: use bf16-{rest} or 32-true"
+        )
+    if kind == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError(
+            f"precision={precision}: {torch.cuda.get_device_name()} has no bfloat16: use 16-{rest} or 32-true"
+        )
+    return precision
+
+
+def load(config: DictConfig) -> "tuple[Workload, TrialProtocol]":
+    """Return a config's workload and protocol: the one way from options to what trains, here and in other processes."""
+    config = resolve(config)
+    protocol = checked_protocol(config)
+    return build_workload(config), protocol
+
+
+def checked_protocol(config: DictConfig) -> TrialProtocol:
+    """Return a resolved config's protocol; a Trainer is built to find arguments that it does not take."""
+    if config.protocol.micro_batch_size is not None:
+        micro_batch_sizes(1, config.protocol.micro_batch_size)
+    owned = sorted(OWNED & set(config.trainer))
+    if owned:
+        raise ConfigError(f"trainer.{owned[0]} is bstune's own: see device, precision, budget and protocol")
+    protocol = make_protocol(config)
+    try:
+        make_trainer(protocol.trainer)
+    except (TypeError, ValueError, MisconfigurationException) as error:
+        raise ConfigError(f"trainer: {str(error).splitlines()[0]}") from error
+    return protocol
+
+
+def check_largest(largest: int, data: LightningDataModule, option: str = "search.batch_size.high") -> None:
+    """Refuse a batch size, given by an option, over the data's length."""
+    examples = train_examples(data)
+    if largest > examples:
+        raise ConfigError(
+            f"batch size {largest} is larger than the training data ({examples} examples): "
+            f"set {option} to at most {examples}"
+        )
 
 
 def load_data(config: DictConfig) -> LightningDataModule:
@@ -119,7 +209,26 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     for part in module.modules():
         if hasattr(part, "check_batch"):
             part.check_batch(spec.batch_size, config.protocol.micro_batch_size)  # type: ignore[operator]
+    _name_optimizer_errors(module)
     return module
+
+
+def _name_optimizer_errors(module: LightningModule) -> None:
+    """Make ``configure_optimizers`` raise a ConfigError for an option that an optimizer or a schedule refuses."""
+    configure = module.configure_optimizers
+
+    @functools.wraps(configure)
+    def configured() -> Any:
+        try:
+            return configure()
+        except (TypeError, ValueError) as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise ConfigError(
+                f"workload.module: {type(module).__name__} cannot build its optimizers from these options: {error} "
+                f"({type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno})"
+            ) from error
+
+    module.configure_optimizers = configured  # type: ignore[method-assign]
 
 
 class _InitialImages:
@@ -178,3 +287,148 @@ def evaluate(workload: Workload, module: LightningModule, protocol: TrialProtoco
     else:
         run(module, datamodule=serving(workload.data_module, **batches), verbose=False)
     return trainer
+
+
+class LightningBackend(TrialBackend):
+    """Trains each trial with a Lightning Trainer.
+
+    Args:
+        config: the checked config, device and precision resolved.
+        workload: built from it.
+        protocol: built from it.
+    """
+
+    def __init__(self, config: DictConfig, workload: Workload, protocol: TrialProtocol) -> None:
+        self.workload, self.protocol, self._config = workload, protocol, config
+        self.device = device_name(protocol.trainer)
+        self.description = f"{self.device} in {config.precision}"
+        self.versions = versions()
+        self.stops = not has_horizon(config)
+        self.validates_on_test = workload.validates_on_test
+        self.evaluation_share = protocol.evaluation_schedule.share
+        self.train_examples = workload.train_examples
+        # A schedule that ends with the budget makes the budget part of the workload.
+        budget = {} if self.stops else flatten({"budget": plain(config.budget)})
+        self.frozen_settings = {
+            "precision": config.precision,
+            "device": self.device,
+            "compile": config.compile,
+            **budget,
+        }
+
+    def run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
+        """Train one trial; one whose earlier state is gone, or cannot be used, is trained again from the start."""
+        budget = budget_of(with_settings(self._config, spec.hyperparameters))  # one of them may be its horizon
+        protocol = replace(self.protocol, budget=budget)
+        checkpoint = None if folder is None else folder.checkpoint(spec.number)
+        if spec.max_steps is None or folder is None:
+            return run_trial(self.workload, spec, protocol, checkpoint)
+        folder.states.mkdir(exist_ok=True)
+        state = folder.state(spec.number)
+        stopped = None if resumed_from is None else Stopped(resumed_from, folder.state(resumed_from.number))
+        try:
+            return run_trial(self.workload, spec, protocol, checkpoint, state=state, resume=stopped)
+        except StateError as error:
+            logger.warning("%s", error)
+            if stopped is not None:
+                stopped.state.unlink(missing_ok=True)  # it would be tried again and again
+        return run_trial(self.workload, replace(spec, resumed_from=None), protocol, checkpoint, state=state)
+
+    def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
+        """Return a trial's metrics on the test set, from its checkpoint; empty without such a set or checkpoint."""
+        checkpoint = folder.checkpoint(spec.number)
+        if self.workload.test_batches is None or not checkpoint.exists():
+            return {}
+        module = self.workload.build_module(spec)
+        module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
+        trainer = evaluate(self.workload, module, self.protocol, test=self.workload.test_batches)
+        return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+    def resumable(self, number: int, folder: Output) -> bool:
+        """Return whether the stopped trial's state is there."""
+        return folder.state(number).exists()
+
+    def rehearse(self, space: Space, trial: TrialSpec | None, step_time: Callable[[float], float] | None) -> None:
+        """Train a few steps and evaluate, which finds what only training finds, and set ``step_time``.
+
+        ``trial`` is the one to train instead of a study; a measured ``step_time`` replaces the rehearsal's own.
+        """
+        # A single trial's batch size may be one at which the module can be built where the range's smallest is none.
+        sizes = space if trial is None else replace(space, low=trial.batch_size, high=trial.batch_size)
+        own = self._rehearsed_step_time(sizes)
+        self.step_time = own if step_time is None else step_time
+        first = trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)
+        module = self.workload.build_module(first)
+        self.gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+        self._check_start(module)
+        self._check_tunables(space)
+
+    def _train_briefly(self, spec: TrialSpec) -> TrialResult:
+        protocol = replace(
+            self.protocol,
+            budget=Budget(REHEARSAL_STEPS, 1),
+            warmup_steps=REHEARSAL_WARMUP_STEPS,
+            noise_scale_every=None,
+            trainer={**self.protocol.trainer, "limit_val_batches": 1},
+        )
+        return run_trial(self.workload, spec, protocol)
+
+    def _rehearsed_step_time(self, space: Space) -> StepTime:
+        """Time a few steps at the smallest batch size and at one a few times larger."""
+        sizes = sorted({space.snap(space.low), space.snap(min(space.high, space.low * REHEARSAL_SPREAD))})
+        specs = [TrialSpec(0, 0, size, space.lr(size, -space.delta_bound), None, 0) for size in sizes]
+        seconds = [self._train_briefly(spec).seconds_per_step or 0.0 for spec in specs]
+        if len(sizes) == 1:
+            return StepTime(0.0, seconds[0] / sizes[0])
+        slope = max(0.0, (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]))
+        return StepTime(max(0.0, seconds[0] - slope * sizes[0]), slope)
+
+    def _check_start(self, module: LightningModule) -> None:
+        """Refuse a target that untrained weights meet on a part of the validation data."""
+        few = _EveryNth(self.workload.validation_batches, max(1, self.workload.validation_examples // START_EXAMPLES))
+        trainer = evaluate(self.workload, module, self.protocol, val=few)
+        target = self.protocol.target
+        value = metric(trainer, target.metric)
+        if value is not None and target.reached(value):
+            raise met_before_training(target, value)
+
+    def _check_tunables(self, space: Space) -> None:
+        """Train a few steps at the smallest batch size with all further hyperparameters at either end."""
+        for one in space.tunables:
+            if one.key.startswith(BUDGET) and self.stops:
+                raise ConfigError(
+                    f"workload.tunable.{one.name} sets {one.key}, but no schedule of {self._config.workload.name} ends "
+                    "with its budget: it would change nothing but when a trial gives up"
+                )
+        for values in corners(space.tunables):
+            lr = space.lr(space.low, -space.delta_bound)
+            try:
+                self._train_briefly(TrialSpec(0, 0, space.low, lr, None, 0, hyperparameters=values))
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"workload.tunable: the module does not take {', '.join(overrides(self._config, values))} at batch "
+                    f"size {space.low}: {str(error).splitlines()[0]}"
+                ) from error
+
+
+class _EveryNth:
+    """Every n-th of some batches, so that a few of them stand for all, in whatever order the data are."""
+
+    def __init__(self, batches: Iterable[Any], n: int) -> None:
+        self._batches, self._n = batches, n
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._batches, 0, None, self._n)
+
+    def __len__(self) -> int:
+        return -(-(sized_len(self._batches) or 1) // self._n)
+
+
+def has_horizon(config: DictConfig) -> bool:
+    """Return whether the workload's module depends on the trial's number of steps, as a schedule with an end does."""
+    modules = []
+    for total_steps in (1, 2):
+        own = config.copy()
+        own.trial.batch_size, own.trial.lr, own.trial.total_steps = 1, 1.0, total_steps
+        modules.append(plain(own.workload.module))
+    return modules[0] != modules[1]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bstune.core.errors import ConfigError
-from bstune.workloads.layers import Whitening, initialise_as_identity
+from bstune.workloads.layers import Whitening, dirac_init
 
 
 class Airbench(nn.Module):
@@ -23,8 +23,8 @@ class Airbench(nn.Module):
         activation: called without arguments for each activation; GELU in the source.
         norm: called with a number of channels; in the source of momentum 0.4 (torch's sense), eps 1e-12 and scale 1.
         whitening: the first layer; in the source of 2x2 pixels, signed, with a bias and without padding.
-        identity_init: whether convolutions start as the identity, as in the source; see
-            :func:`~bstune.workloads.layers.initialise_as_identity`.
+        identity_init: whether convolutions start as the identity, as in the source
+            (:func:`~bstune.workloads.layers.dirac_init`).
         unit_head: whether the linear layer's weights are divided by their standard deviation at the start, as in the
             source's variant with Muon.
 
@@ -75,7 +75,7 @@ class Airbench(nn.Module):
         self.head = nn.Linear(third, classes, bias=False)
         self.logit_scale = logit_scale
         if identity_init:
-            initialise_as_identity(self)
+            dirac_init(self)
         if unit_head:
             with torch.no_grad():
                 self.head.weight.div_(self.head.weight.std())

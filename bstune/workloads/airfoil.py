@@ -1,8 +1,7 @@
 """Linear regression on NASA's airfoil self-noise, as in Dive into Deep Learning, 12.5.3 and 12.5.4.
 
-Features and label are standardised over all rows, and the first 1,500 rows are trained on. The loss is the mean over
-examples of (x w + b - y)^2 / 2, and the target is measured on the rows that are trained on, as there: it says how well
-an algorithm minimises, not how well the model generalises.
+Features and label are standardised over all rows. The target is measured on the rows that are trained on, as there: it
+says how well an algorithm minimises, not how well the model generalises.
 """
 
 from collections.abc import Callable
@@ -25,7 +24,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class LinearRegression(lightning.LightningModule):
-    """Trains x w + b on (features, labels) and logs ``val/loss``.
+    """Trains x w + b on (features, labels) and logs ``val/loss``, the mean over examples of (x w + b - y)^2 / 2.
 
     Args:
         features: number of features.
@@ -84,21 +83,17 @@ class AirfoilData(lightning.LightningDataModule):
 
         Raises:
             DataError: if the data cannot be had.
-            ConfigError: if there are not so many rows, or there is no such device.
+            ConfigError: if there are fewer rows, or there is no such device.
         """
         self._rows_on_device()
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Return the rows, each batch in one piece."""
-        return self._loader()
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        """Return the same rows, as one batch."""
-        return self._loader()
-
-    def _loader(self) -> DataLoader[Any]:
+        """Return the rows, as one batch."""
         rows = self._rows_on_device()
-        return DataLoader(rows, batch_size=len(rows), collate_fn=_whole)
+        # __getitems__ returns a whole batch already
+        return DataLoader(rows, batch_size=len(rows), collate_fn=_unchanged)
+
+    val_dataloader = train_dataloader
 
     def _rows_on_device(self) -> "_Rows":
         if self._resident is None:
@@ -127,16 +122,12 @@ class _Rows(Dataset[Any]):
         return self._features.index_select(0, rows), self._labels.index_select(0, rows)
 
 
-def _whole(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
 def standardise(columns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each column less its mean over its standard deviation, both over all rows (dividing by their number).
-
-    Raises:
-        DataError: if a column is constant.
-    """
+    """Return each column less its mean over its standard deviation, both over all rows (dividing by their number)."""
     std = columns.std(axis=0)
     if not (std > 0.0).all():
         raise DataError(f"column {int(np.argmin(std))} of the data is constant: it cannot be standardised")

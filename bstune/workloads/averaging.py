@@ -1,7 +1,4 @@
-"""Averages of the weights that are evaluated in their place, kept without waiting for an accelerator.
-
-Lookahead: slow weights that the trained ones are drawn back to every few steps.
-"""
+"""Averages of the weights that are evaluated in their place, and Lookahead; none of them waits for an accelerator."""
 
 import itertools
 import math
@@ -22,15 +19,9 @@ SNAPSHOTS = 16
 
 
 class _DeviceAverage(WeightAveraging):
-    """An average of weights and buffers: average <- decay x average + (1 - decay) x weights, at some of the steps.
+    """Averages weights and buffers: average <- decay x average + (1 - decay) x weights, at some of the steps.
 
-    Three things are Lightning's no longer. The count of updates stays on the host: torch's AveragedModel keeps it on
-    the device and branches on it, so that each update waits for all that the device has been given. The average moves
-    to the weights' device: Lightning makes it before it moves the module, so that each update would copy all weights to
-    the host. And the average keeps its own type, that of the module when it was set up: an average of weights in half
-    precision is one in float32, and only a copy of it is rounded for an evaluation.
-
-    The first update takes the weights as they are. Whole numbers, such as counts of batches, are never averaged.
+    The first update copies the weights. Whole numbers, such as counts of batches, are copied, never averaged.
     """
 
     def __init__(self) -> None:
@@ -38,46 +29,47 @@ class _DeviceAverage(WeightAveraging):
         self._training: list[Tensor] = []
 
     @abstractmethod
-    def decay(self) -> float:
-        """Return the share of the average so far in the next one."""
+    def decay(self, step: int) -> float:
+        """Return the share of the average so far in that of ``step``."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Make the average."""
+        """Make the average, in the module's type before Lightning casts it: float32 for weights in half precision."""
         super().setup(trainer, pl_module, stage)
         if self._average_model is not None:
+            # On the host: torch's AveragedModel branches on its count, so that each update would wait for the device.
             self._average_model.n_averaged = torch.tensor(0)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the average where the weights are by now."""
-        assert self._average_model is not None  # set up
+        """Move the average to the weights' device, to which Lightning moves the module only after ``setup``."""
+        assert self._average_model is not None  # noqa: S101  # set up
         self._average_model.module.to(pl_module.device)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
         """Update the average if it is due."""
         step = trainer.global_step
         if step > self._latest_update_step and self.should_update(step_idx=step - 1):
-            self._update(pl_module)
+            self._update(pl_module, self.decay(step))
             self._latest_update_step = step
 
     @torch.no_grad()
-    def _update(self, pl_module: LightningModule) -> None:
-        assert self._average_model is not None  # set up
-        known, decay = int(self._average_model.n_averaged) > 0, self.decay()
+    def _update(self, pl_module: LightningModule, decay: float) -> None:
+        assert self._average_model is not None  # noqa: S101  # set up
+        first = int(self._average_model.n_averaged) == 0
         averaged: list[Tensor] = []
         weights: list[Tensor] = []
         for average, value in zip(_tensors(self._average_model.module), _tensors(pl_module), strict=True):
-            if known and average.is_floating_point():
+            if first or not average.is_floating_point():
+                average.copy_(value)
+            else:
                 averaged.append(average)
                 weights.append(value.to(average.dtype))
-            else:
-                average.copy_(value)
         if averaged:
             torch._foreach_lerp_(averaged, weights, 1.0 - decay)
         self._average_model.n_averaged += 1
 
     @torch.no_grad()
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the average in the weights' place."""
+        """Put the average in the weights' place, rounded to their type; the average itself keeps its own."""
         if self._average_model is not None:
             self._training = [value.clone() for value in _tensors(pl_module)]
             self._copy_average_to_current(pl_module)
@@ -90,8 +82,9 @@ class _DeviceAverage(WeightAveraging):
         self._training = []
 
 
-def _tensors(module: torch.nn.Module) -> list[Tensor]:
-    return [tensor.detach() for tensor in itertools.chain(module.parameters(), module.buffers())]
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
+        yield tensor.detach()
 
 
 class RunningWeightAverage(_DeviceAverage):
@@ -99,8 +92,8 @@ class RunningWeightAverage(_DeviceAverage):
 
     The weights of step s count in proportion to s^(1/fraction - 1) at every later step t, so that their cumulative
     weight is (s/t)^(1/fraction) and their mean age is t fraction/(1 + fraction) (polynomial-decay averaging, Shamir and
-    Zhang 2013, eq. 6 with eta = 1/fraction - 1). The window is the same share of the run at every batch size, and no
-    horizon has to be known. The average is updated every ``fraction``/16 of the steps so far (at least one step apart).
+    Zhang 2013, eq. 6 with eta = 1/fraction - 1). The window is the same share of the run at every batch size. The
+    average is updated every ``fraction``/16 of the steps so far (at least one step apart).
 
     Args:
         fraction: in (0, 1].
@@ -114,36 +107,17 @@ class RunningWeightAverage(_DeviceAverage):
             raise ConfigError(f"the fraction of steps that is averaged must lie in (0, 1], but got {fraction}")
         super().__init__()
         self.fraction = fraction
-        self._updated_at = 0
-        self._step = 0
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        """Return whether the snapshots' spacing is over; never at the end of an epoch."""
-        if step_idx is None:
-            return False
-        step = step_idx + 1
-        due = step >= max(self._updated_at + 1, math.ceil(self._updated_at * (1.0 + self.fraction / SNAPSHOTS)))
-        if due:
-            self._step = step
-        return due
+        """Return whether the next snapshot is due; never at the end of an epoch."""
+        last = self._latest_update_step
+        return step_idx is not None and step_idx + 1 >= max(
+            last + 1, math.ceil(last * (1.0 + self.fraction / SNAPSHOTS))
+        )
 
-    def decay(self) -> float:
+    def decay(self, step: int) -> float:
         """Return (s/t)^(1/fraction) for the last update at step s and this one at t."""
-        return float((self._updated_at / self._step) ** (1.0 / self.fraction))
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
-        """Update the average if a snapshot is due."""
-        super().on_train_batch_end(trainer, pl_module, *arguments)
-        self._updated_at = self._step
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return when the average was last updated; Lightning saves the average itself."""
-        return {**super().state_dict(), "updated_at": self._updated_at}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what :meth:`state_dict` returned."""
-        super().load_state_dict(state_dict)
-        self._updated_at = self._step = state_dict["updated_at"]
+        return float((self._latest_update_step / step) ** (1.0 / self.fraction))
 
 
 class ExponentialMovingAverage(_DeviceAverage):
@@ -172,7 +146,7 @@ class ExponentialMovingAverage(_DeviceAverage):
         """Return whether an update is due; never at the end of an epoch."""
         return step_idx is not None and step_idx % self._every == 0
 
-    def decay(self) -> float:
+    def decay(self, step: int) -> float:
         """Return decay^every."""
         return self._decay
 
@@ -185,7 +159,7 @@ class Lookahead(Callback):
     d = decay x (t/total_steps)^power; at step ``total_steps`` fast <- slow once more, which takes what the last few
     steps did alone out again. Buffers, such as the statistics of batch normalisation, are weights here; whole numbers
     are left alone. The slow weights start at the untrained ones. Steps that a gradient scaler skips are counted: with k
-    of them fast <- slow comes k steps before the end. Nothing waits for an accelerator.
+    of them the last fast <- slow comes k steps before the end.
 
     Args:
         total_steps: the trial's own steps, over 0.
@@ -210,17 +184,16 @@ class Lookahead(Callback):
         self._step = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Start anew; a state is taken up after this."""
+        """Forget an earlier fit; a checkpoint's state is loaded after this."""
         self._slow, self._step = [], 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the slow weights from the module, or put those of a state where it is."""
-        weights = list(_weights(pl_module))
-        known = self._slow or weights
-        self._slow = [slow.to(weight, copy=True) for slow, weight in zip(known, weights, strict=True)]
+        """Copy the slow weights from the module, or move those of a checkpoint to its device."""
+        weights = _floating(pl_module)
+        self._slow = [slow.to(weight, copy=True) for slow, weight in zip(self._slow or weights, weights, strict=True)]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
-        """Update both if it is due; micro-batches but the last of a step are none."""
+        """Update both if it is due, at the last micro-batch of a step."""
         step = trainer.global_step
         if step <= self._step:
             return
@@ -232,20 +205,18 @@ class Lookahead(Callback):
 
     @torch.no_grad()
     def _update(self, pl_module: LightningModule, decay: float) -> None:
-        fast = list(_weights(pl_module))
+        fast = _floating(pl_module)
         torch._foreach_lerp_(self._slow, fast, 1.0 - decay)
         torch._foreach_copy_(fast, self._slow)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the slow weights, and the step that they are of."""
+        """Return the slow weights and the step at which they were last updated."""
         return {"slow": self._slow, "step": self._step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what :meth:`state_dict` returned."""
+        """Load what :meth:`state_dict` returned."""
         self._slow, self._step = list(state_dict["slow"]), state_dict["step"]
 
 
-def _weights(module: nn.Module) -> Iterator[Tensor]:
-    for tensor in itertools.chain(module.parameters(), module.buffers()):
-        if tensor.is_floating_point():
-            yield tensor.detach()
+def _floating(module: nn.Module) -> list[Tensor]:
+    return [tensor for tensor in _tensors(module) if tensor.is_floating_point()]

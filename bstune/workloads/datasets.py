@@ -1,8 +1,7 @@
 """Small data sets, from their publishers, with pinned checksums.
 
-A complete local copy is used without a network, and its folder may be read-only. What is missing is downloaded, checked
-and renamed into place, so that an interrupted download leaves nothing that looks like data. The pinned checksums are
-those of the uncompressed files: the gzip wrapping differs from mirror to mirror. Nothing is ever unpickled.
+A complete local copy is used without a network, and its folder may be read-only. A missing file is downloaded, verified
+and renamed into place. Checksums are those of the uncompressed bytes, since the gzip wrapping differs between mirrors.
 """
 
 import gzip
@@ -12,8 +11,7 @@ import os
 import sys
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,12 +31,7 @@ CIFAR10_SHAPE = (3, 32, 32)
 
 @dataclass(frozen=True)
 class Images:
-    """Labelled images.
-
-    Args:
-        images: uint8, (n, channels, height, width).
-        labels: int64, (n,).
-    """
+    """Images, uint8 (n, channels, height, width), with their labels, int64 (n,)."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
@@ -53,30 +46,17 @@ class Images:
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """A data set as published.
-
-    Args:
-        name: its name, for messages.
-        white: the largest value that a pixel can have: 255, or 16 for the digits.
-        train: the training images.
-        test: the test images; None where the publisher has no such part.
-    """
+    """A data set as published; ``test`` is None where the publisher has no test images."""
 
     name: str
-    white: int
+    white: int  # the largest value that a pixel can have
     train: Images
     test: Images | None
 
 
 @dataclass(frozen=True)
 class TabularDataset:
-    """Measurements as published, for a regression.
-
-    Args:
-        name: its name, for messages.
-        features: float64, (n, number of features).
-        labels: float64, (n,).
-    """
+    """Measurements as published: features, float64 (n, number of features), and labels, float64 (n,)."""
 
     name: str
     features: NDArray[np.float64]
@@ -85,24 +65,14 @@ class TabularDataset:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the files of a data set are kept and published.
-
-    Args:
-        name: the data set, for messages.
-        folder: its folder under the root.
-        sha256: checksum of each file, uncompressed, by file name.
-        mirrors: URLs to which the name of a remote file is appended, tried in this order.
-        archive: the remote tar archive that holds ``folder/`` with all files; None if each file is published alone, as
-            ``<file><suffix>``.
-        suffix: what follows the file's name where it is published alone: ``.gz``, or nothing.
-    """
+    """Where the files of a data set are kept and published."""
 
     name: str
-    folder: str
-    sha256: Mapping[str, str]
-    mirrors: tuple[str, ...]
-    archive: str | None = None
-    suffix: str = ".gz"
+    folder: str  # under the root
+    sha256: Mapping[str, str]  # of each file's uncompressed bytes, by file name
+    mirrors: tuple[str, ...]  # URLs that end before the remote file's name, tried in this order
+    archive: str | None = None  # the remote tar archive that holds folder/; None: each file is published alone
+    suffix: str = ".gz"  # follows the name of a file that is published alone
 
 
 FASHION_MNIST = Source(
@@ -161,7 +131,7 @@ AIRFOIL_COLUMNS = 6  # frequency, angle of attack, chord length, velocity, displ
 
 
 def load_digits() -> ImageDataset:
-    """Return the 1797 digits of 8 x 8 pixels, 0 to 16, that scikit-learn ships; they have no test part."""
+    """Return the 1797 digits of 8 x 8 pixels, 0 to 16, that scikit-learn ships; they have no test images."""
     from sklearn.datasets import load_digits as load  # here, because scikit-learn takes a second to import
 
     digits = load()
@@ -177,7 +147,7 @@ def load_fashion_mnist(root: str | Path) -> ImageDataset:
             the home directory.
 
     Raises:
-        DataError: if the data are not there and cannot be downloaded, or are not the published bytes.
+        DataError: if the data are missing and cannot be downloaded, or are not the published bytes.
         ConfigError: if ``root`` is empty.
     """
     return _load_idx(FASHION_MNIST, root)
@@ -193,8 +163,7 @@ def load_cifar10(root: str | Path) -> ImageDataset:
 
     It is kept in ``root/cifar-10-batches-bin/``; otherwise as :func:`load_fashion_mnist`.
     """
-    files = read_files(CIFAR10, root)
-    parts = {name: parse_cifar10(data, name) for name, data in files.items()}
+    parts = {name: parse_cifar10(data, name) for name, data in read_files(CIFAR10, root).items()}
     test = parts.pop("test_batch.bin")
     train = [parts[name] for name in sorted(parts)]
     images = np.concatenate([part.images for part in train])
@@ -214,11 +183,7 @@ def load_airfoil(root: str | Path) -> TabularDataset:
 
 
 def parse_table(data: bytes, name: str, columns: int) -> NDArray[np.float64]:
-    """Return the numbers of a tab-separated file without a header, (rows, columns).
-
-    Raises:
-        DataError: if a row has another number of columns, or a value that is no finite number, or there is no row.
-    """
+    """Return the numbers of a tab-separated file without a header, (rows, columns)."""
     try:
         lines = data.decode("ascii").splitlines()
         table = np.array([[float(value) for value in line.split("\t")] for line in lines if line], np.float64)
@@ -227,6 +192,31 @@ def parse_table(data: bytes, name: str, columns: int) -> NDArray[np.float64]:
     if table.ndim != 2 or table.shape[1] != columns or not np.isfinite(table).all():
         raise DataError(f"{name} is not a table of {columns} columns of finite numbers: its shape is {table.shape}")
     return table
+
+
+def parse_idx(data: bytes, name: str) -> NDArray[np.uint8]:
+    """Return the array in an IDX file of unsigned bytes, read-only, in the shape that its header gives."""
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] != IDX_UNSIGNED_BYTE:
+        raise DataError(f"{name} is not an IDX file of unsigned bytes: it starts with {data[:4].hex(' ')}")
+    header = 4 + 4 * data[3]
+    if len(data) < header:
+        raise DataError(f"{name} ends inside its IDX header of {header} bytes: it has {len(data)}")
+    shape = tuple(int(size) for size in np.frombuffer(data, ">u4", count=data[3], offset=4))
+    values = np.frombuffer(data, np.uint8, offset=header)
+    if values.size != np.prod(shape, dtype=np.int64):
+        raise DataError(f"{name} holds {values.size} bytes, but its IDX header says {shape}")
+    return values.reshape(shape)
+
+
+def parse_cifar10(data: bytes, name: str) -> Images:
+    """Return the images in a file of CIFAR-10's binary version: records of a label and 3 x 32 x 32 pixels."""
+    size = 1 + int(np.prod(CIFAR10_SHAPE))
+    if not data or len(data) % size:
+        raise DataError(f"{name} holds {len(data)} bytes, which is not a whole number of records of {size} bytes")
+    records = np.frombuffer(data, np.uint8).reshape(-1, size)
+    if records[:, 0].max() > 9:
+        raise DataError(f"{name} has the label {records[:, 0].max()}, but CIFAR-10 has the classes 0 to 9")
+    return Images(records[:, 1:].reshape(-1, *CIFAR10_SHAPE), records[:, 0].astype(np.int64))
 
 
 def _load_idx(source: Source, root: str | Path) -> ImageDataset:
@@ -241,47 +231,8 @@ def _load_idx(source: Source, root: str | Path) -> ImageDataset:
     return ImageDataset(source.name, 255, part("train"), part("t10k"))
 
 
-def parse_idx(data: bytes, name: str) -> NDArray[np.uint8]:
-    """Return the array in an IDX file of unsigned bytes, read-only, in the shape that its header gives.
-
-    Raises:
-        DataError: if the header is not that of such a file, or the length is not what the header says.
-    """
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] != IDX_UNSIGNED_BYTE:
-        raise DataError(f"{name} is not an IDX file of unsigned bytes: it starts with {data[:4].hex(' ')}")
-    header = 4 + 4 * data[3]
-    if len(data) < header:
-        raise DataError(f"{name} ends inside its IDX header of {header} bytes: it has {len(data)}")
-    shape = tuple(int(size) for size in np.frombuffer(data, ">u4", count=data[3], offset=4))
-    values = np.frombuffer(data, np.uint8, offset=header)
-    if values.size != np.prod(shape, dtype=np.int64):
-        raise DataError(f"{name} holds {values.size} bytes, but its IDX header says {shape}")
-    return values.reshape(shape)
-
-
-def parse_cifar10(data: bytes, name: str) -> Images:
-    """Return the images in a file of CIFAR-10's binary version: records of a label and 3 x 32 x 32 pixels.
-
-    Raises:
-        DataError: if the length is not that of whole records, or a label is not one of the ten classes.
-    """
-    size = 1 + int(np.prod(CIFAR10_SHAPE))
-    if not data or len(data) % size:
-        raise DataError(f"{name} holds {len(data)} bytes, which is not a whole number of records of {size} bytes")
-    records = np.frombuffer(data, np.uint8).reshape(-1, size)
-    if records[:, 0].max() > 9:
-        raise DataError(f"{name} has the label {records[:, 0].max()}, but CIFAR-10 has the classes 0 to 9")
-    return Images(records[:, 1:].reshape(-1, *CIFAR10_SHAPE), records[:, 0].astype(np.int64))
-
-
 def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
-    """Return the uncompressed, verified bytes of each of a source's files, by name; download what is missing.
-
-    Raises:
-        DataError: if a file is there but damaged, if a missing one cannot be had from any mirror, or if ``root``
-            cannot be read or written.
-        ConfigError: if ``root`` is empty.
-    """
+    """Return the uncompressed, verified bytes of each of a source's files, by name; download the missing ones."""
     if not str(root or ""):
         raise ConfigError(f"data.root is empty: set it, or BSTUNE_DATA, to the folder that holds {source.folder}/")
     try:
@@ -289,7 +240,15 @@ def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
         paths = {name: _local_path(folder, name) for name in source.sha256}
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no such home directory
         raise DataError(f"data.root={root} cannot be read ({error}). {_advice(source)}") from error
-    files = {name: _read_verified(path, source.sha256[name]) for name, path in paths.items() if path is not None}
+    files = {}
+    for name, path in paths.items():
+        try:
+            if path is not None:
+                files[name] = _verified(path.read_bytes(), source.sha256[name])
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+        except DataError as error:
+            raise DataError(f"{path} is {error}. Delete it, and it is downloaded again") from error
     missing = tuple(name for name in source.sha256 if name not in files)
     return files | _download(source, folder, missing) if missing else files
 
@@ -306,15 +265,6 @@ def _local_path(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def _read_verified(path: Path, sha256: str) -> bytes:
-    try:
-        return _verified(path.read_bytes(), sha256)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-    except DataError as error:
-        raise DataError(f"{path} is {error}. Delete it, and it is downloaded again") from error
-
-
 def _verified(data: bytes, sha256: str) -> bytes:
     """Return ``data`` without its gzip wrapping, if it has one: no published file itself starts with gzip's magic."""
     try:
@@ -328,19 +278,21 @@ def _verified(data: bytes, sha256: str) -> bytes:
 
 
 def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str, bytes]:
-    remote = (
-        [(source.archive, tuple(missing))] if source.archive else [(name + source.suffix, (name,)) for name in missing]
-    )
+    remote = {source.archive: missing} if source.archive else {name + source.suffix: (name,) for name in missing}
     files: dict[str, bytes] = {}
     try:
-        with _staging(folder) as staging:
-            for remote_name, names in remote:
-                fetched = _fetch(source, folder, remote_name, names, staging)
+        # In a folder that exists: others are made for verified data only, and a rename stays on one file system.
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        with TemporaryDirectory(prefix=".download-", dir=existing) as staging:
+            for remote_name, names in remote.items():
+                fetched = _fetch(source, folder, remote_name, names, Path(staging, "download"))
+                folder.mkdir(parents=True, exist_ok=True)
                 for name, data in fetched.items():
-                    (staging / name).write_bytes(data)
-                    os.replace(staging / name, folder / name)
+                    part = Path(staging, name)
+                    part.write_bytes(data)
+                    os.replace(part, folder / name)
                 files |= fetched
-    except OSError as error:  # what a mirror does wrong is a DataError by now: this is about the disk
+    except OSError as error:  # about the disk: _fetch turns what a mirror does wrong into a DataError
         raise DataError(
             f"{source.name} is not complete and cannot be written to {folder} ({error}). {_advice(source)}, or to one"
             " that can be written"
@@ -348,34 +300,23 @@ def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str,
     return files
 
 
-@contextmanager
-def _staging(folder: Path) -> Iterator[Path]:
-    """Make ``folder`` and a temporary folder in it; folders that were made and stayed empty are removed again."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".download-", dir=folder) as staging:
-            yield Path(staging)
-    finally:
-        with suppress(OSError):  # not empty: the data are there
-            for path in made:
-                path.rmdir()
-
-
-def _fetch(source: Source, folder: Path, remote_name: str, names: Sequence[str], staging: Path) -> dict[str, bytes]:
+def _fetch(source: Source, folder: Path, remote_name: str, names: Sequence[str], path: Path) -> dict[str, bytes]:
     """Return the verified bytes of ``names``, which the remote file holds, from the first mirror that has them."""
     failures = []
-    for mirror in source.mirrors:
-        path = staging / remote_name
-        logger.info("downloading %s", mirror + remote_name)
+    # pooch's downloader alone: Decompress refuses a file that the server has unwrapped already, and Untar follows an
+    # archive's links out of its folder on Python 3.11 (no extraction filter).
+    download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**16, timeout=TIMEOUT_SECONDS)
+    for url in (mirror + remote_name for mirror in source.mirrors):
+        logger.info("downloading %s", url)
         try:
-            download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**16, timeout=TIMEOUT_SECONDS)
-            download(mirror + remote_name, path, None)
+            download(url, path, None)
             files = _read_archive(path, source.folder, names) if source.archive else {names[0]: path.read_bytes()}
             return {name: _verified(data, source.sha256[name]) for name, data in files.items()}
         # requests' exceptions are OSErrors; a captive portal's page or a cut archive is any of the others
         except (OSError, EOFError, zlib.error, tarfile.TarError, DataError) as error:
-            failures.append(f"  {mirror + remote_name}: {_reason(error)}")
+            # requests wraps a cause, such as a failed name resolution, twice
+            cause = getattr(error.args[0], "reason", None) if error.args else None
+            failures.append(f"  {url}: {str(cause or error) or type(error).__name__}")
     missing = [name for name in source.sha256 if _local_path(folder, name) is None]
     raise DataError(
         f"{source.name} is not complete in {folder}: {', '.join(missing)} missing, and every download failed:\n"
@@ -385,20 +326,13 @@ def _fetch(source: Source, folder: Path, remote_name: str, names: Sequence[str],
 
 
 def _read_archive(path: Path, folder: str, names: Sequence[str]) -> dict[str, bytes]:
-    """Return the named members' bytes: no path that the archive gives is ever written to."""
-    files = {}
+    """Return the named members' bytes without extracting: no path that the archive gives is ever written to."""
     with tarfile.open(path) as archive:
         members = {member.name: member for member in archive.getmembers() if member.isreg()}
+        files = {}
         for name in names:
-            member = members.get(f"{folder}/{name}")
-            stream = archive.extractfile(member) if member else None
+            stream = archive.extractfile(members[f"{folder}/{name}"]) if f"{folder}/{name}" in members else None
             if stream is None:
                 raise DataError(f"the archive has no file {folder}/{name}")
             files[name] = stream.read()
     return files
-
-
-def _reason(error: Exception) -> str:
-    """Return the cause that requests wraps twice, such as a failed name resolution, in place of the wrapping."""
-    cause = getattr(error.args[0], "reason", None) if error.args else None
-    return str(cause or error) or type(error).__name__

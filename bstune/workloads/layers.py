@@ -326,7 +326,7 @@ class Whitening(nn.Module):
         self._set = self._set or f"{prefix}weight" in state_dict
 
 
-def initialise_as_identity(network: nn.Module) -> None:
+def dirac_init(network: nn.Module) -> None:
     """Set the first filters of every learnt convolution to pass one input channel on each, unchanged.
 
     These are as many filters as the layer has input channels; what is left of them stays as it was drawn

@@ -1,11 +1,4 @@
-"""A multi-layer perceptron.
-
-A convolutional network small enough that a CPU trains it to its target in seconds.
-
-The simple CNN of Shallue et al. 2018 (arXiv 1811.03600, appendix B).
-
-MobileNetV3 (large) of Howard et al. 2019 (arXiv 1905.02244), as torchvision builds it, for images of any size.
-"""
+"""Image classifiers in one function each."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -26,7 +19,7 @@ def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
 
 
 def tiny_cnn(channels: int, height: int, filters: tuple[int, int], classes: int) -> nn.Sequential:
-    """Return two 3x3 convolutions of stride 2 and a linear layer.
+    """Return two 3x3 convolutions of stride 2 and a linear layer, which a CPU trains in seconds.
 
     Images (N, channels, height, height), height a multiple of 4, to logits (N, classes).
     """
@@ -42,9 +35,9 @@ def tiny_cnn(channels: int, height: int, filters: tuple[int, int], classes: int)
 
 
 def simple_cnn(classes: int) -> nn.Sequential:
-    """Return two 5x5 convolutions of 32 and 64 filters, each with 2x2 max-pooling, then 1024 hidden units.
+    """Return the simple CNN of Shallue et al. 2018 (arXiv 1811.03600, appendix B): images (N, 1, 28, 28) to logits.
 
-    Images (N, 1, 28, 28) to logits (N, classes); "same" padding, so that 7 x 7 x 64 values reach the hidden layer.
+    Two 5x5 convolutions of 32 and 64 filters with "same" padding, each with 2x2 max-pooling, then 1024 hidden units.
     """
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2),
@@ -61,16 +54,16 @@ def simple_cnn(classes: int) -> nn.Sequential:
 
 
 def mobilenet_v3_large(classes: int, image_size: int) -> nn.Sequential:
-    """Return the network with random weights: images (N, 3, H, W), resized to squares, to logits (N, classes).
+    """Return MobileNetV3 (large) of Howard et al. 2019 (arXiv 1905.02244) as torchvision builds it, untrained.
 
-    The resize is on the device, in the model, so that a step holds it: data sets are kept at their own size.
+    Images (N, 3, H, W), resized to squares in the model, so that a step's time includes it, to logits (N, classes).
 
     Args:
         classes: number of classes.
         image_size: height and width in pixels, after a bilinear resize.
 
     Raises:
-        ConfigError: without torchvision, which bstune does not need otherwise, or with one that is not the torch's.
+        ConfigError: without torchvision, or with one that is built for another torch.
     """
     try:
         from torchvision import models

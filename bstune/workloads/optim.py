@@ -1,11 +1,8 @@
-"""Muon: momentum whose updates of filters and matrices are orthogonalised, and plain SGD for what else there is.
-
-Groups of a network's parameters by their kind, each with its own share of the learning rate and of the decay.
-"""
+"""Muon, and groups of a network's parameters by kind, each with its own learning rate and weight decay."""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +24,7 @@ class Muon(Optimizer):
     """Steps groups of parameters with orthogonalised momentum, and the others as torch's SGD does.
 
     (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon, as in cifar10-airbench's airbench94_muon.) A group
-    with ``orthogonalise`` holds filters and matrices only: m <- momentum x m + g, u = g + momentum x m (Nesterov) or m,
+    with ``orthogonalise`` holds filters and matrices: m <- momentum x m + g, u = g + momentum x m (Nesterov) or m,
     w <- (1 - lr x weight_decay) w, w <- w - lr x O(u), where O makes the singular values of u near 1, a filter bank
     being a matrix with a row for each filter. The step's size is thus the learning rate's alone: the gradient's scale
     cancels. Where ``normalise_weights`` is set, w is first scaled to the norm sqrt(rows). Nothing waits for an
@@ -36,7 +33,7 @@ class Muon(Optimizer):
     Args:
         params: parameters, or groups of them with options of their own.
         lr: learning rate.
-        momentum: from 0 to below 1.
+        momentum: in [0, 1).
         nesterov: whether the momentum is Nesterov's.
         steps: of the iteration that orthogonalises; 3 in airbench94_muon, 5 elsewhere.
         normalise_weights: whether filters and matrices keep a norm of sqrt(rows), in place of a weight decay;
@@ -93,7 +90,10 @@ class Muon(Optimizer):
 
     def _step_orthogonal(self, group: dict[str, Any], trained: list[Tensor]) -> None:
         gradients = _gradients(trained)
-        buffers = [self._buffer(parameter) for parameter in trained]
+        for parameter in trained:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        buffers = [self.state[parameter]["momentum_buffer"] for parameter in trained]
         torch._foreach_mul_(buffers, group["momentum"])
         torch._foreach_add_(buffers, gradients)
         updates = torch._foreach_add(gradients, buffers, alpha=group["momentum"]) if group["nesterov"] else buffers
@@ -102,21 +102,14 @@ class Muon(Optimizer):
                 parameter.mul_(math.sqrt(len(parameter)) / norm.clamp(min=EPS))
         elif group["weight_decay"]:
             torch._foreach_mul_(trained, 1.0 - group["lr"] * group["weight_decay"])
-        # Those of one shape together: a step's time is that of starting many small products.
-        of_shape: dict[torch.Size, list[int]] = defaultdict(list)
-        for place, update in enumerate(updates):
-            of_shape[update.shape].append(place)
-        for shape, places in of_shape.items():
-            stacked = torch.stack([updates[place].reshape(len(updates[place]), -1) for place in places])
-            for place, update in zip(places, orthogonalised(stacked, group["steps_of_iteration"]), strict=True):
-                trained[place].add_(update.view(shape), alpha=-group["lr"])
-
-    def _buffer(self, parameter: Tensor) -> Tensor:
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        buffer: Tensor = state["momentum_buffer"]
-        return buffer
+        # Those of one shape in one batch: launching many small products would take most of a step's time.
+        by_shape: dict[torch.Size, list[int]] = defaultdict(list)
+        for index, update in enumerate(updates):
+            by_shape[update.shape].append(index)
+        for shape, indices in by_shape.items():
+            stacked = torch.stack([updates[index].reshape(len(updates[index]), -1) for index in indices])
+            for index, update in zip(indices, orthogonalised(stacked, group["steps_of_iteration"]), strict=True):
+                trained[index].add_(update.view(shape), alpha=-group["lr"])
 
     def _step_plain(self, group: dict[str, Any], trained: list[Tensor]) -> None:
         momentum = group["momentum"]
@@ -137,19 +130,10 @@ class Muon(Optimizer):
 
 
 def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
-    """Return matrices with about the same singular vectors, and singular values near 1, by a Newton-Schulz iteration.
-
-    X <- a X + (b X X' + c (X X')^2) X, from X = G/|G|. Its coefficients maximise the slope at zero, and the values end
-    between about 0.7 and 1.2 rather than at 1; those that begin small need more steps (Jordan et al. 2024). It is done
-    in bfloat16 on CUDA, which it was made for, and in float32 on a CPU.
-
-    Args:
-        matrices: (n, rows, columns); a matrix of zeros stays so.
-        steps: of the iteration.
-
-    Returns:
-        Likewise, of the same type.
-    """
+    """Return matrices (n, rows, columns) with the same singular vectors, singular values near 1 (0 if all are)."""
+    # A Newton-Schulz iteration, X <- a X + (b X X' + c (X X')^2) X, from X = G/|G|. Its coefficients maximise the slope
+    # at zero, and the values end between about 0.7 and 1.2 rather than at 1; small ones need more steps (Jordan et al.
+    # 2024). It is made for bfloat16 on CUDA.
     x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x  # so that the products are of the smaller side
@@ -180,7 +164,6 @@ def _check(group: dict[str, Any]) -> None:
         )
 
 
-# In the order in which a parameter is given its kind: it is of the first that fits.
 KINDS = ("norm_bias", "whitening_bias", "head", "filters", "rest")
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -192,12 +175,12 @@ def parameter_groups(
     """Return the parameters of a module in groups, as torch's optimizers take them; each is in exactly one.
 
     The kinds are ``norm_bias`` (of normalisation layers), ``whitening_bias``, ``head`` (all of the last linear layer),
-    ``filters`` (of convolutions) and ``rest``. What is frozen is in none. A kind that is not named is with the rest.
+    ``filters`` (of convolutions) and ``rest``. Frozen parameters are in none. A kind that is not named joins the rest.
 
     A group's learning rate is lr x rate. An optimizer multiplies its weight decay by that rate, so the group's is
-    weight_decay x decay / rate: unless ``decay`` says otherwise, all weights shrink by the same share a step, whatever
-    their rate. So do David Page's (2019, "How to train your ResNet 8": norm biases learn 64 times as fast, with a 64th
-    of the weight decay) and cifar10-airbench's (``weight_decay=wd/lr``).
+    weight_decay x decay / rate: unless ``decay`` says otherwise, all weights shrink by the same share a step, as David
+    Page's (2019, "How to train your ResNet 8": norm biases learn 64 times as fast, with a 64th of the weight decay) and
+    cifar10-airbench's (``weight_decay=wd/lr``) do.
 
     Args:
         module: the network.
@@ -205,16 +188,15 @@ def parameter_groups(
         weight_decay: that of a group of rate 1, at least 0.
         batch_size: examples a step.
         kinds: for each kind ``rate`` (1), ``decay`` (1), ``examples`` and ``fade`` (None and False), and any further
-            option of the optimizer's groups, such as ``momentum``. ``examples`` is how many a group is trained on
-            before it stays as it is, and ``fade`` that its rate falls to zero by a straight line over them, in place of
-            the schedule; see :mod:`bstune.workloads.schedules`. So airbench trains the bias of its whitening for 3 epochs.
+            option of the optimizer's groups, such as ``momentum``. A group is frozen after ``examples`` examples (3
+            epochs for the bias of airbench's whitening); with ``fade`` its rate falls to zero by a straight line over
+            them, in place of the schedule; see :mod:`bstune.workloads.schedules`.
 
     Returns:
         A group for each kind that is named, then one for the rest unless it is empty.
 
     Raises:
-        ConfigError: for a kind that there is not, or of which the network has nothing; for a factor or a number that
-            cannot be.
+        ConfigError: for an unknown kind, one of which the network has no parameters, or a value out of its range.
     """
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
@@ -222,7 +204,7 @@ def parameter_groups(
     if not 0.0 <= weight_decay < math.inf:
         raise ConfigError(f"weight decay must be at least 0, but got {weight_decay}")
     sorted_in: dict[str, list[Parameter]] = {kind: [] for kind in (*kinds, "rest")}
-    for kind, parameter in kinds_of(module):
+    for kind, parameter in _by_kind(module):
         sorted_in[kind if kind in kinds else "rest"].append(parameter)
     for kind in kinds:
         if not sorted_in[kind] and kind != "rest":
@@ -234,23 +216,20 @@ def parameter_groups(
     ]
 
 
-def kinds_of(module: nn.Module) -> Iterator[tuple[str, Parameter]]:
-    """Return each parameter that is trained, once, in the module's order, with its kind."""
-    modules = list(module.modules())
-    head = [found for found in modules if isinstance(found, nn.Linear)][-1:]
-    norm_biases = _ids(found.bias for found in modules if isinstance(found, NORMS))
-    whitening = _ids(found.bias for found in modules if isinstance(found, Whitening))
-    last = _ids(parameter for found in head for parameter in found.parameters())
-    filters = _ids(found.weight for found in modules if isinstance(found, CONVOLUTIONS))
-    places = (norm_biases, whitening, last, filters)
+def _by_kind(module: nn.Module) -> Iterator[tuple[str, Parameter]]:
+    """Yield each trained parameter once, in the module's order, with the first of ``KINDS`` that it belongs to."""
+    layers = list(module.modules())
+    head = [layer for layer in layers if isinstance(layer, nn.Linear)][-1:]
+    members: dict[str, list[Any]] = {
+        "norm_bias": [layer.bias for layer in layers if isinstance(layer, NORMS)],
+        "whitening_bias": [layer.bias for layer in layers if isinstance(layer, Whitening)],
+        "head": [parameter for layer in head for parameter in layer.parameters()],
+        "filters": [layer.weight for layer in layers if isinstance(layer, CONVOLUTIONS)],
+    }
+    kinds = {id(parameter): kind for kind in reversed(KINDS[:-1]) for parameter in members[kind]}
     for parameter in module.parameters():
         if parameter.requires_grad:
-            fits = (kind for kind, place in zip(KINDS, places, strict=False) if id(parameter) in place)
-            yield next(fits, "rest"), parameter
-
-
-def _ids(found: Iterable[Any]) -> set[int]:
-    return {id(parameter) for parameter in found if parameter is not None}
+            yield kinds.get(id(parameter), "rest"), parameter
 
 
 def _group(

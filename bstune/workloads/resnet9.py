@@ -1,7 +1,4 @@
-"""The nine-layer residual network of David Page's DAWNBench entry for CIFAR-10 (How to Train Your ResNet, part 4).
-
-Its switches are rungs of the same author's part 8, each described with the class.
-"""
+"""The nine-layer residual network of David Page's DAWNBench entry for CIFAR-10."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -9,7 +6,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from bstune.core.errors import ConfigError
-from bstune.workloads.layers import Whitening, initialise_as_identity
+from bstune.workloads.layers import Whitening, dirac_init
 
 Kind = Literal["convolution", "norm", "activation", "pool"]
 Pool = Literal["after_activation", "before_activation", "before_norm"]
@@ -31,7 +28,7 @@ class _Residual(nn.Module):
 
 
 class ResNet9(nn.Module):
-    """Images (N, 3, 32, 32) to logits (N, classes).
+    """Images (N, 3, 32, 32) to logits (N, classes) (How to Train Your ResNet, part 4; the switches are from part 8).
 
     A convolution, three convolutions with pooling of which the first and the third carry a residual branch of two
     convolutions, global max-pooling and a linear layer without bias.
@@ -46,8 +43,8 @@ class ResNet9(nn.Module):
         norm: called with a number of channels for each normalisation.
         whitening: a frozen convolution in place of the first layer's, followed by a learnt one of one pixel, its norm
             and its activation (36 s); None for the convolution that is learnt.
-        identity_init: whether learnt convolutions start as the identity; see
-            :func:`~bstune.workloads.layers.initialise_as_identity`.
+        identity_init: whether learnt convolutions start as the identity
+            (:func:`~bstune.workloads.layers.dirac_init`).
 
     Raises:
         ConfigError: for another place to pool.
@@ -79,13 +76,12 @@ class ResNet9(nn.Module):
         def residual(channels: int) -> _Residual:
             return _Residual(block(channels, channels), block(channels, channels))
 
-        def first() -> nn.Sequential:
-            if whitening is None:
-                return block(3, width)
-            return nn.Sequential(whitening, *block(whitening.out_channels, width, kernel_size=1))
-
+        if whitening is None:
+            first = block(3, width)
+        else:
+            first = nn.Sequential(whitening, *block(whitening.out_channels, width, kernel_size=1))
         self.features = nn.Sequential(
-            first(),
+            first,
             block(width, 2 * width, pooled=True),
             residual(2 * width),
             block(2 * width, 4 * width, pooled=True),
@@ -97,7 +93,7 @@ class ResNet9(nn.Module):
         self.head = nn.Linear(8 * width, classes, bias=False)
         self.logit_scale = logit_scale
         if identity_init:
-            initialise_as_identity(self)
+            dirac_init(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""

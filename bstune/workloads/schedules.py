@@ -1,9 +1,9 @@
 """Learning-rate schedules: functions of the optimizer that return a torch scheduler stepped once an optimizer step.
 
-Lengths are given in examples, or as the trial's own number of steps; a schedule is built anew for each trial. Each
-multiplies the optimizer's learning rate, or each parameter group's own, by a factor. A group that holds ``steps`` (see
-:func:`bstune.workloads.optim.parameter_groups`) is trained for so many steps alone: the factor is 0 from then on, and
-before it 1 - t/steps at step t in place of the schedule's, where the group's ``fade`` says so.
+Each multiplies the optimizer's learning rate, or each parameter group's own, by a factor. ``total_steps`` are the
+trial's own steps, over 0, and a factor is at least 0; anything else is a ConfigError. A group that holds ``steps`` (see
+:func:`bstune.workloads.optim.parameter_groups`) is trained for its first steps only: the factor is 0 from then on, and
+before it, where the group's ``fade`` is set, 1 - t/steps at step t in place of the schedule's.
 """
 
 import math
@@ -26,9 +26,6 @@ def warmup_then_constant(optimizer: Optimizer, warmup_examples: int, batch_size:
     """Return a linear warm-up over ``warmup_examples`` examples, then a constant rate.
 
     Step t (from 0) uses lr min(1, (t + 1)/n) with n = ceil(warmup_examples/batch_size).
-
-    Raises:
-        ConfigError: for a negative number of examples.
     """
     if warmup_examples < 0:
         raise ConfigError(f"warm-up is a number of examples, at least 0, but got {warmup_examples}")
@@ -41,14 +38,6 @@ def linear_decay(optimizer: Optimizer, total_steps: int, end: float) -> LambdaLR
 
     Step t (from 0) uses 1 - (1 - end) t/total_steps, so that neither the first nor the last step is wasted; from
     ``total_steps`` on it is ``end``.
-
-    Args:
-        optimizer: its learning rate is what the factors multiply.
-        total_steps: the trial's own steps, over 0.
-        end: at least 0.
-
-    Raises:
-        ConfigError: for no steps, or a negative end.
     """
     _check_horizon(total_steps)
     _check_factors(end=end)
@@ -61,20 +50,9 @@ def one_cycle(optimizer: Optimizer, total_steps: int, peak: float, start: float,
     (Smith and Topin 2019, in the form of torch's OneCycleLR, whose ``pct_start`` is ``peak``, ``div_factor`` is 1/start
     and ``final_div_factor`` is start/end.) With p = peak x total_steps - 1, step t (from 0) uses
     1 + (start - 1)(1 + cos(pi t/p))/2 up to p, and end + (1 - end)(1 + cos(pi (t - p)/(total_steps - 1 - p)))/2 up to
-    the last step; later ones use ``end``. Torch's own is not used because it gives every group of parameters the same
-    rate, moves the momentum, and ends a trial that takes one more step. Where the cycle is too short for a rise, it
-    starts at its peak.
-
-    Args:
-        optimizer: its learning rate is what the factors multiply; its momentum stays.
-        total_steps: the trial's own steps, over 0.
-        peak: the share of them after which the factor is 1, in (0, 1).
-        start: at least 0.
-        end: at least 0.
-
-    Raises:
-        ConfigError: for no steps, a peak outside (0, 1), or a negative factor.
+    the last step; later ones use ``end``. The peak lies in (0, 1); a cycle that is too short for a rise starts there.
     """
+    # Torch's own gives every parameter group one rate, moves the momentum, and raises on one more step.
     _check_horizon(total_steps)
     _check_peak(peak, 1.0)
     _check_factors(start=start, end=end)
@@ -93,18 +71,8 @@ def triangle(optimizer: Optimizer, total_steps: int, peak: float, start: float, 
     """Return Page's triangle: straight lines from ``start`` to 1 and on to ``end``, where it stays for a last share.
 
     (Page 2018 and 2019, "How to train your ResNet", 3 and 8.) It is :func:`piecewise_linear` with knots (0, peak,
-    1 - floor) and factors (start, 1, end).
-
-    Args:
-        optimizer: its learning rate is what the factors multiply.
-        total_steps: the trial's own steps, over 0.
-        peak: the share of them after which the factor is 1, in (0, 1 - floor).
-        start: at least 0.
-        end: at least 0.
-        floor: the last share of the steps, all at ``end``, from 0 to below 1: for an average of their weights.
-
-    Raises:
-        ConfigError: for no steps, a share or a factor out of its range.
+    1 - floor) and factors (start, 1, end). ``floor``, in [0, 1), is the last share of the steps, all at ``end``, for an
+    average of their weights; ``peak`` lies in (0, 1 - floor).
     """
     _check_horizon(total_steps)
     if not 0.0 <= floor < 1.0:
@@ -121,15 +89,7 @@ def piecewise_linear(
 
     Step t (from 0) uses the factor at t + 1, so that a schedule that starts at factor 0 wastes no step. Before the
     first and after the last knot the factor is theirs. David Page's triangle has knots (0, 5/24, 1), factors (0, 1, 0).
-
-    Args:
-        optimizer: its learning rate is what the factors multiply.
-        total_steps: the trial's own steps, over 0.
-        knots: shares of ``total_steps``, increasing.
-        factors: of the optimizer's learning rate, one for each knot.
-
-    Raises:
-        ConfigError: for no steps, fewer than two knots, knots that do not increase, or another number of factors.
+    There are at least two increasing knots, shares of ``total_steps``, and as many factors.
     """
     _check_horizon(total_steps)
     if len(knots) < 2 or not all(a < b for a, b in pairwise(knots)):

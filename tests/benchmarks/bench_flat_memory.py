@@ -18,7 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,10 +31,8 @@ from bstune.core.console import quieten
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.hardware.memory import resident_bytes
-from bstune.study.prepare import make_protocol, make_target
-from bstune.study.training import run_limited, settle
 from bstune.trial.device import resolve_device
-from bstune.trial.workload import build_workload
+from bstune.trial.workload import LightningBackend, load, resolve
 from bstune.workloads.datasets import ImageDataset, Images
 
 LEFT_OUT = 10  # of the first trials: libraries load, allocators and caches fill
@@ -83,9 +81,10 @@ def measure(name: str, trials: int, device: str) -> Row:
     Raises:
         RuntimeError: if a trial does not run its steps.
     """
-    settled = settle(compose_checked([*CASES[name], f"device={device}", "precision=32-true"]))
-    protocol = make_protocol(settled.config, make_target(settled.config).never_met, settled.trainer)
-    workload = build_workload(settled.config)
+    config = resolve(compose_checked([*CASES[name], f"device={device}", "precision=32-true"]))
+    workload, protocol = load(config)
+    protocol = replace(protocol, target=protocol.target.never_met)
+    backend = LightningBackend(config, workload, protocol)
     host, on_device, start = [], [], time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         output = Output(Path(folder))
@@ -93,7 +92,7 @@ def measure(name: str, trials: int, device: str) -> Row:
         for number in range(trials):
             steps = protocol.budget.steps
             spec = TrialSpec(number, number, (16, 24, 32)[number % 3], 1e-3, 0.0, number, steps)
-            result = run_limited(settled.config, workload, protocol, spec, output, None)
+            result = backend.run(spec, output, None)
             if result.steps != steps or result.message is not None:
                 raise RuntimeError(f"the trial ended after {result.steps} steps: {result.status} ({result.message})")
             output.state(number).unlink()

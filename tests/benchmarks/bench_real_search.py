@@ -30,7 +30,7 @@ from bstune.__main__ import compose_checked
 from bstune.core.console import quieten
 from bstune.core.files import Output, write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
-from bstune.study.prepare import Job, prepare
+from bstune.study.prepare import PreparedStudy, prepare
 from bstune.sweeps.baselines import OwnSearch, baselines
 from bstune.sweeps.contest import WITHIN, Problem, Search
 
@@ -51,27 +51,27 @@ class Course:
     incumbent: tuple[Point | None, ...]
 
 
-def problem_of(job: Job) -> Problem:
+def problem_of(prepared: PreparedStudy) -> Problem:
     """Return what a search is told of the job's workload."""
-    space, scaling = job.space, job.config.scaling
+    space, scaling = prepared.space, prepared.config.scaling
     octaves = math.ceil(math.log2(space.high / space.low))
     sizes = sorted({round(space.low * (space.high / space.low) ** (i / octaves)) for i in range(octaves + 1)})
     return Problem(
         batch_sizes=tuple(sizes),
         lr_low=scaling.lr * 2.0**-RANGE,
         lr_high=scaling.lr * 2.0**RANGE,
-        target=job.protocol.target,
+        target=prepared.protocol.target,
         objective="time",
         reference_batch_size=scaling.batch_size,
         reference_lr=scaling.lr,
-        budget=job.protocol.budget,
-        seconds_per_step=tuple(job.runner.step_time(size) for size in sizes),
+        budget=prepared.protocol.budget,
+        seconds_per_step=tuple(prepared.backend.step_time(size) for size in sizes),
         noise_scale=None,
     )
 
 
 def search_for(
-    job: Job, name: str, search: Search, seed: int, seconds: float, folder: Path
+    prepared: PreparedStudy, name: str, search: Search, seed: int, seconds: float, folder: Path
 ) -> tuple[Course, list[TrialResult]]:
     """Let a search train until it has spent ``seconds`` of training."""
     output = Output(folder)
@@ -83,7 +83,7 @@ def search_for(
     while total < seconds:
         spec = search.propose(finished)
         parent = None if spec.resumed_from is None else finished[spec.resumed_from]
-        result = job.runner.train(spec, output, parent)
+        result = prepared.backend.run(spec, output, parent)
         total += result.train_seconds
         finished.append(result)
         best = search.incumbent(finished)
@@ -98,13 +98,13 @@ def tau(batch_size: int, trials: Sequence[TrialResult]) -> float:
     return statistics.median(t.seconds_per_step for t in near if t.seconds_per_step is not None)
 
 
-def fresh_times(job: Job, points: Sequence[Point], fresh: int, trials: list[TrialResult]) -> dict[Point, float]:
+def fresh_times(prepared: PreparedStudy, points: Sequence[Point], fresh: int, trials: list[TrialResult]) -> dict[Point, float]:
     """Return each point's seconds to target over fresh seeds; infinite where one of them misses it."""
     runs: dict[Point, list[TrialResult]] = {point: [] for point in points}
     for replicate in range(fresh):
         for number, (batch_size, lr) in enumerate(points):
             spec = TrialSpec(number, number, batch_size, lr, None, 1_000_000 + replicate)
-            runs[batch_size, lr].append(job.runner.train(spec, None, None))
+            runs[batch_size, lr].append(prepared.backend.run(spec, None, None))
     trials += [run for own in runs.values() for run in own]
     found = {}
     for (batch_size, lr), own in runs.items():
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     quieten()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
-        job = prepare(
+        prepared = prepare(
             compose_checked(
                 [
                     f"+workload={options.workload}",
@@ -143,22 +143,22 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ]
             )
         )
-        problem = problem_of(job)
+        problem = problem_of(prepared)
         entries = {entry.key: entry.make for entry in baselines() if entry.key in OPTUNA}
         makers = {"bstune": OwnSearch, **entries}
         courses, trials = [], []
         for seed in range(options.seeds):
             for name, make in makers.items():
                 place = Path(folder) / f"{name.replace('/', '-')}-{seed}"
-                course, ran = search_for(job, name, make(problem, seed), seed, options.seconds, place)
+                course, ran = search_for(prepared, name, make(problem, seed), seed, options.seconds, place)
                 courses.append(course)
                 trials += ran
         points = sorted({point for course in courses for point in course.incumbent if point is not None})
-        times = fresh_times(job, points, options.fresh, trials)
+        times = fresh_times(prepared, points, options.fresh, trials)
     best_point = min(times, key=lambda point: times[point])
     best = times[best_point]
-    versions = ", ".join(f"{name} {number}" for name, number in job.runner.versions.items())
-    print(f"{options.workload} on {job.runner.device} ({platform.processor() or platform.machine()}), {versions}")
+    versions = ", ".join(f"{name} {number}" for name, number in prepared.backend.versions.items())
+    print(f"{options.workload} on {prepared.backend.device} ({platform.processor() or platform.machine()}), {versions}")
     print(f"best: B {best_point[0]}, lr {best_point[1]:.4g}, {1e3 * best:.1f} ms; {options.fresh} fresh seeds a point")
     rows = []
     for course in courses:

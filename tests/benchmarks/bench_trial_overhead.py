@@ -164,8 +164,8 @@ def run_loop(
         if schedule is not None:
             schedule.step()
         if rule is not None and rule.should_update(step_idx=step):
-            torch._foreach_lerp_(average, weights, 1.0 - rule.decay() if updated else 1.0)
-            updated = rule._updated_at = rule._step
+            torch._foreach_lerp_(average, weights, 1.0 - rule.decay(step + 1) if updated else 1.0)
+            updated = rule._latest_update_step = step + 1
     synchronize()
     seconds = now() - start
     return seconds, [value.detach() for value in module.parameters()] if rule is None else average
