@@ -666,7 +666,9 @@ def test_the_sentence_compares_with_the_best_of_optuna(zeus, optuna_, expected):
         standing(NOISY, ENTRIES[key], [of_path((spent, 1.0)) if spent else NONE])
         for key, spent in (("zeus", zeus), ("tpe/lr/bound", optuna_))
     ]
-    assert sentence([NOISY], standings) == f"Spending until within 1.25 of the best, in its cost (median): t: {expected}"
+    assert (
+        sentence([NOISY], standings) == f"Spending until within 1.25 of the best, in its cost (median): t: {expected}"
+    )
 
 
 # The sweep
@@ -798,7 +800,9 @@ def test_the_curve(folder):
     [row] = finding.details["results"]
     assert [mark["spending"] for mark in row["after"]] == [1, 3, 10]
     assert 1 <= row["after"][2]["median"] < 2
-    assert finding.sentence.startswith("After 10 times the frontier's cost B_crit is off least (median factor) with easy")
+    assert finding.sentence.startswith(
+        "After 10 times the frontier's cost B_crit is off least (median factor) with easy"
+    )
 
 
 def test_a_rule_without_a_noise_scale_is_left_out(tmp_path, write_table, monkeypatch):
