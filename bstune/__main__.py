@@ -1,57 +1,79 @@
-"""The command line: options are composed and checked before Hydra takes over, and errors end in plain lines."""
+"""The command: ``bstune [tune] | survey | fit | record | sweep``, and the one way in which it ends.
 
-import re
+A run composes its config once, by Hydra's compose API. What Hydra's own command line does besides (``--help``,
+``--cfg``, ``--multirun``, ``hydra.*`` options, ...) is left to ``hydra.main``.
+"""
+
+import argparse
+import importlib
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import hydra
-from hydra import compose, initialize_config_module
-from hydra._internal.utils import get_args_parser
-from hydra.core.config_loader import ConfigLoader
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from bstune.config import check_settings, is_replayed
+from bstune.config import (
+    CONFIG_MODULE,
+    CONFIG_NAME,
+    HYDRA_VERSION,
+    is_replayed,
+    parse,
+    plain_error,
+    validate,
+    without_plus,
+)
 from bstune.core.console import quieten, redact
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
 
-CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
+VERBS = {  # each is called with what stands after it, and raises what ends it
+    "tune": "bstune.__main__:tune",
+    "survey": "bstune.hardware.report:main",
+    "fit": "bstune.__main__:fit",
+    "record": "bstune.study.record:main",
+    "sweep": "bstune.sweeps.harness:main",
+}
+HYDRAS_OWN = {
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--version",
+    "--cfg",
+    "-c",
+    "--info",
+    "-i",
+    "--multirun",
+    "-m",
+    "--resolve",
+}
+HYDRAS_OWN |= {
+    "--package",
+    "-p",
+    "--shell-completion",
+    "-sc",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--run",
+    "-r",
+}
 
 
 def main() -> int:
-    """Run the command in ``sys.argv`` (Hydra reads it too) and return its exit status.
-
-    It is 0, or 2 for what the user can mend, or 130 after an interruption.
-    """
+    """Run the command in ``sys.argv`` and return its exit status: 0, 2 for what the user can mend, 130 if interrupted."""
     arguments = sys.argv[1:]
-
-    def job() -> None:
-        if not _asks_hydra(arguments):
-            compose_checked(arguments)
-        _hydra_main()
-
-    return exit_status(job, asks_to_debug(arguments))
-
-
-def asks_to_debug(arguments: Sequence[str]) -> bool:
-    """Return whether the command line asks for tracebacks, whether or not it can be composed."""
-    return any(argument.lower() in ("debug=true", "debug=1") for argument in arguments)
-
-
-def exit_status(job: Callable[[], None], debug: bool = False) -> int:
-    """Do a command's work and return its exit status: 0, that of an error of ours, or 130 after an interruption.
-
-    An error ends in plain lines, or, to debug, in its traceback.
-    """
+    verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "tune"
     try:
-        job()
+        module, function = VERBS[verb].split(":")
+        getattr(importlib.import_module(module), function)(arguments)
     except BstuneError as error:
-        if debug:
+        if any(argument.lower() in ("debug=true", "debug=1") for argument in arguments):
             raise
         return explain(error)
     except KeyboardInterrupt:
@@ -60,25 +82,49 @@ def exit_status(job: Callable[[], None], debug: bool = False) -> int:
     return 0
 
 
-@hydra.main(version_base=HYDRA_VERSION, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)
-def _hydra_main(config: DictConfig) -> None:
-    """Run one job; Hydra would print a traceback for an error of ours, so that ends here."""
-    try:
-        run(config, command_line())
-    except BstuneError as error:
-        if config.get("debug"):
-            raise
-        sys.exit(explain(error))
-
-
 def explain(error: BstuneError) -> int:
     """Write an error as plain lines, without passwords, and return its exit status."""
     sys.stderr.write(f"error: {redact(str(error))}\n")
     return error.exit_status
 
 
-def command_line() -> list[str]:
-    """Return the arguments that give the running job's config again, from any folder."""
+def tune(arguments: list[str]) -> None:
+    """Run a study, or one trial; or do what is asked of Hydra's command line."""
+    names = {argument.split("=", 1)[0].lstrip("+~") for argument in arguments}
+    if not names & HYDRAS_OWN and not any(name.startswith("hydra.") for name in names):
+        # a replayed study must not wait for what trains
+        from bstune.study.prepare import compose_checked
+
+        config = compose_checked(arguments)
+        parsed = parse(arguments)
+        folder = ["--config-dir", str(Path(parsed.config_dir).absolute())] if parsed.config_dir else []
+        return run(config, [*folder, *parsed.overrides])
+    arguments = without_plus(arguments)
+    if names & {"--help", "-h"} and "workload" not in names:
+        arguments.append("workload=digits")  # the help shows a config, which is one of a workload
+    sys.argv = [sys.argv[0], *arguments]  # Hydra reads it
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what it would print, so that it ends as everything else
+    try:
+        _hydra_main()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(plain_error(error)) from error
+
+
+@hydra.main(version_base=HYDRA_VERSION, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)
+def _hydra_main(config: DictConfig) -> None:
+    """Run one of Hydra's jobs; a launcher may run it in a process of its own, so errors end here."""
+    from bstune.trial.replay import complete  # as above
+
+    try:
+        run(validate(config, complete), _job_arguments())
+    except BstuneError as error:
+        if config.get("debug"):
+            raise
+        sys.exit(explain(error))
+
+
+def _job_arguments() -> list[str]:
+    """Return the arguments that give the running Hydra job's config again, from any folder."""
     hydra_config = HydraConfig.get()
     arguments = []
     for source in hydra_config.runtime.config_sources:
@@ -90,13 +136,8 @@ def command_line() -> list[str]:
 
 
 def run(config: DictConfig, arguments: Sequence[str]) -> None:
-    """Check and run one composed config.
-
-    Raises:
-        BstuneError: one of its kinds.
-    """
-    checked = check_settings(config)
-    quieten(training=not is_replayed(checked))
+    """Run the study, or the one trial, of a validated config; the arguments give that config again."""
+    quieten(training=not is_replayed(config))
     from rich.console import Console
 
     from bstune.study.prepare import prepare
@@ -104,7 +145,7 @@ def run(config: DictConfig, arguments: Sequence[str]) -> None:
 
     try:
         console = Console()
-        prepared = prepare(checked, lambda line: console.print(line, highlight=False, soft_wrap=True))
+        prepared = prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
         if prepared.trial is None:
             run_study(prepared, arguments, console)
         else:
@@ -115,68 +156,15 @@ def run(config: DictConfig, arguments: Sequence[str]) -> None:
         ) from error
 
 
-def _asks_hydra(arguments: Sequence[str]) -> bool:
-    """Return whether Hydra is asked for something else than a run, or for several runs at once."""
-    hydras_own = {"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--multirun", "-m"}
-    names = {argument.split("=", 1)[0] for argument in arguments}
-    return bool(names & (hydras_own | {"--resolve", "--package", "-p", "--shell-completion", "-sc"}))
+def fit(arguments: list[str]) -> None:
+    """Print the fit of a CSV file of points as JSON."""
+    # they come with scipy
+    from bstune.core.curve import fit_curve, read_points
+    from bstune.core.records import dump_json
 
-
-def compose_checked(arguments: Sequence[str]) -> DictConfig:
-    """Compose the command line's config and check it, writing nothing.
-
-    Raises:
-        ConfigError: for an unknown workload (with the ones that there are), option, group or value.
-    """
-    parsed = get_args_parser().parse_args(list(arguments))
-    overrides = list(parsed.overrides)
-    if parsed.config_dir:
-        overrides.append(f"hydra.searchpath=[file://{parsed.config_dir}]")
-    with initialize_config_module(CONFIG_MODULE, version_base=HYDRA_VERSION):
-        _check_workload(overrides)
-        return check_settings(compose_plainly(parsed.config_name or CONFIG_NAME, overrides))
-
-
-def compose_plainly(config_name: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose a config with Hydra initialised by the caller.
-
-    Raises:
-        ConfigError: in place of what Hydra, OmegaConf and the YAML parser raise, without their internals.
-    """
-    try:
-        return compose(config_name, list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_plain(error)) from error
-    except YAMLError as error:
-        raise ConfigError(f"a config file is not YAML: {' '.join(str(error).split())}") from error
-
-
-def _check_workload(overrides: Sequence[str]) -> None:
-    known = _config_loader(overrides)
-    names = [override.split("=", 1)[1] for override in overrides if override.startswith(("+workload=", "workload="))]
-    listing = "workloads: " + ", ".join(known) + "\nrun one with: python -m bstune +workload=NAME"
-    if not names:
-        raise ConfigError(f"no workload was given\n{listing}")
-    if names[-1] not in known:
-        raise ConfigError(f"there is no workload {names[-1]!r}\n{listing}")
-    if not any(override.startswith("+workload=") for override in overrides):
-        raise ConfigError(f"write +workload={names[-1]}, with a plus\n{listing}")
-
-
-def _config_loader(overrides: Sequence[str]) -> list[str]:
-    loader: ConfigLoader = GlobalHydra.instance().config_loader()
-    own = [override for override in overrides if override.startswith("hydra.searchpath=")]
-    return loader.get_group_options("workload", config_name=CONFIG_NAME, overrides=own)
-
-
-def _plain(error: Exception) -> str:
-    """Return Hydra's message without its search path and its advice on Hydra's internals."""
-    message = str(error) or str(error.__cause__)
-    unknown = re.match(r"Could not override '([^']+)'", message)
-    if unknown:
-        return f"unknown option {unknown[1]}; --help lists the options"
-    lines = [line.strip() for line in message.split("Config search path")[0].splitlines() if line.strip()]
-    return "\n".join(lines)
+    parser = argparse.ArgumentParser(prog="bstune fit", description="Fits S*(B) = S_min (1 + B_crit/B) to points.")
+    parser.add_argument("points", type=Path, help="CSV file: batch_size, steps, and optionally censored (0 or 1)")
+    print(dump_json(asdict(fit_curve(read_points(parser.parse_args(arguments).points))), indent=2))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bstune.config import plain
+from bstune.config import to_dict, validate
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.sweeps.dawnbench_report import CONFIDENCE, paint, sentence, shown
@@ -195,7 +195,7 @@ def _build(
     rung: Rung, config: DictConfig, reduced: Reduced, target: Target, data: "dict[str, LightningDataModule]"
 ) -> BuiltRung:
     own = resolve(config)
-    key = json.dumps(plain(own.workload.data), sort_keys=True, default=str)
+    key = json.dumps(to_dict(own.workload.data), sort_keys=True, default=str)
     if key not in data:
         data[key] = load_data(own)
     size, lr = rung.batch_size, rung.lr
@@ -231,15 +231,14 @@ def applied(config: DictConfig, settings: Mapping[str, Any]) -> DictConfig:
             holder = OmegaConf.select(own, parent) if parent else own
             if not isinstance(holder, DictConfig):
                 raise ConfigError(f"the config has no option {path}")
-            takes_more = OmegaConf.get_type(holder) is dict  # unlike one whose keys are those of a dataclass
-            if name not in set(holder) and not (takes_more and path != key):
-                advice = f"; an argument that is not there is added by {ADDS}{path}" if takes_more else ""
-                raise ConfigError(f"the config has no option {path}{advice}")
+            if name not in set(holder) and path == key:
+                raise ConfigError(
+                    f"the config has no option {path}; an argument that is not there is added by {ADDS}{path}"
+                )
             OmegaConf.update(own, path, _referring(value), merge=False, force_add=path != key)
-            OmegaConf.to_container(own, resolve=True)
         except OmegaConfBaseException as error:
             raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from error
-    return own
+    return validate(own)
 
 
 def _referring(value: Any) -> Any:

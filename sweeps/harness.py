@@ -21,12 +21,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra import initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from bstune.__main__ import HYDRA_VERSION, compose_plainly
-from bstune.config import build, check_settings, is_replayed
+from bstune.config import compose_overrides, instantiate, is_replayed, validate, without_plus
 from bstune.core.console import format_number, quieten, redact
 from bstune.core.errors import ConfigError, Interrupted, StudyError
 from bstune.core.figures import save_figure
@@ -119,8 +117,10 @@ def compose_sweep(name: str, options: Sequence[str]) -> DictConfig:
     """Return the config of a sweep, composed but not checked."""
     if name not in sweep_names():
         raise ConfigError(f"there is no sweep {name!r}; sweeps: {', '.join(sweep_names())}")
-    with initialize_config_module(SWEEP_MODULE, version_base=HYDRA_VERSION):
-        return compose_plainly(name, options)
+    config, mistakes = compose_overrides(SWEEP_MODULE, name, without_plus(options))
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return config
 
 
 def check_sweep(name: str, config: DictConfig) -> Sweep:
@@ -131,7 +131,7 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
         values = OmegaConf.to_container(config.sweep, resolve=True)  # it may refer to keys beside it
         keys = OmegaConf.merge(OmegaConf.structured(SweepKeys), values)
         source, root = keys.source, keys.output
-        experiment = build(keys.experiment, "sweep.experiment")
+        experiment = instantiate(keys.experiment, "sweep.experiment")
     except ConfigKeyError as error:
         raise ConfigError(f"unknown option sweep.{error.full_key}; --help lists the options") from error
     except OmegaConfBaseException as error:
@@ -156,7 +156,7 @@ def _checked(name: str, rest: DictConfig) -> DictConfig:
         raise ConfigError(f"the sweep {name} needs a workload: add +workload=NAME")
     if is_replayed(rest):
         raise ConfigError(f"the sweep {name} trains, and recorded runs have no data: choose another workload")
-    return check_settings(rest)
+    return validate(rest)
 
 
 def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict[str, Any]]:

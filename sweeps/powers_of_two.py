@@ -22,7 +22,8 @@ from bstune.core.console import format_number
 from bstune.core.errors import ConfigError
 from bstune.core.figures import BLUE, GREY, INK, VERMILION
 from bstune.core.records import TrialProtocol
-from bstune.hardware.memory import Ceiling, ProbeResult, measure_ceiling
+from bstune.hardware.memory import Ceiling, ProbeResult
+from bstune.hardware.probe import measure_ceiling
 from bstune.hardware.timing import Steps, StepTiming, summarize, time_trial, visits
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import (

@@ -9,10 +9,10 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import toolbox
 from torch import Tensor, nn
 
 from bstune.__main__ import main
@@ -69,31 +69,7 @@ def write_table() -> Callable[[Path, Table, str], Path]:
 
 @pytest.fixture
 def make_result() -> Callable[..., TrialResult]:
-    base = TrialResult(
-        number=0,
-        trial_index=0,
-        batch_size=32,
-        lr=0.1,
-        delta=0.0,
-        seed=1,
-        status="reached",
-        steps=100,
-        steps_low=95,
-        examples=3200,
-        train_seconds=1.0,
-        eval_seconds=0.1,
-        startup_seconds=0.2,
-        wall_seconds=1.4,
-        seconds_per_step=0.01,
-        device="cpu (1 thread)",
-        versions={"torch": "2.13.0"},
-        history=((50, 0.3), (95, 0.11), (100, 0.09)),
-    )
-
-    def make(**changes: object) -> TrialResult:
-        return replace(base, **changes)  # type: ignore[arg-type]
-
-    return make
+    return toolbox.make_result
 
 
 @pytest.fixture

@@ -375,7 +375,7 @@ def test_an_augmentation_that_cannot_be_told_is_refused():
     with pytest.raises(ConfigError) as error:
         arrows(50, augment=only_noise)
     assert str(error.value) == (
-        "data.alternating_flip needs an augmentation that is told which images to mirror, such as "
+        "data.alternating_flip needs an augmentation with an argument mirror, such as "
         "bstune.workloads.images.random_crop_flip, but got only_noise: set data.alternating_flip to false"
     )
     arrows(50, alternating=False, augment=only_noise)
@@ -484,11 +484,11 @@ def test_train_batches_go_on_from_a_place(done, micro_batch_size, alternating, a
     parts = len(fresh().micro_batch_sizes)
     whole = pairs(fresh(), (done + 5) * parts)
     batches = fresh()
-    batches.stream.noting = True
+    batches.stream.remembers = True
     pairs(batches, done * parts + ahead)  # of the next batch, the first micro-batch
     place = batches.stream.position(done)
     again = fresh()
-    again.stream.take_up(place)
+    again.stream.resume(place)
     assert all(torch.equal(a, b) for a, b in zip(pairs(again, 5 * parts), whole[done * parts :], strict=True))
 
 
@@ -507,12 +507,12 @@ def test_a_loader_goes_on_from_a_place_with_what_reading_draws(done, micro_batch
     parts = len(micro_batch_sizes(7, micro_batch_size))
     whole = list(islice(fresh(), (done + 3) * parts))
     batches = fresh()
-    stream_of(batches).noting = True
+    stream_of(batches).remembers = True
     list(islice(batches, done * parts + 1))
     place = stream_of(batches).position(done)
     again = fresh()
     torch.rand(3)
-    stream_of(again).take_up(place)
+    stream_of(again).resume(place)
     assert list(islice(again, 3 * parts)) == whole[done * parts :]
 
 
@@ -524,7 +524,7 @@ def test_with_workers_a_place_is_a_number_of_batches():
     place = stream_of(batches).position(4)  # its workers have been given more
     assert place == {"batches": 4, "random": None}
     again = rebatch(source, 3, None, seed=5)
-    stream_of(again).take_up(place)
+    stream_of(again).resume(place)
     assert list(islice(again, 8)) == whole[4:]
 
 
@@ -532,10 +532,10 @@ def test_a_place_that_is_past_is_refused():
     stream = train_batches(augment=partial(random_crop_flip, padding=2)).stream
     list(islice(stream, 3))
     assert stream.position(3)["batches"] == 3
-    with pytest.raises(ValueError, match="the place after 2 batches was not noted: 3 are drawn"):
+    with pytest.raises(ValueError, match="the position after 2 batches is not remembered: 3 are drawn"):
         stream.position(2)
-    with pytest.raises(ValueError, match="only a fresh stream can be taken up, but 3 batches are drawn"):
-        stream.take_up(stream.position(3))
+    with pytest.raises(ValueError, match="only a fresh stream can be resumed, but 3 batches are drawn"):
+        stream.resume(stream.position(3))
 
 
 def test_stream_of_knows_our_batches_alone():

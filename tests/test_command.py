@@ -10,8 +10,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from bstune import conf
-from bstune.__main__ import compose_checked
 from bstune.core.records import TrialResult
+from bstune.study.prepare import compose_checked
 
 QUICK = ("+workload=digits", "search.trials=4", "search.batch_size.low=32", "search.batch_size.high=512")
 # An easy target and a small budget: milliseconds a trial. Of sixteen of bstune's own short ones some reach it.
@@ -28,7 +28,6 @@ GHOSTS = (
     "{_target_: torch.nn.Conv2d, in_channels: 1, out_channels: 4, kernel_size: 3}, "
     "{_target_: bstune.workloads.layers.BatchNorm, channels: 4, ghost_size: 32}, "
     "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 144, out_features: 10}]}",
-    "+workload.module.batch_size=${trial.batch_size}",
 )
 GHOST_ADVICE = "lower workload.module.model.norm.ghost_size, or raise the batch size (search.batch_size.low of a study"
 WHITENING = (

@@ -163,7 +163,10 @@ def test_missing_data_are_reported_by_check():
         ({"eval_batch_size": 0}, r"data\.eval_batch_size must be a positive integer, but got 0"),
         ({"augment": partial(random_crop_flip, padding=4)}, "below the image's 4x4 pixels, but got 4"),
         ({"augment": partial(random_crop_flip, padding=1, cutout=5)}, "at most the image's 4x4 pixels, but got 5"),
-        ({"augment": lambda images, generator: images, "alternating_flip": True}, "is told which images to mirror"),
+        (
+            {"augment": lambda images, generator: images, "alternating_flip": True},
+            "needs an augmentation with an argument mirror",
+        ),
     ],
 )
 def test_settings_that_only_a_trial_would_use_are_checked_too(options, text):

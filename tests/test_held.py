@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bstune.core.records import dump_json
-from bstune.core.step_time import StepTimes
+from bstune.core.step_time import StepTime, StepTimes
 from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, BEND, EXPONENT, SHIFT, make_prior
 from bstune.study.model import held_row, slopes, verdict, which_rule_held
@@ -46,7 +46,7 @@ def known_of(prior, theta, sizes=(8, 16, 32, 64, 256, 1024), status="reached"):
         Observation(i, status, 100, 0.01, math.log2(size), -4.0, (), None, 0.0, stuck=False)
         for i, size in enumerate(sizes)
     )
-    return Posterior(observations, likelihood_data(observations, 0), theta, StepTimes(1.0, 1.0), 1.0, prior, math.inf)
+    return Posterior(observations, likelihood_data(observations, 0), theta, StepTimes(StepTime(1.0, 1.0)), 1.0, prior, math.inf)
 
 
 def asked(known, low=LOW, high=HIGH, level=0.9):

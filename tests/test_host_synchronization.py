@@ -8,9 +8,9 @@ import torch
 from lightning.pytorch import Callback
 from torch.optim.swa_utils import AveragedModel
 
-from bstune.__main__ import compose_checked
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.records import TrialSpec
+from bstune.study.prepare import compose_checked
 from bstune.trial.backend import make_protocol
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
 from bstune.trial.loop import Workload, run_trial

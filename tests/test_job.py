@@ -11,13 +11,12 @@ import yaml
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from bstune.__main__ import compose_checked
 from bstune.core.files import Output
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search.posterior import B_CRIT
 from bstune.study import run as jobs
 from bstune.study.model import known_of
-from bstune.study.prepare import prepare
+from bstune.study.prepare import compose_checked, prepare
 from bstune.study.report import best_yaml
 from bstune.study.run import MOST_STATES, Progress, worth_continuing
 from bstune.study.storage import SPEC

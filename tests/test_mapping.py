@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bstune.core.curve import FrontierPoint, fit_curve
-from bstune.core.step_time import StepTimes
+from bstune.core.step_time import StepTime, StepTimes
 from bstune.search.acquisition import b_crit_quantiles, draw_frontiers, max_variance_reduction
 from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, LEVEL, NOISE, make_prior, sample_posterior
@@ -41,7 +41,7 @@ def posterior_of(steps, sizes=SIZES, prior=None, theta=None, too_large=math.inf,
     seen = likelihood_data(observations, 0)
     if theta is None:
         theta = sample_posterior(seen, prior, np.random.default_rng(0), 192, 3)
-    return Posterior(observations, seen, theta, StepTimes(1e-3, 1e-6), 1.0, prior, too_large)
+    return Posterior(observations, seen, theta, StepTimes(StepTime(1e-3, 1e-6)), 1.0, prior, too_large)
 
 
 def curve(sizes, b_crit=300.0, s_min=200.0):

@@ -127,8 +127,8 @@ def test_steps_to_the_level(make_result, histories, steps):
         (
             (100, 4, None),
             5,
-            "B reaches a loss of 0.25 first, in 20.0 ms (4 steps of 5 ms); a takes 25 times as long (100 steps of 5 ms);"
-            " c never reaches it (medians, n = 5 seeds).",
+            "B reaches a loss of 0.25 first, in 20.0 ms (4 steps of 5 ms); a takes 25 times as long (100 steps of 5"
+            " ms); c never reaches it (medians, n = 5 seeds).",
         ),
         (
             (None, 4, None),

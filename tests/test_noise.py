@@ -160,10 +160,10 @@ def test_the_oldest_steps_that_fill_no_block_are_left_out():
         (
             [-1.0, -1.1] * 4,
             [2.0, 2.1] * 4,
-            "|G|^2 = -1.05 is not told apart from 0 after 8 steps: measure more of them",
+            "|G|^2 = -1.05 does not differ significantly from 0 after 8 steps: measure more of them",
         ),
-        ([0.0] * 8, [2.0] * 8, "|G|^2 = 0 is not told apart from 0 after 8 steps: measure more of them"),
-        ([5.0, -4.0] * 4, [2.0, 2.1] * 4, "|G|^2 = 0.5 is not told apart from 0 after 8 steps: measure more of them"),
+        ([0.0] * 8, [2.0] * 8, "|G|^2 = 0 does not differ significantly from 0 after 8 steps: measure more of them"),
+        ([5.0, -4.0] * 4, [2.0, 2.1] * 4, "|G|^2 = 0.5 does not differ significantly from 0 after 8 steps: measure more of them"),
     ],
 )
 def test_undetermined_says_so_and_leaves_the_ends_open(gradients, traces, reason):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from bstune.__main__ import compose_checked
 from bstune.core.clock import Phase
 from bstune.core.errors import ConfigError, HardwareError
 from bstune.hardware.memory import (
@@ -17,6 +16,7 @@ from bstune.hardware.memory import (
     resident_bytes,
 )
 from bstune.hardware.probe import Meter, judge
+from bstune.study.prepare import compose_checked
 from bstune.workloads.models import mlp
 
 MiB = 2**20

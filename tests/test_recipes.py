@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bstune.__main__ import compose_checked
 from bstune.core.records import TrialSpec
+from bstune.study.prepare import compose_checked
 from bstune.trial.workload import build_module
 from bstune.workloads.averaging import ExponentialMovingAverage, Lookahead
 from bstune.workloads.optim import Muon

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from bstune.__main__ import compose_checked
 from bstune.core.errors import TableError
 from bstune.core.records import TrialResult, TrialSpec
+from bstune.study.prepare import compose_checked
 from bstune.trial import replay as replaying
 from bstune.trial.replay import read_table
 

@@ -5,8 +5,8 @@ import torch
 from hydra.utils import instantiate
 from torch import nn
 
-from bstune.__main__ import compose_checked
 from bstune.core.errors import ConfigError
+from bstune.study.prepare import compose_checked
 from bstune.workloads.layers import BatchNorm, Whitening
 from bstune.workloads.resnet9 import ResNet9
 

@@ -5,9 +5,9 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import OneCycleLR
 
-from bstune.__main__ import compose_checked
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialSpec
+from bstune.study.prepare import compose_checked
 from bstune.trial.workload import build_module, has_horizon
 from bstune.workloads.averaging import RunningWeightAverage
 from bstune.workloads.schedules import (

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from bstune.__main__ import compose_checked
 from bstune.core.errors import HardwareError
 from bstune.hardware.timing import Steps, ladder, measure_step_times, summarize, time_bare, time_trial, visits
+from bstune.study.prepare import compose_checked
 from bstune.trial.workload import load
 
 SIZES = (8, 32, 128, 500)

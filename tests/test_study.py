@@ -274,7 +274,8 @@ def test_a_trial_that_was_not_asked_to_the_end_is_asked_anew(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("some_sampler", "stops", "max_steps"), [(Fixed(30), True, 30), (Fixed(30), False, None), (RandomSampler(), True, None)]
+    ("some_sampler", "stops", "max_steps"),
+    [(Fixed(30), True, 30), (Fixed(30), False, None), (RandomSampler(), True, None)],
 )
 def test_a_limit_is_for_trials_that_can_be_stopped(tmp_path, some_sampler, stops, max_steps):
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bstune.__main__ import compose_checked
 from bstune.core.errors import HardwareError
 from bstune.core.records import TrialSpec
 from bstune.hardware import __main__ as hardware
@@ -17,6 +16,7 @@ from bstune.hardware.report import advice, headline, survey_json
 from bstune.hardware.roofline import DeviceLimits, LayerCost, Line, StepCost
 from bstune.hardware.survey import FORM, Survey, _lost_device, identity, probe_text, read
 from bstune.hardware.timing import Measured, StepTiming
+from bstune.study.prepare import compose_checked
 from bstune.trial.backend import make_protocol, make_space
 from bstune.trial.workload import build_module, resolve
 

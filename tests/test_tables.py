@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from bstune.__main__ import compose_checked
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget
+from bstune.study.prepare import compose_checked
 from bstune.study.record import Grid
 from bstune.trial.replay import (
     SHIPPED,

@@ -9,11 +9,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from bstune.__main__ import compose_checked
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
-from bstune.study.prepare import open_trials, prepare
+from bstune.study.prepare import compose_checked, open_trials, prepare
 from bstune.trial.workload import resolve, resolve_precision
 
 DIGITS = ("+workload=digits", "mlflow.enabled=false", "hardware.enabled=false", "budget.steps=40", "budget.examples=1")

@@ -495,7 +495,7 @@ def test_an_overflow_in_one_micro_batch_skips_the_step_once():
     assert module.weight.item() == pytest.approx(7)
 
 
-@pytest.mark.parametrize("cadence", [EVERY_STEP, CADENCE])
+@pytest.mark.parametrize("evaluation_schedule", [EVERY_STEP, CADENCE])
 @pytest.mark.parametrize("applied", [0, 5])
 def test_fifty_skipped_steps_in_a_row_are_a_divergence(applied, evaluation_schedule):
     module = Counting(lambda applied: 0.9, lambda batch: math.inf if batch >= applied else 1.0)

@@ -10,11 +10,11 @@ import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-from bstune.__main__ import compose_checked
 from bstune.config import budget_of, overrides, tuned, with_settings
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.search_space import Tunable, corners
-from bstune.study.replicates import next_confirmation
+from bstune.study.prepare import compose_checked
+from bstune.study.replicates import next_replicate
 from bstune.trial.workload import build_module, build_workload
 
 Run = Callable[..., tuple[object, str, str]]
@@ -109,7 +109,7 @@ def test_other_settings_are_another_point(make_result: Callable[..., TrialResult
     best = make_result(number=0, trial_index=0, steps=100, hyperparameters={"momentum": 0.9})
     near = make_result(number=1, trial_index=1, steps=101, hyperparameters={"momentum": 0.1})
     fresh = make_result(number=2, trial_index=9, steps=150, replicate_of=0, hyperparameters={"momentum": 0.9})
-    due = next_confirmation([best, near, fresh], "steps", 1, 2)
+    due = next_replicate([best, near, fresh], "steps", 1, 2)
     assert due is not None
     assert due[0].number == 1
 

@@ -14,14 +14,13 @@ from itertools import product
 import pytest
 import torch
 
-from bstune.__main__ import compose_checked
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.survey import Survey, _share
 from bstune.hardware.timing import Measured, StepTiming
-from bstune.study.prepare import prepare
+from bstune.study.prepare import compose_checked, prepare
 from bstune.study.run import _first_slots
 from bstune.trial.workers import Workers, alone
 
@@ -60,7 +59,7 @@ def open_train():
                 while not (output.root / "go").exists():
                     threading.Event().wait(0.01)
         return TrialResult(
-            **spec.identity(), status="censored", steps=1, steps_low=1, examples=8, train_seconds=1.0, eval_seconds=0.0,
+            **spec.trial_fields(), status="censored", steps=1, steps_low=1, examples=8, train_seconds=1.0, eval_seconds=0.0,
             startup_seconds=0.0, wall_seconds=1.0, seconds_per_step=0.5, device=str(opened), versions={},
             message=None if parent is None else parent.message,
         )
@@ -247,7 +246,7 @@ REPLAY += ("search.objective=steps", "search.confirmations=1")
 ANSWERS = """
 import os, signal, threading
 from pathlib import Path
-from bstune.__main__ import compose_checked
+from bstune.study.prepare import compose_checked
 from bstune.study.prepare import prepare
 
 

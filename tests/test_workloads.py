@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
-from bstune.__main__ import compose_checked
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialSpec
+from bstune.study.prepare import compose_checked
 from bstune.trial.loop import make_trainer
 from bstune.trial.workload import build_module
 from bstune.workloads.classifier import Classifier
@@ -243,15 +243,6 @@ def test_channels_last_changes_the_format_alone():
 def test_channels_last_needs_convolutions():
     with pytest.raises(ConfigError, match="channels_last is for convolutions, but the model, Linear, has none"):
         classifier(nn.Linear(4, 3), channels_last=True)
-
-
-@pytest.mark.parametrize(("size", "refused"), [(4, False), (3, True), (100, False), (None, False)])
-def test_a_ghost_size_over_the_batch_size_is_refused(size, refused):
-    if not refused:
-        assert convolutional(batch_size=size).model[1].ghost_size == 4
-        return
-    with pytest.raises(ConfigError, match=r"ghost size 4 is over the batch size 3: lower workload\.module\.model\.nor"):
-        convolutional(batch_size=size)
 
 
 @pytest.mark.parametrize("stage", ["val", "test"])

@@ -1,10 +1,11 @@
 """What several test modules work with: made records and protocols, a clock that a test moves, a folder's entries."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialSpec
+from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
 
 EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
 TRAINER = {"accelerator": "cpu", "devices": 1}
@@ -48,3 +49,30 @@ def make_protocol(steps: int = 20, examples: int = 1, **changes: Any) -> TrialPr
 def entries(folder: Path) -> list[str]:
     """Return the names of what lies in a folder, sorted."""
     return sorted(path.name for path in folder.iterdir())
+
+
+RESULT = TrialResult(
+    number=0,
+    trial_index=0,
+    batch_size=32,
+    lr=0.1,
+    delta=0.0,
+    seed=1,
+    status="reached",
+    steps=100,
+    steps_low=95,
+    examples=3200,
+    train_seconds=1.0,
+    eval_seconds=0.1,
+    startup_seconds=0.2,
+    wall_seconds=1.4,
+    seconds_per_step=0.01,
+    device="cpu (1 thread)",
+    versions={"torch": "2.13.0"},
+    history=((50, 0.3), (95, 0.11), (100, 0.09)),
+)
+
+
+def make_result(**changes: Any) -> TrialResult:
+    """Return the record of a trial that reached the target."""
+    return replace(RESULT, **changes)

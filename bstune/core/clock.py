@@ -24,26 +24,17 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Segment:
-    """Training between two edges: ``steps`` optimizer steps in ``seconds``."""
+    """Training between two evaluations."""
 
     steps: int
     seconds: float
 
 
-def _no_synchronization() -> None:
-    """Do nothing: a CPU finishes each operation before it returns."""
-
-
 class TrialClock:
-    """Counts a trial's seconds by phase; it starts in ``STARTUP``.
-
-    Args:
-        now: a monotonic clock in seconds; tests give their own.
-        synchronize: waits until the device has finished what it was given; called at phase changes alone.
-    """
+    """Counts a trial's seconds by phase; it starts in ``STARTUP``. Tests give their own ``now``, a monotonic clock."""
 
     def __init__(
-        self, now: Callable[[], float] = time.perf_counter, synchronize: Callable[[], None] = _no_synchronization
+        self, now: Callable[[], float] = time.perf_counter, synchronize: Callable[[], None] = lambda: None
     ) -> None:
         self._now = now
         self._synchronize = synchronize
@@ -63,14 +54,10 @@ class TrialClock:
         return elapsed
 
     def end_segment(self, steps: int, phase: Phase) -> None:
-        """Close a training segment of ``steps`` optimizer steps and enter ``phase``.
-
-        A segment without a step (each one skipped by the gradient scaler) counts as training time but has no
-        seconds per step.
-        """
+        """Close a training segment of ``steps`` optimizer steps and enter ``phase``."""
         elapsed = self._segment + self.enter(phase)
         self._segment = 0.0
-        if steps > 0:
+        if steps > 0:  # one whose steps the gradient scaler all skipped has no seconds per step
             self._segments.append(Segment(steps, elapsed))
 
     @contextmanager
@@ -101,11 +88,9 @@ def seconds_per_step(segments: Sequence[Segment], warmup_steps: int) -> float | 
     """Return tau(B): the median over segments of seconds per step, without the segments of the warm-up.
 
     Those are the first one, and all that begin before ``warmup_steps`` steps. Where nothing else is left the last one
-    speaks, warm-up or not; without any the answer is None.
+    counts, warm-up or not; without any the answer is None.
     """
     starts = accumulate((segment.steps for segment in segments), initial=0)
     kept = [segment for segment, start in zip(segments, starts, strict=False) if start >= max(1, warmup_steps)]
-    kept = kept or list(segments[-1:])
-    if not kept:
-        return None
-    return statistics.median(segment.seconds / segment.steps for segment in kept)
+    ratios = [segment.seconds / segment.steps for segment in kept or segments[-1:]]
+    return statistics.median(ratios) if ratios else None

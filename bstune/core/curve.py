@@ -1,7 +1,4 @@
-"""Fits S*(B) = S_min (1 + B_crit/B) to a few noisy points, some of them bounds, and says how much they tell of B_crit.
-
-``python -m bstune.core.curve points.csv`` prints the fit as JSON. The columns are batch_size, steps and, if some trials
-were stopped before the target, censored (0, 1, true or false).
+"""Fits S*(B) = S_min (1 + B_crit/B) to a few noisy points, some of them bounds, with an interval for B_crit.
 
 The curve is McCandlish et al. 2018, arXiv 1812.06162, eq. 2.11. The error model is ours:
 
@@ -20,12 +17,10 @@ The curve is McCandlish et al. 2018, arXiv 1812.06162, eq. 2.11. The error model
    99% at 5% and 84 to 88% at 20% (500 curves each): the prior errs to the wide side when the noise is small.
 """
 
-import argparse
 import csv
 import math
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -34,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_expit, log_ndtr, stdtrit
 
 from bstune.core.errors import BstuneError
-from bstune.core.records import TrialResult, dump_json
+from bstune.core.records import TrialResult
 
 Regime = Literal["perfect scaling", "diminishing returns", "maximal data parallelism"]
 Array = NDArray[np.float64]
@@ -46,7 +41,7 @@ OUTLIER_SPREAD = 1.0  # in log S: a bad point is typically off by a factor of up
 USABLE = "a positive, finite number (below 1e100)"
 FLAGS = {"0": False, "false": False, "1": True, "true": True}
 REACH = math.log(1e4)  # B_crit is sought within this factor of the batch sizes, and at 0 and infinity
-MOST_POINTS = 1000  # the fit's arrays grow with the points; a frontier has one per half octave
+MAX_POINTS = 1000  # the fit's arrays grow with the points; a frontier has one per half octave
 
 
 class CurveError(BstuneError):
@@ -55,28 +50,23 @@ class CurveError(BstuneError):
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """A point of S*(B), or a bound on it.
-
-    ``steps`` is steps to target at ``batch_size`` examples per step or, where ``censored``, a step at which the target
-    was still missed: S > steps. ``steps_low`` is the last step known to miss it, so that a reached S lies in
-    (steps_low, steps]; None if unknown. The fit takes S to be ``steps``.
-    """
+    """A point of S*(B) or, where ``censored``, a step at which the target was still missed: S > steps."""
 
     batch_size: int | float
-    steps: float
+    steps: float  # the fit takes S to be this
     censored: bool
-    steps_low: float | None
+    steps_low: float | None  # the last step known to miss the target: S lies in (steps_low, steps]; None if unknown
 
 
 @dataclass(frozen=True)
 class CurveFit:
     """S*(B) = S_min (1 + B_crit/B) as far as the points determine it; None is what they do not determine.
 
-    - ``s_min``: fewest steps, at unlimited batch size; None where nothing keeps B_crit from being infinite.
+    - ``s_min``: fewest steps, at unlimited batch size; None where B_crit may be infinite.
     - ``b_crit``: the most likely critical batch size, in examples. None where 0 or infinity is nearly as likely
-      (deviance at most 1 higher): then even a 68% interval is open, and a number would say nothing.
+      (deviance at most 1 higher): then even a 68% interval is open.
     - ``b_crit_low``, ``b_crit_high``: its interval; None where every smaller, every larger value fits the points.
-    - ``e_min``: fewest examples, S_min B_crit; None where nothing keeps B_crit from being 0.
+    - ``e_min``: fewest examples, S_min B_crit; None where B_crit may be 0.
     - ``perfect_scaling_below`` and ``maximal_data_parallelism_above``: B_crit/9 and 9 B_crit, None without a B_crit.
     - ``level``: nominal coverage of the interval.
     - ``noise``: sigma, the standard deviation of log S around the curve; 0.1 is about 10%.
@@ -99,10 +89,7 @@ class CurveFit:
 
 @dataclass(frozen=True)
 class CurveBand:
-    """S*(B) predicted at some batch sizes: the most likely steps and their interval, arrays of one shape.
-
-    The interval is pointwise and for the curve itself; a further trial scatters around it by the fit's noise.
-    """
+    """The most likely S*(B) and its pointwise interval, arrays of one shape; further trials scatter around it."""
 
     batch_size: Array
     steps: Array
@@ -135,10 +122,8 @@ def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
 
     The half octave of B is floor(2 log2 B): [64, 90.5), [90.5, 128), and so on. The reached trial with the least
     S x B stands for it, at its own batch size (ties: smaller batch size, then lower number). Where none reached the
-    target, the ``censored`` trial with the largest bound on S x B does, as a censored point (same ties); the bound is
-    the last step whose evaluation missed the target, and a trial without one gives no point. That it bounds S*, not
-    only S at that trial's learning rate, is an assumption. Trials that diverged, ran out of memory or failed say
-    nothing about S*. No trials, no points.
+    target, the censored trial with the largest bound on S x B does. That it bounds S*, not only S at that trial's
+    learning rate, is an assumption. Trials that diverged, ran out of memory or failed do not count.
     """
     octaves: dict[int, list[TrialResult]] = {}
     for trial in trials:
@@ -159,9 +144,17 @@ def _rank(trial: TrialResult) -> tuple[bool, int, int, int]:
 def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90) -> CurveFit:
     """Return the fit of S*(B) = S_min (1 + B_crit/B) in log S, with a profile-likelihood interval for B_crit.
 
-    It takes three or more points that are not censored, at two or more batch sizes, and any number of bounds; ``level``
-    is the nominal coverage of the interval, between 0 and 1. CurveError is raised for fewer points, for values that
-    are not positive and finite (NaN too), and for another level.
+    Args:
+        points: batch sizes in examples and steps to target. Three or more that are not censored, at two or more batch
+            sizes, and any number of bounds.
+        level: nominal coverage of the interval, between 0 and 1.
+
+    Returns:
+        S_min in steps, B_crit in examples and its interval, E_min in examples, the bounds of the regimes and the noise;
+        None for each that the points do not determine.
+
+    Raises:
+        CurveError: for fewer points, for values that are not positive and finite (NaN too), and for another level.
     """
     points = tuple(points)
     observed = _observe(points)
@@ -195,8 +188,7 @@ def predict_steps(fit: CurveFit, batch_sizes: ArrayLike) -> CurveBand:
     """Return S*(B) and its interval of coverage ``fit.level`` at each of ``batch_sizes`` (any shape, may be empty).
 
     The interval is the range of S(B) over all (S_min, B_crit) in the likelihood region, which is the profile
-    interval of S(B). It stays finite where B_crit is undetermined. CurveError is raised for a batch size that is not
-    positive and finite.
+    interval of S(B). It stays finite where B_crit is undetermined.
     """
     batch = np.asarray(batch_sizes, dtype=np.float64)
     log_batch = _log(batch.reshape(-1).tolist(), "batch_size")
@@ -219,11 +211,9 @@ def predict_steps(fit: CurveFit, batch_sizes: ArrayLike) -> CurveBand:
 
 
 def regime(batch_size: float, fit: CurveFit) -> Regime | None:
-    """Return the regime of ``batch_size`` by the slope of log S* over log B, -B_crit/(B + B_crit).
+    """Return the regime of ``batch_size`` by the slope of log S* over log B; None where the points leave it open.
 
-    Perfect scaling is B <= B_crit/9, maximal data parallelism B >= 9 B_crit (the names are Shallue et al. 2018's,
-    the bounds are ours). Where the fit has no ``b_crit``, the end of its interval that it has decides if it can;
-    None is returned where the points do not tell. CurveError is raised for a batch size not positive and finite.
+    Where the fit has no ``b_crit``, the end of its interval that it has decides if it can.
     """
     _usable(batch_size, "batch_size")
     smallest = fit.b_crit_low if fit.b_crit is None else fit.b_crit
@@ -236,10 +226,7 @@ def regime(batch_size: float, fit: CurveFit) -> Regime | None:
 
 
 def log_slope(points: Iterable[FrontierPoint]) -> float:
-    """Return the slope of log S over log B by ordinary least squares; -1 is perfect scaling. Bounds are left out.
-
-    CurveError is raised for points at fewer than two batch sizes, and for values that are not positive and finite.
-    """
+    """Return the slope of log S over log B by ordinary least squares, bounds left out; -1 is perfect scaling."""
     reached = [point for point in points if not point.censored]
     x, y = _log((p.batch_size for p in reached), "batch_size"), _log((p.steps for p in reached), "steps")
     if np.unique(x).size < 2:
@@ -265,8 +252,8 @@ def _observe(points: tuple[FrontierPoint, ...]) -> _Observed:
     if reached < 3 or sizes < 2:
         got = f"{reached} at {sizes} (and {len(points) - reached} censored): run more batch sizes to the target"
         raise CurveError(f"the curve needs at least 3 points that reached the target, at 2 batch sizes, but got {got}")
-    if len(points) > MOST_POINTS:
-        raise CurveError(f"the curve takes at most {MOST_POINTS} points, but got {len(points)}: keep the best per B")
+    if len(points) > MAX_POINTS:
+        raise CurveError(f"the curve takes at most {MAX_POINTS} points, but got {len(points)}: keep the best per B")
     log_reference = float(log_batch[~censored].mean())
     return _Observed(log_batch - log_reference, log_steps, censored, log_reference)
 
@@ -281,7 +268,7 @@ def _rise(observed: _Observed, level: float) -> float:
 
 
 def _shape(odds: Array, x: Array) -> Array:
-    """Return log(S(B)/S(B_ref)) = log(1 - p + p B_ref/B), shape (m, n), for p = expit(odds), -inf and inf included."""
+    """Return log(S(B)/S(B_ref)) = log(1 - p + p B_ref/B), shape (m, n), for p = expit(odds), infinite ones too."""
     return np.asarray(np.logaddexp(log_expit(-odds)[:, None], log_expit(odds)[:, None] - x))
 
 
@@ -389,10 +376,7 @@ def _note(points: tuple[FrontierPoint, ...], no_low: bool, no_high: bool) -> str
 
 
 def read_points(path: Path) -> list[FrontierPoint]:
-    """Return the points of a CSV file with columns batch_size, steps and optionally censored; others are ignored.
-
-    CurveError is raised for a file that cannot be read, a missing or repeated column, or a value that cannot be used.
-    """
+    """Return the points of a CSV file with columns batch_size, steps and optionally censored; others are ignored."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return list(_parse(csv.DictReader(file, strict=True), path))
@@ -414,7 +398,7 @@ def _parse(reader: "csv.DictReader[str]", path: Path) -> Iterator[FrontierPoint]
         place = f"{path}, line {reader.line_num}"
         if None in row or None in row.values():
             raise CurveError(
-                f"{place}: needs {len(header)} values, as many as line 1 has columns: mend or drop the line"
+                f"{place}: needs {len(header)} values, as many as line 1 has columns: fix or drop the line"
             )
         size, steps = (_number(row[name], name, place) for name in ("batch_size", "steps"))
         flag = row.get("censored", "0").strip().lower()
@@ -428,24 +412,4 @@ def _number(cell: str, name: str, place: str) -> float:
     try:
         return _usable(float(cell), name)
     except (ValueError, CurveError):
-        raise CurveError(f"{place}: {name} must be {USABLE}, but got {cell[:80]!r}: mend or drop the line") from None
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the fit of a CSV file of points as JSON; return the exit status, 2 for input that cannot be used."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bstune.core.curve", description="Fit S*(B) = S_min (1 + B_crit/B)."
-    )
-    parser.add_argument("points", type=Path, help="CSV file: batch_size, steps, and optionally censored (0 or 1)")
-    arguments = parser.parse_args(argv)
-    try:
-        fit = fit_curve(read_points(arguments.points))
-    except CurveError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(dump_json(asdict(fit), indent=2))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        raise CurveError(f"{place}: {name} must be {USABLE}, but got {cell[:80]!r}: fix or drop the line") from None

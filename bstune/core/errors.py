@@ -2,7 +2,7 @@
 
 
 class BstuneError(Exception):
-    """Something the user can mend: the message says what was received and what to do."""
+    """An error the user can fix: the message states what was received and what to do."""
 
     exit_status = 2
 
@@ -15,6 +15,10 @@ class DataError(BstuneError):
     """A data set is missing, cannot be downloaded, or its bytes are not the published ones."""
 
 
+class RecordError(BstuneError, ValueError):
+    """A trial's record cannot be read: it is not one, or of a former version."""
+
+
 class TableError(BstuneError):
     """A table of recorded runs cannot be read or used."""
 
@@ -24,7 +28,7 @@ class StudyError(BstuneError):
 
 
 class HardwareError(BstuneError):
-    """What was asked of the hardware cannot be measured or worked out: memory, step time, ceilings or a plan."""
+    """Memory, step time, ceilings or a plan cannot be measured or derived."""
 
 
 class StateError(BstuneError):

@@ -11,87 +11,50 @@ from filelock import FileLock, Timeout
 from bstune.core.errors import StudyError
 
 
+class _Inside:
+    """A path inside the output folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, output: "Output", owner: type | None = None) -> Path:
+        return output.root / self._name
+
+
 @dataclass(frozen=True)
 class Output:
-    """The paths of one study."""
+    """The paths of one study, or of one trial that is trained by itself."""
 
     root: Path
 
-    @property
-    def trials(self) -> Path:
-        """One record a trial, in order of their numbers."""
-        return self.root / "trials.jsonl"
-
-    @property
-    def curve(self) -> Path:
-        """Points, fit, regimes and winners."""
-        return self.root / "curve.json"
-
-    @property
-    def figure(self) -> Path:
-        """Steps and time to target over batch size."""
-        return self.root / "curve.png"
-
-    @property
-    def config(self) -> Path:
-        """The composed config."""
-        return self.root / "config.yaml"
-
-    @property
-    def best(self) -> Path:
-        """The winners, with the command that trains each again."""
-        return self.root / "best.yaml"
-
-    @property
-    def survey(self) -> Path:
-        """What the hardware allows."""
-        return self.root / "hardware.json"
-
-    @property
-    def roofline(self) -> Path:
-        """The workload's layers under the device's ceilings."""
-        return self.root / "roofline.png"
-
-    @property
-    def scale_out(self) -> Path:
-        """Time to target and efficiency over the number of devices."""
-        return self.root / "scale_out.png"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the one process that runs the study."""
-        return self.root / ".lock"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Weights of the winners."""
-        return self.root / "checkpoints"
+    trials = _Inside("trials.jsonl")  # one record a trial, in order of their numbers
+    curve = _Inside("curve.json")  # points, fit, regimes and winners
+    figure = _Inside("curve.png")  # steps and time to target over batch size
+    config = _Inside("config.yaml")  # the composed config
+    best = _Inside("best.yaml")  # the winners, with the command that trains each again
+    survey = _Inside("hardware.json")  # what the hardware allows
+    roofline = _Inside("roofline.png")  # the workload's layers under the device's ceilings
+    scale_out = _Inside("scale_out.png")  # time to target and efficiency over the number of devices
+    lock = _Inside(".lock")  # held by the one process that runs the study
+    checkpoints = _Inside("checkpoints")  # weights of the winners
+    states = _Inside("states")  # whole training states of stopped trials that may be continued
+    record = _Inside("trial.json")  # the record of a trial that is trained by itself
 
     def checkpoint(self, number: int) -> Path:
-        """Weights of trial ``number`` at the target."""
+        """Return the file of the weights of trial ``number`` at the target."""
         return self.checkpoints / f"trial-{number}.ckpt"
 
-    @property
-    def states(self) -> Path:
-        """Whole training states of stopped trials that may be continued."""
-        return self.root / "states"
-
     def state(self, number: int) -> Path:
-        """State of stopped trial ``number``."""
+        """Return the file of the state of stopped trial ``number``."""
         return self.states / f"trial-{number}.ckpt"
-
-    def keep_states(self, numbers: set[int], running: Collection[int] = ()) -> None:
-        """Delete the states of all trials but these, and but what the ``running`` ones write."""
-        _keep(self.states, {self.state(number) for number in numbers}, running)
 
     def single_trial(self, batch_size: int, lr: float, seed: int) -> "Output":
         """Return the folder of a trial that is trained by itself."""
         return Output(self.root / f"trial-B{batch_size}-lr{lr:.6g}-seed{seed}")
 
-    @property
-    def record(self) -> Path:
-        """The record of a trial that is trained by itself."""
-        return self.root / "trial.json"
+    def keep_states(self, numbers: set[int], running: Collection[int] = ()) -> None:
+        """Delete the states of all trials but these, and but what the ``running`` ones write."""
+        _keep(self.states, {self.state(number) for number in numbers}, running)
 
     def keep_checkpoints(self, numbers: set[int], running: Collection[int] = ()) -> None:
         """Delete the checkpoints of all trials but these, and but what the ``running`` ones write."""
@@ -113,11 +76,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Check, without writing, that ``path`` can be created or written.
-
-    Raises:
-        StudyError: if it, or the nearest folder above it that exists, is not writable or is no folder.
-    """
+    """Refuse, without writing, a ``path`` that cannot be created or written, or is below no folder."""
     if path.exists() and not os.access(path, os.W_OK):
         raise StudyError(f"{what}: {path} is not writable: choose another place, or run from another folder")
     parent = path.absolute().parent
@@ -126,18 +85,12 @@ def check_writable(path: Path, what: str) -> None:
     if not parent.is_dir():
         raise StudyError(f"{what}: {parent} is not a folder: choose another place")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise StudyError(
-            f"{what}: the folder {parent} is not writable: choose another place, or run from another folder"
-        )
+        raise StudyError(f"{what}: folder {parent} is not writable: choose another place, or run from another folder")
 
 
 @contextmanager
 def locked(output: Output) -> Iterator[None]:
-    """Create the output folder and hold its lock: one process a study. A body that fails at once leaves nothing.
-
-    Raises:
-        StudyError: if the folder cannot be made, or another process holds the lock.
-    """
+    """Create the output folder and hold its lock: one process a study. A body that fails at once leaves nothing."""
     created = [path for path in (output.root, *output.root.parents) if not path.exists()]
     try:
         output.root.mkdir(parents=True, exist_ok=True)

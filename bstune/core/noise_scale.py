@@ -30,26 +30,16 @@ from scipy.special import stdtrit
 from bstune.core.errors import ConfigError
 
 MAX_BLOCKS = 16  # enough for Student's t to be near the normal, few enough to leave long blocks
-MIN_BLOCKS = 4  # below, t is so large that no interval says anything
+MIN_BLOCKS = 4  # below, t is so large that every interval is open
 WINDOW = 64  # measured steps in a moving estimate, the latest; older ones are from when the noise was smaller
-LEVEL = 0.9  # of intervals, unless told
+LEVEL = 0.9  # of intervals
 
 
 @dataclass(frozen=True)
 class GradientNorms:
-    """Squared norms of one step's gradient at two batch sizes.
+    """Squared norms of one step's gradient at two batch sizes, B_small (need not be whole) and B_big."""
 
-    Args:
-        small: mean |g_small|^2 over the micro-batches.
-        small_size: examples that one of them stands for, B_small; need not be whole.
-        big: |g_big|^2.
-        big_size: B_big, above ``small_size``.
-
-    Raises:
-        ConfigError: if the sizes are not finite and 0 < B_small < B_big.
-    """
-
-    small: float
+    small: float  # mean |g_small|^2 over the micro-batches
     small_size: float
     big: float
     big_size: float
@@ -76,24 +66,17 @@ class GradientNorms:
 class NoiseScaleEstimate:
     """B_simple = tr(Sigma)/|G|^2 of the steps that were measured, in examples.
 
-    Args:
-        noise_scale: B_simple; None where |G|^2 is not told apart from 0, and ``undetermined`` says why.
-        low, high: ends of the interval; None where it is open: the noise scale is not told apart from 0 below, or
-            from infinity above. ``low`` may be known where ``noise_scale`` is not.
-        squared_gradient: |G|^2 averaged over the steps, possibly negative; None without steps.
-        trace: tr Sigma averaged over the steps; None without steps.
-        measurements: steps that were averaged.
-        level: of the interval, such as 0.9.
-        undetermined: why there is no ``noise_scale``; None where there is one.
+    ``noise_scale`` is None where |G|^2 does not differ significantly from 0; ``undetermined`` is the reason. An end of
+    the interval is None where it is open: at 0 below, at infinity above. ``low`` may exist without ``noise_scale``.
     """
 
     noise_scale: float | None
     low: float | None
     high: float | None
-    squared_gradient: float | None
-    trace: float | None
-    measurements: int
-    level: float
+    squared_gradient: float | None  # |G|^2 averaged over the steps, possibly negative; None without steps
+    trace: float | None  # tr Sigma averaged over the steps; None without steps
+    measurements: int  # steps that were averaged
+    level: float  # of the interval
     undetermined: str | None
 
     def __str__(self) -> str:
@@ -107,15 +90,8 @@ def combine_norms(
 ) -> GradientNorms:
     """Return the norms at two batch sizes of a step that is put together from micro-batches of any sizes.
 
-    Args:
-        squared_norms: |g_i|^2 of the mean gradient over each micro-batch, (k,), k at least 2.
-        sizes: n_i, examples in each, (k,).
-        big: |sum w_i g_i|^2.
-        weights: w_i, (k,), positive, with sum 1; None for n_i/B, the gradient of one large batch.
-
-    Raises:
-        ConfigError: if there are fewer than two micro-batches, or a size or a weight is not positive.
-        ValueError: if the shapes differ, or the weights do not sum to 1.
+    ``squared_norms`` are |g_i|^2 of the mean gradient over each micro-batch of n_i = ``sizes`` examples, (k,), k at
+    least 2, and ``big`` is |sum w_i g_i|^2. The ``weights`` w_i sum to 1; None for n_i/B, those of one large batch.
     """
     norms, n = np.asarray(squared_norms, np.float64), np.asarray(sizes, np.float64)
     w = n / n.sum() if weights is None else np.asarray(weights, np.float64)
@@ -140,17 +116,7 @@ def estimate_noise_scale(squared_gradients: ArrayLike, traces: ArrayLike, level:
     many consecutive steps (so that up to a sixteenth of the steps, the oldest, may be left out), because steps are
     autocorrelated: what drifts from block to block counts as scatter, which errs to the wide side.
 
-    Without steps, or with fewer than ``MIN_BLOCKS``, the answer is undetermined; so it is where |G|^2 is not
-    positive by the same t.
-
-    Args:
-        squared_gradients: |G|^2 of each step, (n,), in order; may be negative.
-        traces: tr Sigma of each step, (n,).
-        level: of the interval, in (0, 1).
-
-    Raises:
-        ConfigError: for a level outside (0, 1).
-        ValueError: if the two are not (n,), or not finite.
+    The answer is undetermined with fewer than ``MIN_BLOCKS`` steps, and where |G|^2 is not positive by the same t.
     """
     if not 0.0 < level < 1.0:
         raise ConfigError(f"the level of the noise scale's interval must lie in (0, 1), but got {level}")
@@ -167,7 +133,7 @@ def estimate_noise_scale(squared_gradients: ArrayLike, traces: ArrayLike, level:
         return NoiseScaleEstimate(None, None, None, gradient, trace, n, level, reason)
     low, high = _fieller(blocks, level)
     if high is None:
-        reason = f"|G|^2 = {gradient:.3g} is not told apart from 0 after {n} steps: measure more of them"
+        reason = f"|G|^2 = {gradient:.3g} does not differ significantly from 0 after {n} steps: measure more of them"
         return NoiseScaleEstimate(None, low, None, gradient, trace, n, level, reason)
     return NoiseScaleEstimate(trace / gradient, low, high, gradient, trace, n, level, None)
 
@@ -184,8 +150,7 @@ def _block_means(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the means of blocks of equal length, (2, blocks), without the oldest steps that fill none."""
     length = math.ceil(pairs.shape[1] / MAX_BLOCKS)
     count = pairs.shape[1] // length
-    means: NDArray[np.float64] = pairs[:, -count * length :].reshape(2, count, length).mean(axis=2)
-    return means
+    return np.asarray(pairs[:, -count * length :].reshape(2, count, length).mean(axis=2))
 
 
 def _fieller(blocks: NDArray[np.float64], level: float) -> tuple[float | None, float | None]:
@@ -198,7 +163,7 @@ def _fieller(blocks: NDArray[np.float64], level: float) -> tuple[float | None, f
     a, b, c = (float(v) for v in (x * x - covariance[0, 0], x * y - covariance[0, 1], y * y - covariance[1, 1]))
     root = math.sqrt(max(b * b - a * c, 0.0))
     ratio = float(unit[1] / unit[0])
-    # c > 0: tr Sigma is told apart from 0. Of the roots of either sign, or the two positive ones, this is the smaller.
+    # c > 0: tr Sigma differs from 0. Of the roots of either sign, or the two positive ones, this is the smaller.
     low = c / (b + root) * ratio if c > 0.0 and b + root > 0.0 and (x > 0.0 or a <= 0.0) else None
     high = (b + root) / a * ratio if a > 0.0 and x > 0.0 else None
     return low, high

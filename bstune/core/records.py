@@ -1,12 +1,11 @@
-"""Target, TrialSpec and TrialResult: frozen records that go to JSON and come back unchanged.
+"""What a trial is asked for, what fixes it, and its result: frozen records that go to JSON and come back unchanged.
 
 The JSON is strict: a value that does not exist is ``null``, never NaN or Infinity. This module needs neither torch
 nor numpy, so that everything that works on recorded trials starts fast.
 
-When a trial is evaluated: a rule that looks at examples and past values, never at measured seconds.
-
-One evaluation costs ``cost`` x (validation examples), in examples trained. With N examples trained and E the cost of
-the evaluations so far, the next evaluation waits until both hold:
+When a trial is evaluated depends on examples and past values, never on measured seconds. One evaluation costs ``cost``
+x (validation examples), in examples trained. With N examples trained and E the cost of the evaluations so far, the next
+evaluation waits until both hold:
 
 * its step is ``ratio`` times the last one's (at least one step on), rounded down, so that steps to target is known to
   that ratio;
@@ -17,23 +16,26 @@ Near means that the target is predicted within ``near`` times the steps so far, 
 the last evaluation and the latest one at least ``LOOK_BACK`` times earlier. Metrics mostly flatten in log steps, so
 the line is early rather than late. A trial that has once been near stays near: a noisy metric would otherwise switch
 back, and the evaluations already paid for would put off the next one until the steps had doubled.
-
-What stays fixed in every trial of a study, whether it is trained or answered from a table.
 """
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from bstune.core.errors import ConfigError
+from bstune.core.errors import ConfigError, RecordError
 
 Status = Literal["reached", "censored", "diverged", "oom", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
 Objective = Literal["time", "steps", "both", "curve"]  # of a study
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 NEVER = 1e300  # a goal is a finite number, and far from this one
+FORMER = {"slot": "trial_index", "parent": "resumed_from", "confirms": "replicate_of", "settings": "hyperparameters"}
+LOOK_BACK = 1.25
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+COMPILE_MODES: tuple[CompileMode, ...] = get_args(CompileMode)
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
 @dataclass(frozen=True)
@@ -78,53 +80,43 @@ class Target:
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """What one trial is asked to do.
+    """What one trial is asked to do."""
 
-    Args:
-        number: Optuna's number of the trial.
-        slot: its place in the study's plan, from 0; a trial that is asked again keeps its slot.
-        batch_size: examples per applied optimizer step.
-        lr: learning rate.
-        delta: log2(lr / rule(batch_size)); None where no rule was used.
-        seed: seed of the initial weights, the order of the data and the augmentation.
-        limit: steps after which the trial is stopped early, counted from the first step of the trial that it
-            continues, if any; None: after the study's budget.
-        parent: number of the stopped trial that it continues, at the same batch size, learning rate and seed; None:
-            it starts afresh.
-        confirms: number of the trial whose batch size and learning rate it runs again on a fresh seed; None: none's.
-        settings: further hyper-parameters that the study searches, by name; see :mod:`bstune.config`.
-    """
-
-    number: int
-    trial_index: int
-    batch_size: int
+    number: int  # Optuna's
+    trial_index: int  # its place in the study's plan, from 0; a trial that is asked again keeps it
+    batch_size: int  # examples per applied optimizer step
     lr: float
-    delta: float | None
-    seed: int
-    max_steps: int | None = None
-    resumed_from: int | None = None
-    replicate_of: int | None = None
-    hyperparameters: Mapping[str, float] = field(default_factory=dict)
+    delta: float | None  # log2(lr / rule(batch_size)); None where no rule was used
+    seed: int  # of the initial weights, the order of the data and the augmentation
+    max_steps: int | None = None  # it stops there, steps of the trial it continues included; None: the study's budget
+    resumed_from: int | None = None  # the stopped trial that it continues, at the same batch size, rate and seed
+    replicate_of: int | None = None  # the trial whose hyper-parameters it runs again on a fresh seed
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)  # further ones, by name (see bstune.config)
 
-    def identity(self) -> dict[str, Any]:
-        """Return the fields that a trial's record takes over as they are: all but ``limit``."""
+    def trial_fields(self) -> dict[str, Any]:
+        """Return the fields that a trial's record takes over as they are: all but ``max_steps``."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "max_steps"}
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What one trial came to.
+    """The record of one trial, whatever its status.
 
     Args:
-        number, slot, batch_size, lr, delta, seed, parent, confirms, settings: as in :class:`TrialSpec`.
-        status: ``reached``; ``censored`` (out of steps or stopped early: right-censored); or how the trial went wrong.
+        number: Optuna's number of the trial.
+        trial_index: its place in the study's plan, from 0.
+        batch_size: examples per applied optimizer step.
+        lr: learning rate.
+        delta: log2(lr / rule(batch_size)); None where no rule was used.
+        seed: of the initial weights, the order of the data and the augmentation.
+        status: ``reached``; ``censored`` (out of steps or stopped early: right-censored); or how the trial failed.
         steps: optimizer steps applied until the first evaluation that met the target, or steps run if censored; those
             of the trial that it continues are counted.
         steps_low: step of the last evaluation that missed the target (0 if none): steps to target lies in
             (steps_low, steps] where the target was reached, above steps_low where it was not.
         examples: examples trained on, steps x batch_size.
-        train_seconds: what the trial spent on the training clock, warm-up included; as all seconds, without what the
-            trial that it continues had spent.
+        train_seconds: of the training clock, warm-up included; as all seconds, without those of the trial that it
+            continues.
         eval_seconds: evaluation, and the passes that measure the noise scale beside the training, in seconds.
         startup_seconds: from the trial's start to its first training step, evaluation at step 0 left out.
         wall_seconds: the trial as a whole.
@@ -132,10 +124,13 @@ class TrialResult:
         device: name of the device.
         versions: versions of the packages that the result depends on.
         history: (step, value) pairs of the target's metric, from the first step; a value that was not finite is None.
-        message: what went wrong, for ``diverged``, ``oom`` and ``failed``.
+        message: the error, for ``diverged``, ``oom`` and ``failed``.
+        resumed_from: number of the stopped trial that it continues; None: it started afresh.
+        replicate_of: number of the trial whose hyper-parameters it runs again on a fresh seed; None: none's.
         noise_scale: (step, |G|^2, tr Sigma) of the steps at which the gradient noise scale was measured (see
-            :mod:`bstune.core.noise_scale`), those of the trial that it continues included; steps that a gradient scaler skips are
-            counted; empty where it was not.
+            :mod:`bstune.core.noise_scale`), those of the trial that it continues included; steps that a gradient
+            scaler skips are counted; empty where it was not.
+        hyperparameters: further ones that the study searches, by name.
     """
 
     number: int
@@ -183,22 +178,25 @@ class TrialResult:
         """Return the record that :meth:`to_json` wrote.
 
         Raises:
-            ValueError: if the text is not such a record; the message names the missing or unknown fields.
+            RecordError: if the text is not such a record, or one of a former version.
         """
         values = json.loads(text)
         if not isinstance(values, dict):
-            raise ValueError(f"a trial record is a JSON object, but got {text[:80]!r}")
+            raise RecordError(f"a trial record is a JSON object, but got {text[:80]!r}")
+        former = [f"{name} (now {FORMER[name]})" for name in FORMER if name in values]
+        former += ["status budget (now censored)"] * (values.get("status") == "budget")
+        if former:
+            raise RecordError(
+                f"the trial record is of a former version of bstune, with {', '.join(former)}: rename them, "
+                "or run the study again under another name, study=NAME"
+            )
         names = {f.name for f in fields(cls)}
-        missing = (
-            names
-            - set(values)
-            - {"history", "message", "resumed_from", "replicate_of", "noise_scale", "hyperparameters"}
-        )
-        unknown = set(values) - names
+        required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+        missing, unknown = sorted(required - values.keys()), sorted(values.keys() - names)
         if missing or unknown:
-            raise ValueError(f"a trial record lacks {sorted(missing)} and has unknown fields {sorted(unknown)}")
+            raise RecordError(f"a trial record lacks {missing} and has unknown fields {unknown}")
         if values["status"] not in STATUSES:
-            raise ValueError(f"status must be one of {STATUSES}, but got {values['status']!r}")
+            raise RecordError(f"status must be one of {STATUSES}, but got {values['status']!r}")
         values["history"] = tuple((int(step), value) for step, value in values.get("history", ()))
         values["noise_scale"] = tuple((int(step), float(g), float(s)) for step, g, s in values.get("noise_scale", ()))
         return cls(**values)
@@ -219,31 +217,14 @@ def _finite(value: Any) -> Any:
     return value
 
 
-LOOK_BACK = 1.25
-
-
 @dataclass(frozen=True)
 class EvaluationSchedule:
-    """Settings of the rule above.
+    """When a trial is evaluated: the options of the rule in the module's docstring."""
 
-    Args:
-        ratio: of steps between evaluations near the target, over 1.
-        share: of evaluation in training, both counted in examples, in (0, 1].
-        cost: of evaluating one example, in examples trained.
-        near: the target counts as near when it is predicted within this many times the steps so far, over 1.
-    """
-
-    ratio: float
-    share: float
-    cost: float
-    near: float
-
-    def __post_init__(self) -> None:
-        if not (self.ratio > 1 and 0 < self.share <= 1 and self.cost > 0 and self.near > 1):
-            raise ConfigError(
-                "an evaluation rule needs ratio > 1, 0 < share <= 1, cost > 0 and near > 1, but got "
-                f"ratio={self.ratio}, share={self.share}, cost={self.cost}, near={self.near}"
-            )
+    ratio: float  # of steps between evaluations near the target, over 1
+    share: float  # of evaluation in training, both counted in examples, in (0, 1]
+    cost: float  # of evaluating one example, in examples trained
+    near: float  # the target counts as near when it is predicted within this many times the steps so far, over 1
 
 
 def is_near(history: Sequence[tuple[int, float | None]], target: Target, near: float) -> bool:
@@ -251,11 +232,11 @@ def is_near(history: Sequence[tuple[int, float | None]], target: Target, near: f
 
     Values that are None (not finite) are passed over; with fewer than two evaluations the answer is False.
     """
-    known = [(step, target.gap(value)) for step, value in history if value is not None and step > 0]
-    if len(known) < 2:
+    gaps = [(step, target.gap(value)) for step, value in history if value is not None and step > 0]
+    if len(gaps) < 2:
         return False
-    step, gap = known[-1]
-    earlier = [pair for pair in known[:-1] if pair[0] * LOOK_BACK <= step] or known[:1]
+    step, gap = gaps[-1]
+    earlier = [pair for pair in gaps[:-1] if pair[0] * LOOK_BACK <= step] or gaps[:1]
     step_before, gap_before = earlier[-1]
     slope = (gap - gap_before) / math.log(step / step_before)
     return gap + slope * math.log(near) <= 0.0
@@ -269,24 +250,11 @@ def next_evaluation(
     near: bool,
     evaluation_schedule: EvaluationSchedule,
 ) -> int:
-    """Return the step of the next evaluation.
-
-    Args:
-        step: of the last evaluation, 0 before the first.
-        batch_size: examples per step.
-        validation_examples: examples in one evaluation.
-        evaluations: how many there have been.
-        near: from :func:`is_near`.
-        cadence: the rule's settings.
-    """
+    """Return the step of the next evaluation after ``evaluations`` of them, the last one at ``step`` (0: none)."""
     cost = (evaluations + 1) * evaluation_schedule.cost * validation_examples
     allowed = evaluation_schedule.share if near else evaluation_schedule.share / 2
     affordable = math.ceil(cost / (allowed * batch_size))
     return max(step + 1, math.floor(evaluation_schedule.ratio * step), affordable)
-
-
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
 @dataclass(frozen=True)
@@ -296,12 +264,6 @@ class Budget:
     steps: int
     examples: int
 
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.examples < 1:
-            raise ConfigError(
-                f"budget.steps and budget.examples must be at least 1, but got {self.steps} and {self.examples}"
-            )
-
     def last_step(self, batch_size: int) -> int:
         """Return the steps after which both are spent: the frontier's own shape, flat in steps, then in examples."""
         return max(self.steps, math.ceil(self.examples / batch_size))
@@ -309,45 +271,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class TrialProtocol:
-    """What stays fixed in every trial of a study.
-
-    Args:
-        target: what to reach.
-        budget: when to give up.
-        cadence: when to evaluate.
-        micro_batch_size: a larger batch is accumulated from micro-batches of this many examples; None: never.
-        warmup_steps: steps in a segment of their own at the start, left out of tau(B).
-        divergence: diverged is a trial whose metric is this many times as far from its goal as at the start.
-        noise_scale_every: steps between measurements of the gradient noise scale; None: it is not measured.
-        compile: the mode of ``torch.compile`` in which the module is compiled; None: it is not.
-        trainer: further arguments of the Lightning Trainer, such as ``accelerator`` and ``precision``.
-
-    Raises:
-        ConfigError: if ``noise_scale_every`` is below 1; for a mode that there is not, or one that records CUDA graphs
-            where gradients are accumulated.
-    """
+    """What stays fixed in every trial of a study, whether it is trained or answered from a table."""
 
     target: Target
-    budget: Budget
+    budget: Budget  # when to give up
     evaluation_schedule: EvaluationSchedule
-    micro_batch_size: int | None
-    warmup_steps: int
-    divergence: float
-    noise_scale_every: int | None
-    compile: str | None
-    trainer: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        if self.noise_scale_every is not None and self.noise_scale_every < 1:
-            raise ConfigError(
-                "protocol.noise_scale_every must be at least 1 step, or null to leave the noise scale unmeasured, but"
-                f" got {self.noise_scale_every}"
-            )
-        if self.compile is not None and self.compile not in COMPILE_MODES:
-            raise ConfigError(f"compile must be null or one of {', '.join(COMPILE_MODES)}, but got {self.compile!r}")
-        on_cuda = self.trainer.get("accelerator") == "cuda"
-        if on_cuda and self.compile in CUDA_GRAPH_MODES and self.micro_batch_size is not None:
-            raise ConfigError(
-                f"compile={self.compile} replays CUDA graphs, which overwrite the gradients of one micro-batch with the"
-                " next one's: set compile=max-autotune-no-cudagraphs or default, or protocol.micro_batch_size=null"
-            )
+    micro_batch_size: int | None  # a larger batch is accumulated from micro-batches of this many examples; None: never
+    warmup_steps: int  # in a segment of their own at the start, left out of tau(B)
+    divergence: float  # diverged is a trial whose metric is this many times as far from its goal as at the start
+    noise_scale_every: int | None  # steps between measurements of the gradient noise scale; None: it is not measured
+    compile: str | None  # the mode of torch.compile in which the module is compiled; None: it is not
+    trainer: Mapping[str, Any]  # further arguments of the Lightning Trainer, such as accelerator and precision

@@ -1,6 +1,7 @@
-"""Scaling rules: plain functions from a batch size to a learning rate, given a reference (B0, lr0).
+"""Scaling rules: from a batch size to a learning rate through a reference (B0, lr0), in examples and learning rates.
 
-A rule changes the learning rate alone. The search never trusts one: its variable is delta = log2(lr / rule(B)).
+A rule changes the learning rate alone. The search never trusts one: its variable is delta = log2(lr / rule(B)). Each
+raises ConfigError for a batch size, a reference or a noise scale (in examples) that is not positive.
 """
 
 import math
@@ -14,7 +15,6 @@ class ScalingRule(Protocol):
 
     def __call__(self, batch_size: float) -> float:
         """Return the learning rate at ``batch_size``."""
-        ...
 
 
 def none(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
@@ -66,11 +66,8 @@ def learning_rate(rule: ScalingRule, batch_size: float, delta: float) -> float:
 
 
 def _check(batch_size: float, reference_batch_size: float, reference_lr: float) -> None:
-    for name, value in (
-        ("batch size", batch_size),
-        ("scaling.batch_size", reference_batch_size),
-        ("scaling.lr", reference_lr),
-    ):
+    values = {"batch size": batch_size, "scaling.batch_size": reference_batch_size, "scaling.lr": reference_lr}
+    for name, value in values.items():
         if not (math.isfinite(value) and value > 0):
             raise ConfigError(f"a scaling rule needs a positive {name}, but got {value}")
 

@@ -3,54 +3,21 @@
 import math
 from dataclasses import dataclass
 
-from bstune.core.errors import ConfigError
 from bstune.core.scaling import ScalingRule, learning_rate
-
-MOST_OCTAVES = 100  # 2^octaves stays a number with room to spare
 
 MODULE, BUDGET = "workload.module.", "budget."
 
 
-TAKEN = ("batch_size", "lr", "delta")  # names of a study's own parameters
-
-
 @dataclass(frozen=True)
 class Tunable:
-    """A number of the config that is searched.
+    """A number of the config that is searched."""
 
-    Args:
-        name: in the study, the records and the report.
-        key: the config key that it sets, dotted, as on the command line; below ``workload.module`` or ``censored``.
-        low, high: smallest and largest value.
-        log: whether it is searched on a log scale.
-        integer: whether it is a whole number.
-
-    Raises:
-        ConfigError: for a name that is taken, another place in the config, or an impossible range.
-    """
-
-    name: str
-    key: str
+    name: str  # in the study, the records and the report
+    key: str  # the config key that it sets, dotted, below workload.module or budget
     low: float
     high: float
-    log: bool
+    log: bool  # whether it is searched on a log scale
     integer: bool
-
-    def __post_init__(self) -> None:
-        if self.name in TAKEN:
-            raise ConfigError(f"workload.tunable.{self.name}: a study has a {self.name} already: choose another name")
-        if not self.key.startswith((MODULE, BUDGET)):
-            raise ConfigError(
-                f"workload.tunable.{self.name}.key must lie below workload.module or budget, which are made anew for "
-                f"each trial, but got {self.key!r}"
-            )
-        ends = f"low={self.low:g} and high={self.high:g}"
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise ConfigError(f"workload.tunable.{self.name} needs two numbers with low < high, but got {ends}")
-        if self.log and not self.low > 0:
-            raise ConfigError(f"workload.tunable.{self.name} is searched on a log scale: low must be over 0, in {ends}")
-        if self.integer and not (self.low == round(self.low) and self.high == round(self.high)):
-            raise ConfigError(f"workload.tunable.{self.name} is a whole number, but got {ends}")
 
     def value(self, value: float) -> float:
         """Return a value as the config takes it: an integer where it is one."""
@@ -58,7 +25,7 @@ class Tunable:
 
 
 def corners(tunables: tuple[Tunable, ...]) -> list[dict[str, float]]:
-    """Return all at their smallest values, and all at their largest; nothing where nothing is searched."""
+    """Return all at their smallest values, and all at their largest; nothing without tunables."""
     if not tunables:
         return []
     return [{one.name: one.value(getattr(one, end)) for one in tunables} for end in ("low", "high")]
@@ -66,41 +33,17 @@ def corners(tunables: tuple[Tunable, ...]) -> list[dict[str, float]]:
 
 @dataclass(frozen=True)
 class Space:
-    """Batch sizes and learning rates.
-
-    Args:
-        low, high: smallest and largest batch size; ``high`` is always a candidate.
-        multiple: batch sizes are snapped to multiples of this.
-        sigma: standard deviation of delta, in octaves.
-        rule: the scaling rule.
-        octaves: delta lies within plus and minus this; None: 3 sigma, for samplers that take it as uniform there.
-        lr_low, lr_high: smallest and largest learning rate that can be had; what the rule says beyond is clipped.
-        tunables: further hyper-parameters.
-    """
+    """Batch sizes and learning rates; ``high`` is always a candidate."""
 
     low: int
     high: int
-    multiple: int
-    sigma: float
+    multiple: int  # batch sizes are snapped to multiples of this
+    sigma: float  # standard deviation of delta, in octaves
     rule: ScalingRule
-    octaves: float | None = None
-    lr_low: float = 0.0
+    octaves: float | None = None  # delta lies within plus and minus this; None: 3 sigma
+    lr_low: float = 0.0  # the range of learning rates that can be had; the rule's values are clipped to it
     lr_high: float = math.inf
     tunables: tuple[Tunable, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.high:
-            raise ConfigError(f"search.batch_size needs 1 <= low <= high, but got low={self.low} and high={self.high}")
-        if self.multiple < 1:
-            raise ConfigError(f"search.batch_size.multiple must be at least 1, but got {self.multiple}")
-        if not (math.isfinite(self.sigma) and self.sigma > 0):
-            raise ConfigError(f"scaling.sigma must be a positive number of octaves, but got {self.sigma}")
-        if self.octaves is not None and not 0 < self.octaves <= MOST_OCTAVES:
-            raise ConfigError(
-                f"scaling.octaves must be a positive number of octaves up to {MOST_OCTAVES}, but got {self.octaves}"
-            )
-        if not 0 <= self.lr_low <= self.lr_high:
-            raise ConfigError(f"learning rates need 0 <= low <= high, but got {self.lr_low} and {self.lr_high}")
 
     @property
     def delta_bound(self) -> float:
@@ -119,9 +62,7 @@ class Space:
     def stratum(self, index: int, offset: float) -> int:
         """Return the batch size of the stratified trial ``index``: evenly spread over log B at every length.
 
-        Args:
-            index: from 0.
-            offset: in [0, 1): shifts the sequence, so that studies with other seeds use other batch sizes.
+        ``offset`` in [0, 1) shifts the sequence, so that studies with other seeds use other batch sizes.
         """
         share = (van_der_corput(index) + offset) % 1.0
         return self.snap(self.low * (self.high / self.low) ** share)
@@ -131,7 +72,7 @@ class Space:
         return min(max(learning_rate(self.rule, batch_size, delta), self.lr_low), self.lr_high)
 
     def delta(self, batch_size: int, lr: float) -> float:
-        """Return log2(lr / rule(B)): after clipping it is another delta than was asked for, beyond the bound maybe."""
+        """Return log2(lr / rule(B)); of a clipped rate it may lie beyond the bound."""
         return math.log2(lr / self.rule(batch_size))
 
 

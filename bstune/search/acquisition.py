@@ -298,10 +298,8 @@ def draw_frontiers(posterior: Posterior, count: int, rng: np.random.Generator) -
         process = draw_process(at[use], gap[i, use], variance, rng)
         residual[i] = process.draw(np.column_stack([x, best[i]]), rng)
     drawn = log_front + residual
-    if x.size > PER_OCTAVE:
-        log_b_crit = _fit(x, drawn)
-    else:  # over less than an octave there is no curve to fit: the model's own B_crit stands
-        log_b_crit = prior.log_mid * math.log(2.0) + theta[:, B_CRIT]
+    # Over less than an octave there is no curve to fit: the model's own B_crit stands.
+    log_b_crit = _fit(x, drawn) if x.size > PER_OCTAVE else prior.log_mid * math.log(2.0) + theta[:, B_CRIT]
     return Frontiers(theta, x, residual, log_b_crit, drawn)
 
 

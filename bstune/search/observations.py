@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.records import Target, TrialResult
-from bstune.core.step_time import StepTimes, fit_step_times
+from bstune.core.step_time import StepTime, StepTimes, fit_step_times
 from bstune.search.gaussian_process import GaussianProcess, draw_process
 from bstune.search.posterior import NOISE, OTHER, LikelihoodData, Prior, log_steps, sample_posterior
 
@@ -84,7 +84,7 @@ def infer(
     observations = tuple(_observation(t, others.get(t.number, ()), before[t.number], curves, reached) for t in last)
     measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
     seconds = fit_step_times(measured, 2.0**prior.log_mid, step_time)
-    tau = StepTimes(0.0, 1.0) if in_examples else seconds
+    tau = StepTimes(StepTime(0.0, 1.0)) if in_examples else seconds
     # A trial's own steps: those that it continues are not paid again.
     costs = (max(t.steps - before[t.number], 0) * tau(np.array(float(t.batch_size))) for t in trials)
     spent = sum(float(cost) for cost in costs)

@@ -284,11 +284,11 @@ def _move(
 
 # The noise scale that a study's trials measured, as a wide prior of B_crit.
 #
-# McCandlish et al. 2018 (arXiv 1812.06162, section 2 and appendix D) find B_crit to be the noise scale averaged over the
-# training. What is measured is B_simple at some steps, which stands for it (see bstune.core.noise_scale):
+# McCandlish et al. 2018 (arXiv 1812.06162, section 2 and appendix D) find B_crit to be the noise scale averaged over
+# the training. What is measured is B_simple at some steps, which stands for it (see bstune.core.noise_scale):
 #
-# - Only trials that reached the target count. The noise scale grows by tens of times as |G|^2 falls: a stopped trial has
-#   measured the beginning alone, and one that diverged has left the path.
+# - Only trials that reached the target count. The noise scale grows by tens of times as |G|^2 falls: a stopped trial
+#   has measured the beginning alone, and one that diverged has left the path.
 # - All steps of each count: the mean of |G|^2 and that of tr Sigma. Their ratio weighs a step by its |G|^2, so that the
 #   beginning weighs more than the end, and errs to the small side; the later half alone would err to the large one,
 #   where |G|^2 hardly differs from 0.

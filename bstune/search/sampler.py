@@ -65,7 +65,7 @@ def default_policy() -> Policy:
 
 @cache
 def _default_sigmas() -> tuple[float, float]:
-    prior = _read_conf("config.yaml")["scaling"]
+    prior = _read_conf("config.yaml")["prior"]
     return prior["level_sigma"], prior["exponent_sigma"]
 
 

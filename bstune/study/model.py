@@ -55,12 +55,11 @@ def _ideal(prepared: PreparedStudy) -> float | None:
 
 def known_of(prepared: PreparedStudy, done: Sequence[TrialResult], particles: int) -> Posterior:
     """Return the posterior of the frontier after these trials, whatever sampler asked them."""
-    scaling = prepared.config.scaling
     sampler = FrontierSampler(
         **own_arguments(prepared),
-        sigma=scaling.level_sigma,
-        exponent_sigma=scaling.exponent_sigma,
-        noise_scale=scaling.noise_scale,
+        sigma=prepared.config.prior.level_sigma,
+        exponent_sigma=prepared.config.prior.exponent_sigma,
+        noise_scale=prepared.config.scaling.noise_scale,
     )
     posterior = sampler.posterior(
         done, particles=particles, moves=MOVES, rng=np.random.default_rng(prepared.budget.seed)

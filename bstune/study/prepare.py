@@ -1,7 +1,6 @@
 """Everything that can be wrong with a study, found before anything is written."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -9,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from bstune.config import flatten, is_replayed, plain
+from bstune.config import compose, flatten, is_replayed, to_dict
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output, check_writable
-from bstune.core.records import Target, TrialProtocol, TrialResult, TrialSpec
+from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
-from bstune.core.step_time import fit_sync
 from bstune.study.plan import SearchBudget
 from bstune.study.storage import build_sampler, check_storage
 from bstune.trial.backend import TrialBackend, make_protocol, make_space
-from bstune.trial.replay import ReplayBackend
+from bstune.trial.replay import ReplayBackend, complete
 from bstune.trial.workers import Workers
 
 if TYPE_CHECKING:
@@ -70,6 +68,11 @@ class PreparedStudy:
         return [*horizon, ON_TEST_CAVEAT] if self.backend.validates_on_test else horizon
 
 
+def compose_checked(arguments: Sequence[str]) -> DictConfig:
+    """Return the config of a command line, composed and validated; ConfigError lists all mistakes."""
+    return compose(arguments, complete)
+
+
 def prepare(
     config: DictConfig, log: Callable[[str], None] = lambda line: None, backend: TrialBackend | None = None
 ) -> PreparedStudy:
@@ -92,7 +95,6 @@ def prepare(
     else:
         protocol = make_protocol(config)
         backend = backend or ReplayBackend(config, protocol)
-    check_target(protocol.target, config.workload.target.bounds)
     budget = SearchBudget(
         objective=config.search.objective,
         trials=config.search.trials,
@@ -101,14 +103,10 @@ def prepare(
         stratified=config.search.stratified,
         seed=config.seed,
         precision=config.search.precision,
-        confirmations=config.search.confirmations,
-        finalists=config.search.finalists,
+        replicates=config.search.replicates,
+        candidates=config.search.candidates,
     )
     space = make_space(config) if backend is None else make_space(config, backend.lr_range)
-    for name in ("level_sigma", "exponent_sigma", "noise_scale"):  # the report's posterior takes them with any sampler
-        value = config.scaling[name]
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"scaling.{name} must be a positive number, but got {value}")
     files = Output(Path(config.output))
     check_writable(files.root / "trials.jsonl", f"output={config.output}")
     build_sampler(config.sampler, budget, 0)
@@ -116,8 +114,6 @@ def prepare(
     if trial is None:
         check_storage(config.storage)
     check_tracking(config)
-    check_hardware(config)
-    check_workers(config, search=trial is None)
     survey, open_workers, notes = None, None, ()
     if backend is None:
         backend, space, survey, notes = _train(config, protocol, space, trial, log)
@@ -138,7 +134,7 @@ def _train(
 ) -> "tuple[LightningBackend, Space, Survey | None, tuple[str, ...]]":
     """Load the data, survey the hardware and rehearse: the backend, the space that fits, the survey and its notes."""
     from bstune.hardware.report import headline
-    from bstune.hardware.survey import surveyed
+    from bstune.hardware.survey import cached_survey
     from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data
 
     data = load_data(config)
@@ -149,7 +145,7 @@ def _train(
     build = cache(lambda: build_workload(config, data))
     survey, notes = None, ()
     if trial is None and config.hardware.enabled:
-        survey, cached = surveyed(config, space, protocol, data, build, log)
+        survey, cached = cached_survey(config, space, protocol, data, build, log)
         space = replace(space, low=survey.ceiling.smallest, high=survey.ceiling.batch_size)
         notes = headline(survey, cached)
     backend = LightningBackend(config, build(), protocol)
@@ -204,110 +200,6 @@ def open_trials(
     return LightningBackend(resolved, *load(resolved)).run
 
 
-def check_target(target: Target, bounds: list[float] | None) -> None:
-    """Refuse a target that no value of the metric meets, or that every value does.
-
-    Raises:
-        ConfigError: for such a target, or for bounds that are not two increasing numbers.
-    """
-    if bounds is None:
-        return
-    if len(bounds) != 2 or not bounds[0] < bounds[1]:
-        raise ConfigError(f"workload.target.bounds must be two increasing numbers, but got {list(bounds)}")
-    best, worst = bounds if target.mode == "min" else bounds[::-1]
-    if target.gap(best) > 0:
-        raise ConfigError(f"the target {target} cannot be reached: {target.metric} lies in {list(bounds)}")
-    if target.gap(worst) <= 0:
-        raise ConfigError(
-            f"the target {target} is met by every value in {list(bounds)}: check workload.target.mode and value"
-        )
-
-
-def check_hardware(config: DictConfig) -> None:
-    """Check the settings of the hardware's survey.
-
-    Raises:
-        ConfigError: for a number that cannot be.
-    """
-    settings = flatten({"hardware": plain(config.hardware)})
-    least = {
-        "hardware.memory.steps": 1,
-        "hardware.memory.verify": 0,
-        "hardware.step_time.rungs": 2,
-        "hardware.step_time.repeats": 1,
-        "hardware.step_time.min_steps": 1,
-        "hardware.step_time.max_steps": 1,
-        "hardware.step_time.warmup_steps": 0,
-    }
-    for name, value in least.items():
-        if settings[name] < value:
-            raise ConfigError(f"{name} must be at least {value}, but got {settings[name]}")
-    positive = ("seconds", "memory.limit", "memory.probe_seconds", "step_time.visit_seconds", "ceilings.seconds")
-    for name in (f"hardware.{name}" for name in positive):
-        if settings[name] is not None and not (math.isfinite(settings[name]) and settings[name] > 0):
-            raise ConfigError(f"{name} must be positive, but got {settings[name]}")
-    if not 0.0 < config.hardware.memory.free_share <= 1.0:
-        raise ConfigError(
-            f"hardware.memory.free_share must be a share up to 1, but got {config.hardware.memory.free_share}"
-        )
-    check_scale_out(config.hardware.scale_out)
-    shares = dict(config.hardware.memory.relative)
-    if not {"cpu", "cuda"} <= shares.keys() or not all(0.0 <= share < 1.0 for share in shares.values()):
-        raise ConfigError(f"hardware.memory.relative must be shares under 1 for cpu and cuda, but got {shares}")
-
-
-def check_workers(config: DictConfig, search: bool) -> None:
-    """Check how many trials train side by side.
-
-    Args:
-        config: the composed config.
-        search: whether there is a search; a trial by itself trains in this process.
-
-    Raises:
-        ConfigError: for a number below 1, or several where nothing is trained or no steps are timed alone.
-    """
-    workers = config.search.workers
-    if workers < 1:
-        raise ConfigError(f"search.workers must be at least 1, but got {workers}")
-    if workers == 1 or not search:
-        return
-    if is_replayed(config):
-        raise ConfigError(
-            f"search.workers={workers}: workload {config.workload.name} is answered from recorded runs, in no time: "
-            "there is nothing to train side by side; use search.workers=1"
-        )
-    if not config.hardware.enabled:
-        raise ConfigError(
-            f"search.workers={workers} needs hardware.enabled=true: trials slow each other down, so that their seconds "
-            "per step are those that the survey timed alone; survey the hardware, or use search.workers=1"
-        )
-
-
-def check_scale_out(settings: DictConfig) -> None:
-    """Check the settings of the plan for several devices.
-
-    Raises:
-        ConfigError, HardwareError: for a number that cannot be.
-    """
-    if not settings.devices or min(settings.devices) < 1:
-        raise ConfigError(f"hardware.scale_out.devices must be numbers of at least 1, but got {list(settings.devices)}")
-    if not settings.candidate_ratio > 1:
-        raise ConfigError(f"hardware.scale_out.candidate_ratio must be above 1, but got {settings.candidate_ratio}")
-    link, wait, seconds = (settings.all_reduce[name] for name in ("bytes_per_second", "latency", "seconds"))
-    if link is not None and seconds is not None:
-        raise ConfigError("hardware.scale_out.all_reduce: give bytes_per_second or seconds, not both")
-    if link is not None and not (math.isfinite(link) and link > 0):
-        raise ConfigError(f"hardware.scale_out.all_reduce.bytes_per_second must be positive, but got {link}")
-    if not (math.isfinite(wait) and wait >= 0):
-        raise ConfigError(f"hardware.scale_out.all_reduce.latency must be at least 0, but got {wait}")
-    if not settings.all_reduce.overlap >= 1:
-        raise ConfigError(
-            f"hardware.scale_out.all_reduce.overlap must be at least 1, but got {settings.all_reduce.overlap}"
-        )
-    if seconds is not None:
-        fit_sync(list(dict(seconds).items()))
-
-
 def check_tracking(config: DictConfig) -> None:
     """Check that MLflow knows the kind of its URI, without connecting.
 
@@ -317,20 +209,13 @@ def check_tracking(config: DictConfig) -> None:
     if config.mlflow.enabled:
         from bstune.study.tracking import check_uri, tracking_uri
 
-        check_uri(config.mlflow.uri or tracking_uri())
+        check_uri(tracking_uri(config.mlflow))
 
 
 def _single_trial(config: DictConfig) -> TrialSpec | None:
     batch_size, lr, seed = config.trial.batch_size, config.trial.lr, config.trial.seed
-    if batch_size is None and lr is None:
+    if batch_size is None:
         return None
-    if batch_size is None or lr is None or batch_size < 1 or not lr > 0:
-        raise ConfigError(
-            "to train one trial, give both trial.batch_size (at least 1) and trial.lr (positive), but got "
-            f"trial.batch_size={batch_size} and trial.lr={lr}"
-        )
-    if seed < 0:
-        raise ConfigError(f"trial.seed must be at least 0, but got {seed}")
     return TrialSpec(0, 0, batch_size, lr, None, seed)
 
 
@@ -342,7 +227,7 @@ def frozen_settings(config: DictConfig) -> dict[str, Any]:
     own = config.copy()
     own.data.root = ""  # where the data lie does not matter: their checksums are pinned
     own.trial.batch_size, own.trial.lr, own.trial.total_steps = 1, 1.0, 1
-    values = flatten({name: plain(own[name]) for name in ("workload", "scaling", "protocol", "trainer")})
+    values = flatten({name: to_dict(own[name]) for name in ("workload", "scaling", "prior", "protocol", "trainer")})
     for name in ("low", "high", "multiple"):
         values[f"search.batch_size.{name}"] = config.search.batch_size[name]
     for name in ("trials", "budget.steps", "budget.examples"):

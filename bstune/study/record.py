@@ -1,4 +1,4 @@
-"""Writes a replay table: ``python -m bstune.trial.replay record``, from a dense grid of real training or from a study.
+"""Writes a replay table: ``python -m bstune record``, from a dense grid of real training or from a study.
 
 A grid is trained one run after another, each appended to ``FILE.runs`` as it ends: the same command goes on where an
 earlier one stopped. The file itself is written once all runs are there. The metric is recorded as the workload logs it:
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bstune.core.errors import BstuneError, ConfigError, Interrupted, TableError
+from bstune.core.errors import ConfigError, Interrupted, TableError
 from bstune.core.files import check_writable, write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 
@@ -153,10 +153,10 @@ def _read_partial(partial: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def main(argv: Sequence[str]) -> int:
-    """Record a table; return the exit status, 2 for bad input, 130 after an interruption."""
+def main(argv: Sequence[str]) -> None:
+    """Record a table."""
     parser = argparse.ArgumentParser(
-        prog="python -m bstune.trial.replay record",
+        prog="python -m bstune record",
         usage="%(prog)s FILE --batch-sizes N,... --lrs X,... [--seeds N,...] +workload=NAME [OPTION=VALUE ...]\n"
         "       %(prog)s FILE --trials TRIALS_JSONL",
         description=__doc__,
@@ -177,14 +177,10 @@ def main(argv: Sequence[str]) -> int:
             raise ConfigError("--trials takes a study as it is: leave out the grid and the workload's options")
         else:
             write_table(arguments.file, rows_of_study(read_trials(arguments.trials)))
-    except BstuneError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_status
-    except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted: {_runs_file(arguments.file)} keeps what is there; the same command goes on\n")
-        return Interrupted.exit_status
+    except KeyboardInterrupt as error:
+        kept = _runs_file(arguments.file)
+        raise Interrupted(f"interrupted: {kept} keeps what is there; the same command goes on") from error
     print(f"wrote {arguments.file}: python -m bstune +workload=replay workload.table={arguments.file} ...")
-    return 0
 
 
 def _check_file(path: Path) -> None:
@@ -222,10 +218,9 @@ def _record(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
         raise ConfigError("a grid needs --batch-sizes and --lrs; or give --trials=TRIALS_JSONL of a study")
     grid = Grid(arguments.batch_sizes, arguments.lrs, arguments.seeds)
     _check_grid(grid)
-    from bstune.__main__ import compose_checked
     from bstune.config import is_replayed
     from bstune.core.console import quieten
-    from bstune.study.prepare import prepare
+    from bstune.study.prepare import compose_checked, prepare
 
     config = compose_checked([*overrides, "mlflow.enabled=false"])
     quieten(training=not is_replayed(config))

@@ -1,9 +1,9 @@
-"""Winners run again on fresh seeds, before they are reported: the best of many noisy runs is a lucky one.
+"""Winners run again on fresh seeds before they are reported: the best of many noisy runs is a lucky one.
 
-The trial with the least merit (time or steps to target) is the first finalist. It is run again on fresh seeds, and its
-confirmed merit is the geometric mean over those runs alone. As long as another point's own single run claims to beat
-the best confirmed one, that point is the next finalist. All of it is a function of the trials: a study that goes on
-asks for what is still due.
+The trial with the least merit (time or steps to target) is the first candidate. It is run again on fresh seeds, and its
+confirmed merit is the geometric mean over those replicates alone. As long as another point's own single run claims to
+beat the best confirmed one, that point is the next candidate. All of it is a function of the trials: a study that is
+continued asks for what is still due.
 """
 
 import math
@@ -11,99 +11,89 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bstune.core.errors import ConfigError
-from bstune.core.records import TrialResult
+from bstune.core.records import Objective, TrialResult
 
 Merit = Literal["time", "steps"]
 Runs = Mapping[int, tuple[TrialResult, ...]]
-MERITS: Mapping[str, tuple[Merit, ...]] = {
+MERITS: Mapping[Objective, tuple[Merit, ...]] = {
     "time": ("time",),
     "curve": ("time",),
     "steps": ("steps",),
     "both": ("time", "steps"),
 }
-SAME_POINT = 0.2  # octaves: closer than this in both batch size and learning rate, two trials alike are at one point
-WENT_WRONG = 4.0  # a fresh run that diverged or ran out of memory counts as this many times the finalist's own merit
+SAME_POINT = 0.2  # octaves: closer than this in both batch size and learning rate, two trials are at one point
+FAILURE_FACTOR = 4.0  # a replicate that diverged or ran out of memory counts as this many times the candidate's merit
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """A winner and its fresh runs, in order of their numbers; one that was stopped and continued stands here once."""
+    """A winner and its replicates, in order of their numbers; one that was stopped and continued stands here once."""
 
     winner: TrialResult
     runs: tuple[TrialResult, ...]
 
 
-def next_confirmation(
-    trials: Sequence[TrialResult], objective: str, seeds: int, finalists: int
+def next_replicate(
+    trials: Sequence[TrialResult], objective: Objective, replicates: int, max_candidates: int
 ) -> tuple[TrialResult, int] | None:
-    """Return the finalist to run again, and which of its ``seeds`` replicates is due, from 0; None when all is done.
+    """Return the candidate to run again, and which of its ``replicates`` is due, from 0; None when all is done.
 
-    Replicates are run one after another. One that failed is asked again; any other status finishes it.
-
-    Args:
-        trials: all finished trials of the study, in any order.
-        objective: ``time``, ``steps``, ``curve`` (confirmed by time) or ``both`` (by time, then by steps).
-        seeds: fresh runs of each finalist; 0: nothing is confirmed.
-        finalists: at most this many points are confirmed for each of time and steps.
-
-    Raises:
-        ConfigError: for an unknown objective, or a negative number.
+    Replicates run one after another; one that failed is asked again, any other status finishes it. At most
+    ``max_candidates`` points are run again for each of time and steps.
     """
-    if seeds < 0 or finalists < 0:
-        raise ConfigError(f"fresh seeds and finalists must be 0 or more, but got {seeds} and {finalists}")
-    runs = _fresh_runs(trials)
-    for merit in _merits(objective):
+    runs = _replicates(trials)
+    for merit in MERITS[objective]:
+        ranked = _ranked(trials, merit)
         chosen: list[TrialResult] = []
-        for finalist in _contenders(trials, merit, runs):
-            best = min((_confirmed_merit(known, runs, merit) for known in chosen), default=None)
-            if len(chosen) == finalists or (best is not None and math.log(_own(finalist, merit)) >= best):
+        for candidate in _points(ranked, runs):
+            best = min((_confirmed_merit(one, runs, merit) for one in chosen), default=math.inf)
+            if len(chosen) == max_candidates or math.log(_merit(candidate, merit)) >= best:
                 break
-            point = _tried(finalist, runs, _ranked(trials, merit))
+            point = _replicated(candidate, runs, ranked)
             done = len(runs.get(point.number, ()))
-            if done < seeds:
+            if done < replicates:
                 return point, done
-            if not done:  # seeds is 0
+            if not done:  # replicates is 0
                 break
             chosen.append(point)
     return None
 
 
-def contenders(trials: Sequence[TrialResult], objective: str, finalists: int) -> list[TrialResult]:
-    """Return the trials that may be the winner once all is confirmed: keep their checkpoints.
+def candidates(trials: Sequence[TrialResult], objective: Objective, max_candidates: int) -> list[TrialResult]:
+    """Return the trials that may be the winner once all replicates are done: keep their checkpoints.
 
-    They are the best ``finalists`` points by each merit, and all that have fresh runs.
+    They are the best ``max_candidates`` points by each merit, and all that have replicates.
     """
-    runs = _fresh_runs(trials)
+    runs = _replicates(trials)
     kept = {trial.number: trial for trial in trials if trial.number in runs}
-    for merit in _merits(objective):
-        for trial in _contenders(trials, merit, runs)[: max(finalists, 1)]:
+    for merit in MERITS[objective]:
+        for trial in _points(_ranked(trials, merit), runs)[: max(max_candidates, 1)]:
             kept[trial.number] = trial
     return [kept[number] for number in sorted(kept)]
 
 
-def confirmed(trials: Sequence[TrialResult], objective: str) -> Confirmed | None:
-    """Return the finalist with the least mean log merit on fresh seeds, of those with the most fresh runs.
+def confirmed(trials: Sequence[TrialResult], objective: Objective) -> Confirmed | None:
+    """Return the candidate with the least mean log merit over its replicates, of those with the most replicates.
 
-    None where the best single run's point has no fresh run: what was confirmed then was another objective's winner, or
-    an earlier one. Of equals the better single run wins. ``both`` goes by time.
+    None where the best single run's point has no replicate: those are another objective's winner's, or an earlier
+    one's. Of equals the better single run wins. ``both`` goes by time.
     """
-    merit = _merits(objective)[0]
-    runs = _fresh_runs(trials)
+    merit = MERITS[objective][0]
+    runs = _replicates(trials)
     ranked = _ranked(trials, merit)
-    finalists = [trial for trial in ranked if trial.number in runs]
-    if not any(_same_point(ranked[0], finalist) for finalist in finalists):
+    replicated = [trial for trial in ranked if trial.number in runs]
+    if not any(_same_point(ranked[0], trial) for trial in replicated):
         return None
-    most = max(len(runs[finalist.number]) for finalist in finalists)
-    complete = [finalist for finalist in finalists if len(runs[finalist.number]) == most]
-    winner = min(complete, key=lambda finalist: _confirmed_merit(finalist, runs, merit))
+    most = max(len(runs[trial.number]) for trial in replicated)
+    complete = [trial for trial in replicated if len(runs[trial.number]) == most]
+    winner = min(complete, key=lambda trial: _confirmed_merit(trial, runs, merit))
     return Confirmed(winner, runs[winner.number])
 
 
 def confirmed_row(found: Confirmed) -> dict[str, Any]:
-    """Return a confirmation as ``curve.json`` has it: how many fresh runs reached the target, and their spread.
+    """Return, as ``curve.json`` has it, how many replicates reached the target, and their spread.
 
-    A run that did not reach the target takes longer than any that did: the most is null then, and so is the median
+    A run that did not reach the target takes longer than any that did: the maximum is null then, and so is the median
     where half of the runs or more did not. Times are in seconds, null where the time of a step is not known.
     """
     times = [run.time_to_target for run in found.runs]
@@ -119,50 +109,45 @@ def confirmed_row(found: Confirmed) -> dict[str, Any]:
 
 def time_order(trial: TrialResult) -> tuple[float, int, int]:
     """Return what sorts trials by time to target: of equals fewer steps, then the lower number come first."""
-    return _seconds(trial), trial.steps, trial.number
+    return _merit(trial, "time"), trial.steps, trial.number
 
 
 def steps_order(trial: TrialResult) -> tuple[int, float, int]:
     """Return what sorts trials by steps to target: of equals less time, then the lower number come first."""
-    return trial.steps, _seconds(trial), trial.number
+    return trial.steps, _merit(trial, "time"), trial.number
 
 
-def _seconds(trial: TrialResult) -> float:
+def _merit(trial: TrialResult, merit: Merit) -> float:
+    if merit == "steps":
+        return float(trial.steps)
     return math.inf if trial.time_to_target is None else trial.time_to_target
 
 
-def _merits(objective: str) -> tuple[Merit, ...]:
-    if objective not in MERITS:
-        raise ConfigError(f"the objective must be one of {', '.join(MERITS)}, but got {objective!r}")
-    return MERITS[objective]
-
-
 def _ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
-    """Return the trials that can be finalists, best first: reached, and no fresh runs themselves."""
+    """Return the trials that can be candidates, best first: reached, and no replicates themselves."""
     own = [trial for trial in trials if trial.reached and trial.replicate_of is None]
     if merit == "steps":
         return sorted(own, key=steps_order)
     return sorted((trial for trial in own if trial.time_to_target is not None), key=time_order)
 
 
-def _contenders(trials: Sequence[TrialResult], merit: Merit, runs: Runs) -> list[TrialResult]:
-    """Return the best trial of each point, best first; a point that has fresh runs is not confirmed anew nearby."""
+def _points(ranked: Sequence[TrialResult], runs: Runs) -> list[TrialResult]:
+    """Return the best trial of each point, best first; beside a point that has replicates there is no other."""
     found: list[TrialResult] = []
     taken: list[TrialResult] = []
-    ranked = _ranked(trials, merit)
     for trial in ranked:
         if not any(_same_point(trial, other) for other in taken):
             found.append(trial)
-            taken += [trial, _tried(trial, runs, ranked)]
+            taken += [trial, _replicated(trial, runs, ranked)]
     return found
 
 
-def _tried(trial: TrialResult, runs: Runs, ranked: Sequence[TrialResult]) -> TrialResult:
-    """Return the trial at the same point that has fresh runs, the trial itself first; without any the trial itself."""
+def _replicated(trial: TrialResult, runs: Runs, ranked: Sequence[TrialResult]) -> TrialResult:
+    """Return the trial at the same point that has replicates, the trial itself first; without any the trial itself."""
     if trial.number in runs:
         return trial
-    known = [other for other in ranked if other.number in runs and _same_point(trial, other)]
-    return max(known, key=lambda other: (len(runs[other.number]), -other.number), default=trial)
+    near = [other for other in ranked if other.number in runs and _same_point(trial, other)]
+    return max(near, key=lambda other: (len(runs[other.number]), -other.number), default=trial)
 
 
 def _same_point(a: TrialResult, b: TrialResult) -> bool:
@@ -170,46 +155,39 @@ def _same_point(a: TrialResult, b: TrialResult) -> bool:
     return max(sizes, rates) < SAME_POINT and a.hyperparameters == b.hyperparameters
 
 
-def _fresh_runs(trials: Sequence[TrialResult]) -> Runs:
-    """Return the finished fresh runs of each finalist, by its number; of a run that was continued the last part."""
-    finalists = {trial.number for trial in trials if trial.reached and trial.replicate_of is None}
-    fresh = [trial for trial in trials if trial.replicate_of in finalists and trial.status != "failed"]
-    continued = {trial.resumed_from for trial in fresh}
-    last = sorted((trial for trial in fresh if trial.number not in continued), key=lambda trial: trial.number)
-    runs = {number: tuple(trial for trial in last if trial.replicate_of == number) for number in sorted(finalists)}
-    return {number: own for number, own in runs.items() if own}
+def _replicates(trials: Sequence[TrialResult]) -> Runs:
+    """Return the finished replicates of each candidate, by its number; of one that was continued the last part."""
+    originals = {trial.number for trial in trials if trial.reached and trial.replicate_of is None}
+    runs = [trial for trial in trials if trial.replicate_of in originals and trial.status != "failed"]
+    continued = {trial.resumed_from for trial in runs}
+    last = sorted((trial for trial in runs if trial.number not in continued), key=lambda trial: trial.number)
+    found = {number: tuple(trial for trial in last if trial.replicate_of == number) for number in sorted(originals)}
+    return {number: own for number, own in found.items() if own}
 
 
-def _own(trial: TrialResult, merit: Merit) -> float:
-    return float(trial.steps) if merit == "steps" else _seconds(trial)
-
-
-def _confirmed_merit(finalist: TrialResult, runs: Runs, merit: Merit) -> float:
-    """Return the mean log merit over a finalist's fresh runs."""
-    logs = [math.log(_run_merit(run, finalist, merit)) for run in runs[finalist.number]]
+def _confirmed_merit(candidate: TrialResult, runs: Runs, merit: Merit) -> float:
+    """Return the mean log merit over a candidate's replicates."""
+    logs = [math.log(_replicate_merit(run, candidate, merit)) for run in runs[candidate.number]]
     return sum(logs) / len(logs)
 
 
-def _run_merit(run: TrialResult, finalist: TrialResult, merit: Merit) -> float:
-    """Return a fresh run's merit, or what it counts as.
-
-    A stopped run counts as its bound, and as no less than the finalist's own merit: stopped early, it must not look
-    fast. The steps of a run that went wrong bound nothing.
-    """
-    own = _own(finalist, merit)
+def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> float:
+    """Return a replicate's merit, or what it counts as where it did not reach the target."""
+    own = _merit(candidate, merit)
     if run.status in ("diverged", "oom"):
-        return WENT_WRONG * own
-    tau = run.seconds_per_step or finalist.seconds_per_step
+        return FAILURE_FACTOR * own  # its steps bound nothing
+    tau = run.seconds_per_step or candidate.seconds_per_step
     unit = 1.0 if merit == "steps" or tau is None else tau
+    # A stopped run is a bound, and no less than the candidate's merit: stopped early, it must not look fast.
     return run.steps * unit if run.reached else max(run.steps * unit, own)
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, float | None]:
-    known = sorted(value for value in values if value is not None)
-    middle = known[(len(values) - 1) // 2 : len(values) // 2 + 1]
+    present = sorted(value for value in values if value is not None)
+    middle = present[(len(values) - 1) // 2 : len(values) // 2 + 1]
     whole = len(middle) == 2 - len(values) % 2
     return {
         "median": sum(middle) / len(middle) if whole else None,
-        "low": known[0] if known else None,
-        "high": known[-1] if len(known) == len(values) else None,
+        "low": present[0] if present else None,
+        "high": present[-1] if len(present) == len(values) else None,
     }

@@ -69,10 +69,10 @@ def report_study(
         draw_scale_out(ideal, real, workload, output.scale_out)
     ui = "not logged (mlflow.enabled=false)"
     if tracking is not None:
-        from bstune.study.tracking import mlflow_uri, ui_command  # mlflow takes seconds to import
+        from bstune.study.tracking import tracking_uri, ui_command  # mlflow takes seconds to import
 
         tracking.finish_study(curves(summary, curve), scalars(summary), _artifacts(output))
-        ui = ui_command(mlflow_uri(prepared.config))
+        ui = ui_command(tracking_uri(prepared.config.mlflow))
     files = {"figure": output.figure, "curve": output.curve, "trials": output.trials, "winners": output.best}
     if ideal:
         files["devices"] = output.scale_out

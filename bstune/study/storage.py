@@ -1,24 +1,24 @@
-"""The Optuna study: ask and tell, one slot of the plan after another, resumable at any point.
+"""The Optuna study: ask for a trial, store its record, continue at any point.
 
-Optuna's storage holds everything: each finished trial carries its record. A slot is done when one of its trials has
-finished; a trial that was cut short keeps its slot and its parameters when it is asked again.
+Optuna's storage holds everything: each finished trial carries its record. A trial index of the search is done once one
+of its trials has finished; a trial that was cut short is asked again with the same parameters.
 """
 
-import functools
 import inspect
 import json
 import logging
 import threading
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import optuna
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, RandomSampler
@@ -28,28 +28,27 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from bstune.config import build
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.files import check_writable
-from bstune.core.records import Target, TrialResult, TrialSpec, dump_json
+from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space, Tunable
-from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler
+from bstune.search.sampler import RECORD, RESUMED_FROM
 from bstune.study.plan import SearchBudget
+from bstune.trial.backend import sampler_factory
 
 logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 5
-# Attributes in the storage.
-SLOT, SPEC = "bstune:slot", "bstune:spec"
-SETTINGS, STUDY_ID, OUTPUT = "bstune:settings", "bstune:study_id", "bstune:output"
-CONFIRMATION_LIMIT = 2  # times the finalist's steps: what a fresh seed is given
+# Attributes in the storage. Studies of another FORMAT name other fields in their specs and records.
+FORMAT_VERSION = 2
+FORMAT, FROZEN_SETTINGS = "bstune:format", "bstune:settings"
+STUDY_ID, OUTPUT = "bstune:study_id", "bstune:output"
+TRIAL_INDEX, SPEC = "bstune:trial_index", "bstune:spec"
+REPLICATE_LIMIT = 2  # times the original trial's steps: the limit of a replicate
+Asked = tuple[optuna.Trial, TrialSpec]
 
 
 def engine_arguments(url: str) -> dict[str, Any]:
-    """Return connection arguments that make a storage which does not answer fail within seconds.
-
-    Raises:
-        StudyError: if the URL is none.
-    """
+    """Return connection arguments that make a storage which does not answer fail within seconds."""
     try:
         backend = make_url(url).get_backend_name()
     except ArgumentError as error:
@@ -61,11 +60,7 @@ def engine_arguments(url: str) -> dict[str, Any]:
 
 
 def check_storage(url: str) -> None:
-    """Connect to the storage and go again, writing nothing.
-
-    Raises:
-        StudyError: if it does not answer, or is not a database.
-    """
+    """Connect to the storage and disconnect, writing nothing; StudyError if it is no database or does not answer."""
     arguments = engine_arguments(url)
     database = make_url(url)
     if database.get_backend_name() == "sqlite" and database.database not in (None, "", ":memory:"):
@@ -102,44 +97,49 @@ def _connect(url: str, arguments: Mapping[str, Any], outcome: "Future[None]") ->
         outcome.set_result(None)
 
 
-def open_study(name: str, url: str, objective: str, settings: Mapping[str, Any], output: Path) -> optuna.Study:
-    """Create the study, or load it if its settings are the same.
+def open_study(
+    name: str, url: str, objective: Objective, frozen_settings: Mapping[str, Any], output: Path
+) -> optuna.Study:
+    """Create the study, or load it if its frozen settings and its output folder, which the caller locks, are the same.
 
-    Args:
-        name: of the study.
-        url: of the storage.
-        objective: ``time``, ``steps``, ``both`` or ``curve``.
-        settings: what must not change while a study goes on, flat, as strict JSON values.
-        output: the study's folder, whose lock the caller holds: a study has one, so that one process runs it.
-
-    Raises:
-        StudyError: if the storage does not answer, or the study began with other settings or in another folder.
+    StudyError is raised if the storage does not answer, or the study cannot be continued.
     """
     directions = [StudyDirection.MINIMIZE] * (2 if objective == "both" else 1)
     try:
         storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
-        known = name in optuna.get_all_study_names(storage)
-        if known:
+        if name in optuna.get_all_study_names(storage):
             study = optuna.load_study(study_name=name, storage=storage)
-            _refuse_changes(study, settings)
-            _refuse_other_folder(study, output)
+            _refuse_another_format(study)
+            _refuse_changes(study, frozen_settings)
+            _refuse_another_folder(study, output)
             return study
         study = optuna.create_study(study_name=name, storage=storage, directions=directions)
+        study.set_user_attr(FORMAT, FORMAT_VERSION)
         study.set_user_attr(STUDY_ID, uuid.uuid4().hex)
         study.set_user_attr(OUTPUT, str(output.absolute()))
-        study.set_user_attr(SETTINGS, dump_json(settings))
+        study.set_user_attr(FROZEN_SETTINGS, dump_json(frozen_settings))
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         raise StudyError(f"the storage does not answer: storage={url}: {str(error).splitlines()[0]}") from error
     return study
 
 
-def _refuse_changes(study: optuna.Study, settings: Mapping[str, Any]) -> None:
-    stored = study.user_attrs.get(SETTINGS)
-    if stored is None:
+def _refuse_another_format(study: optuna.Study) -> None:
+    attributes = study.user_attrs
+    if FORMAT not in attributes and FROZEN_SETTINGS not in attributes:
         raise StudyError(
             f"the storage has a study {study.study_name!r} that is not bstune's: choose another name with study=NAME"
         )
-    before, now = json.loads(stored), json.loads(dump_json(settings))
+    found = attributes.get(FORMAT, 1)
+    if found != FORMAT_VERSION:
+        which = "a former" if found < FORMAT_VERSION else "a later"
+        raise StudyError(
+            f"the study {study.study_name!r} was begun by {which} version of bstune (format {found}; this one reads "
+            f"{FORMAT_VERSION}): continue it with that version, or begin another one with study=NAME"
+        )
+
+
+def _refuse_changes(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
+    before, now = json.loads(study.user_attrs[FROZEN_SETTINGS]), json.loads(dump_json(frozen_settings))
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if changed:
         lines = [f"  {key}: was {before.get(key)!r}, now {now.get(key)!r}" for key in changed]
@@ -150,27 +150,17 @@ def _refuse_changes(study: optuna.Study, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse_other_folder(study: optuna.Study, output: Path) -> None:
-    """Refuse a second folder while the first is there; take one that was moved."""
-    own = Path(study.user_attrs[OUTPUT])
-    if own == output.absolute():
+def _refuse_another_folder(study: optuna.Study, output: Path) -> None:
+    """Refuse a second folder while the first exists; accept one that was moved."""
+    first = Path(study.user_attrs[OUTPUT])
+    if first == output.absolute():
         return
-    if own.exists():
+    if first.exists():
         raise StudyError(
-            f"the study {study.study_name!r} writes to {own}: continue it with output={own}, "
+            f"the study {study.study_name!r} writes to {first}: continue it with output={first}, "
             "or begin another one with study=NAME"
         )
     study.set_user_attr(OUTPUT, str(output.absolute()))
-
-
-def finish_abandoned(study: optuna.Study, objective: str) -> None:
-    """End the trials that a killed process left running: told if their record was stored, failed otherwise."""
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        record = trial.user_attrs.get(RECORD)
-        if record is None:
-            study.tell(trial.number, state=TrialState.FAIL)
-        else:
-            _tell(study, trial.number, TrialResult.from_json(record), objective)
 
 
 def results(study: optuna.Study) -> list[TrialResult]:
@@ -190,7 +180,7 @@ def _spec(trial: FrozenTrial) -> TrialSpec:
 
 def _failed(spec: TrialSpec) -> TrialResult:
     return TrialResult(
-        **spec.identity(),
+        **spec.trial_fields(),
         status="failed",
         steps=0,
         steps_low=0,
@@ -202,12 +192,12 @@ def _failed(spec: TrialSpec) -> TrialResult:
         seconds_per_step=None,
         device="",
         versions={},
-        message="the process ended before the trial did; its slot is asked again",
+        message="the process ended before the trial did; it is asked again",
     )
 
 
-def ended_by_themselves(study: optuna.Study) -> set[int]:
-    """Return the numbers of the censored trials that ended ahead of their limit, as a recorded run does."""
+def ended_below_limit(study: optuna.Study) -> set[int]:
+    """Return the numbers of the censored trials that ended below their limit, as where a recorded run ends."""
     found = set()
     for trial in study.get_trials(deepcopy=False, states=(TrialState.PRUNED,)):
         if RECORD in trial.user_attrs and SPEC in trial.user_attrs:
@@ -217,40 +207,110 @@ def ended_by_themselves(study: optuna.Study) -> set[int]:
     return found
 
 
-def next_trial_index(study: optuna.Study, plan: SearchBudget) -> int | None:
-    """Return the first slot of the plan that no trial has filled or is about to; None when there is none."""
-    taken = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
-    done = {
-        trial.user_attrs[SLOT] for trial in study.get_trials(deepcopy=False, states=taken) if SLOT in trial.user_attrs
-    }
-    return next((trial_index for trial_index in range(plan.trials) if trial_index not in done), None)
+def next_trial_index(study: optuna.Study, trials: int) -> int | None:
+    """Return the first index below ``trials`` that no trial has finished or runs at; None when there is none."""
+    states = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
+    taken = {trial.user_attrs.get(TRIAL_INDEX) for trial in study.get_trials(deepcopy=False, states=states)}
+    return next((trial_index for trial_index in range(trials) if trial_index not in taken), None)
 
 
-def run_trial_of(
-    study: optuna.Study,
-    asked: tuple[optuna.Trial, TrialSpec],
-    objective: str,
-    target: Target,
-    train: Callable[[TrialSpec], TrialResult],
-) -> TrialResult:
-    """Train a trial that was asked for, and store what it came to.
+def running(study: optuna.Study) -> list[TrialSpec]:
+    """Return the trials that run now."""
+    trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    return [_spec(trial) for trial in trials if SPEC in trial.user_attrs]
 
-    An error in training fails the trial and goes on up; its slot is asked again with the same parameters.
+
+def ask(
+    study: optuna.Study, trial_index: int, budget: SearchBudget, space: Space, sampler: BaseSampler, stops: bool
+) -> Asked:
+    """Ask Optuna for a trial, from the sampler or as it was asked before it was cut short.
+
+    ``stops``: whether a trial can be stopped early and continued; the sampler's limits are ignored otherwise.
     """
-    trial, spec = asked
-    finished = False
+    stopping: Any = sampler if hasattr(sampler, "max_steps") else None
+    earlier = _asked_before(study, trial_index)
+    # A sampler that stops trials chooses every batch size itself.
+    stratum = None if stopping is not None else budget.stratum(trial_index, space)
+    fixed: dict[str, Any] = {} if stratum is None else {"batch_size": stratum}
+    if earlier is not None:
+        fixed = dict(earlier.params)
+    trial = _suggested(study, trial_index, space, sampler, fixed)
+    batch_size = space.snap(trial.params["batch_size"])
+    lr, seed = space.lr(batch_size, trial.params["delta"]), budget.trial_seed(trial_index)
+    max_steps, resumed_from = None, None
+    if earlier is not None:
+        before = _spec(earlier)
+        lr, seed, max_steps, resumed_from = before.lr, before.seed, before.max_steps, before.resumed_from
+    elif stopping is not None and stops:
+        max_steps, resumed_from = stopping.max_steps(trial.number), stopping.resumed_from(trial.number)
+        if resumed_from is not None:
+            continued = _spec(study.get_trials(deepcopy=False)[resumed_from])
+            lr, seed = continued.lr, continued.seed
+    delta = space.delta(batch_size, lr)
+    values = {one.name: trial.params[one.name] for one in space.tunables}
+    return _stored(
+        trial,
+        TrialSpec(
+            trial.number, trial_index, batch_size, lr, delta, seed, max_steps, resumed_from, hyperparameters=values
+        ),
+    )
+
+
+def ask_replicate(
+    study: optuna.Study, original: TrialResult, replicate: int, budget: SearchBudget, space: Space, stops: bool
+) -> Asked:
+    """Ask for all of a trial's hyperparameters again, on a fresh seed; at most twice its steps where trials stop."""
+    trial_index = budget.replicate_index(original.trial_index, replicate)
+    params = study.get_trials(deepcopy=False)[original.number].params
+    trial = _suggested(study, trial_index, space, RandomSampler(seed=0), dict(params))
+    spec = TrialSpec(
+        number=trial.number,
+        trial_index=trial_index,
+        batch_size=original.batch_size,
+        lr=original.lr,
+        delta=original.delta,
+        seed=budget.trial_seed(trial_index),
+        max_steps=REPLICATE_LIMIT * original.steps if stops else None,
+        replicate_of=original.number,
+        hyperparameters=original.hyperparameters,
+    )
+    return _stored(trial, spec)
+
+
+def _asked_before(study: optuna.Study, trial_index: int) -> FrozenTrial | None:
+    """Return the last trial of this index that was cut short; one without its spec was not asked to the end."""
+    failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+    at_index = (t for t in reversed(failed) if t.user_attrs.get(TRIAL_INDEX) == trial_index)
+    return next((trial for trial in at_index if SPEC in trial.user_attrs), None)
+
+
+def _suggested(
+    study: optuna.Study, trial_index: int, space: Space, sampler: BaseSampler, fixed: dict[str, Any]
+) -> optuna.Trial:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        study.sampler = PartialFixedSampler(fixed, sampler) if fixed else sampler
+        trial = study.ask(dict(distributions(space)))
+        trial.set_user_attr(TRIAL_INDEX, trial_index)
+    return trial
+
+
+def _stored(trial: optuna.Trial, spec: TrialSpec) -> Asked:
+    trial.set_user_attr(SPEC, dump_json(asdict(spec)))
+    if spec.resumed_from is not None:
+        trial.set_user_attr(RESUMED_FROM, spec.resumed_from)
+    return trial, spec
+
+
+@contextmanager
+def cut_short(study: optuna.Study, spec: TrialSpec, objective: Objective) -> Iterator[None]:
+    """End all running trials if the body, which runs one of them, raises: they are asked again later."""
     try:
-        result = train(spec)
-        if not result.reached and objective != "both":  # Optuna reports no values to two objectives
-            _report_gap(trial, result, target)
-        trial.set_user_attr(RECORD, result.to_json())  # from here on a killed process loses nothing of the trial
-        _tell(study, trial.number, result, objective)
-        finished = True
-    finally:
-        if not finished:
-            finish_abandoned(study, objective)
-            warn_cut_short(spec)
-    return result
+        yield
+    except BaseException:  # Ctrl-C too; it goes on up
+        finish_abandoned(study, objective)
+        warn_cut_short(spec)
+        raise
 
 
 def warn_cut_short(spec: TrialSpec) -> None:
@@ -263,104 +323,52 @@ def warn_cut_short(spec: TrialSpec) -> None:
     )
 
 
-def running(study: optuna.Study) -> list[TrialSpec]:
-    """Return the trials that run now."""
-    trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    return [_spec(trial) for trial in trials if SPEC in trial.user_attrs]
+def finish_abandoned(study: optuna.Study, objective: Objective) -> None:
+    """End the trials that a process left running: with their record if it was stored, as failed otherwise."""
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        record = trial.user_attrs.get(RECORD)
+        if record is None:
+            study.tell(trial.number, state=TrialState.FAIL)
+        else:
+            _tell(study, trial.number, TrialResult.from_json(record), objective)
 
 
 def fail_one(study: optuna.Study, spec: TrialSpec, reason: str) -> None:
-    """End one trial whose process is gone, while others go on; its slot is asked again with the same parameters."""
+    """Fail one trial whose process is gone, while others run on; it is asked again with the same parameters."""
     study.tell(spec.number, state=TrialState.FAIL)
     logger.warning(
-        "trial %d (B %d, lr %g): its process %s; its slot is asked again", spec.number, spec.batch_size, spec.lr, reason
+        "trial %d (B %d, lr %g): its process %s; it is asked again", spec.number, spec.batch_size, spec.lr, reason
     )
 
 
-def ask(
-    study: optuna.Study, trial_index: int, plan: SearchBudget, space: Space, sampler: BaseSampler, stops: bool
-) -> tuple[optuna.Trial, TrialSpec]:
-    """Ask Optuna for the slot's trial, from the sampler or as it was asked before.
-
-    Args:
-        study: where the trial goes.
-        slot: of the plan.
-        plan: seeds, and the batch sizes of stratified slots, which bstune's own sampler has none of.
-        space: what is searched.
-        sampler: of this slot.
-        stops: whether a trial can be stopped early and continued; the sampler's limits are left out otherwise.
-    """
-    own = isinstance(sampler, FrontierSampler)
-    earlier = _asked_before(study, trial_index)
-    stratum = None if own else plan.stratum(trial_index, space)
-    fixed: dict[str, Any] = {} if stratum is None else {"batch_size": stratum}
-    if earlier is not None:
-        fixed = dict(earlier.params)
-    trial, batch_size, delta, hyperparameters = _suggested(study, trial_index, space, sampler, fixed)
-    lr, seed, max_steps, resumed_from = space.lr(batch_size, delta), plan.trial_seed(trial_index), None, None
-    if earlier is not None:
-        before = _spec(earlier)
-        lr, seed, max_steps, resumed_from = before.lr, before.seed, before.max_steps, before.resumed_from
-    elif isinstance(sampler, FrontierSampler) and stops:
-        max_steps, resumed_from = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
-        if resumed_from is not None:
-            continued = _spec(study.get_trials(deepcopy=False)[resumed_from])
-            lr, seed = continued.lr, continued.seed
-    delta = space.delta(batch_size, lr)
-    spec = TrialSpec(
-        trial.number, trial_index, batch_size, lr, delta, seed, max_steps, resumed_from, hyperparameters=hyperparameters
-    )
-    _note(trial, spec)
-    return trial, spec
+def tell(
+    study: optuna.Study, trial: optuna.Trial, result: TrialResult, objective: Objective, target: Target
+) -> TrialResult:
+    """Store a trial's record, and tell Optuna its value: reached is COMPLETE, failed is FAIL, the others are PRUNED."""
+    values = [value for _, value in result.history if value is not None]
+    if values and not result.reached and objective != "both":  # Optuna reports no values to two objectives
+        # TPE ranks pruned trials by their last reported step, then by the value there. Steps mean different things at
+        # different batch sizes, so all get the same one: the gap to the target ranks them.
+        trial.report(target.gap(values[-1]), step=1)
+    trial.set_user_attr(RECORD, result.to_json())  # from here on a killed process loses nothing of the trial
+    _tell(study, trial.number, result, objective)
+    return result
 
 
-def ask_confirmation(
-    study: optuna.Study, finalist: TrialResult, replicate: int, plan: SearchBudget, space: Space, stops: bool
-) -> tuple[optuna.Trial, TrialSpec]:
-    """Ask for all of a finalist's hyper-parameters again, on a fresh seed.
-
-    Where trials can be stopped early, for at most twice the finalist's steps.
-    """
-    trial_index = plan.replicate_index(finalist.trial_index, replicate)
-    params = study.get_trials(deepcopy=False)[finalist.number].params
-    trial, *_ = _suggested(study, trial_index, space, RandomSampler(seed=0), dict(params))
-    spec = TrialSpec(
-        number=trial.number,
-        trial_index=trial_index,
-        batch_size=finalist.batch_size,
-        lr=finalist.lr,
-        delta=finalist.delta,
-        seed=plan.trial_seed(trial_index),
-        max_steps=CONFIRMATION_LIMIT * finalist.steps if stops else None,
-        replicate_of=finalist.number,
-        hyperparameters=finalist.hyperparameters,
-    )
-    _note(trial, spec)
-    return trial, spec
-
-
-def _asked_before(study: optuna.Study, trial_index: int) -> FrozenTrial | None:
-    """Return the slot's last trial that was cut short; one without its spec was not asked to the end."""
-    failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-    return next((t for t in reversed(failed) if t.user_attrs.get(SLOT) == trial_index and SPEC in t.user_attrs), None)
-
-
-def _suggested(
-    study: optuna.Study, trial_index: int, space: Space, sampler: BaseSampler, fixed: dict[str, Any]
-) -> tuple[optuna.Trial, int, float, dict[str, float]]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        study.sampler = PartialFixedSampler(fixed, sampler) if fixed else sampler
-        trial = study.ask(dict(distributions(space)))
-        trial.set_user_attr(SLOT, trial_index)
-    settings = {one.name: trial.params[one.name] for one in space.tunables}
-    return trial, space.snap(trial.params["batch_size"]), trial.params["delta"], settings
-
-
-def _note(trial: optuna.Trial, spec: TrialSpec) -> None:
-    trial.set_user_attr(SPEC, dump_json(asdict(spec)))
-    if spec.resumed_from is not None:
-        trial.set_user_attr(RESUMED_FROM, spec.resumed_from)
+def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Objective) -> None:
+    time_to_target, steps = result.time_to_target, float(result.steps)
+    if result.status == "failed":
+        study.tell(number, state=TrialState.FAIL)
+    elif time_to_target is None:
+        study.tell(number, state=TrialState.PRUNED)
+    else:
+        values = {
+            "time": [time_to_target],
+            "steps": [steps],
+            "both": [steps, time_to_target],
+            "curve": [steps * result.batch_size],
+        }
+        study.tell(number, values[objective])
 
 
 def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution]:
@@ -379,79 +387,26 @@ def _distribution(tunable: Tunable) -> IntDistribution | FloatDistribution:
 
 
 def build_sampler(
-    config: DictConfig, plan: SearchBudget, trial_index: int, own: Mapping[str, Any] | None = None
+    config: DictConfig, budget: SearchBudget, trial_index: int, context: Mapping[str, Any] | None = None
 ) -> BaseSampler:
-    """Build the sampler of one slot, seeded by the study's seed and the slot.
+    """Build the sampler of one trial, seeded by the study's seed and the trial's index.
 
-    A quasi-random sequence is the exception: it keeps one seed, and its place in it is kept in the storage.
-
-    Args:
-        config: node of the sampler.
-        plan: of the study.
-        slot: of the plan.
-        own: further arguments of bstune's own sampler; other samplers do not take them.
-
-    Raises:
-        ConfigError: if the config builds no sampler.
+    A sampler that names in its ``context`` what it wants to know of the study gets it.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        return _build_sampler(config, plan, trial_index, own or {})
-
-
-def is_own(config: DictConfig) -> bool:
-    """Return whether the config names bstune's own sampler."""
-    own = f"{FrontierSampler.__module__}.{FrontierSampler.__qualname__}"
-    return bool(config.get("_target_") == own)
-
-
-def _build_sampler(config: DictConfig, plan: SearchBudget, trial_index: int, own: Mapping[str, Any]) -> BaseSampler:
-    node = config.copy()
-    OmegaConf.update(node, "_partial_", True, force_add=True)
-    partial = build(node, "sampler")
-    target = partial.func if isinstance(partial, functools.partial) else None
-    if not (inspect.isclass(target) and issubclass(target, BaseSampler)):
-        raise ConfigError(f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {dict(config)}")
-    seed = plan.sampler_seed(trial_index)
-    arguments: dict[str, Any] = {}
-    if "seed" in inspect.signature(target).parameters:
-        arguments["seed"] = seed
-    if issubclass(target, QMCSampler):
-        arguments = {"seed": plan.seed, "independent_sampler": RandomSampler(seed=seed)}
-    if issubclass(target, FrontierSampler):
-        arguments |= own
-    try:
-        built: BaseSampler = partial(**arguments)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"sampler cannot be built: {error}") from error
+        factory = sampler_factory(config)
+        sampler = getattr(factory, "func", None)
+        if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):
+            raise ConfigError(f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {dict(config)}")
+        seed = budget.sampler_seed(trial_index)
+        arguments = {name: context[name] for name in getattr(sampler, "context", ()) if context and name in context}
+        if issubclass(sampler, QMCSampler):  # keeps one seed: its place in the sequence is kept in the storage
+            arguments |= {"seed": budget.seed, "independent_sampler": RandomSampler(seed=seed)}
+        elif "seed" in inspect.signature(sampler).parameters:
+            arguments["seed"] = seed
+        try:
+            built: BaseSampler = factory(**arguments)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"sampler cannot be built: {error}") from error
     return built
-
-
-def _tell(study: optuna.Study, number: int, result: TrialResult, objective: str) -> None:
-    """Tell Optuna: reached is COMPLETE, failed is FAIL, the others are PRUNED."""
-    if result.status == "failed":
-        study.tell(number, state=TrialState.FAIL)
-        return
-    time_to_target = result.time_to_target
-    if time_to_target is None:
-        study.tell(number, state=TrialState.PRUNED)
-        return
-    steps = float(result.steps)
-    values = {
-        "time": [time_to_target],
-        "steps": [steps],
-        "both": [steps, time_to_target],
-        "curve": [steps * result.batch_size],
-    }
-    study.tell(number, values[objective])
-
-
-def _report_gap(trial: optuna.Trial, result: TrialResult, target: Target) -> None:
-    """Store how far from the target a censored trial was left, so that a general sampler can rank it.
-
-    TPE ranks pruned trials by their last reported step, then by the value there. All get the same step, so that it is
-    the value that ranks them: steps mean different things at different batch sizes.
-    """
-    values = [value for _, value in result.history if value is not None]
-    if values:
-        trial.report(target.gap(values[-1]), step=1)

@@ -1,9 +1,11 @@
 """MLflow: one experiment, a parent run a study, a child run a trial; the only module that imports mlflow.
 
 Runs are written by explicit run id: the importing program's active run and tracking URI are neither read nor changed.
-What was sent is never noted locally but found by searching the server's runs for the study's id, so the next run of a
+What was sent is not noted locally but found by searching the server's runs for the study's id, so the next run of a
 command sends what is missing. A child counts as sent once its run has ended; one whose sender died before that is
-deleted and sent again. One process at a time may send a study's runs: the caller holds the study's lock.
+deleted and sent again. A parent holds a study's results, some 200 numbers: as metrics are append-only, those of a
+continued study go to a new parent, and the old one is deleted. One process at a time may send a study's runs: the
+caller holds the study's lock.
 
 MLflow being down or slow never stops a study. Left alone its client retries for minutes (seven retries of 120 s over
 HTTP, 100 s for a database that does not open, 20 s for a locked one), so every exchange runs in a thread that is waited
@@ -11,8 +13,6 @@ for a stated number of seconds; the first failure is logged as one line and ends
 
 Importing mlflow takes 1.0 s whichever of its modules is asked for (mlflow 3.17.2, Python 3.11, two CPU cores, files
 cached, median of 8, wall clock): import this module late.
-
-A job's study as MLflow is told of it.
 """
 
 import getpass
@@ -35,23 +35,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import optuna
 from alembic.util import CommandError
 from filelock import FileLock
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.entities import Metric, Param, Run
 from mlflow.exceptions import MlflowException
 from mlflow.store.db.db_types import DATABASE_ENGINES
+from mlflow.store.tracking import SEARCH_MAX_RESULTS_THRESHOLD
 from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
 from mlflow.utils.logging_utils import suppress_logs_in_thread
 from omegaconf import DictConfig, OmegaConf
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from bstune.config import flatten, plain
+from bstune.config import flatten, to_dict
 from bstune.core.console import redact
 from bstune.core.errors import ConfigError
 from bstune.core.noise_scale import moving_estimate
@@ -59,14 +60,10 @@ from bstune.core.records import TrialResult
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import STUDY_ID, results
 
-if TYPE_CHECKING:
-    pass
-
 Curves = Mapping[str, Sequence[tuple[int, float | None]]]
 Values = Iterable[tuple[str, int, float | None]]
-STUDY_TAG, KIND, TRIAL = "bstune.study_id", "bstune.kind", "bstune.trial"
-CURVE_TRIALS, BEGUN = "bstune.curve_trials", "begun"
-SUPERSEDED, PARENT = "bstune.superseded", "mlflow.parentRunId"
+STUDY_TAG, KIND, TRIAL, PARENT = "bstune.study_id", "bstune.kind", "bstune.trial", "mlflow.parentRunId"
+RESULT_TRIALS = "bstune.result_trials"  # how many trials the results in a parent are of; set once they are all there
 # mlflow.utils.validation: names of 250 characters, parameters of 6000; tags of 5000 before mlflow 3 and 8000 since.
 _KEY_LENGTH, _PARAM_LENGTH, _TAG_LENGTH = 250, 6000, 5000
 _TRIAL_PARAMS = ("batch_size", "lr", "delta", "seed", "trial_index", "resumed_from", "replicate_of")
@@ -79,18 +76,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StudyTags:
-    """What identifies and describes a study in MLflow.
-
-    Args:
-        study_id: a uuid that the caller stores with the study; every run of the study carries it.
-        name: the study's name, and that of its parent run.
-        workload: the workload's name.
-        metric: the target's metric, under which a trial's history is sent.
-        params: the composed config, flat; a value past MLflow's 6000 characters is cut, with a mark at its end.
-        versions: versions of the packages that the results depend on.
-        device: name of the device.
-        commit: git commit of the code; None if unknown.
-    """
+    """What identifies (``study_id``, a uuid) and describes a study; the history of its trials is sent as ``metric``."""
 
     study_id: str
     name: str
@@ -103,39 +89,39 @@ class StudyTags:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How long MLflow may take before sending ends for this process.
-
-    Args:
-        request_seconds: to connect, and again to answer, for one HTTP request; whole seconds, at least 1.
-        retries: of one HTTP request, without a pause.
-        trial_seconds: to send one trial.
-        study_seconds: to open the study, and to finish it; a new database takes seconds (6 s on a slow machine).
-    """
-
-    request_seconds: int
-    retries: int
-    trial_seconds: float
-    study_seconds: float
-
-
-@dataclass(frozen=True)
 class _Place:
-    """Where a study's runs are: ``curve_trials`` is how many trials the parent's curve is of, None without a curve."""
+    """Where a study's runs are: its parent, and the numbers of the trials that MLflow holds whole."""
 
     client: MlflowClient
-    experiment_id: str
-    parent_id: str
-    curve_trials: int | None
+    parent: Run
     sent: frozenset[int]
 
 
-def tracking_uri() -> str:
-    """Return ``MLFLOW_TRACKING_URI``, or else a database ``mlflow.db`` in the working directory.
+def open_tracking(prepared: PreparedStudy, study: optuna.Study) -> "Tracking":
+    """Open MLflow and send the trials that it lacks."""
+    config = prepared.config
+    tags = StudyTags(
+        study_id=study.user_attrs[STUDY_ID],
+        name=config.study,
+        workload=config.workload.name,
+        metric=prepared.protocol.target.metric,
+        params=logged_config(config),
+        versions=prepared.backend.versions,
+        device=prepared.backend.device,
+        commit=_git_commit(),
+    )
+    tracking = Tracking(config.mlflow, tags)
+    for result in results(study):
+        tracking.send_trial(result)
+    return tracking
+
+
+def tracking_uri(settings: DictConfig) -> str:
+    """Return the URI in the config, or ``MLFLOW_TRACKING_URI``, or else of ``mlflow.db`` in the working directory.
 
     The path of an SQLite database is made absolute, so that the URI means the same in every directory.
     """
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    uri: str = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     path = uri.removeprefix("sqlite:///")
     if path in (uri, "", ":memory:") or "?" in path:
         return uri
@@ -144,25 +130,16 @@ def tracking_uri() -> str:
 
 
 def check_uri(uri: str) -> None:
-    """Check that MLflow has a store for this kind of URI, without connecting to a server or a database.
-
-    Raises:
-        ConfigError: if it has none, so that no run could send anything.
-    """
-    scheme = urlsplit(uri).scheme.partition("+")[0]
-    if scheme in ("http", "https", *DATABASE_ENGINES):
+    """Check that MLflow has a store for this kind of URI, without connecting; ConfigError if it has none."""
+    if urlsplit(uri).scheme.partition("+")[0] in ("http", "https", *DATABASE_ENGINES):
         return
     try:
         MlflowClient(uri)
     except UnsupportedModelRegistryStoreURIException as error:
-        raise _unknown_kind(uri) from error
+        accepted = "the http address of an MLflow server or a database such as sqlite:///mlflow.db"
+        raise ConfigError(f"MLFLOW_TRACKING_URI or mlflow.uri must be {accepted}, but got {uri!r}") from error
     except _FAILURES:
         return  # known, but not there now: sending says so once, and the study goes on
-
-
-def _unknown_kind(uri: str) -> ConfigError:
-    accepted = "the http address of an MLflow server or a database such as sqlite:///mlflow.db"
-    return ConfigError(f"MLFLOW_TRACKING_URI or mlflow.uri must be {accepted}, but got {uri!r}")
 
 
 def ui_command(uri: str) -> str:
@@ -176,70 +153,36 @@ def ui_command(uri: str) -> str:
     return f"{shlex.quote(sys.executable)} -m mlflow ui --backend-store-uri {shown}"
 
 
-def open_tracking(uri: str, experiment: str, study: StudyTags, limits: Limits) -> "Tracking":
-    """Find or create the experiment and the study's parent run, and what of the study was sent before.
-
-    What a process that died left behind is put right: runs half sent are deleted, children go to the current parent.
-    An SQLite database is created where it is missing, its artifacts in ``mlruns/`` beside it.
-
-    Args:
-        uri: of the server or database, from :func:`tracking_uri`.
-        experiment: its name; one for all workloads.
-        study: what identifies and describes it.
-        limits: how long MLflow may take; past it, that is logged and the returned tracking sends nothing.
-
-    Raises:
-        ConfigError: if MLflow knows no such kind of URI, so that no later run could send anything either.
-    """
-    tracking = Tracking(uri, study, limits)
-    tracking._exchange("open the study", partial(_find, uri, experiment, study), limits.study_seconds)
-    return tracking
-
-
 class Tracking:
-    """A study's runs in MLflow; made by :func:`open_tracking`. Its methods never raise because of MLflow."""
+    """A study's runs in MLflow. Nothing here raises because of MLflow: after a failure, nothing more is sent.
 
-    def __init__(self, uri: str, study: StudyTags, limits: Limits) -> None:
-        self._uri, self._study, self._limits = uri, study, limits
+    An SQLite database is created where it is missing, its artifacts in ``mlruns/`` beside it.
+    """
+
+    def __init__(self, settings: DictConfig, study: StudyTags) -> None:
+        """Find what was sent of the study before; ``settings`` are ``mlflow`` in the config."""
+        self._uri, self._settings, self._study = tracking_uri(settings), settings, study
         self._place: _Place | None = None
+        work = partial(_find, self._uri, settings.experiment, study)
+        self._exchange("open the study", work, settings.study_seconds)
 
     @property
     def sent(self) -> frozenset[int]:
         """Numbers of the trials that MLflow holds whole; empty after a failure."""
         return self._place.sent if self._place else frozenset()
 
-    @property
-    def url(self) -> str | None:
-        """Address of the study's page, at the server or where :func:`ui_command` serves it; None after a failure."""
-        if self._place is None:
-            return None
-        served = self._uri.startswith(("http://", "https://"))
-        base = _without_password(self._uri).rstrip("/") if served else "http://127.0.0.1:5000"
-        return f"{base}/#/experiments/{self._place.experiment_id}/runs/{self._place.parent_id}"
+    def send_trial(self, result: TrialResult) -> None:
+        """Send one trial whole, unless MLflow holds it.
 
-    def send_trial(self, result: TrialResult, ended: float | None = None) -> None:
-        """Send one trial whole: parameters, metrics, learning curve, status.
-
-        A trial that MLflow holds already is left alone. Values that are None or not finite are left out, and so are
-        steps, time and examples to target unless the target was reached: a censored trial has none.
-
-        Args:
-            result: the trial.
-            ended: when it ended, in seconds since the epoch; None means now.
+        Values that are None or not finite are left out, and so are steps, time and examples to target unless the
+        target was reached: a censored trial has none.
         """
-        place = self._place
-        if place is None or result.number in place.sent:
-            return
-        end = time.time() if ended is None else ended
-        work = partial(_write_trial, place, self._study, result, end)
-        self._exchange(f"send trial {result.number}", work, self._limits.trial_seconds)
+        if self._place is not None and result.number not in self._place.sent:
+            work = partial(_write_trial, self._place, self._study, result, round(1000 * time.time()))
+            self._exchange(f"send trial {result.number}", work, self._settings.seconds)
 
     def finish_study(self, curves: Curves, scalars: Mapping[str, float | None], artifacts: Sequence[Path]) -> None:
-        """Send the curve of a completed study to the parent run, and end that run.
-
-        Does nothing if the parent holds a curve of as many trials. If it holds one of fewer, a new parent is written
-        and takes over the children, and the old one is tagged ``bstune.superseded``: metrics are append-only, so a
-        step that is logged twice would be two points.
+        """Send a completed study's results to its parent run, and end that run; nothing if it holds as many trials'.
 
         Args:
             curves: name -> (batch size, value) pairs, sent as ``curve/NAME`` with step = batch size and, where the
@@ -249,11 +192,11 @@ class Tracking:
             artifacts: files to keep with the run.
         """
         place = self._place
-        if place is None or place.curve_trials == len(place.sent):
+        if place is None or place.parent.data.tags.get(RESULT_TRIALS) == str(len(place.sent)):
             return
         values = [*_curve_values(curves), *((name, 0, value) for name, value in scalars.items())]
-        work = partial(_write_study, place, self._study, values, artifacts)
-        self._exchange("send the curve", work, self._limits.study_seconds)
+        work = partial(_write_results, place, self._study, values, artifacts)
+        self._exchange("send the curve", work, self._settings.study_seconds)
 
     def _exchange(self, what: str, work: Callable[[], _Place], seconds: float) -> None:
         """Run ``work`` in a thread and wait ``seconds`` for it; after a failure log one line and end sending."""
@@ -268,16 +211,14 @@ class Tracking:
 
         # A daemon: one that hangs must not keep the process from ending.
         thread = threading.Thread(target=run, name="bstune-mlflow", daemon=True)
-        with _short_requests(self._limits):
+        with _short_requests(self._settings):
             thread.start()
             thread.join(seconds)
         if thread.is_alive():
             reason = f"no answer within {seconds:g} s"
         elif not outcome.done():
             reason = "unexpected error, its traceback was printed"
-        elif isinstance(error := outcome.exception(), UnsupportedModelRegistryStoreURIException):
-            raise _unknown_kind(self._uri) from error
-        elif error is not None:
+        elif (error := outcome.exception()) is not None:
             described = f"{type(error).__name__}: {error}".replace(self._uri, _without_password(self._uri))
             reason = described.splitlines()[0]
         else:
@@ -294,11 +235,11 @@ def _without_password(uri: str) -> str:
 
 
 @contextmanager
-def _short_requests(limits: Limits) -> Iterator[None]:
+def _short_requests(settings: DictConfig) -> Iterator[None]:
     """Give MLflow's HTTP client short limits while the context is open: it reads the environment at each request."""
     values = {
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(limits.request_seconds),
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(limits.retries),
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(settings.request_seconds),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(settings.retries),
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
         "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
         "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",  # an overloaded server may ask for minutes
@@ -331,22 +272,18 @@ def _quiet() -> Iterator[None]:
 
 
 def _find(uri: str, experiment: str, study: StudyTags) -> _Place:
-    """Find or create the experiment and the current parent, and put right what a process that died left."""
+    """Find or create the experiment and the parent, and repair what a process that died left behind."""
     # Two first runs at once would migrate the same new database at once.
     digest = hashlib.sha256(f"{getpass.getuser()} {uri}".encode()).hexdigest()[:16]
     with FileLock(Path(tempfile.gettempdir(), f"bstune-{digest}.lock")):
         client = MlflowClient(uri)
         experiment_id = _experiment(client, uri, experiment)
-
     runs = _runs(client, experiment_id, study)
-    parents = [run for run in runs if run.data.tags[KIND] == "study" and SUPERSEDED not in run.data.tags]
-    halves = [run for run in parents if run.data.tags.get(CURVE_TRIALS) == BEGUN]
-    whole = [run for run in parents if run.data.tags.get(CURVE_TRIALS) != BEGUN]
-    current = max(whole, key=lambda run: (CURVE_TRIALS in run.data.tags, run.info.start_time), default=None)
-    parent_id = current.info.run_id if current else _create_parent(client, experiment_id, study, {})
-    known, tags = (current.data.params, current.data.tags) if current else ({}, {})
-    client.log_batch(parent_id, params=[param for param in _study_params(study) if param.key not in known])
-
+    parents = [run for run in runs if run.data.tags[KIND] == "study"]
+    # The newest with all its results: a newer one with half of them is what a process that died left.
+    parent = max(parents, key=lambda run: (RESULT_TRIALS in run.data.tags, run.info.start_time), default=None)
+    parent = parent or _create_parent(client, experiment_id, study)
+    client.log_batch(parent.info.run_id, params=_missing_params(parent, study))
     sent: set[int] = set()
     for child in (run for run in runs if run.data.tags[KIND] == "trial"):
         number = int(child.data.tags[TRIAL])
@@ -354,11 +291,8 @@ def _find(uri: str, experiment: str, study: StudyTags) -> _Place:
             sent.add(number)
         else:
             client.delete_run(child.info.run_id)
-    _adopt(client, experiment_id, study, parent_id)
-    for run in halves:
-        client.delete_run(run.info.run_id)
-    curve_trials = int(tags[CURVE_TRIALS]) if CURVE_TRIALS in tags else None
-    return _Place(client, experiment_id, parent_id, curve_trials, frozenset(sent))
+    _make_only_parent(client, parent, study)
+    return _Place(client, parent, frozenset(sent))
 
 
 def _experiment(client: MlflowClient, uri: str, name: str) -> str:
@@ -373,46 +307,44 @@ def _experiment(client: MlflowClient, uri: str, name: str) -> str:
 
 def _runs(client: MlflowClient, experiment_id: str, study: StudyTags) -> list[Run]:
     """Return the study's runs that were not deleted, the oldest first."""
-    search = partial(client.search_runs, [experiment_id], f"tags.`{STUDY_TAG}` = '{study.study_id}'")
-    page = search(order_by=["start_time"])
-    runs = list(page)
-    while page.token:
-        page = search(order_by=["start_time"], page_token=page.token)
-        runs += page
-    return runs
+    where = f"tags.`{STUDY_TAG}` = '{study.study_id}'"
+    most = SEARCH_MAX_RESULTS_THRESHOLD  # 50,000 in one answer
+    return list(client.search_runs([experiment_id], where, max_results=most, order_by=["start_time"]))
 
 
-def _create_parent(client: MlflowClient, experiment_id: str, study: StudyTags, tags: Mapping[str, str]) -> str:
-    described = _common_tags(study, "study", study.device, study.versions) | {"bstune.metric": study.metric, **tags}
+def _create_parent(client: MlflowClient, experiment_id: str, study: StudyTags) -> Run:
+    described = _common_tags(study, "study", study.device, study.versions) | {"bstune.metric": study.metric}
     described |= {"mlflow.source.git.commit": study.commit} if study.commit else {}
-    return str(client.create_run(experiment_id, tags=described, run_name=study.name).info.run_id)
+    return client.create_run(experiment_id, tags=described, run_name=study.name)
 
 
-def _adopt(client: MlflowClient, experiment_id: str, study: StudyTags, parent_id: str) -> None:
-    """Make ``parent_id`` the parent of all the study's children, and tag its other whole parents as superseded."""
-    superseded = [RunTag(SUPERSEDED, "true"), RunTag(f"{SUPERSEDED}_by", parent_id)]
-    for run in _runs(client, experiment_id, study):
-        tags, run_id = run.data.tags, run.info.run_id
-        if tags[KIND] == "trial":
-            if tags[PARENT] != parent_id:
-                client.set_tag(run_id, PARENT, parent_id)
-        elif run_id != parent_id and SUPERSEDED not in tags and tags.get(CURVE_TRIALS) != BEGUN:
-            client.log_batch(run_id, tags=superseded)
+def _make_only_parent(client: MlflowClient, parent: Run, study: StudyTags) -> None:
+    """Move all the study's children to ``parent``, then delete its other parents."""
+    parent_id = parent.info.run_id
+    runs = _runs(client, parent.info.experiment_id, study)
+    for run in runs:
+        if run.data.tags[KIND] == "trial" and run.data.tags[PARENT] != parent_id:
+            client.set_tag(run.info.run_id, PARENT, parent_id)
+    for run in runs:
+        if run.data.tags[KIND] == "study" and run.info.run_id != parent_id:
+            client.delete_run(run.info.run_id)
 
 
-def _write_trial(place: _Place, study: StudyTags, result: TrialResult, ended: float) -> _Place:
-    end = round(1000 * ended)
+def _write_trial(place: _Place, study: StudyTags, result: TrialResult, end: int) -> _Place:
     tags = _common_tags(study, "trial", result.device, result.versions)
-    tags |= {TRIAL: str(result.number), PARENT: place.parent_id, "bstune.status": result.status}
+    tags |= {TRIAL: str(result.number), PARENT: place.parent.info.run_id, "bstune.status": result.status}
     tags |= {"bstune.message": _cut(result.message, _TAG_LENGTH)} if result.message else {}
     name = f"trial {result.number}: B {result.batch_size}, lr {result.lr:.3g}"
     start = end - round(1000 * result.wall_seconds)
-    run_id = place.client.create_run(place.experiment_id, start, tags, name).info.run_id
+    run_id = place.client.create_run(place.parent.info.experiment_id, start, tags, name).info.run_id
     values: list[tuple[str, int, float | None]] = [(name, 0, getattr(result, name)) for name in _TRIAL_METRICS]
     if result.reached:
         values += [("steps_to_target", 0, result.steps), ("examples_to_target", 0, result.examples)]
     values += [(study.metric, step, value) for step, value in result.history]
-    values += _noise_scale_values(result)
+    for last, (step, _, _) in enumerate(result.noise_scale, start=1):
+        estimate = moving_estimate(result.noise_scale[:last])
+        estimated = {"": estimate.noise_scale, "_low": estimate.low, "_high": estimate.high}
+        values += [(f"noise_scale{name}", step, value) for name, value in estimated.items()]
     params = [Param(name, str(value)) for name in _TRIAL_PARAMS if (value := getattr(result, name)) is not None]
     params += [Param(name, str(value)) for name, value in result.hyperparameters.items()]
     # The client itself splits what is past the limits of one request: 1000 metrics, 100 parameters.
@@ -422,30 +354,19 @@ def _write_trial(place: _Place, study: StudyTags, result: TrialResult, ended: fl
     return replace(place, sent=place.sent | {result.number})
 
 
-def _noise_scale_values(result: TrialResult) -> Iterator[tuple[str, int, float | None]]:
-    """Yield (name, step, value) of the moving estimate after each measured step; None where it is undetermined."""
-    for end, (step, _, _) in enumerate(result.noise_scale, start=1):
-        estimate = moving_estimate(result.noise_scale[:end])
-        yield "noise_scale", step, estimate.noise_scale
-        yield "noise_scale_low", step, estimate.low
-        yield "noise_scale_high", step, estimate.high
-
-
-def _write_study(place: _Place, study: StudyTags, values: Values, artifacts: Sequence[Path]) -> _Place:
-    client, parent_id, trials = place.client, place.parent_id, len(place.sent)
-    # The mark comes before the first point: a parent half written is never written to again.
-    if place.curve_trials is None:
-        client.set_tag(parent_id, CURVE_TRIALS, BEGUN)
-    else:
-        parent_id = _create_parent(client, place.experiment_id, study, {CURVE_TRIALS: BEGUN})
-        client.log_batch(parent_id, params=_study_params(study))
-    client.log_batch(parent_id, metrics=_metrics(values, round(1000 * time.time())))
+def _write_results(place: _Place, study: StudyTags, values: Values, artifacts: Sequence[Path]) -> _Place:
+    client, parent = place.client, place.parent
+    if parent.data.metrics:  # of fewer trials, or half sent
+        parent = _create_parent(client, parent.info.experiment_id, study)
+    run_id, milliseconds = parent.info.run_id, round(1000 * time.time())
+    client.log_batch(run_id, _metrics(values, milliseconds), _missing_params(parent, study))
     for path in artifacts:
-        client.log_artifact(parent_id, str(path))
-    client.set_terminated(parent_id, "FINISHED")
-    client.set_tag(parent_id, CURVE_TRIALS, str(trials))
-    _adopt(client, place.experiment_id, study, parent_id)
-    return replace(place, parent_id=parent_id, curve_trials=trials)
+        client.log_artifact(run_id, str(path))
+    client.set_terminated(run_id, "FINISHED")
+    client.set_tag(run_id, RESULT_TRIALS, str(len(place.sent)))  # from here on it is the parent that stays
+    if parent is not place.parent:
+        _make_only_parent(client, parent, study)
+    return replace(place, parent=client.get_run(run_id))
 
 
 def _common_tags(study: StudyTags, kind: str, device: str, versions: Mapping[str, str]) -> dict[str, str]:
@@ -454,12 +375,12 @@ def _common_tags(study: StudyTags, kind: str, device: str, versions: Mapping[str
     return tags | {_key(f"bstune.version.{package}"): version for package, version in versions.items()}
 
 
-def _study_params(study: StudyTags) -> list[Param]:
-    """Return the config and, below ``run.``, what the study ran on; a None in the config is ``null`` as in YAML."""
+def _missing_params(parent: Run, study: StudyTags) -> list[Param]:
+    """Return the config and, below ``run.``, what the study ran on, as far as the parent lacks it; None is ``null``."""
     ran_on = {"run.device": study.device, "run.git_commit": study.commit}
     ran_on |= {f"run.versions.{package}": version for package, version in study.versions.items()}
-    values = {_key(k): v for k, v in [*study.params.items(), *ran_on.items()]}
-    return [Param(k, "null" if v is None else _cut(str(v), _PARAM_LENGTH)) for k, v in values.items()]
+    values = {_key(k): "null" if v is None else str(v) for k, v in [*study.params.items(), *ran_on.items()]}
+    return [Param(k, _cut(v, _PARAM_LENGTH)) for k, v in values.items() if k not in parent.data.params]
 
 
 def _curve_values(curves: Curves) -> Iterator[tuple[str, int, float]]:
@@ -494,39 +415,6 @@ def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - len(mark)] + mark
 
 
-def open_job_tracking(prepared: PreparedStudy, study: optuna.Study) -> "Tracking | None":
-    """Open MLflow and send the trials that it lacks."""
-    config = prepared.config
-    if not config.mlflow.enabled:
-        return None
-
-    tags = StudyTags(
-        study_id=study.user_attrs[STUDY_ID],
-        name=config.study,
-        workload=config.workload.name,
-        metric=prepared.protocol.target.metric,
-        params=logged_config(config),
-        versions=prepared.backend.versions,
-        device=prepared.backend.device,
-        commit=_git_commit(),
-    )
-    limits = Limits(
-        request_seconds=config.mlflow.request_seconds,
-        retries=config.mlflow.retries,
-        trial_seconds=config.mlflow.seconds,
-        study_seconds=config.mlflow.study_seconds,
-    )
-    tracking = open_tracking(mlflow_uri(config), config.mlflow.experiment, tags, limits)
-    for result in results(study):
-        tracking.send_trial(result)
-    return tracking
-
-
-def mlflow_uri(config: DictConfig) -> str:
-    """Return where MLflow keeps what it is told: as the config says, or the environment."""
-    return config.mlflow.uri or tracking_uri()
-
-
 def _git_commit() -> str | None:
     """Return the commit of the working directory's repository; None where there is none, or no git."""
     command = ["git", "rev-parse", "HEAD"]
@@ -539,7 +427,7 @@ def _git_commit() -> str | None:
 
 def logged_config(config: DictConfig) -> dict[str, Any]:
     """Return the composed config, flat, without passwords; the module's own references to the trial stay as such."""
-    values = plain(config)
+    values = to_dict(config)
     if "module" in config.workload:
         values["workload"]["module"] = OmegaConf.to_container(config.workload.module, resolve=False)
     for name in ("trial", "mlflow", "storage", "debug"):

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from bstune.config import budget_of, build, is_replayed, plain, tuned
+from bstune.config import budget_of, instantiate, is_replayed, to_dict, tuned
+from bstune.core.errors import ConfigError
 from bstune.core.files import Output
-from bstune.core.records import EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
+from bstune.core.records import CUDA_GRAPH_MODES, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
 
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
-FRONTIER = "bstune.search.sampler.FrontierSampler"
 
 
 class TrialBackend:
@@ -70,6 +70,18 @@ class TrialBackend:
         return protocol.budget.last_step(batch_size)
 
 
+def sampler_factory(node: DictConfig) -> Any:
+    """Return what the sampler's config node builds, as a partial whose further arguments are the study's."""
+    node = node.copy()
+    OmegaConf.update(node, "_partial_", True, force_add=True)
+    return instantiate(node, "sampler")
+
+
+def stops_trials(node: DictConfig) -> bool:
+    """Return whether the config's sampler stops and continues trials, as one with ``max_steps`` does."""
+    return hasattr(getattr(sampler_factory(node), "func", None), "max_steps")
+
+
 def make_target(config: DictConfig) -> Target:
     """Return the workload's target."""
     return Target(config.workload.target.metric, config.workload.target.value, config.workload.target.mode)
@@ -78,6 +90,12 @@ def make_target(config: DictConfig) -> Target:
 def make_protocol(config: DictConfig) -> TrialProtocol:
     """Return what stays fixed in every trial of a config whose device and precision are resolved."""
     options = config.protocol
+    graphs = str(config.device).startswith("cuda") and config.compile in CUDA_GRAPH_MODES
+    if graphs and options.micro_batch_size is not None:
+        raise ConfigError(
+            f"compile={config.compile} replays CUDA graphs, which overwrite the gradients of one micro-batch with the"
+            " next one's: set compile=max-autotune-no-cudagraphs or default, or protocol.micro_batch_size=null"
+        )
     return TrialProtocol(
         target=make_target(config),
         budget=budget_of(config),
@@ -85,7 +103,7 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
             ratio=options.evaluation_ratio,
             share=options.evaluation_share,
             cost=options.evaluation_cost,
-            near=options.near,
+            near=options.close_to_target,
         ),
         micro_batch_size=options.micro_batch_size,
         warmup_steps=options.warmup_steps,
@@ -99,7 +117,7 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
 def _trainer_options(config: DictConfig) -> dict[str, Any]:
     kind, _, index = str(config.device).partition(":")
     return {
-        **plain(config.trainer),
+        **to_dict(config.trainer),
         "accelerator": kind,
         "devices": [int(index or 0)] if kind == "cuda" else 1,
         "precision": config.precision,
@@ -115,9 +133,9 @@ def make_space(config: DictConfig, lr_range: tuple[float, float] = (0.0, float("
         low=config.search.batch_size.low,
         high=config.search.batch_size.high,
         multiple=multiple,
-        sigma=config.scaling.sigma,
-        rule=build(config.scaling.rule, "scaling"),
-        octaves=config.scaling.octaves if config.sampler.get("_target_") == FRONTIER else None,
+        sigma=config.scaling.lr_octaves_sigma,
+        rule=instantiate(config.scaling.rule, "scaling"),
+        octaves=config.scaling.lr_octaves if stops_trials(config.sampler) else None,
         lr_low=lr_range[0],
         lr_high=lr_range[1],
         tunables=tuned(config),

@@ -26,19 +26,11 @@ Augment = Callable[..., Tensor]
 
 
 def endless_indices(n: int, batch_size: int, generator: torch.Generator, first: int = 0) -> Iterator[Tensor]:
-    """Return an endless stream of index tensors, int64, of exactly ``batch_size`` on the generator's device.
+    """Return an endless stream of index tensors (B,), int64, from batch ``first`` on, on the generator's device.
 
     The stream is one epoch after another, each a fresh permutation of 0 to n - 1. A batch may straddle two epochs, and
-    may then hold an example twice. On an accelerator nothing waits for the device.
-
-    Args:
-        n: examples in the data set.
-        batch_size: from 1 to n.
-        generator: the source of the permutations.
-        first: batches of the stream to leave out; their permutations are drawn, one an epoch, and nothing else.
-
-    Raises:
-        ConfigError: at once, if the batch size is not an integer from 1 to n.
+    may then hold an example twice. On an accelerator nothing waits for the device. For the batches that ``first``
+    leaves out their permutations are drawn, one an epoch, and nothing else.
     """
     check_size("batch size", batch_size)
     if batch_size > n:
@@ -63,13 +55,7 @@ def _endless_indices(n: int, batch_size: int, generator: torch.Generator, first:
 
 
 def micro_batch_sizes(batch_size: int, micro_batch_size: int | None) -> tuple[int, ...]:
-    """Return the sizes n_i of the micro-batches of one batch: all equal but the last, which may be smaller.
-
-    They sum to ``batch_size``. Without a micro-batch size, or with one that is not smaller, there is one.
-
-    Raises:
-        ConfigError: if one of the two is not a positive integer.
-    """
+    """Return the sizes n_i of the micro-batches of one batch: all equal but the last, which may be smaller."""
     check_size("batch size", batch_size)
     if micro_batch_size is None:
         return (batch_size,)
@@ -79,14 +65,7 @@ def micro_batch_sizes(batch_size: int, micro_batch_size: int | None) -> tuple[in
 
 
 def weight_micro_batches(module: LightningModule, sizes: Sequence[int]) -> None:
-    """Make the accumulated gradient the large batch's: weight micro-batch i by n_i/B.
-
-    Lightning divides each of the k losses by k, so the loss is multiplied by k n_i/B. The module's own loss has to be a
-    mean over examples.
-
-    Raises:
-        ConfigError: if the module steps its optimizers itself.
-    """
+    """Make the accumulated gradient the large batch's: weight the loss of micro-batch i by n_i/B."""
     if not module.automatic_optimization:
         raise ConfigError(
             f"{type(module).__name__} steps its optimizers itself (manual optimization), so its batches cannot be "
@@ -98,7 +77,7 @@ def weight_micro_batches(module: LightningModule, sizes: Sequence[int]) -> None:
     @functools.wraps(step)
     def weighted(*args: Any, **kwargs: Any) -> Any:
         output = step(*args, **kwargs)
-        # From the Trainer: a training_step need not take the number of its batch.
+        # Lightning divides each of the k losses by k. The batch's number is the Trainer's: a step need not take it.
         weight = count * sizes[module.trainer.fit_loop.batch_idx % count] / batch_size
         if isinstance(output, Mapping):
             return {**output, "loss": output["loss"] * weight}
@@ -114,11 +93,7 @@ def check_size(name: str, size: int) -> None:
 
 
 def seeded_generators(seed: int, device: torch.device | str, count: int) -> tuple[torch.Generator, ...]:
-    """Return independent generators on ``device``, all a function of ``seed``.
-
-    Raises:
-        ConfigError: if the seed is negative.
-    """
+    """Return independent generators on ``device``, all a function of ``seed``."""
     if seed < 0:
         raise ConfigError(f"a seed must not be negative, but got {seed}")
     states = np.random.SeedSequence(seed).generate_state(count, np.uint64)
@@ -150,11 +125,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Turns pixels into float32 by ``pixels * scale + shift``.
-
-    Args:
-        scale, shift: float32, (1, channels, 1, 1), on the images' device.
-    """
+    """Turns pixels into float32 by ``pixels * scale + shift``, both (1, channels, 1, 1), on the images' device."""
 
     scale: Tensor
     shift: Tensor
@@ -171,18 +142,11 @@ class Normalisation:
 
 
 class IndexStream:
-    """Batches of :func:`endless_indices` whose place can be noted and taken up again.
+    """Batches of :func:`endless_indices` whose position can be read and resumed.
 
-    Lightning fetches one batch ahead of the one that it trains on, and with it the batch's augmentation is drawn. So
-    that this can be drawn again, the generators' state is noted before a batch is drawn while ``noting`` is set.
-
-    Args:
-        n, batch_size, order: as in :func:`endless_indices`.
-        get_random: returns the state of the generators from which a batch is augmented, None if there are none.
-        set_random: takes what ``get_random`` returned.
-
-    Raises:
-        ConfigError: as :func:`endless_indices` does.
+    ``get_random`` and ``set_random`` are for the state of the generators from which a batch is augmented. Lightning
+    fetches one batch ahead of the one that it trains on, and with it that batch's augmentation is drawn: while
+    ``remembers`` is set, the state is kept from before each batch, so that it can be drawn again.
     """
 
     def __init__(
@@ -190,86 +154,54 @@ class IndexStream:
         n: int,
         batch_size: int,
         order: torch.Generator,
-        get_random: Callable[[], Any],
-        set_random: Callable[[Any], object],
+        get_random: Callable[[], Any] = lambda: None,
+        set_random: Callable[[Any], object] = lambda state: None,
     ) -> None:
-        self.noting = False
-        self._restart = functools.partial(endless_indices, n, batch_size, order)
+        self.remembers = False
+        self.drawn = 0  # batches, from the first of the stream
+        self._start = functools.partial(endless_indices, n, batch_size, order)
         self._get_random, self._set_random = get_random, set_random
-        self._indices = self._restart(0)
-        self._drawn = 0
-        self._noted: tuple[int, Any] | None = None
-        self._taken_up: Any = None
+        self._indices = self._start(0)
+        self._remembered: tuple[int, Any] | None = None
+        self._resumed: Any = None
 
     def __iter__(self) -> Iterator[Tensor]:
         for index in self._indices:
-            if self._taken_up is not None:
-                self._set_random(self._taken_up)
-                self._taken_up = None
-            if self.noting:
-                self._noted = self._drawn, self._get_random()
-            self._drawn += 1
+            if self._resumed is not None:
+                self._set_random(self._resumed)
+                self._resumed = None
+            if self.remembers:
+                self._remembered = self.drawn, self._get_random()
+            self.drawn += 1
             yield index
 
-    @property
-    def drawn(self) -> int:
-        """Batches drawn so far, from the first of the stream."""
-        return self._drawn
-
     def position(self, batches: int) -> dict[str, Any]:
-        """Return the place after ``batches`` batches, as plain data.
-
-        Raises:
-            ValueError: if it is past: neither all batches drawn so far, nor all but one that was noted.
-        """
+        """Return the position after ``batches`` batches, all that are drawn or all but a remembered one, as data."""
         state = self._get_random()
-        if state is not None and batches != self._drawn:
-            if self._noted is None or self._noted[0] != batches:
-                raise ValueError(f"the place after {batches} batches was not noted: {self._drawn} are drawn")
-            state = self._noted[1]
+        if state is not None and batches != self.drawn:
+            if self._remembered is None or self._remembered[0] != batches:
+                raise ValueError(f"the position after {batches} batches is not remembered: {self.drawn} are drawn")
+            state = self._remembered[1]
         return {"batches": batches, "random": state}
 
-    def take_up(self, position: Mapping[str, Any]) -> None:
-        """Go on from a place that a stream of the same arguments returned.
-
-        Raises:
-            ValueError: if a batch has been drawn already.
-        """
-        if self._drawn:
-            raise ValueError(f"only a fresh stream can be taken up, but {self._drawn} batches are drawn")
-        self._drawn, self._taken_up = position["batches"], position["random"]
-        self._indices = self._restart(self._drawn)
-
-
-def _no_state() -> None:
-    """Return nothing: no generator is drawn from."""
-
-
-def _set_no_state(state: object) -> None:
-    """Do nothing."""
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Go on from a position of a stream of the same arguments, before any batch is drawn."""
+        if self.drawn:
+            raise ValueError(f"only a fresh stream can be resumed, but {self.drawn} batches are drawn")
+        self.drawn, self._resumed = position["batches"], position["random"]
+        self._indices = self._start(self.drawn)
 
 
 class TrainBatches:
-    """Endless training batches (x, y) from tensors on one device; there is no length, because there is no end.
+    """Endless training batches (x, y) from uint8 images (n, channels, height, width) and labels on one device.
 
-    Each iterator goes on in the one stream where the last left off, at the next whole batch: iterating again, as
-    Lightning does at what it takes for an epoch, repeats nothing.
+    There is no length, because there is no end. Each iterator goes on in the one stream where the last left off, at
+    the next whole batch: iterating again, as Lightning does at what it takes for an epoch, repeats nothing. Order and
+    augmentation depend on ``seed`` alone, not on ``micro_batch_size``, the most examples in one (x, y) pair.
 
-    Args:
-        images: uint8, (n, channels, height, width).
-        labels: int64, (n,), on the same device.
-        batch_size: B, examples per optimizer step, at most n.
-        micro_batch_size: the most examples in one (x, y) pair; None for B.
-        seed: of the order and of the augmentation, which do not depend on ``micro_batch_size``.
-        normalise: applied last.
-        augment: from uint8 images and a generator to images of the same shape; None for none.
-        alternating_flip: whether an image is mirrored at random in its first epoch and then every other time, as in
-            cifar10-airbench (Jordan 2024, arXiv 2404.00498, section 3.6), rather than at random each time. The epoch of
-            the example at place p of the stream is p // n.
-
-    Raises:
-        ConfigError: if a size is not a positive integer, or B is larger than the data set; or if ``augment`` cannot be
-            told which images to mirror.
+    With ``alternating_flip`` an image is mirrored at random in its first epoch and then every other time, as in
+    cifar10-airbench (Jordan 2024, arXiv 2404.00498, section 3.6), rather than at random each time. The epoch of the
+    example at place p of the stream is p // n.
     """
 
     def __init__(
@@ -288,10 +220,11 @@ class TrainBatches:
         self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
         # A generator each: the order must not depend on how many numbers the augmentation draws.
         order, self._augment_generator, first_epoch = seeded_generators(seed, images.device, 3)
-        get_state = self._augment_generator.get_state if augment is not None else _no_state
-        self.stream = IndexStream(len(images), batch_size, order, get_state, self._augment_generator.set_state)
         self._images, self._labels = images, labels
         self._normalise = normalise
+        drawn_from = self._augment_generator
+        random_states = () if augment is None else (drawn_from.get_state, drawn_from.set_state)
+        self.stream = IndexStream(len(images), batch_size, order, *random_states)
         self._augment = None if augment is None else bind_augmentation(augment, normalise.mean, alternating_flip)
         self._mirrored: Tensor | None = None
         if alternating_flip:
@@ -325,42 +258,20 @@ class TrainBatches:
 
 
 def bind_augmentation(augment: Augment, mean: Tensor, alternating_flip: bool) -> Augment:
-    """Return an augmentation with the mean of the pixels, if it asks for it.
-
-    Args:
-        augment: the augmentation.
-        mean: (1, channels, 1, 1).
-        alternating_flip: whether it is to be told which images to mirror.
-
-    Raises:
-        ConfigError: if it cannot be told that.
-    """
+    """Return an augmentation with the mean of the pixels (1, channels, 1, 1), if it asks for it."""
     arguments = inspect.signature(augment).parameters
     if alternating_flip and "mirror" not in arguments:
+        inner = augment.func if isinstance(augment, functools.partial) else augment
         raise ConfigError(
-            "data.alternating_flip needs an augmentation that is told which images to mirror, such as "
-            f"bstune.workloads.images.random_crop_flip, but got {_name(augment)}: set data.alternating_flip to false"
+            "data.alternating_flip needs an augmentation with an argument mirror, such as bstune.workloads.images."
+            f"random_crop_flip, but got {getattr(inner, '__name__', type(inner).__name__)}: set "
+            "data.alternating_flip to false"
         )
     return functools.partial(augment, mean=mean) if "mean" in arguments else augment
 
 
-def _name(function: Callable[..., Any]) -> str:
-    inner = function.func if isinstance(function, functools.partial) else function
-    return getattr(inner, "__name__", type(inner).__name__)
-
-
 class EvalBatches:
-    """Evaluation batches (x, y) in the order of the data; only the last may be smaller.
-
-    Args:
-        images: uint8, (n, channels, height, width); n may be 0, and then there are no batches.
-        labels: int64, (n,), on the same device.
-        batch_size: examples per batch; it stays fixed while the training batch varies.
-        normalise: applied to each batch on the fly.
-
-    Raises:
-        ConfigError: if the batch size is not a positive integer.
-    """
+    """Evaluation batches (x, y) in the order of the data, none without data; only the last may be smaller."""
 
     def __init__(self, images: Tensor, labels: Tensor, *, batch_size: int, normalise: Normalisation) -> None:
         check_size("evaluation batch size", batch_size)
@@ -379,23 +290,16 @@ class EvalBatches:
 class EndlessBatchSampler(Sampler[list[int]]):
     """Lists of indices, each one micro-batch of an endless stream of batches of exactly B, for a torch DataLoader.
 
-    As with :class:`TrainBatches`, there is no length, and each iterator goes on at the next whole batch.
-
-    Args:
-        n: examples in the data set.
-        batch_size: B.
-        micro_batch_size: the most indices in one list; None for B.
-        generator: of the order.
-        in_process: whether the examples are read in this process, one list after the other: then what reading them
-            draws from the generators of Python, numpy and torch is a part of the stream's place.
+    With ``in_process`` the examples are read in this process, one list after the other: then what reading them draws
+    from the generators of Python, numpy and torch is a part of the stream's position.
     """
 
     def __init__(
         self, n: int, batch_size: int, micro_batch_size: int | None, generator: torch.Generator, in_process: bool
     ) -> None:
         self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
-        state = (random_state, set_random_state) if in_process else (_no_state, _set_no_state)
-        self.stream = IndexStream(n, batch_size, generator, *state)
+        random_states = (random_state, set_random_state) if in_process else ()
+        self.stream = IndexStream(n, batch_size, generator, *random_states)
 
     def __iter__(self) -> Iterator[list[int]]:
         for index in self.stream:
@@ -406,11 +310,7 @@ class EndlessBatchSampler(Sampler[list[int]]):
 
 
 def stream_of(batches: object) -> IndexStream:
-    """Return the stream behind :class:`TrainBatches`, or behind what :func:`rebatch` returned.
-
-    Raises:
-        ConfigError: for any other batches, whose place nobody knows.
-    """
+    """Return the stream behind :class:`TrainBatches`, or behind what :func:`rebatch` returned."""
     source = batches.batch_sampler if isinstance(batches, DataLoader) else batches
     stream = getattr(source, "stream", None)
     if isinstance(stream, IndexStream):
@@ -427,20 +327,9 @@ def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed:
     The data set, collate function, workers and pinning are those of ``loader``; its batch size, ``drop_last`` and
     order are replaced. An iterator that is dropped loses what its workers had fetched ahead.
 
-    A trial that goes on from another one's state gets the same examples in the same order. Without workers, what
-    reading them draws from the generators of Python, numpy and torch is repeated too, bit for bit. With workers it is
-    not: their generators live in other processes, and begin anew as at a trial's start. Nor are generators of the data
-    set's own.
-
-    Args:
-        loader: a torch DataLoader over a map-style data set.
-        batch_size: B, at most the size of the data set.
-        micro_batch_size: the most examples in one item of the result; None for B.
-        seed: of the order, and of the workers' own seeds.
-
-    Raises:
-        ConfigError: if ``loader`` is anything else, or if what it draws is more than an order: a sampler that weights,
-            repeats or leaves out examples, or one of the project's own.
+    A resumed trial gets the same examples in the same order. Without workers, what reading them draws from the
+    generators of Python, numpy and torch is repeated too, bit for bit. With workers it is not: their generators live in
+    other processes, and begin anew as at a trial's start. Nor are generators of the data set's own.
     """
     if not isinstance(loader, DataLoader):
         raise ConfigError(

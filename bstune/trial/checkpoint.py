@@ -1,8 +1,8 @@
-"""The training state that a trial leaves when it is stopped early, and from which another one goes on.
+"""The training state that a trial leaves when it is stopped early, and from which another one is resumed.
 
 The file is Lightning's own checkpoint (weights, optimizers, schedules, gradient scaler, call-backs, progress) with what
-Lightning leaves out: the random number generators, the place in the stream of batches, and what bstune itself knows of
-the trial. It is loaded as plain data (torch's ``weights_only``): nothing in it is executed.
+Lightning leaves out: the random number generators, the position in the stream of batches, and bstune's own progress. It
+is loaded as plain data (torch's ``weights_only``): nothing in it is executed.
 """
 
 import pickle
@@ -25,18 +25,13 @@ from bstune.trial.batches import IndexStream
 KEY = "bstune"
 # Of modules and data modules, which are built anew: they may hold any object, and none of these loads as plain data.
 UNUSED = ("hyper_parameters", "hparams_type", "datamodule_hyper_parameters", "datamodule_hparams_type")
-# What reading a damaged archive raises.
+# Errors of reading a damaged archive.
 DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error)
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """A trial that was stopped early and can go on.
-
-    Args:
-        record: of the trial; its status is ``censored``.
-        state: the file that it left.
-    """
+    """A censored trial that can be resumed, and the file with its state."""
 
     record: TrialResult
     state: Path
@@ -44,46 +39,26 @@ class Stopped:
 
 @dataclass(frozen=True)
 class TrialState:
-    """What bstune knows of a trial before the evaluation that ends it.
-
-    Args:
-        number, batch_size, lr, seed: of its spec.
-        steps: optimizer steps applied, from the first of the chain.
-        start_gap: the target's gap before training; None if it was not measured on all validation data.
-        near: whether the target has been near at one of the evaluations that were due.
-        due_step: step of the next evaluation that is due.
-        forced: steps of the evaluations that were not due, where the chain was stopped before.
-        metrics: what was logged last; Lightning steps a schedule that looks at it only after the evaluation.
-        stream: place in the stream of batches, of :meth:`bstune.trial.batches.IndexStream.position`.
-        generators: of :func:`bstune.trial.batches.random_state`.
-        device: that it ran on.
-        versions: of the packages that it ran with.
-    """
+    """bstune's own part of a trial's state, from before the evaluation that ends the trial."""
 
     number: int
     batch_size: int
     lr: float
     seed: int
-    steps: int
-    start_gap: float | None
-    near: bool
-    due_step: int
-    forced: tuple[int, ...]
-    metrics: Mapping[str, torch.Tensor]
-    stream: Mapping[str, Any]
-    generators: Mapping[str, Any]
+    steps: int  # optimizer steps applied, from the first of the chain
+    start_gap: float | None  # of the target before training; None if it was not measured on all validation data
+    near: bool  # whether the target has been near at one of the evaluations that were due
+    due_step: int  # of the next evaluation
+    forced: tuple[int, ...]  # steps evaluated only because the chain was stopped there
+    metrics: Mapping[str, torch.Tensor]  # logged last; Lightning steps schedules on them only after the evaluation
+    stream: Mapping[str, Any]  # a position of bstune.trial.batches.IndexStream
+    generators: Mapping[str, Any]  # of bstune.trial.batches.random_state
     device: str
     versions: Mapping[str, str]
 
 
 class StateWriter(Callback):
-    """Writes a trial's state ahead of what other call-backs do for an evaluation, such as averaging the weights.
-
-    Args:
-        path: of the file, which is written under another name until it is to be kept.
-        stream: that the trial trains on.
-        clock: of the trial; writing is no evaluation.
-    """
+    """Writes a trial's state ahead of what other call-backs do for an evaluation, such as averaging the weights."""
 
     def __init__(self, path: Path, stream: IndexStream, clock: TrialClock) -> None:
         self._path, self._partial = path, path.with_name(path.name + ".partial")
@@ -91,12 +66,12 @@ class StateWriter(Callback):
         self._state: TrialState | None = None
 
     def prepare(self, last: bool) -> None:
-        """Note the stream's place if the ``last`` step is next: Lightning fetches one batch ahead meanwhile."""
-        self._stream.noting = last
+        """Remember the stream's position if the ``last`` step is next: Lightning fetches one batch ahead meanwhile."""
+        self._stream.remembers = last
 
-    def take(self, batches: int, **known: Any) -> None:
-        """Take down a :class:`TrialState` after ``batches`` batches; it is written when the evaluation starts."""
-        self._state = TrialState(stream=self._stream.position(batches), **known)
+    def take(self, batches: int, **values: Any) -> None:
+        """Take the :class:`TrialState` after ``batches`` batches; it is written when the evaluation starts."""
+        self._state = TrialState(stream=self._stream.position(batches), **values)
 
     def keep(self) -> None:
         """Give the file its name, if it was written."""
@@ -108,7 +83,7 @@ class StateWriter(Callback):
         self._partial.unlink(missing_ok=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the state, if one is taken."""
+        """Write the state, if one is taken; that counts as no evaluation."""
         if self._state is not None:
             self._clock.enter(Phase.CLOSING)
             trainer.save_checkpoint(self._partial, weights_only=False)
@@ -123,18 +98,7 @@ class StateWriter(Callback):
 
 
 def read_state(stopped: Stopped, spec: TrialSpec, device: str, versions: Mapping[str, str]) -> TrialState:
-    """Return the state that a trial left, after checking that ``spec`` can go on from it and Lightning can load it.
-
-    Args:
-        stopped: the trial.
-        spec: of the trial that goes on.
-        device: that it runs on.
-        versions: of the packages that it runs with.
-
-    Raises:
-        StateError: if the file is missing or not whole, holds more than plain data, is not that trial's, or was
-            written on another device or by other versions.
-    """
+    """Return the state that a trial left; a StateError says why ``spec`` cannot be resumed from it on this device."""
     try:
         # First that all bytes are as they were written: from others torch makes any error.
         with zipfile.ZipFile(stopped.state) as archive:

@@ -4,7 +4,7 @@ What is compiled are the modules with parameters that ``training_step`` and ``va
 other module: the LightningModule itself where they call ``self(x)``, or the model where they call ``self.model(x)``.
 They are compiled in place, so that the names in the state dict stay, and it is undone when the trial ends.
 
-What a workload's own module raises in a trial: errors told apart and put into a line.
+The errors of a workload's own module are here too: which ones to expect, and how to put one into a line.
 """
 
 import functools
@@ -26,31 +26,33 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import CUDA_GRAPH_MODES
 from bstune.trial.noise_scale import gradients_of, optimized_parameters, untouched
 
+logger = logging.getLogger(__name__)
 PASSES = 3  # of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all that follow
 RECOMPILE_LIMIT = 64  # of one piece of code, in a trial: by batch shape, in training and in evaluation
+# Errors of a step that is run beside the training. If the training cannot run it either, it raises the error again.
+USER_CODE_ERRORS = (
+    ConfigError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AssertionError,
+    AttributeError,
+    MemoryError,
+)
 
 
 class Compiling:
     """Compiles a trial's module for each new shape of its batches, ahead of the step or the evaluation that needs it.
 
     All of it counts as start-up, whenever it comes: the passes that make torch compile are beside the training, and
-    leave gradients, buffers, random number generators and the stream of batches as they were (see
-    :func:`bstune.trial.noise_scale.untouched`). Where it fails, the trial goes on eagerly, and ``failed`` says why.
+    leave gradients, buffers, random number generators and the stream of batches as they were. Where it fails, the trial
+    goes on eagerly, and ``failed`` says why.
 
     The code that torch makes is forgotten at the trial's end (``torch.compiler.reset``, which forgets that of the whole
     process): it would be kept for ever, and past torch's limit of recompilations all else would silently be eager.
-    Inductor's cache on the disk makes the next trial of the same shapes cheap.
-
-    With ``reduce-overhead`` and ``max-autotune`` on CUDA the steps are replayed from CUDA graphs. (Not tested: there
-    was no such device.)
-
-    Args:
-        mode: of ``torch.compile``.
-        clock: of the trial.
-
-    Raises:
-        ConfigError: when the first batch comes, if the module steps its optimizers itself, or its ``training_step``
-            calls no module with parameters.
+    Inductor's cache on the disk makes the next trial of the same shapes cheap. (The CUDA graphs of ``reduce-overhead``
+    and ``max-autotune`` are not tested: there was no such device.)
     """
 
     def __init__(self, mode: str, clock: TrialClock) -> None:
@@ -58,7 +60,7 @@ class Compiling:
         self._mode, self._clock = mode, clock
         self._modules: list[nn.Module] = []
         self._warm: set[tuple[str, tuple[torch.Size, ...]]] = set()
-        self._taken: set[str] = set()
+        self._compiled_stages: set[str] = set()
         self._expected = compiled_graphs()
 
     def before_training_step(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -80,7 +82,10 @@ class Compiling:
                 lambda: gradients_of(trainer, module, parameters, batch, batch_idx),
             )
         if not self._modules and self.failed is None:
-            raise does_not_apply(self._mode, module)
+            raise ConfigError(
+                f"compile={self._mode} does not apply to {type(module).__name__}: its training_step calls no module"
+                " with parameters, as self(x) or self.model(x) would: call one, or set compile=null"
+            )
 
     def before_validation_step(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Compile the forward pass of the evaluation, if this is the first batch of its shape."""
@@ -101,7 +106,7 @@ class Compiling:
             yield
 
     def end(self) -> None:
-        """Undo all of it, and warn if the module was compiled in between, where the clock may have run."""
+        """Undo all of it, and warn if torch compiled in between, where the clock may have run."""
         more = compiled_graphs() - self._expected
         if more and self.failed is None:
             warn_once(
@@ -113,12 +118,15 @@ class Compiling:
     def _is_new(self, stage: str, batch: Any) -> bool:
         if self.failed is not None:
             return False
-        if self._mode in CUDA_GRAPH_MODES:
-            _begin_step()  # what the last step's graphs returned may be overwritten
+        self._begin_step()
         key = stage, tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
         new = key not in self._warm
         self._warm.add(key)
         return new
+
+    def _begin_step(self) -> None:
+        if self._mode in CUDA_GRAPH_MODES:  # what the last step's graphs returned may be overwritten
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
     def _warm_up(
         self,
@@ -128,7 +136,7 @@ class Compiling:
         forward: Callable[[], object],
         step: Callable[[], object],
     ) -> None:
-        """Run a step until all is compiled; if it cannot be, that is the end of compiling, and not the trial's."""
+        """Run a step until all is compiled; an error ends the compiling, and not the trial."""
         before, called = compiled_graphs(), []
         try:
             with self.eagerly(), untouched(trainer, module):
@@ -138,19 +146,18 @@ class Compiling:
                     self._modules.append(part)
                     compile_in_place(part, self._mode)
             for _ in range(PASSES if called else 0):
-                if self._mode in CUDA_GRAPH_MODES:
-                    _begin_step()
+                self._begin_step()
                 with untouched(trainer, module), torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
                     step()
-        except RAISED_BY_MODULES as error:
+        except USER_CODE_ERRORS as error:
             if is_out_of_memory(error):
                 raise innermost(error) from None
             self._fail(reason_of(error))
         made = compiled_graphs() - before
         self._expected += made
         if made:
-            self._taken.add(stage)
-        elif called and self.failed is None and stage not in self._taken:
+            self._compiled_stages.add(stage)
+        elif called and self.failed is None and stage not in self._compiled_stages:
             self._fail("torch found nothing in the module that it can compile")
 
     def _fail(self, reason: str) -> None:
@@ -165,12 +172,9 @@ class Compiling:
 
 @contextmanager
 def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) -> Iterator[None]:
-    """Compile what a loop calls for what is inside; where that fails, it runs eagerly, as a trial does.
+    """Compile what ``loss`` calls of a module for what is inside; where that fails, it runs eagerly, as a trial does.
 
-    Args:
-        mode: of ``torch.compile``; None compiles nothing.
-        module: of which the modules are that are compiled.
-        loss: a forward pass of the loop, on a batch of its own shape; it is called with a backward pass beforehand.
+    ``loss`` is a forward pass on a batch of the loop's shape, and is called with a backward pass beforehand.
     """
     if mode is None:
         yield
@@ -181,7 +185,7 @@ def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) ->
             compile_in_place(part, mode)
         for _ in range(PASSES):
             loss().backward()  # type: ignore[no-untyped-call]
-    except RAISED_BY_MODULES as error:
+    except USER_CODE_ERRORS as error:
         if is_out_of_memory(error):
             raise innermost(error) from None
         warn_once(f"compile={mode} fails in the bare loop that trials are compared with: {reason_of(error)}")
@@ -203,34 +207,19 @@ def compile_in_place(part: nn.Module, mode: str) -> None:
 
 
 def undo(parts: Iterable[nn.Module]) -> None:
-    """Make compiled modules eager again, and have torch forget what it compiled.
-
-    What is left of a compilation are finalizers that torch's guards hang on classes, such as Linear: with torch 2.13
-    some 250 KiB a trial of a small network (tests/benchmarks/bench_flat_memory.py).
-    """
+    """Make compiled modules eager again, and have torch forget what it compiled."""
     from torch._inductor.codecache import PyCodeCache  # a second of imports that only compiled trials need
 
     for part in parts:
         part._compiled_call_impl = None
     torch.compiler.reset()
-    PyCodeCache.cache_clear()  # the generated modules, which torch keeps: their files stay
-
-
-def does_not_apply(mode: str, module: LightningModule) -> ConfigError:
-    """Return the error for a module of which there is nothing to compile."""
-    return ConfigError(
-        f"compile={mode} does not apply to {type(module).__name__}: its training_step calls no module with parameters,"
-        " as self(x) or self.model(x) would: call one, or set compile=null"
-    )
+    # The generated modules, which torch keeps: their files stay. What is left are finalizers that torch's guards hang
+    # on classes, such as Linear: some 250 KiB a trial of a small network (tests/benchmarks/bench_flat_memory.py).
+    PyCodeCache.cache_clear()
 
 
 def called_modules(module: nn.Module, run: Callable[[], object]) -> list[nn.Module]:
-    """Return the modules with parameters that ``run`` calls from outside of any other, in the order of first call.
-
-    Args:
-        module: it and its descendants are looked at.
-        run: calls them, eagerly.
-    """
+    """Return the modules with parameters that ``run`` calls from outside of any other, in the order of first call."""
     called: list[nn.Module] = []
     depth = 0
 
@@ -260,6 +249,11 @@ def compiled_graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
+def _arguments(step: Callable[..., object], batch: Any, batch_idx: int) -> tuple[Any, ...]:
+    """Return what Lightning calls a step with."""
+    return (batch, batch_idx)[: 1 + is_param_in_hook_signature(step, "batch_idx", min_args=2)]
+
+
 def innermost(error: BaseException) -> BaseException:
     """Return the compiler's own error, which torch wraps in its own."""
     inner = getattr(error, "inner_exception", None)
@@ -270,30 +264,6 @@ def reason_of(error: BaseException) -> str:
     """Return why a compilation failed, in a line."""
     inner = innermost(error)
     return f"{type(inner).__name__}: {first_line(inner)}"
-
-
-def _arguments(step: Callable[..., object], batch: Any, batch_idx: int) -> tuple[Any, ...]:
-    """Return what Lightning calls a step with."""
-    return (batch, batch_idx)[: 1 + is_param_in_hook_signature(step, "batch_idx", min_args=2)]
-
-
-def _begin_step() -> None:
-    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-
-
-logger = logging.getLogger(__name__)
-# What a training_step raises that is called beside the training, where it could train all the same. If it could not,
-# the training raises it again.
-RAISED_BY_MODULES = (
-    ConfigError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AssertionError,
-    AttributeError,
-    MemoryError,
-)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

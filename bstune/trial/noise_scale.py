@@ -68,12 +68,12 @@ class NoiseScale(Callback):
     Args:
         every: steps from one measured step to the next; None for 128 a part where batches are split (256 with two
             parts), 32 where norms are read: under 5% of the training time even if steps are all overhead.
-        parts: into which a batch is split. More take longer where overhead rules, and tell a little more where it does
-            not: the variance of |G|^2 goes with parts/(parts - 1).
+        parts: into which a batch is split. More parts take longer where overhead dominates, and reduce the variance of
+            |G|^2, which goes with parts/(parts - 1).
         window: measured steps in the moving estimate, the latest; older ones are from when the noise was smaller.
         level: of the interval.
-        weights: of the micro-batches' gradients in the step. ``equal``: 1/k each, as Lightning has it; ``examples``:
-            n_i/B, as in bstune's trials, whose loss is weighted so. They differ where the n_i do.
+        weights: of the micro-batches' gradients in the step. ``equal``: 1/k each, as in Lightning; ``examples``: n_i/B,
+            as in bstune's trials, whose loss is weighted so. They differ where the n_i do.
         around: makes a context in which the parts of a split batch are measured, as one that stops a clock of the
             training; norms that are read in the training's own backward passes are outside of it.
 
@@ -92,11 +92,11 @@ class NoiseScale(Callback):
         weights: Literal["equal", "examples"] = "equal",
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        for name, value, least in (("every", every, 1), ("parts", parts, 2), ("window", window, MIN_BLOCKS)):
+        for name, value, smallest in (("every", every, 1), ("parts", parts, 2), ("window", window, MIN_BLOCKS)):
             if value is not None:
                 check_size(f"the noise scale's {name}", value)
-                if value < least:
-                    raise ConfigError(f"the noise scale's {name} must be at least {least}, but got {value}")
+                if value < smallest:
+                    raise ConfigError(f"the noise scale's {name} must be at least {smallest}, but got {value}")
         if weights not in ("equal", "examples"):
             raise ConfigError(f"the noise scale's weights must be equal or examples, but got {weights!r}")
         estimate_noise_scale([], [], level)
@@ -177,9 +177,9 @@ class NoiseScale(Callback):
         if reading.refused is not None:
             raise reading.refused
         gradients = {name: p.grad for name, p in reading.parameters.items() if p.grad is not None}
-        norms = [_square(norms) for norms in reading.norms]
+        norms, total = [_square(norms) for norms in reading.norms], sum(reading.sizes)
+        weights = [n / total if self.weights == "examples" else 1.0 / len(reading.sizes) for n in reading.sizes]
         # DDP averages over devices; a scaler's factor is the same for all micro-batches of a step.
-        weights = _weights(reading.sizes, self.weights)
         scale = _scale(trainer) ** 2
         sums = torch.tensor(
             [
@@ -224,11 +224,11 @@ class NoiseScale(Callback):
         self._abandon()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Take the hooks off the parameters."""
+        """Remove the hooks from the parameters."""
         self._close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the hooks off the parameters."""
+        """Remove the hooks from the parameters."""
         self._close()
 
     def _abandon(self) -> None:
@@ -274,14 +274,9 @@ class NoiseScale(Callback):
 
 
 def count_examples(batch: Any) -> int:
-    """Return the length that all tensors of a batch have along dimension 0.
+    """Return the length along dimension 0 of all tensors of a batch, in tuples, lists or dicts of them, nested.
 
-    Args:
-        batch: a tensor, or tuples, lists or dicts of tensors, nested; lists of that length of other things, such as
-            texts, may be among them.
-
-    Raises:
-        ConfigError: if it holds anything else, or no tensor, or tensors of different length or without dimension.
+    Lists of that length of other things, such as texts, may be among them.
     """
     lengths = {len(leaf) for leaf in _leaves(batch, "batch")}
     if len(lengths) != 1:
@@ -291,15 +286,7 @@ def count_examples(batch: Any) -> int:
 
 
 def split_batch(batch: Any, parts: int) -> list[Any]:
-    """Return the batch in consecutive parts along dimension 0 of all its tensors, as views, sizes at most one apart.
-
-    Args:
-        batch: as in :func:`count_examples`.
-        parts: how many, fewer if there are fewer examples.
-
-    Raises:
-        ConfigError: as :func:`count_examples` does; or if the batch holds fewer than two examples.
-    """
+    """Return the batch in consecutive parts along dimension 0, as views, sizes at most one apart."""
     examples = count_examples(batch)
     if examples < 2:
         raise ConfigError(
@@ -398,11 +385,7 @@ def gradients_of(
 
 
 def _norms(gradients: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the norm of each gradient, without waiting for the device.
-
-    Raises:
-        ConfigError: for a sparse gradient.
-    """
+    """Return the norm of each dense gradient, without waiting for the device."""
     for name, gradient in gradients.items():
         if gradient.layout != torch.strided:
             raise ConfigError(
@@ -418,11 +401,6 @@ def _norms(gradients: Mapping[str, Tensor]) -> list[Tensor]:
 def _square(norms: list[Tensor]) -> float:
     """Return the sum of the squares; the device is waited for once."""
     return sum(norm * norm for norm in torch.stack(norms).tolist()) if norms else 0.0
-
-
-def _weights(sizes: list[int], kind: str) -> list[float]:
-    total = sum(sizes)
-    return [n / total if kind == "examples" else 1.0 / len(sizes) for n in sizes]
 
 
 def _scale(trainer: Trainer) -> float:
@@ -445,7 +423,8 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
     tensors = [value for value in values if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)]
     clones = [(t, t.clone()) for t in tensors if not t.requires_grad and not t.is_inference()]
     trainer.loggers = [DummyLogger() for _ in loggers]
-    module.log = module.log_dict = _drop  # type: ignore[method-assign]
+    module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -462,7 +441,3 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
             for tensor, clone in clones:
                 tensor.copy_(clone)
         set_random_state(random)
-
-
-def _drop(*args: Any, **kwargs: Any) -> None:
-    pass

@@ -212,7 +212,7 @@ def replay(
     missed = [step for step, value in history if not target.reached(value)]
     seconds = (steps - done) * outcome.seconds_per_step
     return TrialResult(
-        **spec.identity(),
+        **spec.trial_fields(),
         status=status,
         steps=steps,
         steps_low=(missed[-1] if missed else 0) if reached else steps,

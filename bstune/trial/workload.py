@@ -42,7 +42,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bstune.config import budget_of, build, flatten, overrides, plain, with_settings
+from bstune.config import budget_of, flatten, instantiate, overrides, to_dict, with_hyperparameters
 from bstune.core.errors import ConfigError, StateError
 from bstune.core.files import Output
 from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
@@ -136,7 +136,7 @@ def check_largest(largest: int, data: LightningDataModule, option: str = "search
 
 def load_data(config: DictConfig) -> LightningDataModule:
     """Build ``config.workload.data`` and read what it reads; what hands out its own batches is not yet set up."""
-    data = build(config.workload.data, "workload.data")
+    data = instantiate(config.workload.data, "workload.data")
     if not isinstance(data, LightningDataModule):
         raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
     data.prepare_data()
@@ -200,10 +200,10 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     ``${trial.batch_size}``, ``${trial.lr}``, ``${trial.seed}`` and ``${trial.total_steps}`` in it are the trial's, and
     the spec's hyperparameters stand at their keys.
     """
-    own = with_settings(config, spec.hyperparameters)
+    own = with_hyperparameters(config, spec.hyperparameters)
     own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
     own.trial.total_steps = budget_of(own).last_step(spec.batch_size)
-    module = build(own.workload.module, "workload.module")
+    module = instantiate(own.workload.module, "workload.module")
     if not isinstance(module, LightningModule):
         raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
     for part in module.modules():
@@ -308,7 +308,7 @@ class LightningBackend(TrialBackend):
         self.evaluation_share = protocol.evaluation_schedule.share
         self.train_examples = workload.train_examples
         # A schedule that ends with the budget makes the budget part of the workload.
-        budget = {} if self.stops else flatten({"budget": plain(config.budget)})
+        budget = {} if self.stops else flatten({"budget": to_dict(config.budget)})
         self.frozen_settings = {
             "precision": config.precision,
             "device": self.device,
@@ -318,7 +318,7 @@ class LightningBackend(TrialBackend):
 
     def run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
         """Train one trial; one whose earlier state is gone, or cannot be used, is trained again from the start."""
-        budget = budget_of(with_settings(self._config, spec.hyperparameters))  # one of them may be its horizon
+        budget = budget_of(with_hyperparameters(self._config, spec.hyperparameters))  # one of them may be its horizon
         protocol = replace(self.protocol, budget=budget)
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
         if spec.max_steps is None or folder is None:
@@ -430,5 +430,5 @@ def has_horizon(config: DictConfig) -> bool:
     for total_steps in (1, 2):
         own = config.copy()
         own.trial.batch_size, own.trial.lr, own.trial.total_steps = 1, 1.0, total_steps
-        modules.append(plain(own.workload.module))
+        modules.append(to_dict(own.workload.module))
     return modules[0] != modules[1]

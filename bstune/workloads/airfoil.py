@@ -48,20 +48,18 @@ class LinearRegression(lightning.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the batch's mean loss."""
-        return self._losses(batch).mean()
+        features, labels = batch
+        losses: Tensor = (self(features) - labels) ** 2 / 2
+        return losses.mean()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Log ``val/loss``, averaged over all examples."""
-        self.log("val/loss", self._losses(batch).mean(), on_step=False, on_epoch=True, batch_size=len(batch[1]))
+        loss = self.training_step(batch, batch_idx)
+        self.log("val/loss", loss, on_step=False, on_epoch=True, batch_size=len(batch[1]))
 
     def configure_optimizers(self) -> Optimizer:
         """Return the optimizer; the learning rate is constant."""
         return self.make_optimizer(self.parameters(), lr=self.lr)
-
-    def _losses(self, batch: Batch) -> Tensor:
-        features, labels = batch
-        losses: Tensor = (self(features) - labels) ** 2 / 2
-        return losses
 
 
 class AirfoilData(lightning.LightningDataModule):
@@ -85,17 +83,6 @@ class AirfoilData(lightning.LightningDataModule):
             DataError: if the data cannot be had.
             ConfigError: if there are fewer rows, or there is no such device.
         """
-        self._rows_on_device()
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        """Return the rows, as one batch."""
-        rows = self._rows_on_device()
-        # __getitems__ returns a whole batch already
-        return DataLoader(rows, batch_size=len(rows), collate_fn=_unchanged)
-
-    val_dataloader = train_dataloader
-
-    def _rows_on_device(self) -> "_Rows":
         if self._resident is None:
             device = resolve_device(self._device)
             dataset = self._load()
@@ -105,7 +92,15 @@ class AirfoilData(lightning.LightningDataModule):
             table = standardise(np.column_stack([dataset.features, dataset.labels]))[: self._rows]
             rows = torch.tensor(table, dtype=torch.float32, device=device)
             self._resident = _Rows(rows[:, :-1].contiguous(), rows[:, -1].contiguous())
-        return self._resident
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Return the rows, as one batch."""
+        self.setup()
+        assert self._resident is not None  # noqa: S101  # set up
+        # What _Rows returns is a whole batch already.
+        return DataLoader(self._resident, batch_size=self._rows, collate_fn=_unchanged)
+
+    val_dataloader = train_dataloader
 
 
 class _Rows(Dataset[Any]):

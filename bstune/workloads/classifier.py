@@ -1,6 +1,6 @@
-"""The Lightning module of the workloads that ship: image classification with any model, optimizer and schedule."""
+"""The Lightning module of the shipped workloads: image classification with any model, optimizer and schedule."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bstune.core.errors import ConfigError
-from bstune.workloads.layers import largest_ghost_size
 from bstune.workloads.schedules import constant
 
 OF_SCHEDULES = ("steps", "fade")  # options of groups that schedules read
@@ -29,17 +28,17 @@ class Classifier(LightningModule):
         lr: learning rate.
         schedule: called with the optimizer; None keeps the rate constant.
         average: a call-back that averages weights; None evaluates the weights as they are.
-        callbacks: others, such as :class:`~bstune.workloads.averaging.Lookahead`; they are called before the average is taken.
+        callbacks: others, such as :class:`~bstune.workloads.averaging.Lookahead`, called before the average is taken.
         groups: called with this module and ``lr``, returns the optimizer's parameter groups; None: one group of all.
             See :func:`~bstune.workloads.optim.parameter_groups`.
-        batch_size: of the trial, over which no ghost size may be; None does not check it.
         channels_last: whether model and images are put in that memory format, which convolutions of half precision
             want.
         test_time: of (a function of images to logits, images), gives the logits for validation and test in place of
             the model's own; see :mod:`bstune.workloads.layers`.
 
     Raises:
-        ConfigError: for a ghost size over the batch size, or ``channels_last`` for a model without convolutions.
+        ConfigError: for ``channels_last`` and a model without convolutions; from ``configure_optimizers``, for an
+            option of a group that the optimizer does not read.
     """
 
     def __init__(
@@ -53,14 +52,18 @@ class Classifier(LightningModule):
         *,
         callbacks: Sequence[Callback] = (),
         groups: Callable[..., list[dict[str, Any]]] | None = None,
-        batch_size: int | None = None,
         channels_last: bool = False,
         test_time: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        if batch_size is not None:
-            _check_ghost_size(model, batch_size)
-        self.model = _in_channels_last(model) if channels_last else model
+        if channels_last:
+            if not any(parameter.dim() == 4 for parameter in model.parameters()):
+                raise ConfigError(
+                    f"channels_last is for convolutions, but the model, {type(model).__name__}, has none: "
+                    "set workload.module.channels_last=false"
+                )
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = model
         self.channels_last = channels_last
         self.test_time = test_time
         self.loss = loss
@@ -81,15 +84,11 @@ class Classifier(LightningModule):
 
     @property
     def initial_images(self) -> int:
-        """How many images :meth:`initialise_from` wants; 0 where no part of the model wants any."""
+        """How many images :meth:`initialise_from` needs; 0 where no part of the model starts from images."""
         return max((part.images for part in self._initialised()), default=0)
 
     def initialise_from(self, images: Tensor) -> None:
-        """Hand training images (N, C, H, W), normalised, to each part of the model that starts from them.
-
-        Raises:
-            ConfigError: if they cannot be used.
-        """
+        """Hand training images (N, C, H, W), normalised, to each part of the model that starts from them."""
         for part in self._initialised():
             part.initialise_from(images)
 
@@ -103,11 +102,14 @@ class Classifier(LightningModule):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Add up errors and losses on the device."""
-        self._add(batch)
+        images, labels = batch
+        logits = self(images) if self.test_time is None else self.test_time(self, images)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # three digits of bfloat16 are too few
+        loss = self.loss(logits, labels).float() * len(labels)
+        wrong = (logits.argmax(dim=1) != labels).sum()
+        self._sums.append(torch.stack([wrong.float(), loss, torch.full_like(loss, len(labels))]))
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Add up errors and losses on the device."""
-        self._add(batch)
+    test_step = validation_step
 
     def on_validation_epoch_end(self) -> None:
         """Log ``val/error`` and ``val/loss``."""
@@ -135,31 +137,15 @@ class Classifier(LightningModule):
         """Return the call-backs, the averaging one last."""
         return [*self.callbacks, *([] if self.average is None else [self.average])]
 
-    def _add(self, batch: tuple[Tensor, Tensor]) -> None:
-        images, labels = batch
-        logits = self(images) if self.test_time is None else self.test_time(self, images)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # three digits of bfloat16 are too few
-        loss = self.loss(logits, labels).float() * len(labels)
-        wrong = (logits.argmax(dim=1) != labels).sum()
-        self._sums.append(torch.stack([wrong.float(), loss, torch.full_like(loss, len(labels))]))
-
     def _log(self, stage: str) -> None:
         # Counts are summed before they are divided: a mean of means would miss a target of 0.1 at 500 of 5,000.
-        wrong, loss, examples = torch.stack(list(_drain(self._sums))).sum(dim=0)
+        wrong, loss, examples = torch.stack(self._sums).sum(dim=0)
+        self._sums.clear()
         self.log_dict({f"{stage}/error": wrong / examples, f"{stage}/loss": loss / examples})
 
 
-def _check_ghost_size(model: nn.Module, batch_size: int) -> None:
-    size = largest_ghost_size(model)
-    if size > batch_size:
-        raise ConfigError(
-            f"ghost size {size} is over the batch size {batch_size}: lower workload.module.model.norm.ghost_size, or "
-            "raise the batch size (search.batch_size.low of a study, trial.batch_size of a single trial)"
-        )
-
-
 def _check_groups(optimizer: Optimizer) -> None:
-    """Refuse what the optimizer does not read: torch takes any option of a group, and says nothing."""
+    """Refuse an option of a group that the optimizer does not read: torch keeps it without a word."""
     known = {*optimizer.defaults, *OF_SCHEDULES, "params"}
     unknown = sorted({name for group in optimizer.param_groups for name in group} - known)
     if unknown:
@@ -167,18 +153,3 @@ def _check_groups(optimizer: Optimizer) -> None:
             f"{type(optimizer).__name__} knows no option {unknown[0]!r} of a group of parameters "
             f"(workload.module.groups.kinds): it has {', '.join(sorted(optimizer.defaults))}"
         )
-
-
-def _in_channels_last(model: nn.Module) -> nn.Module:
-    if not any(parameter.dim() == 4 for parameter in model.parameters()):
-        raise ConfigError(
-            f"channels_last is for convolutions, but the model, {type(model).__name__}, has none: "
-            "set workload.module.channels_last=false"
-        )
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
-
-
-def _drain(items: list[Tensor]) -> Iterable[Tensor]:
-    taken = items[:]
-    items.clear()
-    return taken

@@ -98,10 +98,7 @@ MNIST = Source(
         "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     },
-    mirrors=(
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    ),
+    mirrors=("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
 )
 CIFAR10 = Source(
     name="CIFAR-10",
@@ -310,10 +307,13 @@ def _fetch(source: Source, folder: Path, remote_name: str, names: Sequence[str],
         logger.info("downloading %s", url)
         try:
             download(url, path, None)
-            files = _read_archive(path, source.folder, names) if source.archive else {names[0]: path.read_bytes()}
-            return {name: _verified(data, source.sha256[name]) for name, data in files.items()}
+            if source.archive is None:
+                return {name: _verified(path.read_bytes(), source.sha256[name]) for name in names}
+            with tarfile.open(path) as archive:  # read, not extracted: no path that it gives is ever written to
+                streams = {name: archive.extractfile(f"{source.folder}/{name}") for name in names}
+                return {name: _verified(f.read() if f else b"", source.sha256[name]) for name, f in streams.items()}
         # requests' exceptions are OSErrors; a captive portal's page or a cut archive is any of the others
-        except (OSError, EOFError, zlib.error, tarfile.TarError, DataError) as error:
+        except (OSError, EOFError, KeyError, zlib.error, tarfile.TarError, DataError) as error:
             # requests wraps a cause, such as a failed name resolution, twice
             cause = getattr(error.args[0], "reason", None) if error.args else None
             failures.append(f"  {url}: {str(cause or error) or type(error).__name__}")
@@ -323,16 +323,3 @@ def _fetch(source: Source, folder: Path, remote_name: str, names: Sequence[str],
         + "\n".join(failures)
         + f"\n{_advice(source)}"
     )
-
-
-def _read_archive(path: Path, folder: str, names: Sequence[str]) -> dict[str, bytes]:
-    """Return the named members' bytes without extracting: no path that the archive gives is ever written to."""
-    with tarfile.open(path) as archive:
-        members = {member.name: member for member in archive.getmembers() if member.isreg()}
-        files = {}
-        for name in names:
-            stream = archive.extractfile(members[f"{folder}/{name}"]) if f"{folder}/{name}" in members else None
-            if stream is None:
-                raise DataError(f"the archive has no file {folder}/{name}")
-            files[name] = stream.read()
-    return files

@@ -1,7 +1,4 @@
-"""Image data that are loaded once, live on the device, and hand each trial its own stream of batches.
-
-Augmentation of a whole batch of uint8 images on its device, without a Python loop over examples.
-"""
+"""Image data that live on the device and hand each trial its own stream of batches, and their augmentation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -69,8 +66,8 @@ class ImageData(lightning.LightningDataModule):
         self._eval_batch_size, self._batch_size = eval_batch_size, batch_size
         self._augment, self._alternating_flip = augment, alternating_flip
         self._mean, self._std = mean, std
-        self._host: _Host | None = None
-        self._resident: _Resident | None = None
+        self._split: _Split | None = None
+        self._on_device = False
 
     @property
     def validates_on_test(self) -> bool:
@@ -86,42 +83,35 @@ class ImageData(lightning.LightningDataModule):
         """
         resolve_device(self._device)
         check_size("data.eval_batch_size", self._eval_batch_size)
-        if self._resident is None:
-            host = self._on_host()
-            if self._augment is not None:  # on one image, so that a setting it refuses shows before any trial
-                image = torch.from_numpy(host.train.images[:1])
-                mean = normalisation(host.mean, host.std, host.white, image.device).mean
-                bind_augmentation(self._augment, mean, self._alternating_flip)(image, torch.Generator())
+        split = self._read()
+        if self._augment is not None and not self._on_device:  # on one image: a refused setting shows before any trial
+            augment = bind_augmentation(self._augment, split.normalise.mean, self._alternating_flip)
+            augment(split.train[0][:1], torch.Generator())
 
     def setup(self, stage: str | None = None) -> None:
-        """Put the data on the device, once; later calls, for any stage, do nothing. Raises as :meth:`prepare_data` does."""
-        self._on_device()
+        """Put the data on the device, once, for any stage. Raises as :meth:`prepare_data` does."""
+        self._resident()
 
     @property
     def train_size(self) -> int:
         """Examples in one training epoch, known before the data are on the device."""
-        return len(self._on_host().train) if self._resident is None else len(self._resident.train.labels)
+        return len(self._read().train[1])
 
     @property
     def validation_size(self) -> int:
         """Examples on which the target is measured."""
-        return len(self._on_device().validation.labels)
+        return len(self._read().validation[1])
 
     @property
     def test_size(self) -> int:
         """Examples kept for a last test; 0 where there are none."""
-        return len(self._on_device().test.labels)
+        return len(self._read().test[1])
 
     def train_batches(self, batch_size: int, micro_batch_size: int | None, seed: int) -> TrainBatches:
-        """Return a trial's endless stream of batches.
-
-        Raises:
-            ConfigError: as :class:`~bstune.trial.batches.TrainBatches` does.
-        """
-        data = self._on_device()
+        """Return a trial's endless stream of batches; see :class:`~bstune.trial.batches.TrainBatches`."""
+        data = self._resident()
         return TrainBatches(
-            data.train.images,
-            data.train.labels,
+            *data.train,
             batch_size=batch_size,
             micro_batch_size=micro_batch_size,
             seed=seed,
@@ -131,40 +121,43 @@ class ImageData(lightning.LightningDataModule):
         )
 
     def first_images(self, count: int) -> Tensor:
-        """Return the first training images of the split, normalised as in batches but not augmented, on the device.
-
-        Args:
-            count: how many; all, where there are fewer.
-
-        Returns:
-            float32, (count, channels, height, width), made anew at each call: nothing is kept of them.
-        """
-        data = self._on_device()
-        return data.normalise(data.train.images[:count])
+        """Return the first ``count`` training images of the split (or all), normalised as in batches, not augmented."""
+        data = self._resident()
+        return data.normalise(data.train[0][:count])
 
     def train_dataloader(self) -> TrainBatches:
-        """Return an endless stream with the constructor's batch size and torch's seed, for a Trainer with max_steps.
-
-        Raises:
-            ConfigError: if the constructor was given no batch size.
-        """
+        """Return an endless stream with the constructor's batch size and torch's seed, for a Trainer with max_steps."""
         if self._batch_size is None:
             raise ConfigError("data.batch_size is not set: set it, or take a trial's batches from train_batches()")
         return self.train_batches(self._batch_size, None, torch.initial_seed())
 
     def val_dataloader(self) -> EvalBatches:
         """Return the validation batches."""
-        return self._eval_batches(self._on_device().validation)
+        data = self._resident()
+        return EvalBatches(*data.validation, batch_size=self._eval_batch_size, normalise=data.normalise)
 
     def test_dataloader(self) -> EvalBatches:
         """Return the test batches; none where there is no test set."""
-        return self._eval_batches(self._on_device().test)
+        data = self._resident()
+        return EvalBatches(*data.test, batch_size=self._eval_batch_size, normalise=data.normalise)
 
-    def _eval_batches(self, part: "_Part") -> EvalBatches:
-        normalise = self._on_device().normalise
-        return EvalBatches(part.images, part.labels, batch_size=self._eval_batch_size, normalise=normalise)
+    def _read(self) -> "_Split":
+        if self._split is None:
+            dataset = self._load()
+            parts = split_images(dataset, self._validation, self._test, self._split_seed)
+            mean, std = self._mean_std(parts[0].images, dataset.white)
+            train, validation, test = ((torch.tensor(part.images), torch.tensor(part.labels)) for part in parts)
+            self._split = _Split(train, validation, test, normalisation(mean, std, dataset.white))
+        return self._split
 
-    def _mean_std(self, images: NDArray[np.uint8], white: int) -> tuple[list[float], list[float]]:
+    def _resident(self) -> "_Split":
+        if not self._on_device:
+            device = resolve_device(self._device)
+            self._split = self._read().to(device)
+            self._on_device = True
+        return self._read()
+
+    def _mean_std(self, images: NDArray[np.uint8], white: int) -> tuple[Sequence[float], Sequence[float]]:
         if self._mean is None and self._std is None:
             return channel_mean_std(images, white)
         mean, std = list(self._mean or ()), list(self._std or ())
@@ -176,74 +169,29 @@ class ImageData(lightning.LightningDataModule):
             )
         return mean, std
 
-    def _on_device(self) -> "_Resident":
-        if self._resident is None:
-            device = resolve_device(self._device)
-            host = self._on_host()
-            self._resident = _Resident(
-                train=_to_device(host.train, device),
-                validation=_to_device(host.validation, device),
-                test=_to_device(host.test, device),
-                normalise=normalisation(host.mean, host.std, host.white, device),
-            )
-            self._host = None  # the arrays' memory: they are on the device now
-        return self._resident
 
-    def _on_host(self) -> "_Host":
-        if self._host is None:
-            dataset = self._load()
-            train, validation, test = split_images(dataset, self._validation, self._test, self._split_seed)
-            mean, std = self._mean_std(train.images, dataset.white)
-            self._host = _Host(train, validation, test, dataset.white, mean, std)
-        return self._host
+Part = tuple[Tensor, Tensor]  # images, uint8 (n, channels, height, width), and labels, int64 (n,)
 
 
 @dataclass(frozen=True)
-class _Host:
-    train: Images
-    validation: Images
-    test: Images
-    white: int
-    mean: list[float]
-    std: list[float]
-
-
-@dataclass(frozen=True)
-class _Part:
-    images: Tensor
-    labels: Tensor
-
-
-@dataclass(frozen=True)
-class _Resident:
-    train: _Part
-    validation: _Part
-    test: _Part
+class _Split:
+    train: Part
+    validation: Part
+    test: Part
     normalise: Normalisation
 
-
-def _to_device(part: Images, device: torch.device) -> _Part:
-    return _Part(torch.tensor(part.images, device=device), torch.tensor(part.labels, device=device))
+    def to(self, device: torch.device) -> "_Split":
+        train, validation, test = (
+            (images.to(device), labels.to(device)) for images, labels in (self.train, self.validation, self.test)
+        )
+        normalise = Normalisation(self.normalise.scale.to(device), self.normalise.shift.to(device))
+        return _Split(train, validation, test, normalise)
 
 
 def split_images(
     dataset: ImageDataset, validation: int | Literal["test"], test: int | None, seed: int
 ) -> tuple[Images, Images, Images]:
-    """Return the training, validation and test images; the last may be empty.
-
-    The held-out images are drawn without replacement and without regard to the labels. What is drawn depends on
-    ``seed``, the sizes and the number of training images alone.
-
-    Args:
-        dataset: as published.
-        validation: training images to hold out, or ``test`` to validate on the test images and leave no test set.
-        test: training images to hold out as the test images; None for the published ones, if there are any.
-        seed: from 0 to 2**32 - 1.
-
-    Raises:
-        ConfigError: if a size is not a positive integer, if nothing is left to train on, if there are no test images
-            to validate on, or if ``test`` is given where test images are published.
-    """
+    """Return training, validation and test images (perhaps none); options as those of :class:`ImageData`."""
     if validation != "test" and not _positive(validation):
         raise ConfigError(f"data.validation must be a positive integer or 'test', but got {validation!r}")
     if test is not None and not _positive(test):
@@ -258,7 +206,7 @@ def split_images(
             f"data.validation={validation} and data.test={test} leave nothing to train on: {dataset.name} has {n}"
             " training images"
         )
-    # numpy promises that RandomState's streams never change (NEP 19): the split is the same in every version.
+    # Without replacement and whatever the labels; numpy never changes RandomState's streams (NEP 19).
     order = np.random.RandomState(seed).permutation(n)
     held = dataset.train.take(order[:held_out])
     test_images = dataset.train.take(order[held_out : held_out + tested]) if dataset.test is None else dataset.test
@@ -271,18 +219,8 @@ def _positive(size: object) -> bool:
 
 
 def channel_mean_std(images: NDArray[np.uint8], white: int) -> tuple[list[float], list[float]]:
-    """Return each channel's mean and standard deviation over all pixels, black being 0 and ``white`` 1.
-
-    They come from exact counts of pixel values, so that they are the same on every machine.
-
-    Args:
-        images: (n, channels, height, width), n at least 1.
-        white: the pixel value that stands for 1.
-
-    Raises:
-        DataError: if a channel is constant.
-    """
-    mean, std = [], []
+    """Return each channel's mean and standard deviation over all pixels, black being 0 and ``white`` 1."""
+    mean, std = [], []  # from exact counts of pixel values, so that they are the same on every machine
     for channel in range(images.shape[1]):
         counts = np.zeros(256, np.int64)
         for start in range(0, len(images), CHUNK):
@@ -296,13 +234,13 @@ def channel_mean_std(images: NDArray[np.uint8], white: int) -> tuple[list[float]
     return mean, std
 
 
-def normalisation(mean: Sequence[float], std: Sequence[float], white: int, device: torch.device) -> Normalisation:
+def normalisation(mean: Sequence[float], std: Sequence[float], white: int) -> Normalisation:
     """Return (pixels / white - mean) / std, per channel, as one scale and one shift."""
     scale = [1 / (white * s) for s in std]
     shift = [-m / s for m, s in zip(mean, std, strict=True)]
     return Normalisation(
-        torch.tensor(scale, dtype=torch.float32, device=device).view(1, -1, 1, 1),
-        torch.tensor(shift, dtype=torch.float32, device=device).view(1, -1, 1, 1),
+        torch.tensor(scale, dtype=torch.float32).view(1, -1, 1, 1),
+        torch.tensor(shift, dtype=torch.float32).view(1, -1, 1, 1),
     )
 
 
@@ -317,17 +255,17 @@ def random_crop_flip(
     """Return each image padded by reflection, cropped back at a random place, mirrored, and a square of it cut out.
 
     Page's augmentation for CIFAR-10 (2018 and 2019, "How to train your ResNet"); with a padding of 2 the crop is the
-    translation of cifar10-airbench. Every draw comes from ``generator``; nothing waits for an accelerator.
+    translation of cifar10-airbench. Padding does not repeat the edge. All draws come from ``generator``; nothing waits
+    for an accelerator.
 
     Args:
         images: (n, channels, height, width), of any type.
         generator: a generator on the images' device.
         padding: pixels of padding on each side; 0 only mirrors.
-        cutout: the side of a square, at a random place wholly inside the image, that is set to the mean; 0 for none.
-            8, later 5, in the source.
+        cutout: side of a square, wholly inside the image, that is set to the mean; 0: none; 8, later 5, in the source.
         mirror: bool, (n,): which images to mirror; None mirrors each with probability 1/2.
-        mean: of the pixels per channel, (1, channels, 1, 1), rounded where the images are whole numbers; needed by
-            ``cutout`` alone. :class:`~bstune.trial.batches.TrainBatches` gives it.
+        mean: of the pixels per channel, (1, channels, 1, 1), rounded where the images are whole numbers; for
+            ``cutout`` only. :class:`~bstune.trial.batches.TrainBatches` passes it.
 
     Returns:
         A new tensor of the images' shape and type.
@@ -360,15 +298,7 @@ def random_crop_flip(
 
 
 def cut_out(images: Tensor, top: Tensor, left: Tensor, size: int, mean: Tensor) -> Tensor:
-    """Return each image with a square of ``size`` pixels set to the mean.
-
-    Args:
-        images: (n, channels, height, width).
-        top: int64, (n,), the square's first row.
-        left: likewise its first column.
-        size: of a side.
-        mean: (1, channels, 1, 1), rounded where the images are whole numbers.
-    """
+    """Return each image with a square of side ``size``, at row ``top`` and column ``left`` (n,), set to the mean."""
     height, width = images.shape[-2:]
     rows = torch.arange(height, device=images.device) - top[:, None]
     columns = torch.arange(width, device=images.device) - left[:, None]
@@ -378,23 +308,14 @@ def cut_out(images: Tensor, top: Tensor, left: Tensor, size: int, mean: Tensor) 
 
 
 def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirror: Tensor, padding: int) -> Tensor:
-    """Return each image padded by reflection (the edge itself not repeated), cropped, then mirrored where asked.
-
-    Args:
-        images: (n, channels, height, width).
-        top: int64, (n,), from 0 to 2 ``padding``: the crop's first row in the padded image.
-        left: likewise its first column.
-        mirror: bool, (n,).
-        padding: pixels of padding on each side, below the height and the width.
-    """
+    """Return each image padded by reflection, cropped at ``top`` and ``left`` (n,), then mirrored where ``mirror``."""
     n, channels, height, width = images.shape
     device = images.device
     rows = _reflect(torch.arange(height, device=device) + (top - padding)[:, None], height)
     columns = torch.arange(width, device=device).expand(n, width)
     columns = torch.where(mirror[:, None], width - 1 - columns, columns)
     columns = _reflect(columns + (left - padding)[:, None], width)
-    # Whole rows first, then the columns in one gather: on a CPU several times faster than indexing with four index
-    # tensors, and with indices of (n, height) and (n, width) instead of one per pixel.
+    # Rows, then columns: several times faster on a CPU than four index tensors, and without an index per pixel.
     planes = torch.arange(n * channels, device=device).view(n, channels, 1)
     source_rows = (planes * height + rows[:, None, :]).flatten()
     cropped = images.reshape(-1, width).index_select(0, source_rows).view(n, channels * height, width)

@@ -1,17 +1,6 @@
-"""Batch normalisation over groups of a batch that do not grow with it, with scales that may be frozen.
+"""Layers and tricks of David Page's DAWNBench entry (How to Train Your ResNet, part 8) and of cifar10-airbench.
 
-Groups ("ghost batch norm", Hoffer et al. 2017, arXiv 1705.08741) and frozen scales are rungs of David Page's DAWNBench
-entry (How to Train Your ResNet, part 8: 46 s and 43 s); that the layer stays float32 in a network of half precision is
-from cifar10-airbench.
-
-A frozen first convolution that takes out the correlations within patches of the images.
-
-A rung of David Page's DAWNBench entry (How to Train Your ResNet, part 8: 36 s); filters with both signs and a learnt
-bias are cifar10-airbench's, after hlb-CIFAR10.
-
-Convolutions that start as the identity, as far as their shapes let them.
-
-Predictions from several views of an image, at evaluation alone.
+Ghost batch normalisation, patch whitening, convolutions that start as the identity, and views at test time.
 """
 
 import math
@@ -26,21 +15,25 @@ from bstune.core.errors import ConfigError
 from bstune.trial.batches import check_size
 
 HALVES = (torch.float16, torch.bfloat16)
+Model = Callable[[Tensor], Tensor]
 OF_A_GROUP = (0, 3, 4)  # of (examples of a group, groups, channels, height, width)
+CHUNK = 50  # images at a time: patches overlap, so they take many times the images' memory; few stay in a CPU's cache
 
 
 class BatchNorm(nn.BatchNorm2d):
     """Batch normalisation of images (N, C, H, W) in groups of ``ghost_size`` examples.
 
-    In training, G = N // ghost_size groups have exactly ``ghost_size`` examples: example i of the first G ghost_size is
-    in group i mod G, as in the source, since these groups are a view of the batch. The other N mod ghost_size examples
-    are one last, smaller group; where that would have a single value per channel (one example of one pixel), it is
-    joined by as many of the last examples as make one group more of it and the last of the others. A batch of at most
-    ``ghost_size`` examples is one group. Running statistics move towards the groups' means and unbiased variances,
-    weighted by the groups' sizes. Evaluation uses running statistics.
+    Groups are "ghost batch norm" (Hoffer et al. 2017, arXiv 1705.08741); with frozen scales they are Page's rungs of
+    46 s and 43 s. In training, G = N // ghost_size groups have exactly ``ghost_size`` examples: example i of the first
+    G ghost_size is in group i mod G, as in the source, since these groups are a view of the batch. The other
+    N mod ghost_size examples are one last, smaller group; where that would have a single value per channel (one example
+    of one pixel), it is merged with the last of the others. A batch of at most ``ghost_size`` examples is one group.
+    Running statistics move towards the groups' means and unbiased variances, weighted by the groups' sizes. Evaluation
+    uses running statistics.
 
     Without ``ghost_size`` and ``scale`` it is torch's layer to the bit. Parameters and buffers stay float32 when the
-    network is cast to half or bfloat16; images of these types are normalised in float32 and keep their type.
+    network is cast to half or bfloat16, as in cifar10-airbench; such images are normalised in float32 and keep their
+    type.
 
     Args:
         channels: C.
@@ -53,7 +46,7 @@ class BatchNorm(nn.BatchNorm2d):
         ConfigError: for a ghost size that is no positive integer, or a scale that is not positive and finite.
     """
 
-    scale: float | None = None  # the constructor of torch's layer fills the weights before ours can set it
+    scale: float | None = None  # read by reset_parameters, which torch's constructor calls
 
     def __init__(
         self,
@@ -68,7 +61,7 @@ class BatchNorm(nn.BatchNorm2d):
             check_size("the ghost size of batch normalisation", ghost_size)
         if scale is not None and not (math.isfinite(scale) and scale > 0):
             raise ConfigError(f"the frozen scale of batch normalisation must be positive, but got {scale}")
-        # A network that is built in half precision from the start has the default type set so.
+        # Half precision may be the default type while a network is built.
         kind = torch.promote_types(torch.get_default_dtype(), torch.float32)
         super().__init__(channels, eps=eps, momentum=momentum, dtype=kind)
         self.ghost_size, self.scale = ghost_size, scale
@@ -77,7 +70,13 @@ class BatchNorm(nn.BatchNorm2d):
             self.register_buffer("weight", torch.full((channels,), scale, dtype=kind))
 
     def check_batch(self, batch_size: int, micro_batch_size: int | None) -> None:
-        """Refuse micro-batches that are smaller than a group."""
+        """Refuse batches and micro-batches that are smaller than a group."""
+        if self.ghost_size is not None and self.ghost_size > batch_size:
+            raise ConfigError(
+                f"ghost size {self.ghost_size} is over the batch size {batch_size}: lower "
+                "workload.module.model.norm.ghost_size, or raise the batch size (search.batch_size.low of a study, "
+                "trial.batch_size of a single trial)"
+            )
         if micro_batch_size is not None and micro_batch_size < min(self.ghost_size or 0, batch_size):
             raise ConfigError(
                 f"ghost size {self.ghost_size} is over the micro-batch size {micro_batch_size}: lower "
@@ -90,14 +89,14 @@ class BatchNorm(nn.BatchNorm2d):
         if self.scale is not None:
             nn.init.constant_(self.weight, self.scale)
 
-    def forward(self, input: Tensor) -> Tensor:  # torch's name
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
         """Return the images normalised, in their own memory format."""
         size = self.ghost_size
         if size is None or not self.training or len(input) <= size:
             return super().forward(input)
         self._check_input_dim(input)
         groups, rest = divmod(len(input), size)
-        if rest == 1 and input[0, 0].numel() == 1:
+        if rest == 1 and input[0, 0].numel() == 1:  # a single value has no variance
             groups, rest = groups - 1, rest + size
         if groups == 0:
             return super().forward(input)
@@ -122,7 +121,7 @@ class BatchNorm(nn.BatchNorm2d):
 
     def _normalise(self, images: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return images normalised in groups of one size, and the groups' mean and unbiased variance, averaged (C,)."""
-        assert self.running_mean is not None  # it is always tracked
+        assert self.running_mean is not None  # noqa: S101  # it is always tracked
         kind = self.running_mean.dtype
         channels = images.shape[1]
         if groups > 1 and not images.is_contiguous():
@@ -130,8 +129,8 @@ class BatchNorm(nn.BatchNorm2d):
                 images, self.weight, self.bias, groups, self.eps
             )
             return output, mean, var
-        # One channel for each group and channel. That is a view for contiguous images alone, and torch's fastest way.
-        # A single group is not viewed: one example's strides would change, for which torch's gradients are wrong on a
+        # Each group's channels as channels of their own: a view for contiguous images only, and torch's fastest way.
+        # A single group is not viewed: that changes one example's strides, for which torch's gradients are wrong on a
         # CPU (2.13, channels last).
         viewed = images if groups == 1 else images.view(-1, groups * channels, *images.shape[2:])
         mean = torch.zeros(groups * channels, dtype=kind, device=images.device)
@@ -158,13 +157,8 @@ class BatchNorm(nn.BatchNorm2d):
         return super()._apply(keep, recurse)  # type: ignore[no-untyped-call]
 
 
-def largest_ghost_size(model: nn.Module) -> int:
-    """Return the most examples that a normalisation of the model wants in a group; 0 if none has a ghost size."""
-    return max((part.ghost_size or 0 for part in model.modules() if isinstance(part, BatchNorm)), default=0)
-
-
 class _GroupedNorm(torch.autograd.Function):
-    """Normalises groups without moving images, whatever their memory format; they are all of its size that it keeps.
+    """Normalises groups in the images' own memory format, and saves no tensor of the images' size but the images.
 
     With xhat = (x - mean) r and m values in a group and channel, the gradient of the images is
     w r (dy - sum(dy)/m - xhat sum(dy xhat)/m) (Ioffe and Szegedy 2015, arXiv 1502.03167, section 3).
@@ -212,21 +206,10 @@ def _each(values: Tensor, grouped: Tensor) -> Tensor:
     return values.expand(len(grouped), -1, -1, -1, -1).flatten(0, 1)
 
 
-CHUNK = 50  # images at a time: patches overlap, so they take many times the images' memory; few stay in a CPU's cache
-
-
 def patch_moments(images: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues and eigenvectors of the second moments of the images' patches, the largest first.
+    """Return eigenvalues (C k k,) and eigenvectors (C k k, C, k, k) of the second moments of all patches, descending.
 
-    The moments are about 0 rather than about the mean, as in both sources: images are normalised before. All patches
-    that lie within the images count.
-
-    Args:
-        images: (N, C, H, W), of any kind of number.
-        kernel_size: k, height and width of a patch.
-
-    Returns:
-        (C k k,) and (C k k, C, k, k), float64 on the CPU; the second's first axis numbers the vectors.
+    The moments are about 0 rather than about the mean, as in both sources: images (N, C, H, W) are normalised before.
     """
     channels = images.shape[1]
     size = channels * kernel_size**2
@@ -237,28 +220,30 @@ def patch_moments(images: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
         columns = windows.permute(1, 4, 5, 0, 2, 3).reshape(size, -1)
         total += columns @ columns.T
         patches += columns.shape[1]
-    values, vectors = torch.linalg.eigh((total / patches).cpu())  # a few numbers: the CPU has them at once
+    values, vectors = torch.linalg.eigh((total / patches).cpu())  # small: faster there than on an accelerator
     return values.flip(0), vectors.T.flip(0).reshape(size, channels, kernel_size, kernel_size)
 
 
 class Whitening(nn.Module):
     """A convolution of stride 1 whose filters are the eigenvectors of patches, each over sqrt(its eigenvalue + eps).
 
-    The filters are a buffer: they are not learnt, and go with the state dict. Until :meth:`initialise_from` or a state
-    dict sets them, the layer refuses to run.
+    It decorrelates the images' patches (Page's rung of 36 s; both signs and a learnt bias are cifar10-airbench's, after
+    hlb-CIFAR10). The filters are a buffer: not learnt, but part of the state dict. Until :meth:`initialise_from` or a
+    state dict sets them, the layer refuses to run.
 
     Args:
         kernel_size: k, height and width of the patches.
-        eps: added to the eigenvalues, so that directions in which next to nothing happens stay small.
+        eps: added to the eigenvalues, so that directions of next to no variance stay small.
         images: how many images the statistics are taken from.
-        signed: each filter is followed, after all the others, by its negation: twice as many channels, of which an
-            activation that cuts off one side keeps all there is.
+        signed: whether the filters are followed by their negations: twice as many channels, which lose nothing to an
+            activation that cuts off one side.
         bias: a learnt bias, from 0.
         padding: of the convolution, with zeros.
         channels: C of the images.
 
     Raises:
-        ConfigError: for a number that cannot be.
+        ConfigError: for a value out of its range; as long as it runs without filters; for images of other channels,
+            fewer than ``images`` or smaller than a patch.
     """
 
     weight: Tensor
@@ -282,11 +267,7 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def initialise_from(self, images: Tensor) -> None:
-        """Set the filters from the first of some images, normalised as the network sees them: (N, C, H, W).
-
-        Raises:
-            ConfigError: for fewer images than are asked for, images of other channels, or smaller than a patch.
-        """
+        """Set the filters from the first of some images, normalised as the network sees them: (N, C, H, W)."""
         shape = tuple(images.shape)
         if len(shape) != 4 or shape[1] != self.channels or min(shape[2:]) < self.kernel_size:
             raise ConfigError(
@@ -305,21 +286,15 @@ class Whitening(nn.Module):
         self._set = True
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return (N, ``out_channels``, H', W') with H' = H + 2 padding - k + 1.
-
-        Raises:
-            ConfigError: as long as there are no filters.
-        """
+        """Return (N, ``out_channels``, H', W') with H' = H + 2 padding - k + 1."""
         if not self._set:
             raise ConfigError("the whitening has no filters yet: call initialise_from with training images first")
         return functional.conv2d(images, self.weight, self.bias, padding=self.padding)
 
     def extra_repr(self) -> str:
         """Return the settings."""
-        return (
-            f"{self.channels}, {self.out_channels}, kernel_size={self.kernel_size}, eps={self.eps}, "
-            f"images={self.images}, signed={self.signed}, bias={self.bias is not None}, padding={self.padding}"
-        )
+        size = f"{self.channels}, {self.out_channels}, kernel_size={self.kernel_size}, padding={self.padding}"
+        return f"{size}, eps={self.eps}, images={self.images}, signed={self.signed}, bias={self.bias is not None}"
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *arguments)
@@ -327,10 +302,9 @@ class Whitening(nn.Module):
 
 
 def dirac_init(network: nn.Module) -> None:
-    """Set the first filters of every learnt convolution to pass one input channel on each, unchanged.
+    """Make the first filters of every learnt convolution the identity, one for each input channel (torch's ``dirac_``).
 
-    These are as many filters as the layer has input channels; what is left of them stays as it was drawn
-    (cifar10-airbench, after hlb-CIFAR10). A layer with fewer filters than input channels passes on the first of these.
+    The other filters stay as they were drawn (cifar10-airbench, after hlb-CIFAR10).
     """
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d) and layer.weight.requires_grad:
@@ -338,18 +312,10 @@ def dirac_init(network: nn.Module) -> None:
                 nn.init.dirac_(layer.weight[: layer.weight.shape[1]])
 
 
-Model = Callable[[Tensor], Tensor]
-
-
 def mirrored(model: Model, images: Tensor) -> Tensor:
-    """Return the mean of the logits of each image and of its mirror image (Page, part 8: 26 s).
+    """Return the mean of the logits (N, classes) of images (N, C, H, W) and of their mirror images (Page's 26 s).
 
-    Args:
-        model: maps images to logits (N, classes); it is called once a view.
-        images: (N, C, H, W).
-
-    Raises:
-        ConfigError: for inputs that are no images.
+    The model is called once a view. Anything but images is a ConfigError.
     """
     if images.dim() != 4:
         raise ConfigError(
@@ -362,16 +328,8 @@ def mirrored(model: Model, images: Tensor) -> Tensor:
 def mirrored_and_shifted(model: Model, images: Tensor) -> Tensor:
     """Return the weighted mean of the logits of six views of each image (cifar10-airbench, its level 2).
 
-    These are the image, the image moved by one pixel down and to the right, and moved up and to the left, where what
-    comes in is the reflection of what is there; each is taken with its mirror image. The image itself counts for half,
-    the moved ones for a quarter each.
-
-    Args:
-        model: maps images to logits (N, classes); it is called once a view.
-        images: (N, C, H, W), with at least two pixels a side.
-
-    Raises:
-        ConfigError: for inputs that are no images.
+    The image itself counts for half; the image moved by one pixel down and to the right, and up and to the left, padded
+    by reflection, for a quarter each. Each is averaged with its mirror image, as in :func:`mirrored`.
     """
     still = mirrored(model, images)
     height, width = images.shape[2:]

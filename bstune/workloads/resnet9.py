@@ -1,20 +1,13 @@
 """The nine-layer residual network of David Page's DAWNBench entry for CIFAR-10."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from bstune.core.errors import ConfigError
 from bstune.workloads.layers import Whitening, dirac_init
 
-Kind = Literal["convolution", "norm", "activation", "pool"]
-Pool = Literal["after_activation", "before_activation", "before_norm"]
-ORDERS: Mapping[Pool, Sequence[Kind]] = {
-    "after_activation": ("convolution", "norm", "activation", "pool"),
-    "before_activation": ("convolution", "norm", "pool", "activation"),
-    "before_norm": ("convolution", "pool", "norm", "activation"),
-}
+POOL_AT = {"after_activation": 3, "before_activation": 2, "before_norm": 1}  # among convolution, norm and activation
 
 
 class _Residual(nn.Module):
@@ -56,22 +49,22 @@ class ResNet9(nn.Module):
         width: int,
         logit_scale: float,
         *,
-        pool: Pool,
+        pool: str,
         activation: Callable[[], nn.Module],
         norm: Callable[[int], nn.Module],
         whitening: Whitening | None,
         identity_init: bool,
     ) -> None:
         super().__init__()
-        if pool not in ORDERS:
-            raise ConfigError(f"the network's pool must be one of {', '.join(ORDERS)}, but got {pool!r}")
+        if pool not in POOL_AT:
+            raise ConfigError(f"the network's pool must be one of {', '.join(POOL_AT)}, but got {pool!r}")
 
         def block(inputs: int, outputs: int, *, pooled: bool = False, kernel_size: int = 3) -> nn.Sequential:
             convolution = nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2, bias=False)
-            layers = {"convolution": convolution, "norm": norm(outputs), "activation": activation()}
+            layers = [convolution, norm(outputs), activation()]
             if pooled:
-                layers["pool"] = nn.MaxPool2d(2)
-            return nn.Sequential(*(layers[kind] for kind in ORDERS[pool] if kind in layers))
+                layers.insert(POOL_AT[pool], nn.MaxPool2d(2))
+            return nn.Sequential(*layers)
 
         def residual(channels: int) -> _Residual:
             return _Residual(block(channels, channels), block(channels, channels))

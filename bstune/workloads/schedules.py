@@ -74,7 +74,6 @@ def triangle(optimizer: Optimizer, total_steps: int, peak: float, start: float, 
     1 - floor) and factors (start, 1, end). ``floor``, in [0, 1), is the last share of the steps, all at ``end``, for an
     average of their weights; ``peak`` lies in (0, 1 - floor).
     """
-    _check_horizon(total_steps)
     if not 0.0 <= floor < 1.0:
         raise ConfigError(f"a schedule's floor is a share of its steps from 0 to below 1, but got {floor}")
     _check_peak(peak, 1.0 - floor)

@@ -26,11 +26,11 @@ import numpy as np
 import torch
 from scipy.stats import linregress
 
-from bstune.__main__ import compose_checked
 from bstune.core.console import quieten
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.hardware.memory import resident_bytes
+from bstune.study.prepare import compose_checked
 from bstune.trial.device import resolve_device
 from bstune.trial.workload import LightningBackend, load, resolve
 from bstune.workloads.datasets import ImageDataset, Images

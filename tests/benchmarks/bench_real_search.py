@@ -26,11 +26,10 @@ from pathlib import Path
 import numpy as np
 import optuna
 
-from bstune.__main__ import compose_checked
 from bstune.core.console import quieten
 from bstune.core.files import Output, write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
-from bstune.study.prepare import PreparedStudy, prepare
+from bstune.study.prepare import PreparedStudy, compose_checked, prepare
 from bstune.sweeps.baselines import OwnSearch, baselines
 from bstune.sweeps.contest import WITHIN, Problem, Search
 
