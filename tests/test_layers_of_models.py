@@ -13,14 +13,7 @@ from bstune.core.errors import ConfigError
 from bstune.workloads import layers
 from bstune.workloads.datasets import load_cifar10
 from bstune.workloads.images import ImageData
-from bstune.workloads.layers import (
-    BatchNorm,
-    Whitening,
-    dirac_init,
-    mirrored,
-    mirrored_and_shifted,
-    patch_moments,
-)
+from bstune.workloads.layers import BatchNorm, Whitening, dirac_init, mirrored, mirrored_and_shifted, patch_moments
 
 CHANNELS = 5
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -268,7 +261,7 @@ def test_moments_are_numpys(k, channels, chunk, monkeypatch):
     flat = vectors.flatten(1).numpy()
     np.testing.assert_allclose(np.abs(flat @ basis[:, ::-1]), np.eye(len(flat)), atol=1e-5)  # up to the signs
     assert vectors.shape == (channels * k * k, channels, k, k)
-    assert torch.equal(patch_moments(x.contiguous(memory_format=torch.channels_last), k)[0], values)
+    torch.testing.assert_close(patch_moments(x.contiguous(memory_format=torch.channels_last), k)[0], values)
     torch.testing.assert_close(patch_moments(x.bfloat16(), k)[0], values, rtol=0.05, atol=0.01)
 
 
