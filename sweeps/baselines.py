@@ -178,7 +178,7 @@ class OptunaSearch(Search):
             return trial.suggest_float("lr", problem.lr_low, problem.lr_high, log=True), None
         half = 0.5 * math.log2(problem.lr_high / problem.lr_low)
         delta = trial.suggest_float("delta", -half, half)
-        lr = problem.clip_lr(scaling.learning_rate(self._rule, batch_size, delta))
+        lr = problem.clip_lr(self._rule(batch_size) * math.exp2(delta))
         return lr, delta
 
     def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:

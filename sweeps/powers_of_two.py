@@ -23,7 +23,8 @@ from bstune.core.console import format_number
 from bstune.core.errors import ConfigError
 from bstune.core.figures import BLUE, GREY, INK, VERMILION, save_figure
 from bstune.core.records import TrialProtocol
-from bstune.hardware.memory import Ceiling, ProbeResult, measure_ceiling
+from bstune.hardware.memory import Ceiling, ProbeResult
+from bstune.hardware.probe import measure_ceiling
 from bstune.hardware.timing import Steps, StepTiming, summarize, time_trial, visits
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import (
@@ -52,7 +53,7 @@ Timer = Callable[[Workload, TrialProtocol, int, float, int], tuple[float, ...]]
 
 @dataclass
 class CeilingProbe:
-    """How the memory ceiling is measured where none is given; see :func:`bstune.hardware.memory.measure_ceiling`.
+    """How the memory ceiling is measured where none is given; see :func:`bstune.hardware.probe.measure_ceiling`.
 
     ``cpu_bytes`` is the limit on a CPU; null: what is free there. On CUDA it is the device's memory.
     """
