@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from bstune.config import compose_overrides, instantiate, is_replayed, validate, without_plus
+from bstune.config import compose_known, instantiate, is_replayed, validate, without_plus
 from bstune.core.console import format_number, quieten, redact
 from bstune.core.errors import ConfigError, Interrupted, StudyError
 from bstune.core.files import check_writable
@@ -147,9 +147,9 @@ def compose_sweep(name: str, options: Sequence[str]) -> DictConfig:
     """Return the config of a sweep, composed but not checked; ConfigError for an unknown sweep, option or group."""
     if name not in sweep_names():
         raise ConfigError(f"there is no sweep {name!r}; sweeps: {', '.join(sweep_names())}")
-    config, mistakes = compose_overrides(SWEEP_MODULE, name, without_plus(options))
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
+    config, unknown = compose_known(SWEEP_MODULE, name, without_plus(options))
+    if unknown:
+        raise ConfigError("\n".join(f"unknown option {option}; --help lists the options" for option in unknown))
     return config
 
 
@@ -190,7 +190,7 @@ def _checked(name: str, rest: DictConfig) -> DictConfig:
         return rest
     if "workload" not in rest:
         raise ConfigError(f"the sweep {name} needs a workload: add +workload=NAME")
-    return validate(rest, complete)
+    return validate(rest, complete=complete)
 
 
 def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict[str, Any]]:
