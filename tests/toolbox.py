@@ -1,9 +1,12 @@
 """What several test modules work with: made records and protocols, a clock that a test moves, a folder's entries."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from bstune.core.curve import CurveFit, FrontierPoint
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
@@ -99,3 +102,11 @@ def hand_fit(b_crit: float | None, low: float | None, high: float | None) -> Cur
     points = tuple(FrontierPoint(size, 100.0 * (1 + 300.0 / size), False, None) for size in (16, 64, 256, 1024, 4096))
     below, above = (None, None) if b_crit is None else (b_crit / 9, b_crit * 9)
     return CurveFit(100.0, b_crit, low, high, None, below, above, 0.9, 0.05, None, points)
+
+
+def data_root(folder: str) -> str:
+    """Return BSTUNE_DATA if it holds real data in ``folder``; skip the test otherwise."""
+    root = os.environ.get("BSTUNE_DATA", "")
+    if not root or not (Path(root).expanduser() / folder).is_dir():
+        pytest.skip(f"BSTUNE_DATA={root!r} is not a folder with {folder}/")
+    return root
