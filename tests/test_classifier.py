@@ -107,7 +107,9 @@ def test_optimizer_schedule_and_call_backs():
 )
 def test_an_option_that_the_optimizer_refuses_is_a_plain_line(workload, option, text):
     module = build_module(compose_checked([f"+workload={workload}", option, "device=cpu"]), make_spec(64))
-    with pytest.raises(ConfigError, match=rf"workload\.module: \w+ cannot build its optimizers .*: .*{text}.* \(\w+Error"):
+    with pytest.raises(
+        ConfigError, match=rf"workload\.module: \w+ cannot build its optimizers .*: .*{text}.* \(\w+Error"
+    ):
         module.configure_optimizers()
     assert isinstance(module, LightningModule)
 
