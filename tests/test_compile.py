@@ -11,9 +11,11 @@ from toolbox import make_protocol, make_spec
 from torch import nn
 from torch._dynamo.utils import counters
 
+from bstune.config import compose
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import COMPILE_MODES, Budget, EvaluationSchedule, Target
+from bstune.trial import backend
 from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
 from bstune.trial.compile import called_modules, compiled_graphs, reason_of, warn_once
 from bstune.trial.loop import Workload, run_trial
@@ -103,21 +105,20 @@ def test_torch_knows_every_mode():
 
 
 @pytest.mark.parametrize(
-    ("mode", "accelerator", "micro", "refused"),
+    ("mode", "device", "micro", "refused"),
     [
         ("reduce-overhead", "cuda", 8, True),
-        ("max-autotune", "cuda", 8, True),
         ("default", "cuda", 8, False),
-        ("reduce-overhead", "cuda", None, False),
+        ("reduce-overhead", "cuda", "null", False),
         ("reduce-overhead", "cpu", 8, False),
     ],
 )
-def test_graphs_that_overwrite_gradients_are_not_accumulated(mode, accelerator, micro, refused):
-    trainer = {"accelerator": accelerator, "devices": 1}
-    make = functools.partial(protocol, compile=mode, micro_batch_size=micro, trainer=trainer)
+def test_graphs_that_overwrite_gradients_are_not_accumulated(mode, device, micro, refused):
+    config = compose(["workload=digits", f"compile={mode}", f"protocol.micro_batch_size={micro}"])
+    config.device = device
     text = f"compile={mode} replays CUDA graphs, which overwrite the gradients"
     with pytest.raises(ConfigError, match=text) if refused else nullcontext():
-        make()
+        backend.make_protocol(config)
 
 
 @pytest.mark.parametrize(("batch_size", "micro"), [(16, None), (20, 8)])
