@@ -116,7 +116,7 @@ def _hydra_main(config: DictConfig) -> None:
     from bstune.trial.replay import complete  # as above
 
     try:
-        run(validate(config, complete), _job_arguments())
+        run(validate(config, complete=complete), _job_arguments())
     except BstuneError as error:
         if config.get("debug"):
             raise

@@ -8,16 +8,11 @@ from pathlib import Path
 import optuna
 import pytest
 import yaml
-from omegaconf import OmegaConf
 from rich.console import Console
 
-from bstune.core.files import Output
 from bstune.core.records import Target, TrialResult, TrialSpec
-from bstune.search.posterior import B_CRIT
 from bstune.study import run as jobs
-from bstune.study.model import known_of
 from bstune.study.prepare import compose_checked, prepare
-from bstune.study.report import best_yaml
 from bstune.study.run import MOST_STATES, Progress, worth_continuing
 from bstune.study.storage import SPEC
 
@@ -155,17 +150,6 @@ def test_measuring_the_noise_scale_changes_no_trial_and_is_reported(bstune, tmp_
     assert json.loads((outputs / "without" / "curve.json").read_text())["noise_scale"] is None
 
 
-@pytest.mark.parametrize("given", [None, 900.0])
-def test_the_reports_prior_is_the_searchs(tmp_path, monkeypatch, table, make_result, given):
-    monkeypatch.chdir(tmp_path)
-    option = "null" if given is None else given
-    job = prepare(compose_checked([*REPLAY, f"scaling.noise_scale={option}"]))
-    measured = tuple((32 * i, 0.1, 5.0) for i in range(1, 4))
-    done = [make_result(number=n, batch_size=SIZES[n], noise_scale=measured) for n in range(4)]
-    found = known_of(job, done, 20).prior
-    assert 2**found.log_mid * math.exp(found.mean[B_CRIT]) == pytest.approx(given or 50.0)
-
-
 @pytest.mark.slow
 def test_a_continued_trial_is_its_parent_gone_further(bstune, tmp_path):
     assert bstune(*DIGITS, *EASY, STEPS, "search.trials=16", "search.confirmations=0")[0] == 0
@@ -197,15 +181,6 @@ def test_the_command_of_the_winner_takes_it_to_the_target_in_as_many_steps(bstun
     again = TrialResult.from_json(record.read_text())
     assert (again.status, again.steps, again.history[-1]) == ("reached", winner.steps, winner.history[-1])
     assert set(again.history) <= set(winner.history)
-
-
-@pytest.mark.parametrize(("stops", "ends"), [(True, " budget.steps=100 budget.examples=1"), (False, "")])
-def test_the_command_of_a_winner_ends_with_it_where_its_schedule_has_no_horizon(tmp_path, make_result, stops, ends):
-    written = best_yaml(
-        {"best_by_time": make_result()}, ["+workload=mine", "trial.lr=9"], Output(tmp_path), stops, OmegaConf.create({})
-    )
-    command = yaml.safe_load(written)["best_by_time"]["command"]
-    assert command.endswith(f" -m bstune +workload=mine trial.batch_size=32 trial.lr=0.1 trial.seed=1{ends}")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 
 from bstune.core.curve import FrontierPoint, fit_curve
 from bstune.core.step_time import StepTime, StepTimes
-from bstune.search.acquisition import b_crit_quantiles, draw_frontiers, max_variance_reduction
+from bstune.search.acquisition import Candidates, b_crit_quantiles, draw_frontiers, max_variance_reduction
 from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, LEVEL, NOISE, make_prior, sample_posterior
 
@@ -124,7 +124,8 @@ def test_what_is_asked_tells_of_b_crit_for_its_cost():
     nothing = np.zeros((5, 0))
 
     def chosen(seed, done=(0.0,) * 5, pending=()):
-        return max_variance_reduction(posterior, x, z, nothing, np.array(done), pending, np.random.default_rng(seed))
+        candidates = Candidates((), x, z, nothing, np.array(done))
+        return max_variance_reduction(posterior, candidates, pending, np.random.default_rng(seed))
 
     ends = [chosen(seed) for seed in range(5)]
     assert {place for place, _ in ends} == {4}  # nothing is posterior of either end, and this one is cheaper
@@ -158,7 +159,8 @@ def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
     for seed in range(5):
         rng = np.random.default_rng(seed)
         done = np.array([float(steps), 0.0, 0.0, 0.0])
-        assert max_variance_reduction(posterior, x, posterior.prior.rule(x), np.zeros((4, 0)), done, (), rng)[0] != 0
+        candidates = Candidates((), x, posterior.prior.rule(x), np.zeros((4, 0)), done)
+        assert max_variance_reduction(posterior, candidates, (), rng)[0] != 0
 
 
 def test_the_same_generator_gives_the_same_draws():

@@ -169,9 +169,6 @@ def test_something_is_always_left_to_go() -> None:
     assert found.spread > 0
 
 
-def test_an_empty_history_foretells_nothing() -> None:
-    assert extrapolate([], 100, []) is None
-    assert extrapolate([], 100, [(falling(0.5, LAST), math.log(LAST))]) is None
 
 
 def test_a_noisy_history_is_less_sure() -> None:

@@ -1,14 +1,13 @@
 import logging
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import TrialState, create_trial
 from synthetic import Law, synthetic_table
 
@@ -16,8 +15,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search import sampler as frontier
 from bstune.search.acquisition import Suggestion, suggest
-from bstune.search.posterior import B_CRIT
-from bstune.search.sampler import RECORD, RESUMED_FROM, Coordinates, FrontierSampler, default_policy, trial_result
+from bstune.search.sampler import RECORD, RESUMED_FROM, Coordinates, FrontierSampler, trial_result
 from bstune.trial.replay import replay
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -74,9 +72,6 @@ def test_define_by_run_without_a_known_space() -> None:
     assert {t.state for t in study.trials} <= {TrialState.COMPLETE, TrialState.PRUNED}
 
 
-def test_a_known_space_is_searched_from_the_first_trial() -> None:
-    firsts = {run(plain, 1, FrontierSampler(seed=seed, search_space=SPACE)).trials[0].params["lr"] for seed in range(3)}
-    assert len(firsts) == 3
 
 
 def test_delta_with_a_rule() -> None:
@@ -247,19 +242,6 @@ def test_two_directions_are_searched_in_turn() -> None:
     assert min(trial.values[1] for trial in late) < 1.3 * BEST
 
 
-def test_two_samplers_in_turn_share_a_database(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/study.db"
-    optuna.create_study(study_name="shared", storage=url)
-    studies = [
-        optuna.load_study(study_name="shared", storage=url, sampler=FrontierSampler(seed=seed)) for seed in (0, 1)
-    ]
-    for turn in range(8):
-        studies[turn % 2].optimize(plain, n_trials=1)
-    trials = studies[0].trials
-    assert len(trials) == 8
-    assert len({(trial.params["batch_size"], trial.params["lr"]) for trial in trials}) == 8
-    found = studies[0].sampler.posterior(studies[0])  # type: ignore[attr-defined]
-    assert len(found.observations) == 8
 
 
 def test_a_resumed_study_goes_on() -> None:
@@ -285,25 +267,6 @@ def test_asking_for_the_posterior_does_not_change_the_search() -> None:
     assert [trial.params for trial in first.trials] == [trial.params for trial in second.trials]
 
 
-def test_what_trials_measured_of_the_noise_scale_is_a_hint_at_b_crit(make_result: Callable[..., TrialResult]) -> None:
-    """A function of the study's finished trials; a noise scale that is given takes precedence."""
-    measured = tuple((32 * i, 0.1, 300.0) for i in range(1, 5))  # 3000 examples
-
-    def prior(count: int, **options: Any) -> tuple[float, float]:
-        study = optuna.create_study()
-        for number, batch_size in enumerate((16, 64, 128, 512, 2048)):
-            noise_scale = measured if number < count else ()
-            record = make_result(number=number, batch_size=batch_size, noise_scale=noise_scale)
-            params = {"batch_size": batch_size, "lr": 0.1}
-            attrs = {RECORD: record.to_json()}
-            study.add_trial(create_trial(params=params, distributions=dict(SPACE), value=1.0, user_attrs=attrs))
-        found = FrontierSampler(seed=0, search_space=SPACE, **options).posterior(study)
-        assert found is not None
-        return 2**found.prior.log_mid * math.exp(found.prior.mean[B_CRIT]), found.prior.spread[B_CRIT]
-
-    assert prior(5) == (pytest.approx(3000.0), pytest.approx(math.log(4.0)))
-    assert prior(5, noise_scale=70.0) == (pytest.approx(70.0), math.log(4.0))
-    assert prior(3) == prior(0) == (pytest.approx(math.sqrt(8 * 4096)), math.log(6.0))
 
 
 def test_there_is_no_posterior_before_the_first_trial() -> None:
@@ -480,17 +443,8 @@ def test_a_pruned_trial_is_censored_at_its_last_report() -> None:
     assert result.history == ((10, 0.5), (20, None), (40, 0.3))
 
 
-def test_the_default_policy_is_that_of_the_config() -> None:
-    policy = default_policy()
-    assert policy.particles >= 64
-    assert 0.0 < policy.max_growth < 1.0 < policy.stop_factor
 
 
-@pytest.mark.filterwarnings("ignore:PartialFixedSampler is experimental")
-def test_it_can_be_wrapped_as_any_sampler() -> None:
-    study = run(plain, 6, PartialFixedSampler({"batch_size": 64}, FrontierSampler(seed=0)))
-    assert {trial.params["batch_size"] for trial in study.trials} == {64}
-    assert distinct(study, "lr") > 3
 
 
 def spending(sampler: BaseSampler, law: Law, seed: int, most: float = 20.0) -> float:

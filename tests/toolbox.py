@@ -1,9 +1,12 @@
 """What several test modules work with: made records and protocols, a clock that a test moves, a folder's entries."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
 
@@ -76,3 +79,11 @@ RESULT = TrialResult(
 def make_result(**changes: Any) -> TrialResult:
     """Return the record of a trial that reached the target."""
     return replace(RESULT, **changes)
+
+
+def data_root(folder: str) -> str:
+    """Return BSTUNE_DATA if it holds real data in ``folder``; skip the test otherwise."""
+    root = os.environ.get("BSTUNE_DATA", "")
+    if not root or not (Path(root).expanduser() / folder).is_dir():
+        pytest.skip(f"BSTUNE_DATA={root!r} is not a folder with {folder}/")
+    return root
