@@ -46,7 +46,7 @@ PRECISIONS = {"64": "fp64", "32": "fp32", "16": "fp16", "bf16": "bf16"}
 # on tensor cores at all.
 TENSOR_CORE_MULTIPLES = {"tf32": 4, "bf16": 8, "fp16": 8, "int8": 16, "fp8": 16}
 TENSOR_CORE_SOURCE = "NVIDIA, Matrix Multiplication Background, table 1"
-TIMER_CALLS = 4  # of a size at least: two to warm up, one to choose the block, one block
+TIMER_CALLS = 5  # of a size at least: three to warm up, one to choose the block, one block
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,6 @@ def measure_limits(
     The smallest size of each is timed in any case, a larger one only where the time left is enough for it.
     """
     device = torch.device(device)
-    for name, values in (("seconds", [seconds]), ("matrix_sizes", matrix_sizes), ("copy_bytes", copy_bytes)):
-        if not values or not all(math.isfinite(value) and value > 0 for value in values):
-            raise HardwareError(f"{name} must be positive and finite, but got {values}")
     multiple = tensor_core_multiple(arithmetic, device.type)
     share = seconds / (2.0 if multiple is None else 3.0)
     dtype = DTYPES[arithmetic]
@@ -168,11 +165,12 @@ def _best_rate(
     end = clock() + seconds
     best = per_work = 0.0
     for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
-        remaining = end - clock()
-        if best and TIMER_CALLS * per_work * work(size) > remaining:
+        if best and TIMER_CALLS * per_work * work(size) > end - clock():
             break
-        timer = Timer("call()", timer=read, globals={"call": prepare(size)}, num_threads=torch.get_num_threads())
-        per_work = min(timer.blocked_autorange(min_run_time=max(remaining / left, 0.0)).times) / work(size)
+        call = prepare(size)
+        call()  # libraries load and choose their kernels here
+        timer = Timer("call()", timer=read, globals={"call": call}, num_threads=torch.get_num_threads())
+        per_work = min(timer.blocked_autorange(min_run_time=max(0.0, (end - read()) / left)).times) / work(size)
         best = max(best, 1.0 / per_work)
     return best
 
@@ -264,7 +262,7 @@ def step_cost(
     make_batch: Callable[[int], Any],
     loss: Callable[[Any, Any], Tensor],
     arithmetic: Arithmetic,
-    batch_sizes: tuple[int, int] = (2, 4),
+    batch_sizes: Sequence[int] = (2, 4),
 ) -> StepCost:
     """Trace a training step at two batch sizes and return its cost over batch size.
 
@@ -272,6 +270,8 @@ def step_cost(
     the random number generators too. ``make_batch`` returns so many examples on its device; batch normalisation needs
     2 of them.
     """
+    if len(batch_sizes) != 2 or not 1 <= batch_sizes[0] < batch_sizes[1]:
+        raise HardwareError(f"hardware.ceilings.traced_batch_sizes must be two rising sizes, but got {batch_sizes}")
     width = DTYPES[arithmetic].itemsize
     low, high = (_trace(module, make_batch(size), loss, width) for size in batch_sizes)
     if not any(layer.flops for layer in high):
@@ -289,7 +289,7 @@ def step_cost(
     )
 
 
-def _layer(first: "_Traced", second: "_Traced", batch_sizes: tuple[int, int]) -> tuple[LayerCost, bool]:
+def _layer(first: "_Traced", second: "_Traced", batch_sizes: Sequence[int]) -> tuple[LayerCost, bool]:
     """Return the layer's cost over batch size, and whether it grows faster than the batch."""
     small, large = batch_sizes
     lines: dict[str, Any] = {}
@@ -470,14 +470,11 @@ class _Tracer:
                 continue
             self._nodes.add(node)
             node.register_prehook(self._enter)
-            node.register_hook(functools.partial(self._leave, layer))
+            node.register_hook(lambda *gradients, layer=layer: self._charge(layer))
             stack.extend(following for following, _ in node.next_functions)
 
     def _enter(self, gradients: Any) -> None:
         self._counted = self.counter.get_total_flops()
-
-    def _leave(self, layer: _Traced, *gradients: Any) -> None:
-        self._charge(layer)
 
     def _charge(self, layer: _Traced) -> None:
         total = self.counter.get_total_flops()
