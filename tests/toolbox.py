@@ -1,14 +1,19 @@
 """What several test modules work with: made records and protocols, a clock that a test moves, a folder's entries."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bstune.core.curve import CurveFit, FrontierPoint
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
+from bstune.hardware.memory import Ceiling, MemoryModel, Outcome, ProbeResult
+from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
+from bstune.hardware.survey import Survey
+from bstune.hardware.timing import Measured, StepTiming
 
 EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
 TRAINER = {"accelerator": "cpu", "devices": 1}
@@ -81,9 +86,64 @@ def make_result(**changes: Any) -> TrialResult:
     return replace(RESULT, **changes)
 
 
+def make_trial(
+    number: int = 0, batch_size: int = 64, lr: float = 0.1, status: Any = "reached", steps: int = 400,
+    steps_low: int = 390, tau: float | None = 0.01, **changes: Any,
+) -> TrialResult:  # fmt: skip
+    """Return the record of a trial with seeds, times and a history that fit its steps."""
+    seconds = steps * (tau or 0.0)
+    values: Mapping[str, Any] = {
+        **{"number": number, "trial_index": number, "batch_size": batch_size, "lr": lr, "seed": 1000 + number},
+        **{"status": status, "steps": steps, "steps_low": steps_low, "examples": steps * batch_size},
+        **{"train_seconds": seconds, "wall_seconds": 2.0 + seconds, "seconds_per_step": tau, "device": "NVIDIA H200"},
+        "history": ((1, 0.9), (steps, 0.0995)),
+    }
+    return make_result(**{**values, **changes})
+
+
+def hand_fit(b_crit: float | None, low: float | None, high: float | None) -> CurveFit:
+    """Return a fit with this B_crit and interval, to points of S = 100 (1 + 300/B)."""
+    points = tuple(FrontierPoint(size, 100.0 * (1 + 300.0 / size), False, None) for size in (16, 64, 256, 1024, 4096))
+    below, above = (None, None) if b_crit is None else (b_crit / 9, b_crit * 9)
+    return CurveFit(100.0, b_crit, low, high, None, below, above, 0.9, 0.05, None, points)
+
+
 def data_root(folder: str) -> str:
     """Return BSTUNE_DATA if it holds real data in ``folder``; skip the test otherwise."""
     root = os.environ.get("BSTUNE_DATA", "")
     if not root or not (Path(root).expanduser() / folder).is_dir():
         pytest.skip(f"BSTUNE_DATA={root!r} is not a folder with {folder}/")
     return root
+
+
+def make_probe_result(size: int, outcome: Outcome = "fits", mib: int = 100) -> ProbeResult:
+    """Return a probe that took so many MiB of 1,000."""
+    return ProbeResult(size, outcome, 1000 * 2**20, mib * 2**20, mib * 2**20)
+
+
+def make_survey(
+    taus: Sequence[tuple[int, float]] = ((4, 1e-3), (64, 1.2e-3), (1000, 5e-3)),
+    above: ProbeResult | None = None,
+    bare: float | None = None,
+    **changes: Any,
+) -> Survey:
+    """Return a survey of a Linear with seconds per step ``taus``, ``bare`` of them without the framework."""
+    timings = (StepTiming(size, tau, tau, tau, 0.0, 9, None if bare is None else bare * tau) for size, tau in taus)
+    at, smallest = make_probe_result(taus[-1][0]), make_probe_result(taus[0][0])
+    model = MemoryModel(90.0 * 2**20, 1024.0, 0.0, 2)
+    moved = AffineCost(0, 100)
+    layer = LayerCost("a", "Linear", 1, AffineCost(0, 1e6), moved, moved, AffineCost(1e5, 0))
+    values: Mapping[str, Any] = {
+        "workload": "w",
+        "device": "it",
+        "device_type": "cpu",
+        "precision": "32-true",
+        "versions": {"torch": "2"},
+        "high": 1000,
+        "ceiling": Ceiling(at, above, taus[0][0], 3, 0.01, model, None, (smallest,)),
+        "measured": Measured(tuple(timings), (), ()),
+        "limits": DeviceLimits("it", "fp32", 1e9, 1e6),
+        "cost": StepCost((layer,), (), ()),
+        "seconds": 2.0,
+    }
+    return Survey(**{**values, **changes})
