@@ -476,7 +476,7 @@ def test_trials_train_side_by_side(bstune, tmp_path):
         ),
         (
             ("workload=replay", "workload.table=mnist_cnn", MLFLOW, "search.workers=2"),
-            "there is nothing to train side by side; use search.workers=1",
+            "so there is nothing to train in parallel",
         ),
     ],
 )
