@@ -33,7 +33,7 @@ from bstune.core.errors import BstuneError, ConfigError, Interrupted
 
 VERBS = {  # each is called with what stands after it, and raises what ends it
     "tune": "bstune.__main__:tune",
-    "survey": "bstune.hardware.__main__:main",
+    "survey": "bstune.hardware.report:main",
     "fit": "bstune.__main__:fit",
     "record": "bstune.study.record:main",
     "sweep": "bstune.sweeps.harness:main",
@@ -116,7 +116,7 @@ def _hydra_main(config: DictConfig) -> None:
     from bstune.trial.replay import complete  # as above
 
     try:
-        run(validate(config, complete), _job_arguments())
+        run(validate(config, complete=complete), _job_arguments())
     except BstuneError as error:
         if config.get("debug"):
             raise

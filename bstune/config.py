@@ -9,25 +9,15 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
-from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate as hydra_instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 from yaml import YAMLError
 
@@ -36,7 +26,6 @@ from bstune.core.records import Budget, CompileMode, Objective, Target
 from bstune.core.search_space import BUDGET, MODULE, Tunable
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
-MAX_OCTAVES = 100  # 2^octaves stays a number with room to spare
 RENAMED = {
     "search.confirmations": "search.replicates",
     "search.finalists": "search.candidates",
@@ -58,383 +47,253 @@ RENAMED = {
 }
 
 
-def _no_bool(value: object) -> object:
+def _number(value: object) -> object:
     if isinstance(value, bool):  # pydantic takes true for 1
         raise PydanticCustomError("number_type", "Input should be a number")
     return value
 
 
-def _known_device(value: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-        raise PydanticCustomError("device", "Input should be auto, cpu, cuda or cuda:N")
-    return value
-
-
-Whole = Annotated[int, BeforeValidator(_no_bool)]
-Count = Annotated[Whole, Field(ge=0)]
-Positive = Annotated[Whole, Field(ge=1)]
-Number = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
-PositiveNumber = Annotated[Number, Field(gt=0)]
-Limit = Annotated[float, BeforeValidator(_no_bool), Field(gt=0)]  # .inf: no limit
-OverOne = Annotated[Number, Field(gt=1)]
-Share = Annotated[Number, Field(ge=0, le=1)]
-PositiveShare = Annotated[Number, Field(gt=0, le=1)]
+Whole = Annotated[int, BeforeValidator(_number)]
+Count, Positive = Annotated[Whole, Field(ge=0)], Annotated[Whole, Field(ge=1)]
+Number = Annotated[float, BeforeValidator(_number)]  # .inf is one, and switches a limit off
+Finite = Annotated[Number, Field(allow_inf_nan=False)]
+PositiveFinite, OverOne = Annotated[Finite, Field(gt=0)], Annotated[Finite, Field(gt=1)]
+Seconds, Limit = Annotated[Number, Field(ge=0)], Annotated[Number, Field(gt=0)]
+Share, PositiveShare = Annotated[Finite, Field(ge=0, le=1)], Annotated[Finite, Field(gt=0, le=1)]
+Octaves = Annotated[Finite, Field(gt=0, le=100)]  # 2^octaves stays a number with room to spare
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true"]
+Text = Annotated[str, Field(min_length=1)]
 Node = dict[str, Any]  # instantiated by Hydra: takes what its target takes
 
 
 class Section(BaseModel):
-    """A group of options."""
+    """A group of options; unknown ones are mistakes."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
-class TargetOptions(Section):
-    """A goal for a validation metric; ``bounds`` are the values that the metric can take."""
-
-    metric: Annotated[str, Field(min_length=1)]
-    value: Number
-    mode: Literal["min", "max"]
-    bounds: list[float] | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> "TargetOptions":
-        if self.bounds is None:
-            return self
-        if len(self.bounds) != 2 or not self.bounds[0] < self.bounds[1]:
-            raise ValueError(f"bounds must be two increasing numbers, but got {self.bounds}")
-        target = Target(self.metric, self.value, self.mode)
-        best, worst = self.bounds if self.mode == "min" else self.bounds[::-1]
-        if target.gap(best) > 0:
-            raise ValueError(f"the target {target} cannot be reached: {self.metric} lies in {self.bounds}")
-        if target.gap(worst) <= 0:
-            raise ValueError(f"the target {target} is met by every value in {self.bounds}: check mode and value")
-        return self
+def _section(base: Any = Section, **types: Any) -> Any:
+    """Return the model of a group: the type of each option, with a default where the YAML may leave it out."""
+    fields = {name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in types.items()}
+    return create_model("Options", __base__=base, **fields)
 
 
-class BudgetOptions(Section):
-    """A trial ends once both are spent."""
+def _checked(section: Any, check: Callable[..., list[tuple[Any, str]]]) -> Any:
+    """Return a section with a check of its valid options together: conditions that must not hold, and what to say."""
 
-    steps: Positive
-    examples: Positive
+    def run(options: Any) -> Any:
+        for wrong, line in check(options):
+            if wrong:
+                raise ValueError(line)
+        return options
 
-
-class ReferenceOptions(Section):
-    """A batch size and a learning rate that go together."""
+    return Annotated[section, AfterValidator(run)]
 
-    batch_size: PositiveNumber
-    lr: PositiveNumber
 
+def _check_range(options: Any) -> list[tuple[Any, str]]:
+    ends = f"low={options.low:g} and high={options.high:g}"
+    return [(options.low > options.high, f"low must be at most high, but got {ends}")]
 
-class RangeOptions(Section):
-    """Smallest and largest batch size."""
 
-    low: Positive
-    high: Positive
+def _check_target(options: Any) -> list[tuple[Any, str]]:
+    bounds, target = options.bounds, Target(options.metric, options.value, options.mode)
+    if bounds is None:
+        return []
+    if len(bounds) != 2 or not bounds[0] < bounds[1]:
+        return [(True, f"bounds must be two increasing numbers, but got {bounds}")]
+    best, worst = bounds if options.mode == "min" else bounds[::-1]
+    return [
+        (target.gap(best) > 0, f"the target {target} cannot be reached: {target.metric} lies in {bounds}"),
+        (target.gap(worst) <= 0, f"the target {target} is met by every value in {bounds}: check mode and value"),
+    ]
 
-    @model_validator(mode="after")
-    def _check(self) -> "RangeOptions":
-        if self.low > self.high:
-            raise ValueError(f"low must be at most high, but got low={self.low} and high={self.high}")
-        return self
 
+def _check_tunable(options: Any) -> list[tuple[Any, str]]:
+    whole = options.low.is_integer() and options.high.is_integer()
+    ends = f"low={options.low:g} and high={options.high:g}"
+    below = options.key.startswith((MODULE, BUDGET))  # these are made anew for each trial
+    return [
+        (not below, f"key must lie below workload.module or budget, but got {options.key!r}"),
+        (not options.low < options.high, f"low must be less than high, but got {ends}"),
+        (options.log and not options.low > 0, f"low must be over 0 on a log scale, but got {ends}"),
+        (options.integer and not whole, f"low and high of a whole number must be whole, but got {ends}"),
+    ]
 
-class TunableOptions(Section):
-    """A number of the config that ``search.tune`` may name: its key, its range and its scale."""
 
-    key: str
-    low: Number
-    high: Number
-    log: bool = False
-    integer: bool = False
+def _check_names(tunable: Any) -> list[tuple[Any, str]]:
+    taken = sorted({"batch_size", "lr", "delta"} & tunable.keys())
+    return [(taken, f"a study has {', '.join(taken)} already: choose another name")]
 
-    @model_validator(mode="after")
-    def _check(self) -> "TunableOptions":
-        ends = f"low={self.low:g} and high={self.high:g}"
-        if not self.key.startswith((MODULE, BUDGET)):
-            raise ValueError(
-                "key must lie below workload.module or budget, which are made anew for each trial, but got "
-                f"{self.key!r}"
-            )
-        if not self.low < self.high:
-            raise ValueError(f"low must be less than high, but got {ends}")
-        if self.log and not self.low > 0:
-            raise ValueError(f"low must be over 0 on a log scale, but got {ends}")
-        if self.integer and not (self.low.is_integer() and self.high.is_integer()):
-            raise ValueError(f"low and high of a whole number must be whole, but got {ends}")
-        return self
 
+def _check_trial(options: Any) -> list[tuple[Any, str]]:
+    pair = f"batch_size={_text(options.batch_size)} and lr={_text(options.lr)}"
+    one = (options.batch_size is None) != (options.lr is None)
+    return [(one, f"to train one trial, give both trial.batch_size and trial.lr, but got {pair}")]
 
-class WorkloadOptions(Section):
-    """One file of ``conf/workload/``; ``tunable`` lists by name what may be searched besides."""
 
-    name: str
-    precision: Precision
-    trials: Positive
-    reference: ReferenceOptions
-    batch_size: RangeOptions
-    budget: BudgetOptions
-    target: TargetOptions
-    tunable: dict[str, TunableOptions] = {}
+def _check_relative(relative: Any) -> list[tuple[Any, str]]:
+    return [({"cpu", "cuda"} - relative.keys(), f"it must have a share for cpu and for cuda, but got {relative}")]
 
-    @field_validator("tunable")
-    @classmethod
-    def _check_names(cls, tunable: dict[str, TunableOptions]) -> dict[str, TunableOptions]:
-        taken = {"batch_size", "lr", "delta"} & tunable.keys()
-        if taken:
-            raise ValueError(f"a study has a {min(taken)} already: choose another name")
-        return tunable
 
+def _check_all_reduce(options: Any) -> list[tuple[Any, str]]:
+    link, seconds = options.bytes_per_second, options.seconds
+    few = seconds is not None and max(seconds, default=0) < 2
+    return [
+        (link is not None and seconds is not None, "give bytes_per_second or seconds, not both"),
+        (few, f"seconds must be given for 2 devices or more, but got {seconds}"),
+    ]
 
-class TrainedWorkload(WorkloadOptions):
-    """A workload that is trained."""
 
-    data: Node
-    module: Node
-
-
-class ReplayedWorkload(WorkloadOptions):
-    """A workload that is answered from a table of recorded runs."""
-
-    table: str
-
-
-class SearchRange(RangeOptions):
-    """The batch sizes of a search."""
-
-    multiple: Positive | None
-
-
-class SearchOptions(Section):
-    """What a study searches, and for how long."""
-
-    objective: Objective
-    trials: Positive
-    seconds: Limit | None
-    wall_seconds: Limit | None
-    precision: Annotated[float, Field(gt=1)] | None
-    replicates: Count
-    candidates: Positive
-    tune: list[str]
-    workers: Positive
-    stratified: Share
-    batch_size: SearchRange
-
-
-class ScalingOptions(Section):
-    """The scaling rule and the range around it."""
-
-    batch_size: PositiveNumber
-    lr: PositiveNumber
-    noise_scale: PositiveNumber | None
-    lr_octaves_sigma: PositiveNumber
-    lr_octaves: Annotated[Number, Field(gt=0, le=MAX_OCTAVES)]
-    rule: Node
-
-
-class PriorOptions(Section):
-    """What bstune's posterior expects of the best learning rate before any trial."""
-
-    level_sigma: PositiveNumber
-    exponent_sigma: PositiveNumber
-
-
-class ProtocolOptions(Section):
-    """What stays fixed in every trial."""
-
-    evaluation_ratio: OverOne
-    evaluation_share: PositiveShare
-    evaluation_cost: PositiveNumber
-    close_to_target: OverOne
-    micro_batch_size: Positive | None
-    warmup_steps: Count
-    divergence: Limit
-    noise_scale_every: Positive | None
-
-
-class TrialOptions(Section):
-    """One trial's own values; what a workload's ``${trial.lr}`` refers to."""
-
-    batch_size: Positive | None
-    lr: PositiveNumber | None
-    seed: Count
-    total_steps: Whole | None
-
-    @model_validator(mode="after")
-    def _check(self) -> "TrialOptions":
-        if (self.batch_size is None) != (self.lr is None):
-            raise ValueError(
-                "to train one trial, give both trial.batch_size and trial.lr, but got "
-                f"batch_size={_text(self.batch_size)} and lr={_text(self.lr)}"
-            )
-        return self
-
-
-class DataOptions(Section):
-    """Where data sets are kept."""
-
-    root: str
-
-
-class MemoryOptions(Section):
-    """How the memory ceiling is searched."""
-
-    limit: Positive | None
-    free_share: PositiveShare
-    relative: dict[str, Annotated[Number, Field(ge=0, lt=1)]]
-    steps: Positive
-    verify: Count
-    probe_seconds: PositiveNumber
-
-    @field_validator("relative")
-    @classmethod
-    def _check(cls, relative: dict[str, float]) -> dict[str, float]:
-        if not {"cpu", "cuda"} <= relative.keys():
-            raise ValueError(f"it must have a share for cpu and for cuda, but got {relative}")
-        return relative
-
-
-class StepTimeOptions(Section):
-    """How steps are timed over batch size."""
-
-    rungs: Annotated[Whole, Field(ge=2)]
-    repeats: Positive
-    visit_seconds: PositiveNumber
-    min_steps: Positive
-    max_steps: Positive
-    warmup_steps: Count
-
-
-class CeilingsOptions(Section):
-    """How the device's own ceilings are measured."""
-
-    seconds: PositiveNumber
-    matrix_sizes: list[Positive]
-    copy_bytes: list[Positive]
-    traced_batch_sizes: list[Positive]
-
-
-class AllReduceOptions(Section):
-    """What an all-reduce of the gradients takes."""
-
-    bytes_per_second: PositiveNumber | None
-    latency: Annotated[Number, Field(ge=0)]
-    seconds: dict[Positive, PositiveNumber] | None
-    overlap: Annotated[float, Field(ge=1)]
-
-    @model_validator(mode="after")
-    def _check(self) -> "AllReduceOptions":
-        if self.bytes_per_second is not None and self.seconds is not None:
-            raise ValueError("give bytes_per_second or seconds, not both")
-        if self.seconds is not None and max(self.seconds, default=0) < 2:
-            raise ValueError(f"seconds must be given for 2 devices or more, but got {self.seconds}")
-        return self
-
-
-class ScaleOutOptions(Section):
-    """The plan for several devices."""
-
-    devices: Annotated[list[Positive], Field(min_length=1)]
-    candidate_ratio: OverOne
-    all_reduce: AllReduceOptions
-
-
-class HardwareOptions(Section):
-    """The survey of the hardware."""
-
-    enabled: bool
-    seconds: PositiveNumber
-    refresh: bool
-    cache: str
-    memory: MemoryOptions
-    step_time: StepTimeOptions
-    ceilings: CeilingsOptions
-    scale_out: ScaleOutOptions
-
-
-class MlflowOptions(Section):
-    """Tracking."""
-
-    enabled: bool
-    experiment: str
-    uri: str | None
-    seconds: Annotated[float, Field(ge=0)]
-    study_seconds: Annotated[float, Field(ge=0)]
-    request_seconds: Positive
-    retries: Count
-
-
-class Options(Section):
-    """All options."""
-
-    study: str
-    seed: Count
-    output: str
-    storage: str
-    device: Annotated[str, AfterValidator(_known_device)]
-    precision: Precision
-    compile: CompileMode | None
-    debug: bool
-    workload: TrainedWorkload | ReplayedWorkload
-    budget: BudgetOptions
-    scaling: ScalingOptions
-    prior: PriorOptions
-    protocol: ProtocolOptions
-    trial: TrialOptions
-    data: DataOptions
-    trainer: Node
-    hardware: HardwareOptions
-    mlflow: MlflowOptions
-    sampler: Node
-    search: SearchOptions  # last: its check reads others
-
-    @field_validator("search")
-    @classmethod
-    def _check_search(cls, search: SearchOptions, info: ValidationInfo) -> SearchOptions:
-        """Check what ``search.tune`` and ``search.workers`` need of other options, where those are valid."""
-        workload, trial, hardware = (info.data.get(name) for name in ("workload", "trial", "hardware"))
-        if workload is not None:
-            _check_tune(search.tune, workload, info.context)
-        if search.workers == 1 or None in (workload, trial, hardware) or trial.batch_size is not None:
-            return search
-        if isinstance(workload, ReplayedWorkload):
-            raise ValueError(
-                f"search.workers={search.workers}: workload {workload.name} is answered from recorded runs, so there "
-                "is nothing to train side by side; use search.workers=1"
-            )
-        if not hardware.enabled:
-            raise ValueError(
-                f"search.workers={search.workers} needs hardware.enabled=true: trials slow each other down, so their "
-                "seconds per step are those that the survey timed alone; use that or search.workers=1"
-            )
-        return search
-
-
-def _check_tune(names: list[str], workload: WorkloadOptions, config: DictConfig) -> None:
-    for name in names:
+def _check_search(search: Any, info: Any) -> Any:
+    """Check what ``search`` needs of other options, where those are valid."""
+    workload, trial, hardware = (info.data.get(name) for name in ("workload", "trial", "hardware"))
+    for name in search.tune if workload else ():
+        named = f"search.tune names {name!r}"
         if name not in workload.tunable:
             listed = ", ".join(workload.tunable) or "nothing"
-            raise ValueError(
-                f"search.tune names {name!r}, but the workload {workload.name} lists {listed} under workload.tunable"
-            )
-        if names.count(name) > 1:
-            raise ValueError(f"search.tune names {name!r} twice")
+            raise ValueError(f"{named}, but the workload {workload.name} lists {listed} under workload.tunable")
+        if search.tune.count(name) > 1:
+            raise ValueError(f"{named} twice")
         key = workload.tunable[name].key
-        value = OmegaConf.select(config, key, default="nothing")
+        value = OmegaConf.select(info.context, key, default="nothing")
         if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+            key = f"workload.tunable.{name}.key={key}"
             raise ValueError(
-                f"workload.tunable.{name}.key={key} must name a number of the config (or null, where it is off), but "
-                f"got {value} there"
+                f"{key} must name a number of the config (or null, where it is off), but got {value} there"
             )
+    if search.workers > 1 and workload and hardware and trial and trial.batch_size is None:
+        if hasattr(workload, "table"):
+            reason = (
+                f"workload {workload.name} is answered from recorded runs, so there is nothing to train in parallel"
+            )
+        else:  # trials slow each other down
+            reason = "seconds per step are the survey's, measured alone: it needs hardware.enabled=true"
+        if hasattr(workload, "table") or not hardware.enabled:
+            raise ValueError(f"search.workers={search.workers}: {reason}; or use search.workers=1")
+    return search
 
 
-class _TrainedOptions(Options):
-    workload: TrainedWorkload
+_Budget = _section(steps=Positive, examples=Positive)
+_Target = _section(metric=Text, value=Finite, mode=Literal["min", "max"], bounds=(list[Number] | None, None))
+_Tunable = _section(key=str, low=Finite, high=Finite, log=(bool, False), integer=(bool, False))
+_Tunables = dict[Text, _checked(_Tunable, _check_tunable)]
+_Range = _section(low=Positive, high=Positive)
+_Workload = _section(
+    name=Text,
+    precision=Precision,
+    trials=Positive,
+    reference=_section(batch_size=PositiveFinite, lr=PositiveFinite),
+    batch_size=_checked(_Range, _check_range),
+    budget=_Budget,
+    target=_checked(_Target, _check_target),
+    tunable=(_checked(_Tunables, _check_names), {}),
+)
+_Search = _section(
+    objective=Objective,
+    trials=Positive,
+    seconds=Limit | None,
+    wall_seconds=Limit | None,
+    precision=Annotated[Number, Field(gt=1)] | None,
+    replicates=Count,
+    candidates=Positive,
+    tune=list[str],
+    workers=Positive,
+    stratified=Share,
+    batch_size=_checked(_section(_Range, multiple=Positive | None), _check_range),
+)
+_Trial = _section(batch_size=Positive | None, lr=PositiveFinite | None, seed=Count, total_steps=Whole | None)
+_Protocol = _section(
+    evaluation_ratio=OverOne,
+    evaluation_share=PositiveShare,
+    evaluation_cost=PositiveFinite,
+    close_to_target=OverOne,
+    micro_batch_size=Positive | None,
+    warmup_steps=Count,
+    divergence=Limit,
+    noise_scale_every=Positive | None,
+)
+_Memory = _section(
+    limit=Positive | None,
+    free_share=PositiveShare,
+    relative=_checked(dict[str, Annotated[Finite, Field(ge=0, lt=1)]], _check_relative),
+    steps=Positive,
+    verify=Count,
+    probe_seconds=PositiveFinite,
+)
+_StepTime = _section(
+    rungs=Annotated[Whole, Field(ge=2)],
+    repeats=Positive,
+    visit_seconds=PositiveFinite,
+    min_steps=Positive,
+    max_steps=Positive,
+    warmup_steps=Count,
+)
+_Ceilings = _section(
+    seconds=PositiveFinite,
+    matrix_sizes=list[Positive],
+    copy_bytes=list[Positive],
+    traced_batch_sizes=list[Positive],
+)
+_AllReduce = _section(
+    bytes_per_second=PositiveFinite | None,
+    latency=Annotated[Finite, Field(ge=0)],
+    seconds=dict[Positive, PositiveFinite] | None,
+    overlap=Annotated[Number, Field(ge=1)],
+)
+_Devices = Annotated[list[Positive], Field(min_length=1)]
+_OPTIONS: dict[str, Any] = {
+    "study": Text,
+    "seed": Count,
+    "output": Text,
+    "storage": Text,
+    "device": Text,
+    "precision": Precision,
+    "compile": CompileMode | None,
+    "debug": bool,
+    "workload": _section(_Workload, data=Node, module=Node),
+    "budget": _Budget,
+    "scaling": _section(
+        batch_size=PositiveFinite,
+        lr=PositiveFinite,
+        noise_scale=PositiveFinite | None,
+        lr_octaves_sigma=PositiveFinite,
+        lr_octaves=Octaves,
+        rule=Node,
+    ),
+    "prior": _section(level_sigma=PositiveFinite, exponent_sigma=PositiveFinite),
+    "protocol": _Protocol,
+    "trial": _checked(_Trial, _check_trial),
+    "data": _section(root=Text),
+    "trainer": Node,
+    "hardware": _section(
+        enabled=bool,
+        seconds=PositiveFinite,
+        refresh=bool,
+        cache=Text,
+        memory=_Memory,
+        step_time=_StepTime,
+        ceilings=_Ceilings,
+        scale_out=_section(
+            devices=_Devices, candidate_ratio=OverOne, all_reduce=_checked(_AllReduce, _check_all_reduce)
+        ),
+    ),
+    "mlflow": _section(
+        enabled=bool,
+        experiment=Text,
+        uri=str | None,
+        seconds=Seconds,
+        study_seconds=Seconds,
+        request_seconds=Positive,
+        retries=Count,
+    ),
+    "sampler": Node,
+    "search": Annotated[_Search, AfterValidator(_check_search)],  # after what its check reads
+}
 
 
-class _ReplayedOptions(Options):
-    device: str
-    workload: ReplayedWorkload
+TrainedOptions: type[Section] = _section(**_OPTIONS)
+ReplayedOptions: type[Section] = _section(**{**_OPTIONS, "workload": _section(_Workload, table=Text)})
+Complete = Callable[[DictConfig], DictConfig]  # fills in what a replayed workload takes from its table
 
 
 def is_replayed(config: DictConfig) -> bool:
@@ -443,19 +302,15 @@ def is_replayed(config: DictConfig) -> bool:
     return isinstance(workload, DictConfig) and "table" in set(workload.keys())
 
 
-Complete = Callable[[DictConfig], DictConfig]  # fills in what a replayed workload takes from its table
-
-
 def compose(arguments: Sequence[str], complete: Complete | None = None) -> DictConfig:
     """Return the config of a command line, composed and validated, or raise a ConfigError with all its mistakes."""
     parsed = parse(arguments)
-    overrides = without_plus(parsed.overrides)
+    options = without_plus(parsed.overrides)
     if parsed.config_dir:
         if not Path(parsed.config_dir).is_dir():
             raise ConfigError(f"--config-dir {parsed.config_dir} is not a folder")
-        overrides.append(f"hydra.searchpath=[file://{Path(parsed.config_dir).absolute()}]")
-    config, mistakes = compose_overrides(CONFIG_MODULE, parsed.config_name, overrides)
-    return validate(config, complete, mistakes)
+        options.append(f"hydra.searchpath=[file://{Path(parsed.config_dir).absolute()}]")
+    return validate(*compose_known(CONFIG_MODULE, parsed.config_name, options), complete)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -472,22 +327,19 @@ def without_plus(arguments: Sequence[str]) -> list[str]:
     return [re.sub(r"^\++workload=", "workload=", argument) for argument in arguments]
 
 
-def compose_overrides(module: str, name: str, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """Return a config composed of the overrides that Hydra knows, and a line for each that it does not know."""
-    left, mistakes = list(overrides), list[str]()
+def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """Return a config composed of the options that Hydra knows, and the names of those that it does not know."""
+    unknown: list[str] = []
     with initialize_config_module(module, version_base=HYDRA_VERSION):
         while True:
+            known = [option for option in options if option.split("=")[0].lstrip("+~") not in unknown]
             try:
-                return hydra_compose(name, left), mistakes
-            except MissingConfigException as error:
-                raise ConfigError(plain_error(error)) from error
+                return hydra_compose(name, known), unknown
             except (HydraException, OmegaConfBaseException) as error:
-                unknown = re.match(r"Could not override '([^']+)'", str(error))
-                rest = [one for one in left if unknown is None or one.split("=")[0].lstrip("+~") != unknown[1]]
-                if unknown is None or rest == left:
+                refused = re.match(r"Could not override '([^']+)'", str(error))
+                if refused is None or refused[1] in unknown:
                     raise ConfigError(plain_error(error)) from error
-                mistakes.append(_unknown(unknown[1]))
-                left = rest
+                unknown.append(refused[1])
             except YAMLError as error:
                 raise ConfigError(f"a config file is not YAML: {' '.join(str(error).split())}") from error
 
@@ -503,44 +355,37 @@ def plain_error(error: Exception) -> str:
     return f"{problem}\nworkloads: {', '.join(lines[2:])}\nrun one with: python -m bstune +workload=NAME"
 
 
-def validate(config: DictConfig, complete: Complete | None = None, mistakes: Sequence[str] = ()) -> DictConfig:
+def validate(config: DictConfig, unknown: Sequence[str] = (), complete: Complete | None = None) -> DictConfig:
     """Return a copy of the config with every value checked and of its type; references stay references.
 
     A chosen schedule takes the place of the workload's own; ``complete`` fills in what a replayed workload leaves open.
-    ConfigError lists all mistakes, a line each; ``mistakes`` are those that were found before.
+    ConfigError lists all mistakes, a line each, with those options that were already found to be unknown.
     """
-    config, found = _with_schedule(config.copy()), list(mistakes)
-    options, more = _parse(config)
+    config = _with_schedule(config.copy())
     if is_replayed(config) and complete is not None:
-        _refuse([*found, *(line for line in more if " is missing: " not in line)])
+        _parse(config, unknown, incomplete=True)
         config = complete(config)
-        options, more = _parse(config)
-    _refuse([*found, *more])
-    assert options is not None  # as there are no mistakes
     with open_dict(config):
-        _write_types(config, options)
+        _write_types(config, _parse(config, unknown))
     return config
 
 
-def _refuse(mistakes: Sequence[str]) -> None:
-    if mistakes:
-        raise ConfigError("\n".join(dict.fromkeys(mistakes)))
-
-
-def _parse(config: DictConfig) -> tuple[Options | None, list[str]]:
-    """Return the options of a config, None if there are mistakes, and a line for each mistake."""
-    mistakes: dict[str, str] = {}
+def _parse(config: DictConfig, unknown: Sequence[str], incomplete: bool = False) -> Section | None:
+    """Return the options of a config; ConfigError for all mistakes, without missing values if it is ``incomplete``."""
+    names = flatten(OmegaConf.to_container(config))
+    mistakes, options = {name: _unknown(name, names) for name in unknown}, None
     values = _resolve(config, "", mistakes)
-    options = None
     try:
-        options = (_ReplayedOptions if is_replayed(config) else _TrainedOptions).model_validate(values, context=config)
+        options = (ReplayedOptions if is_replayed(config) else TrainedOptions).model_validate(values, context=config)
     except ValidationError as error:
         for one in error.errors():
             name = ".".join(str(part) for part in one["loc"])
-            mistakes.setdefault(name, _line(name, one))
-    raw = flatten(OmegaConf.to_container(config))
-    copies = {name for name in mistakes if str(raw.get(name))[2:-1] in mistakes} if mistakes else set()
-    return options, [line for name, line in mistakes.items() if name not in copies]
+            mistakes.setdefault(name, _unknown(name, names) if one["type"] == "extra_forbidden" else _line(name, one))
+    lines = [line for name, line in mistakes.items() if str(names.get(name))[2:-1] not in mistakes]  # ${copied} option
+    lines = [line for line in lines if not (incomplete and " is missing: " in line)]
+    if lines:
+        raise ConfigError("\n".join(lines))
+    return options
 
 
 def _resolve(node: Any, name: str, mistakes: dict[str, str]) -> Any:
@@ -552,101 +397,70 @@ def _resolve(node: Any, name: str, mistakes: dict[str, str]) -> Any:
         option = f"{name}{key}"
         try:
             if OmegaConf.is_missing(node, key):
-                mistakes[option] = _missing(option)
+                mistakes[option] = _line(option, {"type": "missing"})
             else:
                 values[key] = _resolve(node[key], f"{option}.", mistakes)
         except InterpolationToMissingValueError:
-            mistakes[option] = _missing(option)
+            mistakes[option] = _line(option, {"type": "missing"})
         except OmegaConfBaseException as error:
             mistakes[option] = f"{option}: {str(error).splitlines()[0]}"
     return values if isinstance(node, DictConfig) else list(values.values())
 
 
-def _line(name: str, error: Any) -> str:
+def _line(name: str, error: Mapping[str, Any]) -> str:
     """Return one of pydantic's errors as a line: the option, what is allowed and what was received."""
+    if error["type"] == "missing":
+        return f"{name} is missing: give it a value, {name}=..."
     message = re.sub(r", (unable|got) .*", "", error["msg"]).replace("Input should be", "must be")
+    if error["type"] == "value_error":
+        message = message.removeprefix("Value error, ")
+        return message if message.startswith(f"{name}.") else f"{name}: {message}"
     message = message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
-    match error["type"]:
-        case "missing":
-            return _missing(name)
-        case "extra_forbidden":
-            return _unknown(name)
-        case "value_error":
-            message = message.removeprefix("Value error, ")
-            return message if message.startswith(f"{name}.") else f"{name}: {message}"
-    return f"{name} {message}{_or_null(name)}, but got {_text(error['input'])}"
-
-
-def _missing(name: str) -> str:
-    return f"{name} is missing: give it a value, {name}=..."
+    return f"{name} {message}, but got {_text(error['input'])}"
 
 
 def _text(value: object) -> str:
     return "null" if value is None else repr(value)
 
 
-def _or_null(name: str) -> str:
-    return " (or null)" if type(None) in get_args(option_types().get(name)) else ""
-
-
-def _unknown(name: str) -> str:
+def _unknown(name: str, names: Mapping[str, Any]) -> str:
     """Return the line for an option that there is not: its new name, or the nearest that there is."""
     if name in RENAMED:
         return f"unknown option {name}: it is called {RENAMED[name]} now"
     if name in ("workload.data", "workload.module"):
-        return (
-            f"{name}: a workload is trained (workload.data and workload.module) or replayed (workload.table), not both"
-        )
-    near = difflib.get_close_matches(name, option_types(), n=1)
+        return f"{name}: a workload is trained (data and module) or replayed (table), but this one has both"
+    near = difflib.get_close_matches(name, names.keys() - {name}, n=1)
     return f"unknown option {name}{f': did you mean {near[0]}?' if near else ''}; --help lists the options"
 
 
-def option_types(section: type[BaseModel] = _TrainedOptions, prefix: str = "") -> dict[str, Any]:
-    """Return the type of every option by its dotted name, in the order of the tree."""
-    types: dict[str, Any] = {}
-    for name, field in section.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            types.update(option_types(kind, f"{prefix}{name}."))
-        else:
-            types[f"{prefix}{name}"] = kind
-    return types
-
-
-def _write_types(node: DictConfig, section: BaseModel) -> None:
-    """Write the values of a validated section into its node, but for references: an int becomes a float, say."""
-    for name in type(section).model_fields:
+def _write_types(node: DictConfig, section: Any) -> None:
+    """Write a section's validated values into its node, but for references: an int becomes a float, say."""
+    for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        if isinstance(value, BaseModel):
+        if isinstance(value, Section):
             _write_types(node[name], value)
         elif name == "tunable":
             node.setdefault(name, {})
             for key, tunable in value.items():
                 _write_types(node[name][key], tunable)
-        elif type(section).model_fields[name].annotation != Node and not OmegaConf.is_interpolation(node, name):
+        elif field.annotation != Node and not OmegaConf.is_interpolation(node, name):
             node[name] = value
 
 
 def _with_schedule(config: DictConfig) -> DictConfig:
-    """Put the chosen schedule into the workload's module, where all that reads it finds it.
-
-    Hydra would merge a schedule with the workload's own, the arguments of both.
-    """
-    if config.get("schedule") is None:
-        with open_dict(config):
-            config.pop("schedule", None)
-        return config
-    if is_replayed(config):
-        raise ConfigError("a replayed workload is not trained, so it has no schedule: leave out schedule=...")
+    """Put the chosen schedule into the workload's module; Hydra would merge it with the workload's own."""
     with open_dict(config):
-        chosen = config.pop("schedule")
+        chosen = config.pop("schedule", None)
+        if chosen is None:
+            return config
+        if is_replayed(config):
+            raise ConfigError("a replayed workload is not trained, so it has no schedule: leave out schedule=...")
         keys = {str(key) for key in chosen} if isinstance(chosen, DictConfig) else {str(chosen)}
         if keys != {"rate", "average"}:
             wrong = min(keys ^ {"rate", "average"})
             raise ConfigError(f"a schedule has the two keys rate and average, but {wrong!r} is not in both")
-        if isinstance(config.get("workload"), DictConfig) and isinstance(config.workload.get("module"), DictConfig):
-            config.workload.module["schedule"] = chosen.rate
-            config.workload.module["average"] = chosen.average
+        if OmegaConf.select(config, "workload.module") is not None:
+            config.workload.module.update(schedule=chosen.rate, average=chosen.average)
     return config
 
 

@@ -1,72 +1,113 @@
+"""tau(B) of bstune.core.step_time, on synthetic numbers whose truth is known."""
+
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from bstune.core.step_time import BANDWIDTH, DOUBT, StepTimes, fit_step_times
+from bstune.core.errors import HardwareError
+from bstune.core.step_time import (
+    BANDWIDTH,
+    SHRINKAGE,
+    StepTime,
+    StepTimes,
+    fit_line,
+    fit_step_model,
+    fit_step_times,
+    fit_sync,
+    iteration_seconds,
+    leave_one_out,
+    sync_seconds,
+)
+
+LINE = StepTime(2e-3, 3e-5)
 
 
-def test_overhead_and_throughput_are_recovered() -> None:
-    sizes = (8, 64, 512, 4096)
-    tau = fit_step_times([(size, 2e-3 + 3e-6 * size) for size in sizes], 128.0)
-    assert tau.overhead == pytest.approx(2e-3)
-    assert tau.per_example == pytest.approx(3e-6)
-    at = np.array([1.0, 8.0, 100.0, 1e5])
-    np.testing.assert_allclose(tau(at), 2e-3 + 3e-6 * at, rtol=1e-9)
+def test_overhead_and_throughput_are_recovered():
+    pairs = [(size, LINE(size)) for size in (8, 64, 512, 4096)]
+    line = fit_line(pairs)
+    assert (line.overhead, line.per_example) == (pytest.approx(2e-3), pytest.approx(3e-5))
+    at = np.array([[1.0, 8.0], [100.0, 1e5]])
+    np.testing.assert_allclose(fit_step_times(pairs, 128.0)(at), 2e-3 + 3e-5 * at, rtol=1e-9)
 
 
 @pytest.mark.parametrize("count", [1, 5, 200])
-def test_what_was_measured_corrects_what_was_given(count: int) -> None:
+def test_what_was_measured_corrects_what_was_given(count):
     tau = fit_step_times([(64, 3.0)] * count, 128.0, lambda size: 1.5)
     octaves = np.array([0.0, 0.5 * BANDWIDTH, BANDWIDTH, 20.0 * BANDWIDTH])
     weight = count * np.exp(-0.5 * (octaves / BANDWIDTH) ** 2)
-    expected = 1.5 * 2.0 ** (weight / (weight + DOUBT))  # a normal kernel, shrunk to no correction
+    expected = 1.5 * 2.0 ** (weight / (weight + SHRINKAGE))  # a normal kernel, shrunk to no correction
     np.testing.assert_allclose(tau(64.0 * 2.0**octaves), expected, rtol=1e-9)
     np.testing.assert_allclose(tau(64.0 * 2.0**-octaves), expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("given", [None, lambda size: 1e-3 * math.sqrt(size)])
-def test_batch_sizes_measured_many_times_get_what_was_measured(given: Callable[[float], float] | None) -> None:
-    measured = {8: 1e-3, 100: 5e-3, 400: 2e-3, 4096: 9e-3}
-    tau = fit_step_times([pair for pair in measured.items() for _ in range(300)], 128.0, given)
-    np.testing.assert_allclose(tau(np.array([8.0, 100.0, 400.0, 4096.0])), list(measured.values()), rtol=0.01)
-
-
-def test_what_was_measured_at_one_batch_size_is_averaged() -> None:
-    tau = fit_step_times([(64, 1.0), (64, 4.0)] * 100, 32.0, lambda size: 1.0)
-    assert tau(np.array(64.0)) == pytest.approx(2.0, rel=0.01)
+def test_many_measurements_outweigh_the_smooth_function_and_are_averaged(given):
+    measured = {8: (1e-3, 1e-3), 100: (5e-3, 5e-3), 400: (1e-3, 4e-3), 4096: (9e-3, 9e-3)}
+    tau = fit_step_times([(size, value) for size, values in measured.items() for value in values * 200], 128.0, given)
+    np.testing.assert_allclose(tau(np.array([8.0, 100.0, 400.0, 4096.0])), [1e-3, 5e-3, 2e-3, 9e-3], rtol=0.01)
 
 
 @pytest.mark.parametrize(("measured", "size", "seconds"), [([(64, 0.2)], 64.0, 0.2), ([], 128.0, 256.0)])
-def test_with_one_or_none_half_of_a_step_is_overhead(
-    measured: list[tuple[float, float]], size: float, seconds: float
-) -> None:
+def test_with_one_or_none_half_of_a_step_is_overhead(measured, size, seconds):
     tau = fit_step_times(measured, 128.0)
-    assert tau(np.array(size)) == pytest.approx(seconds)
-    assert tau(np.array(1e-9)) == pytest.approx(seconds / 2)
-    assert tau(np.array(2 * size)) == pytest.approx(1.5 * seconds)
-
-
-def test_what_was_given_holds_where_nothing_was_measured() -> None:
-    tau = fit_step_times([], 128.0, lambda size: 0.1 + 0.01 * size)
-    np.testing.assert_allclose(tau(np.array([[1.0, 10.0], [100.0, 2.0]])), [[0.11, 0.2], [1.1, 0.12]], rtol=1e-12)
+    np.testing.assert_allclose(tau(size * np.array([1e-9, 1.0, 2.0])), seconds * np.array([0.5, 1.0, 1.5]))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
-def test_the_shape_is_that_of_the_batch_sizes(shape: tuple[int, ...]) -> None:
-    for tau in (
-        StepTimes(1.0, 2.0),
-        fit_step_times([(8, 1.0)], 8.0),
-        fit_step_times([(8, 1.0)], 8.0, lambda size: 2.0),
-    ):
+def test_the_shape_is_that_of_the_batch_sizes(shape):
+    for tau in (StepTimes(LINE), fit_step_times([(8, 1.0)], 8.0), fit_step_times([], 8.0, lambda size: 2.0)):
         assert tau(np.full(shape, 4.0)).shape == shape
 
 
-def test_neither_overhead_nor_throughput_is_negative() -> None:
-    falling = fit_step_times([(8, 1.0), (64, 0.5), (512, 0.4)], 64.0)
-    assert falling.per_example == 0.0
-    steep = fit_step_times([(8, 0.01), (64, 1.0), (512, 100.0)], 64.0)
-    assert steep.overhead == 0.0
-    for tau in (falling, steep):
-        assert (tau(np.array([1.0, 30.0, 1e4])) > 0).all()
+def test_neither_overhead_nor_throughput_is_negative():
+    assert fit_line([(8, 1.0), (64, 0.5), (512, 0.4)]).per_example == 0.0
+    assert fit_line([(8, 0.01), (64, 1.0), (512, 100.0)]).overhead == 0.0
+
+
+def test_a_line_is_recovered_and_predicted_beyond_its_ends():
+    model = fit_step_model([(size, LINE(size)) for size in (8, 32, 128, 500)])
+    assert (model.overhead, model.per_example) == (pytest.approx(2e-3), pytest.approx(3e-5))
+    assert model.residual < 1e-9
+    assert (model(1), model(5000)) == (pytest.approx(LINE(1)), pytest.approx(LINE(5000)))
+    assert max(leave_one_out([(size, LINE(size)) for size in (8, 16, 32, 64, 128, 256)])) < 0.05
+
+
+def test_noise_does_not_make_it_fall():
+    model = fit_step_model([(8, 1.0), (16, 0.9), (32, 1.5), (64, 1.4), (128, 3.0)])
+    values = [model(2 ** (i / 10)) for i in range(10, 90)]
+    assert values == sorted(values)
+
+
+@pytest.mark.parametrize("pairs", [[], [(8, 1.0)], [(8, 1.0), (8, 2.0)], [(8, 1.0), (9, 0.0)], [(8, 1), (9, math.nan)]])
+def test_what_cannot_be_fitted_is_refused(pairs):
+    with pytest.raises(HardwareError, match="needs positive seconds at two or more batch sizes"):
+        fit_step_model(pairs)
+
+
+@pytest.mark.parametrize(("gamma", "seconds"), [(1.0, 7.0), (2.0, 5.0), (math.inf, 4.0)])
+def test_iteration(gamma, seconds):
+    assert iteration_seconds(3.0, 4.0, gamma) == pytest.approx(seconds)
+    assert iteration_seconds(3.0, 0.0, gamma) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "alpha", "beta"),
+    [
+        ([(2, 0.01), (4, 0.014), (8, 0.022)], 0.01, 0.002),
+        ([(1, 0.0), (4, 0.014)], 0.014, 0.0),
+        ([(2, 0.02), (8, 0.01)], None, 0.0),  # falls: a constant
+    ],
+)
+def test_a_line_through_all_reduces(measured, alpha, beta):
+    found = fit_sync(measured)
+    assert found[1] == pytest.approx(beta, abs=1e-12)
+    if alpha is not None:
+        assert found[0] == pytest.approx(alpha)
+        assert [sync_seconds(count, *found) for count, _ in measured] == pytest.approx([s for _, s in measured])
+
+
+@pytest.mark.parametrize("measured", [[], [(1, 0.1)], [(2, 0.0)], [(2, -1.0)], [(2, math.nan)]])
+def test_no_all_reduce_to_fit(measured):
+    with pytest.raises(HardwareError, match="an all-reduce needs positive seconds at 2 devices or more"):
+        fit_sync(measured)

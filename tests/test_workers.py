@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import wait
 from functools import partial
 from itertools import product
 
@@ -21,8 +20,8 @@ from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.survey import Survey, _share
 from bstune.hardware.timing import Measured, StepTiming
 from bstune.study.prepare import compose_checked, prepare
-from bstune.study.run import _first_slots
-from bstune.trial.workers import Workers, alone
+from bstune.study.run import _first_trials
+from bstune.trial.workers import Workers, with_solo_step_time
 
 # What the processes import: nothing that takes long. What is asked of a trial is its batch size.
 TOY = """
@@ -106,15 +105,15 @@ def test_records_and_errors_come_back(toy, tmp_path, make_result):
             workers.start(spec(64), output, None)
         ended = workers.wait()  # the other one waits for "go"
         assert ended.spec.number == 2
-        assert ended.future.result().message == "of the parent"
+        assert ended.result().message == "of the parent"
         (tmp_path / "go").touch()
         first = workers.wait()
-        assert (first.spec.number, first.died) == (1, None)
-        assert first.future.result().device != ended.future.result().device, "they were two processes"
+        assert (first.spec.number, first.exit_reason) == (1, None)
+        assert first.result().device != ended.result().device, "they were two processes"
         with pytest.raises(ValueError, match="no trial runs"):
             workers.wait()
         # each process opens what trains once, and goes on after an error
-        devices = {first.future.result().device, ended.future.result().device}
+        devices = {first.result().device, ended.result().device}
         for batch_size, error, message in (
             (1, LookupError, "no such thing"),
             (2, RuntimeError, "^Odd: this and that$"),  # it could not be built again from its arguments
@@ -122,16 +121,17 @@ def test_records_and_errors_come_back(toy, tmp_path, make_result):
         ):
             workers.start(spec(batch_size), output, None)
             raised = workers.wait()
-            assert raised.died is None
+            assert raised.exit_reason is None
             with pytest.raises(error, match=message):
-                raised.future.result()
+                raised.result()
         workers.start(spec(6), output, None)  # an interruption is none of its business
-        assert workers.wait().future.result().device in devices
+        assert workers.wait().result().device in devices
         # what went well comes first
         workers.start(spec(1, 1), output, None)
         workers.start(spec(64, 2), output, None)
-        wait(workers._running)
-        assert [ended.spec.number for ended in workers.over()] == [2, 1]
+        for worker in workers._running:
+            worker.connection.poll(None)
+        assert [ended.spec.number for ended in workers.poll()] == [2, 1]
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -145,16 +145,16 @@ def test_a_process_that_dies_takes_its_own_trial_along_and_no_other(toy, tmp_pat
         workers.start(spec(8, 1), output, None)
         workers.start(spec(batch_size, 2), output, None)
         died = workers.wait()
-        assert (died.spec.number, died.died) == (2, words)
+        assert (died.spec.number, died.exit_reason) == (2, words)
         workers.start(spec(64, 3), output, None)
-        assert workers.wait().future.result().number == 3
+        assert workers.wait().result().number == 3
         (tmp_path / "go").touch()
-        assert workers.wait().future.result().number == 1
+        assert workers.wait().result().number == 1
         for process in multiprocessing.active_children():  # while they have nothing to do
             process.kill()
             process.join()
         workers.start(spec(64, 4), output, None)
-        assert workers.wait().future.result().number == 4
+        assert workers.wait().result().number == 4
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -162,7 +162,7 @@ def test_what_cannot_be_opened_says_so(toy, tmp_path):
     with Workers(toy.open_nothing, 1) as workers:
         workers.start(spec(64), Output(tmp_path), None)
         with pytest.raises(LookupError, match="nothing to open"):
-            workers.wait().future.result()
+            workers.wait().result()
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -177,7 +177,7 @@ def test_a_signal_ends_the_processes_where_nothing_is_cut(toy, tmp_path, number,
             workers.start(spec(7, 1), Output(tmp_path), None)
             workers.start(spec(64, 2), Output(tmp_path), None)
             assert workers.wait().spec.number == 2
-            assert list(workers.over()) == []
+            assert list(workers.poll()) == []
             os.kill(os.getpid(), number)
             assert workers.running, "not here"
             workers.wait()
@@ -211,10 +211,10 @@ def test_a_process_ends_with_the_one_that_started_it(toy, tmp_path):
 
 def test_seconds_per_step_are_those_measured_alone(make_result):
     beside = make_result(batch_size=64, seconds_per_step=3.0, train_seconds=300.0)
-    found = alone(beside, lambda batch_size: batch_size / 6400)
+    found = with_solo_step_time(beside, lambda batch_size: batch_size / 6400)
     assert found == make_result(batch_size=64, seconds_per_step=0.01, train_seconds=300.0)
     assert found.time_to_target == 1.0
-    assert alone(make_result(seconds_per_step=None), lambda batch_size: 1.0).seconds_per_step is None
+    assert with_solo_step_time(make_result(seconds_per_step=None), lambda batch_size: 1.0).seconds_per_step is None
 
 
 @pytest.mark.parametrize(("limit", "workers", "share"), [(900, 1, 900), (900, 2, 300), (1000, 4, 200), (None, 1, None)])
@@ -234,7 +234,7 @@ def test_the_devices_memory_is_shared_too(monkeypatch):
 )
 def test_certainty_is_looked_for_where_all_slots_are_done(trial_indices, whole, make_result):
     trials = [make_result(number=number, trial_index=trial_index) for number, trial_index in enumerate(trial_indices)]
-    assert sorted(trial.trial_index for trial in _first_slots(trials)) == list(range(whole))
+    assert sorted(trial.trial_index for trial in _first_trials(trials)) == list(range(whole))
 
 
 # Studies, answered from a table by processes that import no more than that takes.
@@ -244,7 +244,7 @@ REPLAY = ("+workload=replay", "workload.table=t.jsonl", "workload.target.value=0
 REPLAY += ("search.objective=steps", "search.confirmations=1")
 
 ANSWERS = """
-import os, signal, threading
+import multiprocessing, os, signal, threading
 from pathlib import Path
 from bstune.study.prepare import compose_checked
 from bstune.study.prepare import prepare
@@ -279,7 +279,7 @@ def once(what):
     if what == "dies":
         os._exit(9)
     if what == "interrupts":
-        os.kill(os.getppid(), signal.SIGINT)
+        os.kill(multiprocessing.parent_process().pid, signal.SIGINT)
         threading.Event().wait()
 """
 

@@ -2,11 +2,14 @@
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
 
@@ -108,3 +111,11 @@ def write_rows(path: Path, rows: Iterable[object]) -> Path:
 def trials_of(study: Path) -> list[TrialResult]:
     """Return the records in a study's output folder."""
     return [TrialResult.from_json(line) for line in (study / "trials.jsonl").read_text().splitlines()]
+
+
+def data_root(folder: str) -> str:
+    """Return BSTUNE_DATA if it holds real data in ``folder``; skip the test otherwise."""
+    root = os.environ.get("BSTUNE_DATA", "")
+    if not root or not (Path(root).expanduser() / folder).is_dir():
+        pytest.skip(f"BSTUNE_DATA={root!r} is not a folder with {folder}/")
+    return root

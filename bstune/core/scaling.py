@@ -5,16 +5,11 @@ raises ConfigError for a batch size, a reference or a noise scale (in examples) 
 """
 
 import math
-from typing import Protocol
+from collections.abc import Callable
 
 from bstune.core.errors import ConfigError
 
-
-class ScalingRule(Protocol):
-    """A rule once its reference (and noise scale, where it takes one) is bound."""
-
-    def __call__(self, batch_size: float) -> float:
-        """Return the learning rate at ``batch_size``."""
+ScalingRule = Callable[[float], float]  # a rule once its reference (and noise scale, where it takes one) is bound
 
 
 def none(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
@@ -58,11 +53,6 @@ def surge(batch_size: float, reference_batch_size: float, reference_lr: float, n
         return math.sqrt(noise / batch) + math.sqrt(batch / noise)
 
     return reference_lr * hill(reference_batch_size) / hill(batch_size)
-
-
-def learning_rate(rule: ScalingRule, batch_size: float, delta: float) -> float:
-    """Return rule(B) 2^delta."""
-    return rule(batch_size) * math.exp2(delta)
 
 
 def _check(batch_size: float, reference_batch_size: float, reference_lr: float) -> None:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from bstune.core.scaling import ScalingRule, learning_rate
+from bstune.core.scaling import ScalingRule
 
 MODULE, BUDGET = "workload.module.", "budget."
 
@@ -69,7 +69,7 @@ class Space:
 
     def lr(self, batch_size: int, delta: float) -> float:
         """Return rule(B) 2^delta, clipped to the learning rates that can be had."""
-        return min(max(learning_rate(self.rule, batch_size, delta), self.lr_low), self.lr_high)
+        return min(max(self.rule(batch_size) * math.exp2(delta), self.lr_low), self.lr_high)
 
     def delta(self, batch_size: int, lr: float) -> float:
         """Return log2(lr / rule(B)); of a clipped rate it may lie beyond the bound."""

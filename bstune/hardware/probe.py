@@ -1,49 +1,73 @@
 """One probe of memory: a few training steps and one evaluation at one batch size, in a process of its own.
 
-``python -m bstune.hardware.probe`` reads requests as JSON lines from stdin and writes JSON lines to stdout: what a
-probe says, then how its process ended. Each request is answered in a process that is forked from this one, which has
-only imported what they all need (5 s that no probe has to spend again) and never touches the device: CUDA cannot be
-used on both sides of a fork. So the process that asks never holds what a probe took, nor is it the one that the system
-ends.
+The probes' processes are forked by multiprocessing's fork server, which has imported what they all need (5 s that no
+probe has to spend again) and never touches the device: CUDA cannot be used on both sides of a fork. So this process
+never holds a probe's memory, nor is it the one that the system ends.
 
 On a CPU the peak is the process's resident memory (VmHWM, the interpreter and the libraries with it), reset at the
 edges of the phases, where the system lets it. The C library keeps freed blocks as it sees fit, so two processes that
 train alike differ by several percent; to have it return them at once would cost a CPU trial tens of percent of its
 time (mallopt's M_MMAP_THRESHOLD, measured), so the probe takes the allocator as the trials do, noise and all.
 
-A limit on the address space (RLIMIT_AS) would be no limit on memory: torch reserves far more than it touches. So the
-process that forks the probes compares the resident memory of one with the limit every few milliseconds and ends it
-when it is passed, and what slips between two looks is in the peak, which is compared at the end. (A thread of the
-probe's own would change what it watches: its objects make Python's collector free tensors at other times.) A probe
-offers itself first to the system's out-of-memory killer, whose verdict counts as not fitting.
+A limit on the address space (RLIMIT_AS) would be no limit on memory: torch reserves far more than it touches. So this
+process compares the probe's resident memory with the limit every few milliseconds and ends it when it is passed; a
+peak between two looks is compared at the end. (A thread of the probe's own would change what it watches: its objects
+make Python's collector free tensors at other times.) A probe offers itself first to the system's out-of-memory killer,
+whose verdict counts as not fitting.
 
 On CUDA the peak is what the caching allocator had reserved, with all that was taken on the device when the process
 began: its own context, and what others hold. The limit is the allocator's own.
 """
 
-import importlib
-import json
+import multiprocessing
 import os
 import signal
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from bstune.core.clock import Phase, TrialClock
-from bstune.core.errors import BstuneError
-from bstune.hardware.memory import Outcome, ProbeResult, cap_cuda_memory, peak_resident_bytes, resident_bytes
+from bstune.core.console import quieten
+from bstune.core.errors import BstuneError, ConfigError, HardwareError
+from bstune.core.records import Budget, TrialSpec
+from bstune.hardware.memory import (
+    Ceiling,
+    Outcome,
+    Probe,
+    ProbeResult,
+    cap_cuda_memory,
+    find_ceiling,
+    memory_limit,
+    peak_resident_bytes,
+    resident_bytes,
+    search_range,
+)
+from bstune.trial.loop import run_trial
+from bstune.trial.workload import load
 
-IMPORTED_ONCE = ("bstune.trial.workload",)
-LAST_WORDS = 20_000  # bytes of what a probe wrote besides: its end is read for the error
-LOOK_SECONDS = 0.004  # between two looks of the watching thread
+CONTEXT = multiprocessing.get_context("forkserver")
+LOOK_SECONDS = 0.004  # between two looks at a probe's memory
+DEVICE_LOST_MESSAGES = (
+    "No CUDA GPUs are available",
+    "no CUDA-capable device",
+    "busy or unavailable",
+    "GPU is lost",
+    "fallen off the bus",
+    "uncorrectable ECC",
+    "CUDA driver",
+    "unspecified launch failure",
+)
 PHASES: Mapping[Phase, Outcome] = {
     Phase.STARTUP: "startup",
     Phase.TRAINING: "training",
@@ -52,36 +76,23 @@ PHASES: Mapping[Phase, Outcome] = {
 }
 
 
-def write_if_allowed(path: str, text: str) -> bool:
-    """Write to a file of the system's; return whether that was possible."""
-    try:
-        Path(path).write_text(text)
-    except OSError:
-        return False
-    return True
+class MemoryClock(TrialClock):
+    """A trial's clock that notes the peak memory of each phase, and calls ``report`` as each begins.
 
-
-class Meter(TrialClock):
-    """A trial's clock that notes the peak memory of each phase beside its seconds.
-
-    Args:
-        peak: returns the peak in bytes since the last reset.
-        reset: sets the peak to what is held now.
-        tell: is told each phase as it begins.
+    ``peak`` returns the peak in bytes since the last ``reset``.
     """
 
     def __init__(
         self,
         peak: Callable[[], int],
         reset: Callable[[], object],
-        tell: Callable[[Phase], object] = lambda phase: None,
+        report: Callable[[Phase], object] = lambda phase: None,
     ) -> None:
         super().__init__()
         self.peaks: dict[Phase, int] = {}
-        self.phase = Phase.STARTUP
-        self.last = Phase.STARTUP
-        self._peak, self._reset, self._tell = peak, reset, tell
-        tell(self.phase)
+        self.phase = self.last = Phase.STARTUP
+        self._peak, self._reset, self._report = peak, reset, report
+        report(self.phase)
 
     def enter(self, phase: Phase) -> float:
         """Note the peak of the phase that is left, as :meth:`TrialClock.enter` does its seconds."""
@@ -89,162 +100,212 @@ class Meter(TrialClock):
         self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self._peak())
         self._reset()
         self.last, self.phase = self.phase, phase
-        self._tell(phase)
+        self._report(phase)
         return elapsed
 
+    def result(self, batch_size: int, limit: int, out_of_memory: str | None, enforced: bool) -> ProbeResult:
+        """Return the result of a probe that ran to its end, or until memory ran out.
 
-def judge(meter: Meter, batch_size: int, limit: int, out_of_memory: str | None, has_to_compare: bool) -> ProbeResult:
-    """Return what a probe came to that ran to its end, or until memory ran out.
-
-    Args:
-        meter: of the probe.
-        batch_size: of the probe.
-        limit: of the probe, in bytes.
-        out_of_memory: the error, if memory ran out.
-        has_to_compare: whether the peak has to be compared with the limit, because nothing enforces it.
-    """
-    training = None if out_of_memory else meter.peaks.get(Phase.TRAINING)
-    peak = max(meter.peaks.values())
-    outcome: Outcome = "fits"
-    if out_of_memory is not None:
-        outcome = PHASES[meter.last]
-    elif has_to_compare:
-        over = [phase for phase in PHASES if meter.peaks.get(phase, 0) > limit]
-        outcome = PHASES[over[0]] if over else "fits"
-    return ProbeResult(batch_size, outcome, limit, training, peak, out_of_memory)
+        Unless the limit was ``enforced`` by the allocator, the peaks are compared with it.
+        """
+        training = None if out_of_memory else self.peaks.get(Phase.TRAINING)
+        over = [] if enforced else [PHASES[phase] for phase in PHASES if self.peaks.get(phase, 0) > limit]
+        outcome: Outcome = PHASES[self.last] if out_of_memory is not None else over[0] if over else "fits"
+        return ProbeResult(batch_size, outcome, limit, training, max(self.peaks.values()), out_of_memory)
 
 
-def answer(request: Mapping[str, Any], meter_of: Callable[[torch.device], Meter], limit: int) -> ProbeResult:
-    """Build the workload of a request, train it for the request's steps, evaluate it once, and return the result.
+@dataclass(frozen=True)
+class _Request:
+    """What one probe runs: a checked config as plain values, references unresolved; ``limit`` in bytes, or None."""
 
-    Raises:
-        BstuneError: if the workload cannot be built.
-    """
-    from bstune.core.records import Budget, TrialSpec
-    from bstune.trial.loop import run_trial
-    from bstune.trial.workload import load, resolve
+    config: Any
+    batch_size: int
+    steps: int
+    limit: int | None
+    seconds: float
 
-    config = resolve(OmegaConf.create(request["config"]))
-    meter = meter_of(torch.device(config.device))
-    workload, protocol = load(config)
-    spec = TrialSpec(0, 0, request["batch_size"], float(config.scaling.lr), None, 0)
-    measures = None if protocol.noise_scale_every is None else 1  # as trials do at some of their steps
-    probe = replace(
-        protocol,
-        target=protocol.target.never_met,
-        budget=Budget(request["steps"], 1),
-        noise_scale_every=measures,
-        trainer={**protocol.trainer, "num_sanity_val_steps": 0},
-    )
-    result = run_trial(workload, spec, probe, clock=meter)
-    error = (result.message or "out of memory") if result.status == "oom" else None
-    return judge(meter, spec.batch_size, limit, error, config.device == "cpu")
+    @property
+    def on_cpu(self) -> bool:
+        return not str(self.config["device"]).startswith("cuda")
 
 
-def main() -> int:
-    """Answer the requests on stdin, each in a process of its own, until there are no more."""
-    from bstune.core.console import quieten
-
-    out = os.dup(1)
-    os.dup2(2, 1)  # what a workload prints is no answer
-    quieten()
-    for module in IMPORTED_ONCE:
-        importlib.import_module(module)
-    for line in sys.stdin:
-        _serve(json.loads(line), out)
-    return 0
-
-
-def _serve(request: Mapping[str, Any], out: int) -> None:
-    """Fork a process that answers a request, and tell how it ended; it is ended when its seconds are over."""
-    with tempfile.TemporaryFile() as errors:
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                os.dup2(errors.fileno(), 2)
-                os.dup2(errors.fileno(), 1)
-                status = _probe(request, out)
-            finally:  # whatever happens, this process goes no further: the loop is its parent's
-                if sys.exc_info()[0] is not None:
-                    traceback.print_exc()
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        status, reason = _wait(child, float(request["seconds"]), request["limit"] if _on_cpu(request) else None)
-        errors.seek(0)
-        said = errors.read()[-LAST_WORDS:].decode(errors="replace")
-        _tell(out, ended=status, stderr=said, **reason)
-
-
-def _on_cpu(request: Mapping[str, Any]) -> bool:
-    return not str(request["config"]["device"]).startswith("cuda")
-
-
-def _wait(child: int, seconds: float, limit: int | None) -> tuple[int, dict[str, Any]]:
-    """Return a process's exit status, as subprocess has it, and why it was ended, if it was.
-
-    ``late``: it took longer than the seconds; ``held``: the bytes that it held, over the limit.
-    """
-    end = time.monotonic() + seconds
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status), {}
-        held = 0 if limit is None else resident_bytes(child)
-        late = time.monotonic() > end
-        if late or (limit is not None and held > limit):
-            os.kill(child, signal.SIGKILL)
-            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), {"late": True} if late else {"held": held}
-        time.sleep(LOOK_SECONDS)
-
-
-def _probe(request: Mapping[str, Any], out: int) -> int:
-    write_if_allowed("/proc/self/oom_score_adj", "1000")
-    name = str(request["config"]["device"])
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        return _tell(out, outcome="device", message=f"torch finds no CUDA device for device={name}")
-    limit = int(request["limit"] or 0)
-
-    def tell(phase: Phase) -> None:
-        _tell(out, phase=PHASES[phase])
-
-    if _on_cpu(request):
-        meter = Meter(peak_resident_bytes, lambda: write_if_allowed("/proc/self/clear_refs", "5"), tell)
-    else:
-        meter, limit = _cuda_meter(torch.device(name), request["limit"], tell)
+def start_server() -> None:
+    """Start the fork server, which begins to import at once, while this process goes on; once is enough."""
+    CONTEXT.set_forkserver_preload([__name__])
+    # Asked whether there is CUDA, torch leaves the device alone then: the server must not touch it before it forks.
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
     try:
-        result = answer(request, lambda device: meter, limit)
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Keep multiprocessing from importing the caller's script in the child, guarded by ``__name__`` or not."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _run(request: _Request) -> ProbeResult:
+    """Run a probe in a process of its own; ConfigError if its workload cannot be built at any batch size."""
+    start_server()
+    receiver, sender = CONTEXT.Pipe(duplex=False)
+    with receiver, tempfile.NamedTemporaryFile() as log:
+        process = CONTEXT.Process(target=_probe, args=(request, sender, log.name, dict(os.environ)))
+        with _hidden_main():
+            process.start()
+        sender.close()
+        messages: list[Any] = []
+        stopped: str | int | None = None  # the reason, or the bytes that were over the limit
+        end = time.monotonic() + request.seconds
+        try:
+            while process.exitcode is None and stopped is None:
+                process.join(LOOK_SECONDS)
+                messages += _received(receiver)  # a pipe that nobody reads would fill
+                resident = resident_bytes(process.pid) if request.on_cpu else 0
+                if time.monotonic() > end:
+                    stopped = f"it did not end within {request.seconds:g} s"
+                elif request.limit is not None and resident > request.limit:
+                    stopped = resident
+        finally:  # an interruption leaves no probe behind
+            process.kill()
+            process.join()
+        messages += _received(receiver)
+        errors = log.read().decode(errors="replace")
+    return _read(request, messages, stopped, process.exitcode, errors)
+
+
+def _received(receiver: Connection) -> list[Any]:
+    """Return the messages that wait in a pipe; one that a killed process left unfinished is dropped."""
+    messages: list[Any] = []
+    try:
+        while receiver.poll():
+            messages.append(receiver.recv())
+    except (EOFError, OSError):  # the other end is closed
+        pass
+    return messages
+
+
+def _read(
+    request: _Request, messages: list[Any], stopped: str | int | None, exitcode: int | None, errors: str
+) -> ProbeResult:
+    """Return the result among a probe's messages, or else what its phases, its exit and its error output mean."""
+    size, limit, last = request.batch_size, request.limit or 0, messages[-1] if messages else "startup"
+    if isinstance(last, BstuneError):
+        raise ConfigError(str(last))
+    if isinstance(last, ProbeResult):
+        return last
+    if isinstance(stopped, str):
+        return ProbeResult(size, "error", limit, message=stopped)
+    if stopped is not None:
+        message = f"stopped at {stopped / 2**20:,.0f} MiB"
+        return ProbeResult(size, last, limit, peak_bytes=stopped, message=message)
+    if exitcode == -signal.SIGKILL:
+        return ProbeResult(size, last, limit, message="ended by the system, as it does when memory runs out")
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    message = lines[-1] if lines else f"the probe ended with status {exitcode} and said nothing"
+    lost = any(words in errors for words in DEVICE_LOST_MESSAGES)
+    return ProbeResult(size, "device" if lost else "error", limit, message=message)
+
+
+def write_if_allowed(path: str, text: str) -> None:
+    """Write to a file of the system's, where that is possible."""
+    try:
+        Path(path).write_text(text)
+    except OSError:
+        return
+
+
+def _probe(request: _Request, sender: Connection, log: str, environment: Mapping[str, str]) -> None:
+    """Be the probe: send each phase as it begins, then the result, or the error of a workload that cannot be built.
+
+    What else it prints, a traceback at its end too, goes to the ``log``.
+    """
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.update(environment)  # the server's is that of the moment when it started
+    write_if_allowed("/proc/self/oom_score_adj", "1000")
+    quieten()
+    device = torch.device(request.config["device"])
+    if not request.on_cpu and not torch.cuda.is_available():
+        message = f"torch finds no CUDA device for device={device}"
+        sender.send(ProbeResult(request.batch_size, "device", request.limit or 0, message=message))
+        return
+    clock, limit = _clock(device, request.limit, lambda phase: sender.send(PHASES[phase]))
+    try:
+        workload, protocol = load(OmegaConf.create(request.config))
+        lr = float(OmegaConf.create(request.config).scaling.lr)
+        spec = TrialSpec(0, 0, request.batch_size, lr, None, 0)
+        protocol = replace(
+            protocol,
+            target=protocol.target.never_met,
+            budget=Budget(request.steps, 1),
+            # As trials do at some of their steps.
+            noise_scale_every=None if protocol.noise_scale_every is None else 1,
+            trainer={**protocol.trainer, "num_sanity_val_steps": 0},
+        )
+        result = run_trial(workload, spec, protocol, clock=clock)
     except BstuneError as error:
-        return _tell(out, refused=str(error))
-    return _tell(
-        out,
-        outcome=result.outcome,
-        limit=limit,
-        training_bytes=result.training_bytes,
-        peak_bytes=result.peak_bytes,
-        message=result.message,
-    )
+        sender.send(ConfigError(str(error)))
+        return
+    out_of_memory = (result.message or "out of memory") if result.status == "oom" else None
+    sender.send(clock.result(spec.batch_size, limit, out_of_memory, enforced=not request.on_cpu))
 
 
-def _tell(out: int, **values: Any) -> int:
-    os.write(out, (json.dumps(values) + "\n").encode())  # one write: its lines and its parent's do not mix
-    return 0
-
-
-def _cuda_meter(device: torch.device, limit: int | None, tell: Callable[[Phase], object]) -> tuple[Meter, int]:
-    """Return a meter of the device's memory, and the limit: the one that is given, or the device's memory."""
+def _clock(device: torch.device, limit: int | None, report: Callable[[Phase], object]) -> tuple[MemoryClock, int]:
+    """Return a clock of the device's memory, and the limit: the one that is given, or the device's memory."""
+    if device.type == "cpu":
+        return MemoryClock(
+            peak_resident_bytes, lambda: write_if_allowed("/proc/self/clear_refs", "5"), report
+        ), limit or 0
     free, total = torch.cuda.mem_get_info(device)
     held = total - free
     if limit is not None:
         cap_cuda_memory(device, (limit - held) / total)
-    meter = Meter(
+    clock = MemoryClock(
         lambda: held + torch.cuda.max_memory_reserved(device),
         lambda: torch.cuda.reset_peak_memory_stats(device),
-        tell,
+        report,
     )
-    return meter, total if limit is None else limit
+    return clock, total if limit is None else limit
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def make_probe(config: DictConfig, limit: int | None, steps: int, seconds: float) -> Probe:
+    """Return a probe of a workload; ``config`` is checked and resolved, ``limit`` in bytes, None for CUDA's memory."""
+    if limit is None and config.device == "cpu":
+        raise HardwareError("a probe on a CPU needs a memory limit in bytes: give one, or take memory_limit()'s")
+    values = OmegaConf.to_container(config, resolve=False)
+    return lambda batch_size: _run(_Request(values, batch_size, steps, limit, seconds))
+
+
+def measure_ceiling(
+    config: DictConfig,
+    low: int,
+    high: int,
+    train_examples: int,
+    *,
+    limit: int | None,
+    steps: int,
+    seconds: float,
+    **search: Any,
+) -> Ceiling:
+    """Return the largest batch size of a workload that fits, measured; ``search`` is :func:`find_ceiling`'s.
+
+    ``limit`` is in bytes, by default the device's memory on CUDA and :func:`memory_limit`'s on a CPU; a probe trains
+    ``steps`` steps and fails after ``seconds``.
+    """
+    low, high, notes = search_range(low, high, train_examples)
+    if limit is None and config.device == "cpu":
+        limit = memory_limit(Path("/"), resident_bytes()).bytes
+    return find_ceiling(make_probe(config, limit, steps, seconds), low, high, notes=notes, **search)

@@ -1,24 +1,23 @@
-"""A survey in words: the lines before a study, and the tables and the advice of ``python -m bstune.hardware``.
-
-The figure ``roofline.png``: the device's two ceilings with a workload's layers at several batch sizes.
-"""
+"""``bstune survey``: a survey as tables, advice, hardware.json and roofline.png; and the lines of it before a study."""
 
 import functools
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 
 from bstune.core.console import format_count, format_number, format_seconds
 from bstune.core.errors import HardwareError
 from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
-from bstune.core.files import Output, write_text
+from bstune.core.files import Output, check_writable, locked, write_text
 from bstune.core.records import dump_json
 from bstune.hardware.roofline import (
+    TENSOR_CORE_SOURCE,
     Achieved,
     DeviceLimits,
     LayerCost,
@@ -29,19 +28,43 @@ from bstune.hardware.roofline import (
     layer_seconds,
     turning_batch_size,
 )
-from bstune.hardware.survey import Survey, probe_text
+from bstune.hardware.survey import Survey, compose_survey, probe_text, survey_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_MISALIGNED = 8  # rows
+MAX_MISALIGNED = 8  # rows
 MUCH_OVERHEAD = 0.2  # of a step
+
+
+def main(arguments: list[str]) -> None:
+    """Survey the hardware for a workload, print what was found, and write it with its figure."""
+    if {"--help", "-h"} & set(arguments):
+        sys.stdout.write(
+            "usage: bstune survey workload=NAME [OPTION=VALUE ...]\n\n"
+            "Measures what the hardware allows for a workload, without a search.\n"
+            "The options are those of bstune --help; hardware.* are the survey's own.\n"
+        )
+        return
+    config, console = compose_survey(arguments), Console()
+    output = Output(Path(config.output))
+    check_writable(output.survey, f"output={config.output}")
+    with locked(output):
+        survey, cached = survey_of(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
+        write_survey(survey, output)
+    console.print(survey_tables(survey))
+    if cached:
+        console.print("kept from before; measure again with hardware.refresh=true")
+    for path in (output.survey, output.roofline):
+        if path.exists():
+            console.print(f"written {path}", soft_wrap=True)
 
 
 def survey_json(survey: Survey) -> str:
     """Return the survey as strict JSON, with what follows from it."""
-    model = survey.step_time
+    model, values = survey.step_time, asdict(survey)
+    values["ceiling"]["foretold"] = values["ceiling"].pop("model_error")  # the file's key since its first version
     derived = {
         "step_time": None
         if model is None
@@ -53,7 +76,7 @@ def survey_json(survey: Survey) -> str:
         "plateau": survey.plateau.batch_size,
         "advice": advice(survey),
     }
-    return dump_json({**asdict(survey), "derived": derived}, indent=2) + "\n"
+    return dump_json({**values, "derived": derived}, indent=2) + "\n"
 
 
 def write_survey(survey: Survey, output: Output) -> None:
@@ -121,7 +144,12 @@ def advice(survey: Survey) -> list[str]:
             f"the framework takes {heavy[0].overhead_share:.0%} of a step at batch size "
             f"{format_count(heavy[0].batch_size)}, over {MUCH_OVERHEAD:.0%} up to {format_count(heavy[-1].batch_size)}"
         )
-    for row in survey.misaligned[:MOST_MISALIGNED]:
+    dtype = None if survey.limits is None else survey.limits.dtype
+    if survey.misaligned:
+        lines.append(f"tensor cores take {dtype} in multiples of {survey.multiple}, 16 bytes ({TENSOR_CORE_SOURCE})")
+    elif dtype == "fp32" and survey.device_type == "cuda":
+        lines.append("fp32 does not run on tensor cores, so no multiple is asked of layers or batch; in tf32 it is 4")
+    for row in survey.misaligned[:MAX_MISALIGNED]:
         gain = "" if row.predicted_gain is None else f": predicted {row.predicted_gain:.2f} times its throughput"
         lines.append(f"{row.name} ({row.kind}): pad {row.dimension} from {row.size} to {row.padded}{gain}")
     return lines

@@ -1,13 +1,12 @@
-"""The device's own ceilings, measured: a matrix product in the trial's precision, and a copy in its memory.
+"""The roofline of a workload on a device: the device's limits, a training step's cost, and what they allow.
 
-They are what the device does in the shapes that suit it best, not the vendor's figures: a share of peak is a share of
-what was seen here. Williams et al. 2009, "Roofline: an insightful visual performance model for multicore
-architectures": attainable FLOP/s = min(peak FLOP/s, bytes/s x intensity); the two meet at the ridge.
+Williams et al. 2009, "Roofline: an insightful visual performance model for multicore architectures": attainable
+FLOP/s = min(peak FLOP/s, bytes/s x intensity); the two meet at the ridge. The limits are measured, with a matrix
+product in the trial's precision and a copy in the device's memory, in the shapes that suit it best: a share of peak is
+a share of what was seen here, not of the vendor's figure.
 
-FLOPs and bytes of a model's layers over batch size, and what the device's ceilings allow for them.
-
-FLOPs are those that ``torch.utils.flop_counter`` finds in one traced step, forward and backward: products,
-convolutions and attention; it counts none elsewhere. Bytes follow from the shapes of that step. Assumptions:
+FLOPs of a step are those that ``torch.utils.flop_counter`` finds, forward and backward: products, convolutions and
+attention; it counts none elsewhere. Bytes follow from the shapes of that step. Assumptions:
 
 1. Each tensor moves once a use, between memory and the device, and nothing stays in a cache between layers. Forward, a
    layer reads its input and weights and writes its output. Backward, it reads the gradient of its output, its input
@@ -18,8 +17,6 @@ convolutions and attention; it counts none elsewhere. Bytes follow from the shap
 3. Every floating-point tensor is as wide as the device limits' dtype; mixed precision keeps some wider.
 4. What happens between the layers (additions of residual branches, functional calls) is seen only in its FLOPs and in
    the weights that it uses, as the layer ``OUTSIDE``. The optimizer's update is left out.
-
-Layers whose dimensions miss the multiples that tensor cores take, and what padding them is predicted to give.
 """
 
 import functools
@@ -34,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
+from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from bstune.core.errors import HardwareError
@@ -47,43 +45,24 @@ DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-# NVIDIA, "Deep Learning Performance: Matrix Multiplication Background", table 1: multiples of 16 bytes
+# Lightning's names of a precision are these, alone or with "-true" or "-mixed".
+PRECISIONS = {"64": "fp64", "32": "fp32", "16": "fp16", "bf16": "bf16"}
+# Multiples of 16 bytes. fp32 has none, whatever other sources ask for (16, say): without tf32 its products do not run
+# on tensor cores at all.
 TENSOR_CORE_MULTIPLES = {"tf32": 4, "bf16": 8, "fp16": 8, "int8": 16, "fp8": 16}
-PRECISIONS = {
-    "64-true": "fp64",
-    "64": "fp64",
-    "32-true": "fp32",
-    "32": "fp32",
-    "16-mixed": "fp16",
-    "16-true": "fp16",
-    "16": "fp16",
-    "bf16-mixed": "bf16",
-    "bf16-true": "bf16",
-    "bf16": "bf16",
-}
-SEGMENT_SECONDS = 0.01  # calls between two synchronisations take this long, so that launches do not count
+TENSOR_CORE_SOURCE = "NVIDIA, Matrix Multiplication Background, table 1"
+TIMER_CALLS = 4  # of a size at least: two to warm up, one to choose the block, one block
 
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """What a device can do at most, as measured.
-
-    Args:
-        device: its name.
-        dtype: the arithmetic of the matrix product: fp64, fp32, tf32, bf16 or fp16.
-        flops_per_second: of the best matrix product.
-        bytes_per_second: of the best copy; each byte copied counts twice, read and written.
-        misaligned_flops_per_second: of the best matrix product whose sides miss the tensor cores' multiple by one;
-            None where there is no such multiple.
-
-    Raises:
-        HardwareError: for a rate that is not positive and finite (NaN too).
-    """
+    """What a device can do at most, as measured."""
 
     device: str
-    dtype: Arithmetic
-    flops_per_second: float
-    bytes_per_second: float
+    dtype: Arithmetic  # of the matrix product
+    flops_per_second: float  # of the best matrix product
+    bytes_per_second: float  # of the best copy; each byte copied counts twice, read and written
+    # Of the best product whose sides miss the tensor cores' multiple by one; None where there is no such multiple.
     misaligned_flops_per_second: float | None = None
 
     def __post_init__(self) -> None:
@@ -104,18 +83,15 @@ def arithmetic_of(precision: str | int, device_type: str) -> Arithmetic:
     """Return the arithmetic of matrix products under a Lightning precision (``bf16-mixed``, 32) or by its own name.
 
     fp32 is tf32 on CUDA where PyTorch's float32 matmul precision is not ``highest`` and the device has it.
-
-    Raises:
-        HardwareError: for a precision that is not known.
     """
-    name = PRECISIONS.get(str(precision), str(precision))
+    name = PRECISIONS.get(str(precision).removesuffix("-true").removesuffix("-mixed"), str(precision))
     for arithmetic in get_args(Arithmetic):
         if arithmetic == name:
             lowered = name == "fp32" and device_type == "cuda" and torch.get_float32_matmul_precision() != "highest"
             return "tf32" if lowered and torch.cuda.get_device_capability()[0] >= 8 else arithmetic
     raise HardwareError(
-        f"precision must be one of {', '.join([*PRECISIONS, *DTYPES])}, but got {precision!r}: "
-        "the roofline knows no ceiling for it"
+        f"precision must be 64, 32, 16 or bf16, with -true or -mixed, or one of {', '.join(DTYPES)}, but got "
+        f"{precision!r}: the roofline knows no ceiling for it"
     )
 
 
@@ -132,20 +108,10 @@ def measure_limits(
     copy_bytes: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> DeviceLimits:
-    """Return the ceilings of ``device``, the best of repeats over a few sizes; each is warmed up outside the clock.
+    """Return the limits of ``device``, the best over a few sizes, warmed up; ``seconds`` are shared evenly.
 
-    Args:
-        device: such as ``cpu`` or ``cuda:0``.
-        arithmetic: of the matrix product.
-        seconds: for all of it, shared evenly; the first call of a ceiling's smallest size is made in any case, and a
-            larger one only where the time left is enough for two of its calls, as foretold from the size before.
-        matrix_sizes: sides n of the square products, 2 n^3 FLOPs each, tried in rising order.
-        copy_bytes: sizes of what is copied. Choose them well past the caches: the best of them counts.
-        clock: a test's own.
-
-    Raises:
-        HardwareError: for sizes or seconds that are not positive; or if the device fails, lacks the memory or does not
-            know the arithmetic, with the first line of the original error.
+    ``matrix_sizes`` are sides n of square products, 2 n^3 FLOPs each; ``copy_bytes`` should be well past the caches.
+    The smallest size of each is timed in any case, a larger one only where the time left is enough for it.
     """
     device = torch.device(device)
     for name, values in (("seconds", [seconds]), ("matrix_sizes", matrix_sizes), ("copy_bytes", copy_bytes)):
@@ -153,12 +119,26 @@ def measure_limits(
             raise HardwareError(f"{name} must be positive and finite, but got {values}")
     multiple = tensor_core_multiple(arithmetic, device.type)
     share = seconds / (2.0 if multiple is None else 3.0)
+    dtype = DTYPES[arithmetic]
+
+    def product(size: int) -> Callable[[], object]:
+        left = torch.randn(size, size, device=device).to(dtype)
+        right, out = left.clone(), torch.empty_like(left)
+        return lambda: torch.mm(left, right, out=out)
+
+    def copy(size: int) -> Callable[[], object]:
+        source = torch.ones(size, dtype=torch.uint8, device=device)  # ones: untouched pages of a host are not memory
+        target = torch.ones_like(source)
+        return lambda: target.copy_(source)
+
+    def best(prepare: Callable[[int], Callable[[], object]], power: int, sizes: Iterable[int]) -> float:
+        return _best_rate(prepare, lambda size: 2.0 * size**power, device, share, sorted(sizes), clock)
+
     try:
         with _float32_products(arithmetic, device):
-            flops = _best_product(device, arithmetic, share, sorted(matrix_sizes), clock)
-            odd = [size + 1 for size in sorted(matrix_sizes)]
-            misaligned = None if multiple is None else _best_product(device, arithmetic, share, odd, clock)
-        bandwidth = _best_copy(device, share, sorted(copy_bytes), clock)
+            flops = best(product, 3, matrix_sizes)
+            misaligned = None if multiple is None else best(product, 3, (size + 1 for size in matrix_sizes))
+        bandwidth = best(copy, 1, copy_bytes)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else _host_name(device)
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -184,26 +164,6 @@ def _float32_products(arithmetic: Arithmetic, device: torch.device) -> Iterator[
         torch.set_float32_matmul_precision(before)
 
 
-def _best_product(
-    device: torch.device, arithmetic: Arithmetic, seconds: float, sizes: Sequence[int], clock: Callable[[], float]
-) -> float:
-    def prepare(size: int) -> Callable[[], object]:
-        left = torch.randn(size, size, device=device).to(DTYPES[arithmetic])
-        right, out = left.clone(), torch.empty_like(left)
-        return lambda: torch.mm(left, right, out=out)
-
-    return _best_rate(prepare, lambda size: 2.0 * size**3, device, seconds, sizes, clock)
-
-
-def _best_copy(device: torch.device, seconds: float, sizes: Sequence[int], clock: Callable[[], float]) -> float:
-    def prepare(size: int) -> Callable[[], object]:
-        source = torch.ones(size, dtype=torch.uint8, device=device)  # ones: untouched pages of a host are not memory
-        target = torch.ones_like(source)
-        return lambda: target.copy_(source)
-
-    return _best_rate(prepare, lambda size: 2.0 * size, device, seconds, sizes, clock)
-
-
 def _best_rate(
     prepare: Callable[[int], Callable[[], object]],
     work: Callable[[int], float],
@@ -212,49 +172,29 @@ def _best_rate(
     sizes: Sequence[int],
     clock: Callable[[], float],
 ) -> float:
-    """Return the highest work per second seen over ``sizes``, which rise."""
-    end = clock() + seconds
-    best = 0.0
-    per_work = 0.0
-    for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
-        now = clock()
-        if best and now + 2.0 * per_work * work(size) > end:
-            break
-        call = prepare(size)
-        call()  # warm-up, outside the clock: libraries load and choose their kernels here
+    """Return the highest work per second over ``sizes``, which rise."""
+
+    def read() -> float:  # the Timer's own clock waits for the current CUDA device, whichever is measured
         synchronize(device)
-        least = _least_seconds(call, device, (end - clock()) / left, clock)
-        if least <= 0.0:
-            raise HardwareError(f"the clock does not resolve a call of size {size}: give larger sizes")
-        per_work = least / work(size)
+        return clock()
+
+    end = clock() + seconds
+    best = per_work = 0.0
+    for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
+        remaining = end - clock()
+        if best and TIMER_CALLS * per_work * work(size) > remaining:
+            break
+        timer = Timer("call()", timer=read, globals={"call": prepare(size)}, num_threads=torch.get_num_threads())
+        per_work = min(timer.blocked_autorange(min_run_time=max(remaining / left, 0.0)).times) / work(size)
         best = max(best, 1.0 / per_work)
     return best
-
-
-def _least_seconds(
-    call: Callable[[], object], device: torch.device, seconds: float, clock: Callable[[], float]
-) -> float:
-    """Return the least seconds a call took, over segments that fill ``seconds``, at least one."""
-    end = clock() + seconds
-    least, calls = math.inf, 1
-    while True:
-        start = clock()
-        for _ in range(calls):
-            call()
-        synchronize(device)
-        stop = clock()
-        each = (stop - start) / calls
-        least = min(least, each)
-        if each <= 0.0 or stop + each * calls > end:
-            return least
-        calls = max(1, round(SEGMENT_SECONDS / each))
 
 
 OUTSIDE = "(between layers)"
 
 
 @dataclass(frozen=True)
-class Line:
+class AffineCost:
     """A cost over batch size: constant + per_example B."""
 
     constant: float
@@ -264,11 +204,11 @@ class Line:
         """Return the cost at ``batch_size``."""
         return self.constant + self.per_example * batch_size
 
-    def __mul__(self, factor: float) -> "Line":
-        return Line(self.constant * factor, self.per_example * factor)
+    def __mul__(self, factor: float) -> "AffineCost":
+        return AffineCost(self.constant * factor, self.per_example * factor)
 
-    def __add__(self, other: "Line") -> "Line":
-        return Line(self.constant + other.constant, self.per_example + other.per_example)
+    def __add__(self, other: "AffineCost") -> "AffineCost":
+        return AffineCost(self.constant + other.constant, self.per_example + other.per_example)
 
 
 @dataclass(frozen=True)
@@ -283,15 +223,15 @@ class LayerCost:
     name: str
     kind: str
     calls: int
-    flops: Line
-    inputs: Line
-    outputs: Line
-    weights: Line
+    flops: AffineCost
+    inputs: AffineCost
+    outputs: AffineCost
+    weights: AffineCost
     dimensions: tuple[tuple[str, int], ...] = ()
     rows_per_example: int | None = None
 
     @property
-    def bytes(self) -> Line:
+    def bytes(self) -> AffineCost:
         """Bytes that the layer moves."""
         return self.inputs + self.outputs + self.weights
 
@@ -310,14 +250,14 @@ class StepCost:
     superlinear: tuple[str, ...]
 
     @property
-    def flops(self) -> Line:
+    def flops(self) -> AffineCost:
         """FLOPs of the whole step."""
-        return sum((layer.flops for layer in self.layers), Line(0.0, 0.0))
+        return sum((layer.flops for layer in self.layers), AffineCost(0.0, 0.0))
 
     @property
-    def bytes(self) -> Line:
+    def bytes(self) -> AffineCost:
         """Bytes that the whole step moves."""
-        return sum((layer.bytes for layer in self.layers), Line(0.0, 0.0))
+        return sum((layer.bytes for layer in self.layers), AffineCost(0.0, 0.0))
 
 
 @dataclass(frozen=True)
@@ -353,17 +293,8 @@ def step_cost(
     """Trace a training step at two batch sizes and return its cost over batch size.
 
     The module runs where it lies, in its present mode (train or eval), and is left as it was: gradients, buffers and
-    the random number generators too.
-
-    Args:
-        module: the model or LightningModule.
-        make_batch: returns a batch of the given number of examples, on the module's device.
-        loss: of (module, batch), such as :func:`training_loss`.
-        arithmetic: as :class:`DeviceLimits` has it in ``dtype``: how wide floating-point tensors are.
-        batch_sizes: two different ones, at least 1 (batch normalisation needs 2).
-
-    Raises:
-        HardwareError: for batch sizes or an arithmetic that cannot be used, a loss without gradient, or no FLOPs.
+    the random number generators too. ``make_batch`` returns so many examples on its device; batch normalisation needs
+    2 of them.
     """
     small, large = batch_sizes
     if not 1 <= small < large:
@@ -397,7 +328,7 @@ def _layer(first: "_Traced", second: "_Traced", batch_sizes: tuple[int, int]) ->
         slope = (high - low) / (large - small)
         constant = low - slope * small
         grows = grows or constant < 0.0
-        lines[name] = Line(0.0, high / large) if constant < 0.0 else Line(constant, slope)
+        lines[name] = AffineCost(0.0, high / large) if constant < 0.0 else AffineCost(constant, slope)
     rows = None if second.rows is None else max(1, round(second.rows / large))
     lines |= {"dimensions": second.dimensions, "rows_per_example": rows}
     return LayerCost(second.name, second.kind, second.calls, **lines), grows
@@ -625,31 +556,26 @@ def _dimensions(module: nn.Module) -> tuple[tuple[str, int], ...]:
 
 
 @dataclass(frozen=True)
-class Misaligned:
-    """A dimension that misses the tensor cores' multiple, and what padding it is predicted to give, not measured.
-
-    ``dimension`` is ``in_features``, ``out_features``, ``in_channels``, ``out_channels`` or ``batch`` (in examples);
-    ``padded`` the next size that is aligned. ``predicted_gain`` is the layer's throughput with it over its throughput
-    as it is, by the roofline, as if nothing else in it were misaligned; below 1 padding costs more than it gives. None
-    where the device's rate for misaligned products is not known.
-    """
+class TensorCoreMisalignment:
+    """A dimension that misses the tensor cores' multiple, and what padding it is predicted to give, not measured."""
 
     name: str
     kind: str
-    dimension: str
+    dimension: str  # in_features, out_features, in_channels, out_channels or batch (in examples)
     size: int
-    padded: int
+    padded: int  # the next size that is aligned
+    # The layer's throughput with it over that as it is, by the roofline, as if nothing else in it were misaligned;
+    # below 1 padding costs more than it gives. None where the device's rate for misaligned products is not known.
     predicted_gain: float | None
 
 
-def misaligned(cost: StepCost, limits: DeviceLimits, multiple: int | None, batch_size: int) -> list[Misaligned]:
-    """Return the dimensions that miss the tensor cores' multiple at ``batch_size``, with what padding would give.
+def misalignments(
+    cost: StepCost, limits: DeviceLimits, multiple: int | None, batch_size: int
+) -> list[TensorCoreMisalignment]:
+    """Return the dimensions that miss :func:`tensor_core_multiple` at a batch size, with what padding would give.
 
-    The multiples and the dimensions are those of NVIDIA's guides to linear layers and convolutions; embeddings and
-    depthwise convolutions do not run there.
-
-    ``multiple`` is :func:`bstune.hardware.roofline.tensor_core_multiple`; None, for any size, returns none.
-    HardwareError is raised for a batch size below 1.
+    The dimensions are those of NVIDIA's guides to linear layers and convolutions; embeddings and depthwise convolutions
+    do not run on tensor cores.
     """
     check_batch_size(batch_size)
     rows = []
@@ -660,12 +586,12 @@ def misaligned(cost: StepCost, limits: DeviceLimits, multiple: int | None, batch
             if size % multiple:
                 padded = -(-size // multiple) * multiple
                 gain = _gain(layer, _pad(layer, dimension, padded / size), limits, batch_size, batch_size)
-                rows.append(Misaligned(layer.name, layer.kind, dimension, size, padded, gain))
+                rows.append(TensorCoreMisalignment(layer.name, layer.kind, dimension, size, padded, gain))
         if layer.rows_per_example is not None and batch_size * layer.rows_per_example % multiple:
             step = multiple // math.gcd(multiple, layer.rows_per_example)
             padded = -(-batch_size // step) * step
             gain = _gain(layer, layer, limits, batch_size, padded)
-            rows.append(Misaligned(layer.name, layer.kind, "batch", batch_size, padded, gain))
+            rows.append(TensorCoreMisalignment(layer.name, layer.kind, "batch", batch_size, padded, gain))
     return rows
 
 

@@ -1,9 +1,7 @@
-"""What the hardware allows for one workload: memory ceiling, step times, the device's own ceilings and the step's cost.
+"""What the hardware allows for one workload: memory ceiling, step times, the device's limits and the step's cost.
 
-A survey is measured once a workload, device and versions, and kept (:mod:`bstune.hardware.survey`): the search takes the
-ceiling as the end of its range, and tau(B) as its known half.
-
-Surveys that are kept, by workload, device and versions: measured once, read in milliseconds.
+A survey is measured once a workload, device and versions, and cached: the search takes the ceiling as the end of its
+range, and tau(B) as the known half of its model of time.
 """
 
 import hashlib
@@ -12,7 +10,7 @@ import logging
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,22 +23,24 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
-from bstune.config import to_dict
-from bstune.core.errors import HardwareError
+from bstune.config import compose, to_dict
+from bstune.core.console import quieten
+from bstune.core.errors import ConfigError, HardwareError
 from bstune.core.files import write_text
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
-from bstune.hardware.memory import LOST, Ask, Ceiling, ProbeResult, measure_ceiling, memory_limit, resident_bytes
+from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
+from bstune.hardware.probe import DEVICE_LOST_MESSAGES, measure_ceiling, start_server
 from bstune.hardware.roofline import (
     Achieved,
     DeviceLimits,
-    Misaligned,
     StepCost,
+    TensorCoreMisalignment,
     achieved,
     arithmetic_of,
     measure_limits,
-    misaligned,
+    misalignments,
     step_cost,
     tensor_core_multiple,
     training_loss,
@@ -56,43 +56,39 @@ from bstune.hardware.timing import (
     time_bare,
     time_trial,
 )
+from bstune.trial.backend import make_space
 from bstune.trial.device import device_name, versions
 from bstune.trial.loop import Workload
-from bstune.trial.workload import build_module, on_device, train_examples
+from bstune.trial.workload import (
+    build_module,
+    build_workload,
+    check_largest,
+    checked_protocol,
+    load_data,
+    on_device,
+    resolve,
+    train_examples,
+)
 
+logger = logging.getLogger(__name__)
 PLATEAU = 0.95  # of the best throughput: from here on a larger batch gives next to nothing a second
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What was measured.
-
-    Args:
-        workload: its name.
-        device: its name, as in the trials' records.
-        device_type: ``cpu`` or ``cuda``.
-        precision: of the trials.
-        versions: of the packages that it depends on.
-        high: the largest batch size that was asked for.
-        ceiling: the largest that fits.
-        measured: seconds per step over batch size.
-        limits: the device's own ceilings; None where they could not be measured, as ``notes`` say.
-        cost: FLOPs and bytes of a step; None where they are not known, as ``notes`` say.
-        seconds: that the survey took.
-        notes: what the reader has to know besides.
-    """
+    """What was measured, and what follows from it."""
 
     workload: str
-    device: str
-    device_type: str
+    device: str  # its name, as in the trials' records
+    device_type: str  # cpu or cuda
     precision: str
     versions: Mapping[str, str]
-    high: int
+    high: int  # the largest batch size that was asked for
     ceiling: Ceiling
-    measured: Measured
-    limits: DeviceLimits | None
-    cost: StepCost | None
-    seconds: float
+    measured: Measured  # seconds per step over batch size
+    limits: DeviceLimits | None  # None: they could not be measured, as the notes say
+    cost: StepCost | None  # FLOPs and bytes of a step; None: not known, as the notes say
+    seconds: float  # that the survey took
     notes: tuple[str, ...] = ()
 
     @property
@@ -126,12 +122,16 @@ class Survey:
         return achieved(self.cost, self.limits, self.pairs)
 
     @property
-    def misaligned(self) -> list[Misaligned]:
-        """Layers that miss the tensor cores' multiples at the ceiling."""
+    def multiple(self) -> int | None:
+        """The multiple that tensor cores take dimensions in at this precision; None: they are not used."""
+        return None if self.limits is None else tensor_core_multiple(self.limits.dtype, self.device_type)
+
+    @property
+    def misaligned(self) -> list[TensorCoreMisalignment]:
+        """Layers that miss the tensor cores' multiple at the ceiling."""
         if self.limits is None or self.cost is None:
             return []
-        multiple = tensor_core_multiple(self.limits.dtype, self.device_type)
-        return misaligned(self.cost, self.limits, multiple, self.ceiling.batch_size)
+        return misalignments(self.cost, self.limits, self.multiple, self.ceiling.batch_size)
 
     @property
     def plateau(self) -> StepTiming:
@@ -140,56 +140,84 @@ class Survey:
         return next(timing for timing in self.measured.timings if timing.throughput >= PLATEAU * best)
 
 
-def survey(
+def survey(*arguments: str) -> Survey:
+    """Return what this machine allows for a workload, measured or as it was cached.
+
+    It is what ``bstune survey`` prints, without its files: the memory ceiling, seconds per step tau(B) over batch size,
+    and the roofline. Nothing is searched, and nothing is written but the cache (``hardware.cache``).
+
+    Args:
+        arguments: as on the command line: ``workload=NAME`` first, then ``OPTION=VALUE``, such as ``device=cuda``,
+            ``hardware.seconds=20`` or ``hardware.refresh=true`` (measures again).
+
+    Returns:
+        The survey: ``ceiling.batch_size`` in examples, ``step_time(B)`` in seconds, ``limits`` and ``cost`` of the
+        roofline, ``notes`` with what could not be measured.
+
+    Raises:
+        ConfigError: for an unknown option or workload, one that is answered from a table, or one that cannot be built.
+        DataError: if the data cannot be had.
+        HardwareError: if no batch size fits or runs, or the device is lost.
+    """
+    return survey_of(compose_survey(arguments), lambda line: None)[0]
+
+
+def compose_survey(arguments: Sequence[str]) -> DictConfig:
+    """Return the config of a command line; a workload that is not trained is refused."""
+
+    def refuse(config: DictConfig) -> DictConfig:
+        raise ConfigError(
+            f"workload {config.workload.name} is answered from recorded runs: there is no hardware to survey; name a "
+            "workload that is trained"
+        )
+
+    return compose(arguments, refuse)
+
+
+def survey_of(config: DictConfig, log: Callable[[str], None]) -> tuple[Survey, bool]:
+    """Return the survey of a composed config, and whether it was cached; ``log`` takes lines of progress."""
+    quieten()
+    start_server()  # it imports while this process reads the data
+    config = resolve(config)
+    space, protocol, data = make_space(config), checked_protocol(config), load_data(config)
+    check_largest(space.high, data)
+    return cached_survey(config, space, protocol, data, lambda: build_workload(config, data), log)
+
+
+def measure(
     config: DictConfig,
     space: Space,
     protocol: TrialProtocol,
     train_examples: int,
     build: Callable[[], Workload],
-    say: Callable[[str], None],
-    ask: Ask | None = None,
+    log: Callable[[str], None],
     now: Callable[[], float] = time.perf_counter,
 ) -> Survey:
-    """Measure what the hardware allows for a workload.
+    """Measure what the hardware allows for a workload; ``config`` is checked and resolved.
 
-    The memory ceiling comes first, while this process holds nothing on the device. ``hardware.seconds`` caps the ladder
-    of step times, but for its first visit.
-
-    Args:
-        config: the composed and checked config, device and precision settled.
-        space: the range of batch sizes, what they are snapped to, and the learning rates.
-        protocol: of the trials.
-        train_examples: length of the training data.
-        build: builds the workload; called once the ceiling is known.
-        say: is told what goes on, a line each.
-        ask: from :func:`bstune.hardware.memory.probe_server`; None: one is started.
-        now: a clock in seconds; tests give their own.
-
-    Raises:
-        HardwareError: if no batch size fits or runs, or the device is lost.
-        ConfigError: if the workload cannot be built.
+    ``build`` is called once the ceiling is known: until then this process holds nothing on the device.
+    ``hardware.seconds`` caps the ladder of step times, but for its first visit.
     """
-    start, settings = now(), config.hardware
+    start, options = now(), config.hardware
     device = torch.device(config.device)
     ceiling = measure_ceiling(
         config,
         space.low,
         space.high,
         train_examples,
-        limit=_share(_limit(settings.memory.limit, settings.memory.free_share, device), config.search.workers, device),
+        limit=_share(_limit(options.memory.limit, options.memory.free_share, device), config.search.workers, device),
         multiple=space.multiple,
-        relative=settings.memory.relative[device.type],
-        steps=settings.memory.steps,
-        seconds=settings.memory.probe_seconds,
+        relative=options.memory.relative[device.type],
+        steps=options.memory.steps,
+        seconds=options.memory.probe_seconds,
         largest_first=True,
-        verify=settings.memory.verify,
-        report=lambda result: say(probe_text(result)),
-        ask=ask,
+        verify=options.memory.verify,
+        report=lambda result: log(probe_text(result)),
     )
-    with _lost_device():
+    with _device_errors():
         workload = build()
         limits, cost, notes = _roofline(config, device, workload, space)
-        say("timing steps")
+        log("timing steps")
         measured, more = _time_ladder(config, space, protocol, workload, ceiling, device, now)
     return Survey(
         workload=config.workload.name,
@@ -242,11 +270,12 @@ def probe_text(result: ProbeResult) -> str:
 
 
 @contextmanager
-def _lost_device() -> Iterator[None]:
+def _device_errors() -> Iterator[None]:
+    """Turn torch's error of a lost device into one line."""
     try:
         yield
     except RuntimeError as error:  # torch's errors of the device are of this kind
-        if not any(words in str(error) for words in LOST):
+        if not any(words in str(error) for words in DEVICE_LOST_MESSAGES):
             raise
         raise HardwareError(
             f"the device was lost while it was measured: {str(error).splitlines()[0]}. "
@@ -257,11 +286,11 @@ def _lost_device() -> Iterator[None]:
 def _roofline(
     config: DictConfig, device: torch.device, workload: Workload, space: Space
 ) -> tuple[DeviceLimits | None, StepCost | None, tuple[str, ...]]:
-    settings = config.hardware.ceilings
+    options = config.hardware.ceilings
     try:
         arithmetic = arithmetic_of(config.precision, device.type)
         limits = measure_limits(
-            device, arithmetic, settings.seconds, list(settings.matrix_sizes), list(settings.copy_bytes)
+            device, arithmetic, options.seconds, list(options.matrix_sizes), list(options.copy_bytes)
         )
     except HardwareError as error:
         return None, None, (f"no roofline: {error}",)
@@ -272,7 +301,7 @@ def _roofline(
         return on_device(workload, module, next(iter(workload.train_batches(_spec(size, space)))), device)
 
     try:
-        small, large = settings.traced_batch_sizes
+        small, large = options.traced_batch_sizes
         with outside_trainer(module):
             return limits, step_cost(module, batch, training_loss, arithmetic, (small, large)), ()
     except HardwareError as error:
@@ -293,15 +322,15 @@ def _time_ladder(
     device: torch.device,
     now: Callable[[], float],
 ) -> tuple[Measured, tuple[str, ...]]:
-    settings = config.hardware.step_time
-    short = replace(protocol, warmup_steps=settings.warmup_steps)
-    known: list[tuple[float, float]] = []
+    options = config.hardware.step_time
+    short = replace(protocol, warmup_steps=options.warmup_steps)
+    timed: list[tuple[float, float]] = []
     compared: set[int] = set()
     notes: list[str] = []
 
     def bare(size: int, lr: float, steps: int) -> tuple[float, ...]:
         # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
-        if notes or (size in compared and steps <= settings.min_steps):
+        if notes or (size in compared and steps <= options.min_steps):
             return ()
         compared.add(size)
         try:
@@ -312,71 +341,59 @@ def _time_ladder(
 
     def run(size: int) -> Steps:
         lr = _spec(size, space).lr
-        expected = float(fit_step_times(known, size)(np.array(float(size)))) if known else settings.visit_seconds
-        steps = min(max(round(settings.visit_seconds / expected), settings.min_steps), settings.max_steps)
+        expected = float(fit_step_times(timed, size)(np.array(float(size)))) if timed else options.visit_seconds
+        steps = min(max(round(options.visit_seconds / expected), options.min_steps), options.max_steps)
         trial = time_trial(workload, short, size, lr, steps, now)
-        known.append((float(size), statistics.median(trial)))
+        timed.append((float(size), statistics.median(trial)))
         return Steps(trial, bare(size, lr, steps))
 
-    sizes = ladder(ceiling.smallest, ceiling.batch_size, settings.rungs, space.multiple)
-    measured = measure_step_times(run, sizes, settings.repeats, config.seed, config.hardware.seconds, now)
+    sizes = ladder(ceiling.smallest, ceiling.batch_size, options.rungs, space.multiple)
+    measured = measure_step_times(run, sizes, options.repeats, config.seed, config.hardware.seconds, now)
     return measured, tuple(notes)
 
 
-logger = logging.getLogger(__name__)
-FORM = TypeAdapter(Survey)
+SURVEYS = TypeAdapter(Survey)
 
 
-def surveyed(
+def cached_survey(
     config: DictConfig,
     space: Space,
     protocol: TrialProtocol,
     data: LightningDataModule,
     build: Callable[[], Workload],
-    say: Callable[[str], None],
-    ask: Ask | None = None,
+    log: Callable[[str], None],
 ) -> tuple[Survey, bool]:
-    """Return the survey that is kept for this workload, device and versions, or a new one, and whether it was kept.
+    """Return the cached survey of this workload, device and versions, or a new one, and whether it was cached.
 
-    ``hardware.refresh`` measures anew. A file that cannot be read counts as none; one that cannot be written is logged,
-    and the survey stands all the same.
-
-    Args:
-        config: the composed and checked config, device and precision settled.
-        space: the range of batch sizes and the learning rates.
-        protocol: of the trials.
-        data: of the workload, for their number.
-        build: builds the workload; called only if it is measured.
-        say: is told what goes on, a line each.
-        ask: from :func:`bstune.hardware.memory.probe_server`; None: one is started where it is needed.
-
-    Raises:
-        HardwareError, ConfigError: as the survey does.
+    ``hardware.refresh`` measures again. A cache that cannot be written is logged, and the survey stands all the same.
     """
     module = build_module(config, TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), None, 0))
-    name = identity(config, space, protocol, module, train_examples(data))
-    path = Path(config.hardware.cache).expanduser() / f"{config.workload.name}-{name}.json"
-    found = None if config.hardware.refresh else read(path)
-    if found is not None:
-        return found, True
-    found = survey(config, space, protocol, train_examples(data), build, say, ask)
+    key = cache_key(config, space, protocol, module, train_examples(data))
+    path = Path(config.hardware.cache).expanduser() / f"{config.workload.name}-{key}.json"
+    cached = None if config.hardware.refresh else read(path)
+    if cached is not None:
+        return cached, True
+    former = next((file for file in path.parent.glob(f"{config.workload.name}-*.json") if read(file) is None), None)
+    if former is not None:
+        log(f"{former} cannot be read by this version of bstune, as if written by a former one: measuring again")
+    found = measure(config, space, protocol, train_examples(data), build, log)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, FORM.dump_json(found).decode())
+        write_text(path, SURVEYS.dump_json(found).decode())
     except OSError as error:
-        logger.warning("the survey of the hardware is not kept: %s cannot be written (%s)", path, error.strerror)
+        logger.warning("the survey of the hardware is not cached: %s cannot be written (%s)", path, error.strerror)
     return found, False
 
 
 def read(path: Path) -> Survey | None:
-    """Return the survey in a file; None where there is none, or one of another form."""
+    """Return the survey in a file; None where there is none, or one that another version wrote."""
     try:
-        return FORM.validate_json(path.read_bytes())
+        return SURVEYS.validate_json(path.read_bytes())
     except (OSError, ValidationError, HardwareError):
         return None
 
 
-def identity(
+def cache_key(
     config: DictConfig, space: Space, protocol: TrialProtocol, module: LightningModule, train_examples: int
 ) -> str:
     """Return 16 hexadecimal digits that change with whatever the survey depends on.
@@ -408,7 +425,7 @@ def _without(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any
 
 
 def _processor() -> str:
-    """Return the processor's model where the system tells."""
+    """Return the processor's model where the system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,7 +1,6 @@
 """Step time tau(B), measured on a ladder of batch sizes in shuffled order.
 
-The measuring takes what runs the steps and the clock from its caller. The model between the measured sizes is
-:mod:`bstune.core.step_time`'s.
+The step function and the clock are passed in. :mod:`bstune.core.step_time` models tau between the measured sizes.
 """
 
 import random
@@ -10,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -41,25 +41,15 @@ class Steps:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """What was measured at one batch size.
-
-    Args:
-        batch_size: B.
-        seconds: median over steps of all repeats.
-        low: lower quartile.
-        high: upper quartile.
-        drift: largest over smallest median of a repeat, less 1; 0 with one repeat.
-        steps: how many were timed.
-        bare: median of the bare forward, backward and optimizer step; None if it was not timed.
-    """
+    """Seconds per step at one batch size, over the steps of all repeats."""
 
     batch_size: int
-    seconds: float
-    low: float
-    high: float
-    drift: float
-    steps: int
-    bare: float | None
+    seconds: float  # median
+    low: float  # lower quartile
+    high: float  # upper quartile
+    drift: float  # largest over smallest median of a repeat, less 1
+    steps: int  # how many were timed
+    bare: float | None  # median of the bare forward, backward and optimizer step; None: not timed
 
     @property
     def throughput(self) -> float:
@@ -74,32 +64,22 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class Measured:
-    """Timings by batch size, smallest first, and what there was no time for.
-
-    Args:
-        timings: of the batch sizes that were measured at least once.
-        left_out: batch sizes of the ladder that were not, because the seconds were spent.
-        cut: those with fewer repeats than were asked for.
-    """
+    """Timings by batch size, smallest first, and what there was no time for."""
 
     timings: tuple[StepTiming, ...]
-    left_out: tuple[int, ...]
-    cut: tuple[int, ...]
+    left_out: tuple[int, ...]  # batch sizes without a visit
+    cut: tuple[int, ...]  # batch sizes with fewer visits than were asked for
 
 
 def ladder(low: int, ceiling: int, rungs: int, multiple: int) -> tuple[int, ...]:
-    """Return at most ``rungs`` batch sizes evenly spread over log B, snapped to ``multiple``, both ends with them.
-
-    Raises:
-        HardwareError: for an impossible range, or fewer than two rungs.
-    """
+    """Return at most ``rungs`` batch sizes evenly spread over log B, snapped to ``multiple``, both ends with them."""
     if not 1 <= low <= ceiling or rungs < 2 or multiple < 1:
         raise HardwareError(
             f"a ladder needs 1 <= low <= ceiling, 2 rungs and a multiple of at least 1, but got low={low}, "
             f"ceiling={ceiling}, rungs={rungs} and multiple={multiple}"
         )
-    wanted = [low * (ceiling / low) ** (i / (rungs - 1)) for i in range(1, rungs - 1)]
-    between = {round(size / multiple) * multiple for size in wanted}
+    even = [low * (ceiling / low) ** (i / (rungs - 1)) for i in range(1, rungs - 1)]
+    between = {round(size / multiple) * multiple for size in even}
     return tuple(sorted({low, ceiling} | {size for size in between if low < size < ceiling}))
 
 
@@ -108,7 +88,7 @@ def visits(sizes: Sequence[int], repeats: int, seed: int) -> list[int]:
 
     A clock that drifts then spreads over all sizes, in place of bending tau(B).
     """
-    shuffle = random.Random(seed)  # an order, not a secret
+    shuffle = random.Random(seed)  # an order, not a secret  # noqa: S311
     return [size for _ in range(repeats) for size in shuffle.sample(list(sizes), len(sizes))]
 
 
@@ -122,19 +102,8 @@ def measure_step_times(
 ) -> Measured:
     """Measure each batch size ``repeats`` times in shuffled order, for as long as the seconds allow.
 
-    A visit is left out if it would not end in time, as the visits so far foretell by a line; the next, smaller ones
-    may still be made. The very first is always made.
-
-    Args:
-        run: times steps at a batch size.
-        sizes: the ladder.
-        repeats: visits to each.
-        seed: of the order.
-        most_seconds: of the measurement as a whole.
-        now: a clock in seconds; tests give their own.
-
-    Raises:
-        HardwareError: if there is nothing to measure, or a run times no step.
+    A line through the visits so far predicts the next one's seconds; a visit that would not end in time is left out,
+    while smaller ones may still be made. The very first is always made.
     """
     if not sizes or repeats < 1:
         raise HardwareError(f"step times need batch sizes and repeats, but got {list(sizes)} and {repeats}")
@@ -208,12 +177,10 @@ def time_trial(
 ) -> tuple[float, ...]:
     """Return the seconds of each of ``steps`` steps of a real trial, after the protocol's warm-up, evaluation left out.
 
-    A step lasts from one request for a batch to the next, the device synchronised at each.
-
-    Raises:
-        HardwareError: if the trial ends before it has trained so many steps: out of memory, or diverged.
+    A step lasts from one request for a batch to the next, the device synchronised at each. A trial that ends before,
+    out of memory or diverged, raises HardwareError.
     """
-    clock = _StepClock(now, synchronize)
+    clock = _StepClock(now, partial(synchronize, torch.device(protocol.trainer.get("accelerator", "cpu"))))
     sizes = micro_batch_sizes(batch_size, protocol.micro_batch_size)
     # The first step's edge is the first tick within training, and the last step ends without one.
     budget = Budget(protocol.warmup_steps + steps + 2, 1)
@@ -246,9 +213,6 @@ def time_bare(
 
     The module's own ``training_step`` on the same batches, in the trial's precision and compiled as in the trial,
     without a Trainer; without its schedule, and on one batch of B even where trials accumulate.
-
-    Raises:
-        HardwareError: if the module steps its optimizers itself, has several, or asks for its Trainer.
     """
     spec = TrialSpec(0, 0, batch_size, lr, None, 0)
     seed_everything(0, workers=False, verbose=False)
@@ -284,11 +248,7 @@ def time_bare(
 
 @contextmanager
 def outside_trainer(module: object) -> Iterator[None]:
-    """Turn the error of a module that asks for its Trainer where there is none into one that says so.
-
-    Raises:
-        HardwareError: in place of that error.
-    """
+    """Turn the error of a module that asks for its Trainer where there is none into a HardwareError."""
     try:
         yield
     except RuntimeError as error:

@@ -122,7 +122,7 @@ class Suggestion:
 
 
 @dataclass(frozen=True)
-class _Candidates:
+class Candidates:
     """Points (m,), (m,), (m, k) to choose from; the first ``len(stopped)`` of them are trials to be continued."""
 
     stopped: tuple[Observation, ...]
@@ -169,7 +169,7 @@ def suggest(
     maps &= bool(reached)  # before that, the objective ``curve`` too looks for what is fast
     found = _candidates(posterior, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
     if maps:
-        chosen, expected = max_variance_reduction(posterior, found.x, found.z, found.other, found.done, pending, rng)
+        chosen, expected = max_variance_reduction(posterior, found, pending, rng)
         probe = policy.probe_fraction * expected
         max_steps = GIVEN_UP_AT * expected if found.done[chosen] >= probe else probe
         return found.suggestion(chosen, max(max_steps, 1.3 * float(found.done[chosen])))
@@ -200,7 +200,7 @@ def _candidates(
     resumable: Callable[[int], bool] | None,
     policy: Policy,
     rng: np.random.Generator,
-) -> _Candidates:
+) -> Candidates:
     """Return the trials to be continued, and new points along the posterior's optima and around the best trials."""
     taken = {resumed_from for _, _, resumed_from in pending}
     stopped = [one for one in posterior.observations if one.status == "censored" and not one.stuck]
@@ -226,7 +226,7 @@ def _candidates(
         other[n - 1 - i] = np.clip(np.array(one.other) + rng.normal(0.0, 0.1, domain.others), 0.0, 1.0)
     x = np.array([math.log2(domain.snap(2.0 ** min(max(value, low), high))) for value in x])
     bottom, top = domain.lrs(x)
-    return _Candidates(
+    return Candidates(
         stopped=tuple(stopped),
         x=np.concatenate([[one.x for one in stopped], x]),
         z=np.concatenate([[one.z for one in stopped], np.clip(z, bottom, top)]),
@@ -243,7 +243,7 @@ def _random_point(domain: Domain, rng: np.random.Generator) -> tuple[float, floa
 
 def thompson_sample(
     posterior: Posterior,
-    candidates: _Candidates,
+    candidates: Candidates,
     draw: Array,
     weight: Weight,
     pending: Pending,
@@ -316,16 +316,17 @@ def _fit(x: Array, log_front: Array) -> Array:
 
 
 def max_variance_reduction(
-    posterior: Posterior, x: Array, z: Array, other: Array, done: Array, pending: Pending, rng: np.random.Generator
+    posterior: Posterior, candidates: Candidates, pending: Pending, rng: np.random.Generator
 ) -> tuple[int, float]:
     """Return the candidate with the largest reduction of Var[log B_crit] per unit cost, and its expected steps.
 
     The reduction is that of one observation of log S there, as if all were jointly normal:
-    cov(log S, log B_crit)^2 / (var log S + noise^2). The ``done`` steps of a candidate (n,) are paid already.
+    cov(log S, log B_crit)^2 / (var log S + noise^2). The ``done`` steps of a candidate are paid already.
     """
+    x, z, done = candidates.x, candidates.z, candidates.done
     drawn = draw_frontiers(posterior, DECISION_DRAWS, rng)
     nearest = np.abs(x[:, None] - drawn.x).argmin(axis=1)
-    steps = log_steps(drawn.theta, x, z, other, posterior.prior) + drawn.residual[:, nearest]
+    steps = log_steps(drawn.theta, x, z, candidates.other, posterior.prior) + drawn.residual[:, nearest]
     noise = float(np.mean(np.exp(2.0 * drawn.theta[:, NOISE]))) + MISFIT**2
     centred = steps - steps.mean(axis=0)
     b_crit = drawn.log_b_crit - drawn.log_b_crit.mean()

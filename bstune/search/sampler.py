@@ -57,20 +57,15 @@ class StoppingSampler(Protocol):
 
 
 @cache
+def _defaults(name: str, section: str) -> dict[str, Any]:
+    """Return a section of a file in ``conf/``: every default stands there once."""
+    values = yaml.safe_load(files("bstune.conf").joinpath(name).read_text(encoding="utf-8"))[section]
+    return {key: value for key, value in values.items() if key != "_target_"}
+
+
 def default_policy() -> Policy:
     """Return the policy of ``conf/sampler/frontier.yaml``."""
-    values = _read_conf("sampler/frontier.yaml")["policy"]
-    return Policy(**{name: value for name, value in values.items() if name != "_target_"})
-
-
-@cache
-def _default_sigmas() -> tuple[float, float]:
-    prior = _read_conf("config.yaml")["prior"]
-    return prior["level_sigma"], prior["exponent_sigma"]
-
-
-def _read_conf(name: str) -> Any:
-    return yaml.safe_load(files("bstune.conf").joinpath(name).read_text(encoding="utf-8"))
+    return Policy(**_defaults("sampler/frontier.yaml", "policy"))
 
 
 class FrontierSampler(BaseSampler):
@@ -147,9 +142,9 @@ class FrontierSampler(BaseSampler):
                 raise ConfigError(f"{name} must be a positive number, but got {value}")
         self.objective = objective
         self._rule = rule
-        defaults = _default_sigmas()
-        self._sigma = defaults[0] if sigma is None else sigma
-        self._exponent_sigma = defaults[1] if exponent_sigma is None else exponent_sigma
+        prior = _defaults("config.yaml", "prior")
+        self._sigma = prior["level_sigma"] if sigma is None else sigma
+        self._exponent_sigma = prior["exponent_sigma"] if exponent_sigma is None else exponent_sigma
         self._noise_scale = noise_scale
         self._budget, self._target, self._ideal = budget, target, ideal
         self._resumable = resumable

@@ -1,21 +1,21 @@
-"""What bstune's own model is told of a job, and what it tells of B_crit.
-
-Which scaling rule held: the posterior exponent of lr*(B), with its interval and in words.
+"""The posterior of a study's frontier, the interval of B_crit, and the exponent of lr*(B) with the rules that fit it.
 
 The exponent over a range of batch sizes is the least-squares slope of log2 lr*(B) over log2 B there, one for each draw
-of the posterior (the model's optimum, its residual left out). What the prior alone would say, by the same arithmetic,
-stands beside it: an exponent that the trials hardly tell is no finding.
+of the posterior (the model's optimum, its residual left out). The prior's own interval, by the same arithmetic, stands
+beside it: an exponent that the trials do not narrow is not identified.
 """
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bstune.core.console import format_count, plural
 from bstune.core.records import TrialResult
+from bstune.core.scaling import linear, none, saturating, sqrt, surge
 from bstune.search.acquisition import b_crit_quantiles
 from bstune.search.observations import Posterior, ideal_value
 from bstune.search.posterior import Prior, draw_prior, optimum
@@ -23,23 +23,30 @@ from bstune.search.sampler import FrontierSampler
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import distributions
 
+Array = NDArray[np.float64]
 INTERVAL = (0.05, 0.95)  # of B_crit's posterior, for search.precision
 MOVES = 10  # of its sampler: at the few of a decision, intervals come out too narrow
+GRID = 33  # batch sizes of a slope, even in log B
+PRIOR_DRAWS = 4000
+MIN_SHRINKAGE = 0.8  # an interval wider than this fraction of the prior's is not identified
+MIN_REACHED = 3  # reached trials, fewer identify no exponent
+MIN_OCTAVES = 1.0  # of batch size, less has no slope
 
 
-def own_arguments(prepared: PreparedStudy, ended: Collection[int] = ()) -> dict[str, Any]:
-    """Return what bstune's own sampler is told of the job, where ``ended`` trials go no further."""
+def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> dict[str, Any]:
+    """Return the study's arguments for a sampler that stops and continues trials; ``finished`` ones go no further."""
     space = prepared.space
+    bounds = prepared.config.workload.target.bounds
 
     def resumable(number: int) -> bool:
-        return number not in ended and prepared.backend.resumable(number, prepared.files)
+        return number not in finished and prepared.backend.resumable(number, prepared.files)
 
     return {
         "objective": prepared.budget.objective,
         "rule": space.rule,
         "budget": lambda batch_size: float(prepared.protocol.budget.last_step(round(batch_size))),
         "target": prepared.protocol.target,
-        "ideal": _ideal(prepared),
+        "ideal": ideal_value(prepared.protocol.target, None if bounds is None else list(bounds)),
         "resumable": resumable if prepared.backend.stops else None,
         "snap": space.snap,
         "lr_range": (space.lr_low, space.lr_high),
@@ -48,15 +55,10 @@ def own_arguments(prepared: PreparedStudy, ended: Collection[int] = ()) -> dict[
     }
 
 
-def _ideal(prepared: PreparedStudy) -> float | None:
-    bounds = prepared.config.workload.target.bounds
-    return ideal_value(prepared.protocol.target, None if bounds is None else list(bounds))
-
-
-def known_of(prepared: PreparedStudy, done: Sequence[TrialResult], particles: int) -> Posterior:
-    """Return the posterior of the frontier after these trials, whatever sampler asked them."""
+def study_posterior(prepared: PreparedStudy, done: Sequence[TrialResult], particles: int) -> Posterior:
+    """Return the posterior of the frontier after these trials, whatever sampler suggested them."""
     sampler = FrontierSampler(
-        **own_arguments(prepared),
+        **sampler_context(prepared),
         sigma=prepared.config.prior.level_sigma,
         exponent_sigma=prepared.config.prior.exponent_sigma,
         noise_scale=prepared.config.scaling.noise_scale,
@@ -74,21 +76,11 @@ def b_crit_interval(prepared: PreparedStudy, posterior: Posterior) -> list[float
     return [float(value) for value in b_crit_quantiles(posterior, (INTERVAL[0], 0.5, INTERVAL[1]), rng)]
 
 
-Array = NDArray[np.float64]
-RULES = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # exponents of lr*(B)
-GRID = 33  # batch sizes, even in log B
-PRIOR_DRAWS = 4000
-HARDLY = 0.8  # an interval this much as wide as the prior's says what the prior says
-FEWEST = 3  # reached trials below which there is no exponent but the prior's
-LEAST_OCTAVES = 1.0
-
-
 @dataclass(frozen=True)
-class Exponent:
-    """The exponent of lr*(B) over the batch sizes from ``start`` to ``end``: median and interval.
+class LrExponent:
+    """The exponent of lr*(B) over batch sizes from ``start`` to ``end``: median and interval, and the prior's interval.
 
-    ``prior_low`` and ``prior_high`` are the interval of the prior alone; ``told`` is whether the trials narrow it, and
-    ``reached`` the number of trials there that reached the target.
+    ``reached`` trials there reached the target; ``identified`` tells whether they narrow the prior.
     """
 
     exponent: float
@@ -99,138 +91,114 @@ class Exponent:
     start: float
     end: float
     reached: int
-    told: bool
+    identified: bool
 
 
-@dataclass(frozen=True)
-class Held:
-    """Which rule held over all batch sizes, and below B_crit: None where that range is too short or too few reached.
+def fit_lr_exponent(
+    posterior: Posterior, low: float, high: float, b_crit: float, noise_scale: float | None = None, level: float = 0.9
+) -> dict[str, Any] | None:
+    """Return the exponent of lr*(B) from batch size ``low`` to ``high`` as a row of ``curve.json``, in words too.
 
-    ``level`` is the coverage of the intervals, ``text`` all of it in words.
+    ``below_b_crit`` is that below the posterior's median ``b_crit``, None where the range or the reached trials are too
+    few. ``noise_scale`` is that of the rules that take one; None for ``b_crit``, which it approximates (McCandlish et
+    al. 2018, section 2). A range of less than an octave has no exponent: None.
     """
-
-    whole: Exponent
-    below_b_crit: Exponent | None
-    level: float
-    text: str
-
-
-def which_rule_held(posterior: Posterior, low: float, high: float, b_crit: float, level: float = 0.9) -> Held | None:
-    """Return the exponent of lr*(B) over the batch sizes from ``low`` to ``high``, and over those below B_crit.
-
-    Args:
-        posterior: after the trials.
-        low: smallest batch size.
-        high: largest batch size.
-        b_crit: the posterior's median, in examples.
-        level: coverage of the intervals.
-
-    Returns:
-        None where the range is less than an octave: it has no slope. With fewer than three reached trials the exponent
-        is next to the prior's, and ``told`` is False.
-    """
-    if not math.log2(high / low) >= LEAST_OCTAVES:
+    if not math.log2(high / low) >= MIN_OCTAVES:
         return None
-    sizes = [2.0**one.x for one in posterior.observations if one.status == "reached"]
-    whole = _exponent(posterior, (low, high), sizes, level)
+    whole = _exponent(posterior, low, high, level)
     edge = min(high, b_crit)
     below = None
-    if edge > low and math.log2(edge / low) >= LEAST_OCTAVES:
-        found = _exponent(posterior, (low, edge), sizes, level)
-        below = found if found.reached >= FEWEST else None
-    return Held(whole, below, level, _text(whole, below, b_crit))
+    if edge > low and math.log2(edge / low) >= MIN_OCTAVES:
+        below = _exponent(posterior, low, edge, level)
+        below = below if below.reached >= MIN_REACHED else None
+    text = _text(whole, below, b_crit, noise_scale or b_crit)
+    return {**asdict(whole), "below_b_crit": None if below is None else asdict(below), "level": level, "text": text}
 
 
-def held_row(held: Held) -> dict[str, Any]:
-    """Return plain data for ``curve.json``: the whole range's exponent, ``below_b_crit`` (or null), level and text."""
-    below = None if held.below_b_crit is None else _row(held.below_b_crit)
-    return {**_row(held.whole), "below_b_crit": below, "level": held.level, "text": held.text}
+def _exponent(posterior: Posterior, start: float, end: float, level: float) -> LrExponent:
+    tail = 0.5 * (1.0 - level)
+    theta, prior = posterior.theta, posterior.prior
+    low, middle, high = np.quantile(slopes(theta, prior, start, end), [tail, 0.5, 1.0 - tail]).tolist()
+    draws = draw_prior(prior, PRIOR_DRAWS, np.random.default_rng(0))
+    prior_low, prior_high = np.quantile(slopes(draws, prior, start, end), [tail, 1.0 - tail]).tolist()
+    sizes = [2.0**one.x for one in posterior.observations if one.status == "reached"]
+    reached = sum(start <= size <= end * (1.0 + 1e-9) for size in sizes)
+    identified = reached >= MIN_REACHED and high - low < MIN_SHRINKAGE * (prior_high - prior_low)
+    return LrExponent(middle, low, high, prior_low, prior_high, start, end, reached, identified)
 
 
 def slopes(theta: Array, prior: Prior, low: float, high: float) -> Array:
     """Return the least-squares slope of log2 lr*(B) over log2 B from ``low`` to ``high``: draws (m, p) give (m,)."""
+    return np.asarray(_slope(lambda x: optimum(theta, x, prior), low, high))
+
+
+def rule_exponents(low: float, high: float, noise_scale: float) -> dict[str, float]:
+    """Return the slope of each scaling rule's log lr over log B, by the same least squares, in rising order."""
+    # The three powers by their exponents, not by a sum of rounded logarithms: an interval may end there.
+    exponents = {none.__name__: 0.0, sqrt.__name__: 0.5, linear.__name__: 1.0}
+    for rule in (saturating, surge):
+        exponents[rule.__name__] = float(
+            _slope(lambda x, rule=rule: np.log2([rule(2.0**size, 1.0, 1.0, noise_scale) for size in x]), low, high)
+        )
+    return dict(sorted(exponents.items(), key=lambda item: item[1]))
+
+
+def _slope(values: Callable[[Array], Array], low: float, high: float) -> Any:
     x = np.linspace(math.log2(low), math.log2(high), GRID)
     away = x - x.mean()
-    return np.asarray(optimum(theta, x, prior) @ away / (away @ away))
+    return values(x) @ away / (away @ away)
 
 
-def _exponent(posterior: Posterior, span: tuple[float, float], sizes: list[float], level: float) -> Exponent:
-    tail = 0.5 * (1.0 - level)
-    low, middle, high = np.quantile(slopes(posterior.theta, posterior.prior, *span), [tail, 0.5, 1.0 - tail]).tolist()
-    alone = draw_prior(posterior.prior, PRIOR_DRAWS, np.random.default_rng(0))
-    prior_low, prior_high = np.quantile(slopes(alone, posterior.prior, *span), [tail, 1.0 - tail]).tolist()
-    reached = sum(span[0] <= size <= span[1] * (1.0 + 1e-9) for size in sizes)
-    told = reached >= FEWEST and high - low < HARDLY * (prior_high - prior_low)
-    return Exponent(middle, low, high, prior_low, prior_high, *span, reached, told)
-
-
-def _row(found: Exponent) -> dict[str, Any]:
-    return {
-        "exponent": found.exponent,
-        "low": found.low,
-        "high": found.high,
-        "prior_low": found.prior_low,
-        "prior_high": found.prior_high,
-        "from": found.start,
-        "to": found.end,
-        "reached": found.reached,
-        "told": found.told,
-    }
-
-
-def _text(whole: Exponent, below: Exponent | None, b_crit: float) -> str:
-    if whole.reached < FEWEST:
-        return (
-            f"not told: {whole.reached or 'no'} trial{'s' * (whole.reached != 1)} reached the target, and it takes "
-            f"{FEWEST}; the prior alone says an exponent of {_interval(whole.prior_low, whole.prior_high)}"
-        )
-    full = f"from B = {_size(whole.start)} to {_size(whole.end)}"
-    edge = _size(float(f"{b_crit:.2g}"))
-    if below is None:
-        return (
-            f"{_clause(whole, full)}; below the posterior's B_crit, {edge}, there are too few batch sizes or reached "
-            "trials to tell"
-        )
-    if below.end >= whole.end:
-        return _clause(below, f"up to B = {_size(below.end)}, all of it below the posterior's B_crit")
-    near = _clause(below, f"up to B = {edge}, the posterior's B_crit")
-    return f"{near}; {_clause(whole, full)}"
-
-
-def _clause(found: Exponent, where: str) -> str:
-    """Return one exponent in words; the prior's interval stands beside it."""
-    verb = "fell" if found.exponent < 0.0 else "grew"
-    power = f"lr {verb} as B^{_power(found.exponent)} {_interval(found.low, found.high)} {where}"
-    alone = f"the prior alone: {_interval(found.prior_low, found.prior_high)}"
-    if not found.told:
-        few = f", {found.reached} reached trials there" if found.reached < FEWEST else ""
-        return f"{power}: the trials hardly tell ({alone}{few})"
-    return f"{power}: {verdict(found.low, found.high)} ({alone})"
-
-
-def verdict(low: float, high: float) -> str:
-    """Return what an interval of the exponent says of the rules none (0), sqrt (1/2) and linear (1), in words."""
-    fitting = [name for name, exponent in RULES.items() if low <= exponent <= high]
+def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
+    """Return in words which rules an interval of the exponent fits; ``exponents`` of the rules are in rising order."""
+    fitting = [name for name, exponent in exponents.items() if low <= exponent <= high]
     if len(fitting) == 1:
         return "no scaling, as none says" if fitting == ["none"] else f"as {fitting[0]} says"
     if fitting:
         count = "both" if len(fitting) == 2 else "all"
         return f"{', '.join(fitting[:-1])} and {fitting[-1]} {count} fit"
-    below = [name for name, exponent in RULES.items() if exponent < low]
-    above = [name for name, exponent in RULES.items() if exponent > high]
+    below = [name for name, exponent in exponents.items() if exponent < low]
+    above = [name for name, exponent in exponents.items() if exponent > high]
     if below and above:
         return f"between {below[-1]} and {above[0]}"
-    return "faster than linear" if below else "against all of none, sqrt and linear"
+    return f"faster than {below[-1]}" if below else f"slower than {above[0]}"
 
 
-def _power(value: float) -> str:
-    text = f"{value:.2f}"
-    return "0.00" if text == "-0.00" else text
+def _text(whole: LrExponent, below: LrExponent | None, b_crit: float, noise_scale: float) -> str:
+    if whole.reached < MIN_REACHED:
+        return (
+            f"not identified: {plural(whole.reached, 'trial')} reached the target, and it takes {MIN_REACHED}; "
+            f"the prior alone says an exponent of {_interval(whole.prior_low, whole.prior_high)}"
+        )
+    everywhere = f"from B = {format_count(whole.start)} to {format_count(whole.end)}"
+    edge = format_count(float(f"{b_crit:.2g}"))
+    if below is None:
+        return (
+            f"{_clause(whole, everywhere, noise_scale)}; below the posterior's B_crit, {edge}, there are too few batch "
+            "sizes or reached trials"
+        )
+    if below.end >= whole.end:
+        where = f"up to B = {format_count(below.end)}, all of it below the posterior's B_crit"
+        return _clause(below, where, noise_scale)
+    near = _clause(below, f"up to B = {edge}, the posterior's B_crit", noise_scale)
+    return f"{near}; {_clause(whole, everywhere, noise_scale)}"
+
+
+def _clause(one: LrExponent, where: str, noise_scale: float) -> str:
+    """Return one exponent in words; the prior's interval stands beside it."""
+    verb = "fell" if one.exponent < 0.0 else "grew"
+    power = f"lr {verb} as B^{_power(one.exponent)} {_interval(one.low, one.high)} {where}"
+    alone = f"the prior alone: {_interval(one.prior_low, one.prior_high)}"
+    if not one.identified:
+        few = f", {one.reached} reached trials there" if one.reached < MIN_REACHED else ""
+        return f"{power}: not identified ({alone}{few})"
+    return f"{power}: {verdict(one.low, one.high, rule_exponents(one.start, one.end, noise_scale))} ({alone})"
 
 
 def _interval(low: float, high: float) -> str:
     return f"[{_power(low)}, {_power(high)}]"
 
 
-def _size(batch_size: float) -> str:
-    return f"{batch_size:,.0f}" if batch_size >= 1e4 else f"{batch_size:.0f}"
+def _power(value: float) -> str:
+    text = f"{value:.2f}"
+    return "0.00" if text == "-0.00" else text

@@ -134,7 +134,7 @@ def _train(
 ) -> "tuple[LightningBackend, Space, Survey | None, tuple[str, ...]]":
     """Load the data, survey the hardware and rehearse: the backend, the space that fits, the survey and its notes."""
     from bstune.hardware.report import headline
-    from bstune.hardware.survey import surveyed
+    from bstune.hardware.survey import cached_survey
     from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data
 
     data = load_data(config)
@@ -145,7 +145,7 @@ def _train(
     build = cache(lambda: build_workload(config, data))
     survey, notes = None, ()
     if trial is None and config.hardware.enabled:
-        survey, cached = surveyed(config, space, protocol, data, build, log)
+        survey, cached = cached_survey(config, space, protocol, data, build, log)
         space = replace(space, low=survey.ceiling.smallest, high=survey.ceiling.batch_size)
         notes = headline(survey, cached)
     backend = LightningBackend(config, build(), protocol)

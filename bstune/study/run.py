@@ -20,7 +20,7 @@ from bstune.core.console import format_count, format_number, format_seconds, red
 from bstune.core.errors import StudyError
 from bstune.core.files import Output, locked, write_text
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec
-from bstune.study.model import b_crit_interval, known_of, own_arguments
+from bstune.study.model import b_crit_interval, sampler_context, study_posterior
 from bstune.study.plan import max_seconds, remaining_seconds
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import candidates, next_replicate
@@ -43,7 +43,7 @@ from bstune.study.storage import (
 )
 from bstune.study.summary import trials_table, winners
 from bstune.trial.backend import stops_trials
-from bstune.trial.workers import Ended, Workers, alone
+from bstune.trial.workers import Finished, Workers, with_solo_step_time
 
 if TYPE_CHECKING:
     from bstune.study.tracking import Tracking
@@ -273,24 +273,24 @@ class _Search:
                     if not workers.running:
                         whole = True
                         return stop_reason or self._all_run
-                    over = workers.wait()
-                    if over.died is None:
-                        self._store(asked[over.spec.number], over)
+                    finished = workers.wait()
+                    if finished.exit_reason is None:
+                        self._store(asked[finished.spec.number], finished)
                         continue
-                    deaths[over.spec.trial_index] += 1
-                    fail_one(self._study, over.spec, over.died)
-                    if deaths[over.spec.trial_index] == MAX_DEATHS:
+                    deaths[finished.spec.trial_index] += 1
+                    fail_one(self._study, finished.spec, finished.exit_reason)
+                    if deaths[finished.spec.trial_index] == MAX_DEATHS:
                         raise StudyError(
-                            f"the process that trained B = {over.spec.batch_size}, lr = {over.spec.lr:g} {over.died}, "
-                            f"{MAX_DEATHS} times: lower search.workers or search.batch_size.high where memory is "
+                            f"the process that trained B = {finished.spec.batch_size}, lr = {finished.spec.lr:g} "
+                            f"{finished.exit_reason}, {MAX_DEATHS} times: lower search.workers or search.batch_size.high where memory is "
                             "short; the finished trials are stored, and the same command with search.workers=1 "
                             "continues the study"
                         )
             finally:
                 if not whole:  # an error or an interruption: what has ended meanwhile is stored all the same
-                    for over in workers.over():
-                        if over.died is None and over.future.exception() is None:
-                            self._store(asked[over.spec.number], over)
+                    for finished in workers.poll():
+                        if finished.record is not None:
+                            self._store(asked[finished.spec.number], finished)
                     for spec in running(self._study):
                         warn_cut_short(spec)
                     finish_abandoned(self._study, self._budget.objective)
@@ -301,10 +301,10 @@ class _Search:
         with cut_short(self._study, spec, self._budget.objective):
             self._tell(trial, self._prepared.backend.run(spec, self._prepared.files, _resumed(spec, done)))
 
-    def _store(self, asked: Asked, over: Ended) -> None:
+    def _store(self, asked: Asked, finished: Finished) -> None:
         trial, spec = asked
         with cut_short(self._study, spec, self._budget.objective):
-            self._tell(trial, alone(over.future.result(), self._prepared.backend.step_time))
+            self._tell(trial, with_solo_step_time(finished.result(), self._prepared.backend.step_time))
 
     def _tell(self, trial: optuna.Trial, result: TrialResult) -> None:
         tell(self._study, trial, result, self._budget.objective, self._prepared.protocol.target)
@@ -313,7 +313,7 @@ class _Search:
 
     def _ask(self, trial_index: int) -> Asked:
         prepared = self._prepared
-        context = own_arguments(prepared, ended_below_limit(self._study))
+        context = sampler_context(prepared, ended_below_limit(self._study))
         sampler = build_sampler(prepared.config.sampler, self._budget, trial_index, context)
         return ask(self._study, trial_index, self._budget, prepared.space, sampler, prepared.backend.stops)
 
@@ -340,7 +340,7 @@ class _Search:
         precision, reached = self._budget.precision, sum(trial.reached for trial in searched)
         if precision is None or reached < MIN_REACHED or len(searched) % PRECISION_EVERY:
             return None
-        posterior = known_of(self._prepared, searched, PRECISION_PARTICLES)
+        posterior = study_posterior(self._prepared, searched, PRECISION_PARTICLES)
         low, _, high = b_crit_interval(self._prepared, posterior)
         if high / low >= precision:
             return None

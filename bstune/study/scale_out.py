@@ -4,14 +4,12 @@ With n devices of b examples each the batch is B = n b, and T(n, b) = S*(n b) (t
 seconds of an all-reduce of the gradients and g how far it overlaps the step (Pollux, eq. 10). For each n the plan takes
 the b that makes T least. Assumptions: every device is as fast as the one measured, tau does not change with n, and S*
 depends on B alone (the learning rate is at its best for B, and normalisation sees its usual batch on each device).
-
-The plan for several devices after a study: from the frontier that its trials tell, and the seconds of its steps.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +24,7 @@ from bstune.core.figures import BLUE, GREY, INK, VERMILION, save_figure
 from bstune.core.step_time import fit_step_times, fit_sync, iteration_seconds, sync_seconds
 from bstune.search.acquisition import best_learning_rate, steps_band
 from bstune.search.observations import Posterior
+from bstune.study.model import INTERVAL
 from bstune.study.prepare import PreparedStudy
 
 if TYPE_CHECKING:
@@ -38,34 +37,54 @@ FIGURE_INCHES = (12.0, 5.2)
 
 @dataclass(frozen=True)
 class ScaleOut:
-    """The best that a number of devices can do.
-
-    Args:
-        devices: their number n.
-        device_batch_size: examples per step and device.
-        batch_size: examples per optimizer step, n times as many.
-        lr: learning rate to use there; None where no rule was given.
-        steps: S* there.
-        seconds_per_step: of one device's step and the all-reduce.
-        seconds: time to target.
-        seconds_low, seconds_high: its interval, from the curve's band alone.
-        device_seconds: cost, n times the seconds.
-        speed_up: the best time of one device over the time.
-        efficiency: speed-up over n.
-    """
+    """The best that a number of devices can do; the seconds' interval is from the curve's band alone."""
 
     devices: int
     device_batch_size: int
     batch_size: int
-    lr: float | None
+    lr: float | None  # None where no rule was given
     steps: float
     seconds_per_step: float
     seconds: float
     seconds_low: float
     seconds_high: float
     device_seconds: float
-    speed_up: float
-    efficiency: float
+    speed_up: float  # the best time of one device over the time
+    efficiency: float  # speed-up over devices
+
+
+def scale_out(prepared: PreparedStudy, posterior: Posterior) -> tuple[list[ScaleOut], list[ScaleOut]]:
+    """Return the plan without an all-reduce, and the one with the all-reduce that the config states (empty if none).
+
+    The batch size per device is one of the study's range, up to the memory ceiling; tau(B) is what was measured before
+    the study, corrected by its trials, at least one of which reached the target.
+    """
+    settings, space, backend = prepared.config.hardware.scale_out, prepared.space, prepared.backend
+    sizes = [size for size in candidates(space.high, space.multiple, settings.candidate_ratio) if size >= space.low]
+    timed = [(2.0**one.x, one.seconds_per_step) for one in posterior.observations if one.seconds_per_step is not None]
+    tau = fit_step_times(timed, float(space.high), backend.step_time)
+    reduce = settings.all_reduce
+
+    def planned(all_reduce_seconds: Callable[[int], float]) -> list[ScaleOut]:
+        return plan(
+            lambda batches: steps_band(posterior, batches, INTERVAL, np.random.default_rng(prepared.budget.seed)),
+            lambda size: float(tau(np.array(float(size)))),
+            list(settings.devices),
+            sizes,
+            all_reduce_seconds,
+            partial(best_learning_rate, posterior),
+            reduce.overlap,
+            backend.train_examples,
+        )
+
+    ideal = planned(no_all_reduce)
+    if reduce.seconds is not None:
+        alpha, beta = fit_sync([(int(count), float(seconds)) for count, seconds in reduce.seconds.items()])
+        return ideal, planned(lambda count: sync_seconds(count, alpha, beta))
+    if reduce.bytes_per_second is not None and backend.gradient_bytes is not None:
+        link = (float(backend.gradient_bytes), reduce.bytes_per_second, reduce.latency)
+        return ideal, planned(lambda count: ring_all_reduce(count, *link))
+    return ideal, []
 
 
 def no_all_reduce(devices: int) -> float:
@@ -79,21 +98,7 @@ def ring_all_reduce(devices: int, gradient_bytes: float, bytes_per_second: float
     It is a reduce-scatter and an all-gather of n - 1 messages of bytes/n each (Patarasuk and Yuan 2009, "Bandwidth
     optimal all-reduce algorithms for clusters of workstations"; the latency as in Thakur et al. 2005, "Optimization of
     collective communication operations in MPICH"). The time of the additions is left out.
-
-    Args:
-        devices: n, at least 1.
-        gradient_bytes: of all gradients.
-        bytes_per_second: of one link, in one direction.
-        latency: seconds a message takes besides.
-
-    Raises:
-        HardwareError: for values that are negative, not finite or, of the bandwidth, zero.
     """
-    _check_devices(devices)
-    for name, value in (("gradient_bytes", gradient_bytes), ("latency", latency)):
-        _finite(value, name)
-    if not _finite(bytes_per_second, "bytes_per_second"):
-        raise HardwareError("bytes_per_second must be positive, but got 0")
     return 2.0 * (devices - 1) * (gradient_bytes / devices / bytes_per_second + latency)
 
 
@@ -105,54 +110,47 @@ def plan(
     all_reduce_seconds: Callable[[int], float] = no_all_reduce,
     best_lr: Callable[[float], float] | None = None,
     overlap: float = 1.0,
-    most_examples: int | None = None,
+    max_examples: int | None = None,
 ) -> list[ScaleOut]:
     """Return the best that each number of devices can do, in rising order; none for one too many for the data.
 
-    Args:
-        predict: S* and its interval at batch sizes: :func:`bstune.core.curve.predict_steps` with its fit bound.
-        step_seconds: tau, the seconds of a training step at a batch size per device.
-        devices: numbers of devices; one device is the yardstick whether listed or not.
-        device_batch_sizes: those that a device may take, such as :func:`candidates`: up to its memory ceiling.
-        all_reduce_seconds: at a number of devices; :func:`ring_all_reduce` with its rest bound, or measured ones.
-        best_lr: the learning rate at a batch size.
-        overlap: g, how much of the all-reduce runs beside the step: 1 for none, inf for all that can.
-        most_examples: the largest batch size over all devices, such as the data's length; None for any.
-
-    Raises:
-        HardwareError: for no devices or batch sizes, numbers of them below 1, or times and steps that are not positive
-            and finite (NaN too; an all-reduce may take 0 s).
+    One device is the yardstick whether listed or not. ``overlap`` is g: 1 for an all-reduce after the step, inf for one
+    beside it; ``max_examples`` is the largest batch size over all devices, such as the data's length.
     """
-    counts, sizes = sorted(set(devices)), sorted(set(device_batch_sizes))
-    if not counts or not sizes or sizes[0] < 1:
+    sizes = sorted(set(device_batch_sizes))
+    counts = sorted({1, *devices})
+    tau = [step_seconds(size) for size in sizes]
+    waits = [all_reduce_seconds(count) for count in counts]
+    numbers = [*devices, *sizes, *tau, *waits]
+    if not (
+        devices
+        and sizes
+        and min(*devices, *sizes) >= 1
+        and min(tau) > 0
+        and min(waits) >= 0
+        and np.isfinite(numbers).all()
+    ):
         raise HardwareError(
-            f"a plan needs numbers of devices and batch sizes per device of at least 1, but got {counts} and {sizes}"
+            "a plan needs numbers of devices and batch sizes per device of at least 1, positive seconds per step and "
+            f"finite seconds of an all-reduce, but got {list(devices)}, {sizes}, {tau} and {waits}"
         )
-    for count in counts:
-        _check_devices(count)
-    tau = np.array([_finite(step_seconds(size), f"seconds per step at batch size {size}") for size in sizes])
-    if not tau.all():
-        raise HardwareError("seconds per step must be positive, but got 0")
-    every = sorted({1, *counts})
-    waits = [_finite(all_reduce_seconds(count), f"seconds of an all-reduce of {count} devices") for count in every]
-    batches = np.outer(every, sizes)  # (devices, sizes)
+    batches = np.outer(counts, sizes)  # (devices, sizes)
     bands = predict(batches.ravel().tolist())
     steps, low, high = (np.reshape(values, batches.shape) for values in (bands.steps, bands.low, bands.high))
     if not (np.isfinite(steps).all() and (steps > 0).all()):
         raise HardwareError("steps to target must be positive and finite at every batch size of the plan")
-    seconds_per_step = np.array([[iteration_seconds(one, wait, overlap) for one in tau.tolist()] for wait in waits])
-    fits = batches <= (math.inf if most_examples is None else most_examples)
-    times = np.where(fits, steps * seconds_per_step, math.inf)
-    best = times.argmin(axis=1)
+    fits = batches <= (math.inf if max_examples is None else max_examples)
     if not fits[0].any():
-        raise HardwareError(f"a plan needs a batch size per device of at most {most_examples}, but got {sizes}")
+        raise HardwareError(f"a plan needs a batch size per device of at most {max_examples}, but got {sizes}")
+    seconds_per_step = np.array([[iteration_seconds(one, wait, overlap) for one in tau] for wait in waits])
+    best = np.where(fits, steps * seconds_per_step, math.inf).argmin(axis=1)
     rows: list[ScaleOut] = []
-    first = float(steps[0, best[0]] * seconds_per_step[0, best[0]])
-    for i, (count, k) in enumerate(zip(every, best.tolist(), strict=True)):
+    for i, (count, k) in enumerate(zip(counts, best.tolist(), strict=True)):
         if not fits[i, k]:
             break
         per_step, batch_size = float(seconds_per_step[i, k]), int(batches[i, k])
         seconds = float(steps[i, k]) * per_step
+        alone = rows[0].seconds if rows else seconds
         rows.append(
             ScaleOut(
                 devices=count,
@@ -165,22 +163,15 @@ def plan(
                 seconds_low=float(low[i, k]) * per_step,
                 seconds_high=float(high[i, k]) * per_step,
                 device_seconds=count * seconds,
-                speed_up=first / seconds,
-                efficiency=first / seconds / count,
+                speed_up=alone / seconds,
+                efficiency=alone / seconds / count,
             )
         )
-    return [row for row in rows if row.devices in counts]
+    return [row for row in rows if row.devices in set(devices)]
 
 
 def candidates(ceiling: int, multiple: int, ratio: float) -> list[int]:
-    """Return batch sizes per device to choose from: multiples, at most ``ratio`` apart if they can be, to the ceiling.
-
-    The ceiling itself is one of them. HardwareError is raised for a ceiling or multiple below 1, a ratio not above 1.
-    """
-    if ceiling < 1 or multiple < 1 or not ratio > 1.0:
-        raise HardwareError(
-            f"ceiling and multiple must be at least 1, and ratio above 1, but got {ceiling}, {multiple} and {ratio}"
-        )
+    """Return batch sizes per device: multiples, at most ``ratio`` apart if they can be, up to the ceiling and it."""
     sizes, size = [], multiple
     while size < ceiling:
         sizes.append(size)
@@ -190,18 +181,7 @@ def candidates(ceiling: int, multiple: int, ratio: float) -> list[int]:
 
 def half_efficient(rows: Sequence[ScaleOut]) -> ScaleOut | None:
     """Return the first row, by devices, whose efficiency is under 50%; None if there is none."""
-    return next((row for row in sorted(rows, key=lambda row: row.devices) if row.efficiency < HALF), None)
-
-
-def _check_devices(devices: int) -> None:
-    if devices < 1:
-        raise HardwareError(f"a number of devices is at least 1, but got {devices}")
-
-
-def _finite(value: float, name: str) -> float:
-    if not (math.isfinite(value) and value >= 0.0):
-        raise HardwareError(f"{name} must be finite and not negative, but got {value}")
-    return float(value)
+    return min((row for row in rows if row.efficiency < HALF), key=lambda row: row.devices, default=None)
 
 
 def scale_out_table(rows: Sequence[ScaleOut], title: str) -> Table:
@@ -240,20 +220,8 @@ def _caption(rows: Sequence[ScaleOut]) -> str:
 
 
 def draw_scale_out(ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str, path: Path) -> None:
-    """Write the plan's figure: time to target over devices on the left, efficiency on the right.
-
-    Args:
-        ideal: the plan without an all-reduce, at least one row.
-        real: the plan with one; may be empty.
-        title: names the workload.
-        path: written under a temporary name beside it, then renamed.
-
-    Raises:
-        HardwareError: if ``ideal`` is empty.
-    """
-    if not ideal:
-        raise HardwareError("the figure of a scale-out plan needs at least one row")
-    save_figure(functools.partial(_paint, ideal=ideal, real=real, title=title), FIGURE_INCHES, path)
+    """Write the plan's figure, without and (if not empty) with an all-reduce: time on the left, efficiency right."""
+    save_figure(partial(_paint, ideal=ideal, real=real, title=title), FIGURE_INCHES, path)
 
 
 def _paint(figure: "Figure", ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str) -> None:
@@ -303,51 +271,3 @@ def _draw_rows(left: "Axes", right: "Axes", rows: Sequence[ScaleOut], colour: st
         color=colour,
         fontsize=8.5,
     )
-
-
-INTERVAL = (0.05, 0.95)
-
-
-def scale_out(prepared: PreparedStudy, posterior: Posterior) -> tuple[list[ScaleOut], list[ScaleOut]]:
-    """Return the plan without an all-reduce, and the one with the all-reduce that the config states (empty if none).
-
-    The batch size per device is chosen from the study's range, up to the memory ceiling; tau(B) is what was measured
-    before the study, corrected by its trials.
-
-    Args:
-        prepared: the study.
-        posterior: after its trials, at least one of which reached the target.
-    """
-    settings, space = prepared.config.hardware.scale_out, prepared.space
-    sizes = [size for size in candidates(space.high, space.multiple, settings.candidate_ratio) if size >= space.low]
-    timed = [(2.0**one.x, one.seconds_per_step) for one in posterior.observations if one.seconds_per_step is not None]
-    tau = fit_step_times(timed, float(space.high), prepared.backend.step_time)
-
-    def made(all_reduce_seconds: Callable[[int], float]) -> list[ScaleOut]:
-        return plan(
-            lambda batch_sizes: steps_band(
-                posterior, batch_sizes, INTERVAL, np.random.default_rng(prepared.budget.seed)
-            ),
-            lambda size: float(tau(np.array(float(size)))),
-            list(settings.devices),
-            sizes,
-            all_reduce_seconds,
-            functools.partial(best_learning_rate, posterior),
-            settings.all_reduce.overlap,
-            prepared.backend.train_examples,
-        )
-
-    ideal = made(no_all_reduce)
-    reduce = settings.all_reduce
-    if reduce.seconds is not None:
-        alpha, beta = fit_sync([(int(count), float(seconds)) for count, seconds in reduce.seconds.items()])
-        return ideal, made(lambda count: sync_seconds(count, alpha, beta))
-    if reduce.bytes_per_second is not None and prepared.backend.gradient_bytes is not None:
-        ring = functools.partial(
-            ring_all_reduce,
-            gradient_bytes=prepared.backend.gradient_bytes,
-            bytes_per_second=reduce.bytes_per_second,
-            latency=reduce.latency,
-        )
-        return ideal, made(ring)
-    return ideal, []

@@ -1,11 +1,8 @@
-"""Tables from trial records and a fit: the content of ``curve.json``, the live table and the final one.
-
-Nothing here trains: neither torch nor lightning is imported.
-"""
+"""A study's results in one mapping, the content of ``curve.json``, and in tables: the live one and the final one."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +14,50 @@ from rich.text import Text
 
 from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
 from bstune.core.curve import SLOPE_RATIO, CurveFit, FrontierPoint, frontier_points, log_slope
-from bstune.core.records import STATUSES, Target, TrialResult
+from bstune.core.records import STATUSES, Objective, Status, Target, TrialResult
 from bstune.search.posterior import noise_scale_row
-from bstune.study.model import Held, held_row
 from bstune.study.replicates import confirmed, confirmed_row, steps_order, time_order
 
 Summary = dict[str, Any]
 Row = Mapping[str, Any]
-Tests = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class StatusStyle:
+    """How a trial of a status is shown: its colour in tables, its marker at the figure's foot (None: by its steps)."""
+
+    colour: str
+    marker: str | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What a winner is best by: its objective, a heading, the field with its value, and how that is written."""
+
+    objective: Objective
+    heading: str
+    field: str
+    text: Callable[[float | None], str]
+
+
+STATUS_STYLES: Mapping[Status, StatusStyle] = {
+    "reached": StatusStyle("green"),
+    "censored": StatusStyle("yellow"),
+    "diverged": StatusStyle("red", "x", "diverged"),
+    "oom": StatusStyle("magenta", "s", "out of memory"),
+    "failed": StatusStyle("bold red", "P", "failed"),
+}
+WINNERS = {
+    "best_by_time": Criterion("time", "least time", "time_to_target", format_seconds),
+    "best_by_steps": Criterion("steps", "fewest steps", "steps", format_count),
+}
 SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
 REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
-STATUS_STYLES = {"reached": "green", "censored": "yellow", "diverged": "red", "oom": "magenta", "failed": "bold red"}
 WHAT_TO_CHANGE = (
     "a larger budget (budget.steps, budget.examples), an easier target (workload.target.value) or another reference "
     "learning rate (scaling.lr)"
 )
-WINNERS = {"best_by_time": "least time", "best_by_steps": "fewest steps"}
-OBJECTIVES = {"best_by_time": "time", "best_by_steps": "steps"}
 SINGLE_RUNS = "of single runs, not repeated on fresh seeds: optimistic"
 CHOSEN_RUNS = "time and steps to target are the chosen run's own: expect those on fresh seeds"
 
@@ -42,54 +66,43 @@ def summarize(
     trials: Iterable[TrialResult],
     target: Target,
     fit: CurveFit | str,
-    held: Held | None = None,
-    ended: str | None = None,
-    posterior: Sequence[float] | None = None,
+    lr_exponent: Row | None = None,
+    stop_reason: str | None = None,
+    b_crit: Sequence[float] | None = None,
 ) -> Summary:
-    """Return the content of ``curve.json``, ready for :func:`bstune.core.records.dump_json`.
+    """Return the content of ``curve.json``: what was reached, the frontier with its fit, B_crit, and the winners.
 
     Args:
-        trials: all trials of the study, in any order.
+        trials: all trials of the study, in any order; one that was stopped and continued counts once, as its last part.
         target: what they had to reach.
         fit: the curve fitted to ``frontier_points(trials)``, or the sentence that says why there is none.
-        held: which scaling rule held; None where nothing can be said of it.
-        ended: which rule ended the study, in words; None where it is not known.
-        posterior: low end, median and high end of the 90% interval of B_crit from the search's model; None for none.
-
-    Returns:
-        target, devices, ended, trials (their number; one that was stopped and continued counts once, as its last part
-        left it), continued (how often one was), statuses (a count for each status), note (null, or that the target
-        was never reached, the closest value seen and what to change), points (one a frontier point), small_end, fit,
-        fit_note, regimes (only those that the fit can tell), posterior (B_crit from the search's model, which every
-        trial informs, stopped ones too; or null), noise_scale (that the trials measured, beside B_crit, see
-        :func:`bstune.search.posterior.noise_scale_row`; or null), scaling (see :func:`bstune.study.model.held_row`, or null),
-        best_by_time, best_by_steps, pareto (the trials that none beats in both, from least time to fewest steps). A
-        point's steps lie in (steps_low, steps], its time in (time_low, time_to_target], in seconds, its examples in
-        (examples_low, examples]; the upper end of a censored point is null. Without a reached trial both winners are
-        null; a winner's ``confirmed`` is :func:`bstune.study.replicates.confirmed_row`, null for a single run.
+        lr_exponent: see :func:`bstune.study.model.fit_lr_exponent`; None where there is none.
+        stop_reason: what ended the search, in words; None where it is not known.
+        b_crit: low end, median and high end of the 90% interval of B_crit from the posterior, which every trial
+            informs, stopped ones too; None for none.
     """
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
-    reached = [trial for trial in trials if trial.reached]
-    own = _last_parts(trials)
+    fitted = None if isinstance(fit, str) else fit
+    last = _last_parts(trials)
+    reached = any(trial.reached for trial in trials)
+    interval = None if b_crit is None else dict(zip(("b_crit_low", "b_crit", "b_crit_high"), b_crit, strict=True))
     return {
         "target": str(target),
         "devices": sorted({trial.device for trial in trials}),
-        "ended": ended,
-        "trials": len(own),
-        "continued": len(trials) - len(own),
-        "statuses": {status: sum(trial.status == status for trial in own) for status in STATUSES},
+        "stop_reason": stop_reason,
+        "trials": len(last),
+        "continued": len(trials) - len(last),
+        "statuses": {status: sum(trial.status == status for trial in last) for status in STATUSES},
         "note": None if reached else _never_reached(trials, target),
         "points": [_point_row(point, trials) for point in points],
         "small_end": _small_end(points),
-        "fit": None if isinstance(fit, str) else {k: v for k, v in asdict(fit).items() if k != "points"},
+        "fit": None if fitted is None else {k: v for k, v in asdict(fitted).items() if k != "points"},
         "fit_note": fit if isinstance(fit, str) else fit.note,
-        "regimes": [] if isinstance(fit, str) else _regimes(fit),
-        "posterior": None
-        if posterior is None or not reached
-        else dict(zip(("b_crit_low", "b_crit", "b_crit_high"), posterior, strict=True)),
-        "noise_scale": noise_scale_row(trials, posterior, None if isinstance(fit, str) else fit.b_crit),
-        "scaling": None if held is None else held_row(held),
+        "regimes": [] if fitted is None else _regimes(fitted),
+        "posterior": interval if reached else None,
+        "noise_scale": noise_scale_row(trials, b_crit, None if fitted is None else fitted.b_crit),
+        "lr_exponent": lr_exponent,
         **{name: _winner_row(trials, name) for name in WINNERS},
         "pareto": [_winner(trial) for trial in pareto_front(trials)],
     }
@@ -106,7 +119,7 @@ def winners(trials: Iterable[TrialResult]) -> dict[str, TrialResult]:
     timed = [trial for trial in reached if trial.time_to_target is not None]
     best = {"best_by_time": min(timed, key=time_order)} if timed else {}
     best |= {"best_by_steps": min(reached, key=steps_order)} if reached else {}
-    found = {name: confirmed(trials, OBJECTIVES[name]) for name in best}
+    found = {name: confirmed(trials, WINNERS[name].objective) for name in best}
     return {name: trial if (stood := found[name]) is None else stood.winner for name, trial in best.items()}
 
 
@@ -129,7 +142,7 @@ def _last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
 
 
 def _winner_row(trials: Sequence[TrialResult], name: str) -> dict[str, Any] | None:
-    best, stood = winners(trials).get(name), confirmed(trials, OBJECTIVES[name])
+    best, stood = winners(trials).get(name), confirmed(trials, WINNERS[name].objective)
     if best is None:
         return None
     return {**_winner(best), "confirmed": None if stood is None else confirmed_row(stood)}
@@ -141,8 +154,10 @@ def _winner(trial: TrialResult) -> dict[str, Any]:
 
 
 def _point_row(point: FrontierPoint, trials: Sequence[TrialResult]) -> dict[str, Any]:
+    status, field = ("censored", "steps_low") if point.censored else ("reached", "steps")
+    wanted = (point.batch_size, status, point.steps)
     # The trials are in order of their numbers, as the frontier breaks ties.
-    return trial_row(next(trial for trial in trials if _stands_for(trial, point)))
+    return trial_row(next(one for one in trials if (one.batch_size, one.status, getattr(one, field)) == wanted))
 
 
 def trial_row(trial: TrialResult) -> dict[str, Any]:
@@ -165,14 +180,6 @@ def trial_row(trial: TrialResult) -> dict[str, Any]:
     }
 
 
-def _stands_for(trial: TrialResult, point: FrontierPoint) -> bool:
-    if trial.batch_size != point.batch_size:
-        return False
-    if point.censored:
-        return trial.status == "censored" and trial.steps_low == point.steps
-    return trial.reached and trial.steps == point.steps
-
-
 def _small_end(points: Sequence[FrontierPoint]) -> dict[str, Any] | None:
     """Least squares of log S over log B over the smallest batch sizes that reached the target; None below two."""
     reached = [point for point in points if not point.censored and point.steps > 0]
@@ -189,16 +196,17 @@ def _small_end(points: Sequence[FrontierPoint]) -> dict[str, Any] | None:
 
 
 def _regimes(fit: CurveFit) -> list[dict[str, Any]]:
-    """Return the regimes and their bounds in examples, null for an open end.
+    """Return the regimes that the fit identifies and their bounds in examples, null for an open end.
 
-    As in :func:`bstune.core.curve.regime`, the end of the interval that is known bounds a regime where ``b_crit`` is not.
+    As in :func:`bstune.core.curve.regime`, where ``b_crit`` is None the end of its interval that is not bounds a
+    regime.
     """
     smallest = fit.b_crit_low if fit.b_crit is None else fit.b_crit
     largest = fit.b_crit_high if fit.b_crit is None else fit.b_crit
     low = None if smallest is None else smallest / SLOPE_RATIO
     high = None if largest is None else largest * SLOPE_RATIO
-    known = (low is not None, fit.b_crit is not None, high is not None)
-    rows = zip(REGIMES, ((None, low), (low, high), (high, None)), known, strict=True)
+    identified = (low is not None, fit.b_crit is not None, high is not None)
+    rows = zip(REGIMES, ((None, low), (low, high), (high, None)), identified, strict=True)
     return [{"name": name, "from": start, "to": end} for name, (start, end), keep in rows if keep]
 
 
@@ -231,7 +239,7 @@ def trials_table(trials: Sequence[TrialResult], target: Target, rows: int = 12) 
             str(trial.number),
             format_count(trial.batch_size),
             format_number(trial.lr),
-            Text(trial.status, style=STATUS_STYLES[trial.status]),
+            Text(trial.status, style=STATUS_STYLES[trial.status].colour),
             _steps_text(trial),
             format_seconds(trial.time_to_target),
             format_number(trial.seconds_per_step),
@@ -246,81 +254,64 @@ def _steps_text(trial: TrialResult) -> str:
     return f"> {format_count(trial.steps_low)}" if trial.status == "censored" else "-"
 
 
-def final_table(summary: Summary, tests: Tests | None = None) -> Group:
-    """Return what a study found, for 80 columns: the winners side by side, then B_crit and the regimes in words.
-
-    Args:
-        summary: what :func:`summarize` returned.
-        tests: metrics on the test set under ``best_by_time`` and ``best_by_steps``; one that is absent is a dash.
-
-    """
+def final_table(summary: Summary) -> Group:
+    """Return a study's results for 80 columns: the winners side by side, then B_crit and the regimes in words."""
+    noise_scale, exponent, small_end = (summary[name] for name in ("noise_scale", "lr_exponent", "small_end"))
+    posterior, regimes, front = (summary[name] for name in ("posterior", "regimes", "pareto"))
+    rows = {
+        "target": f"{summary['target']}: {counts_text(summary)}",
+        "stop reason": summary["stop_reason"],
+        "note": summary["note"],
+        # The posterior's comes first: it uses every trial, and search.precision stops by it. The fit has the points.
+        **({"critical batch": posterior_text(posterior)} if posterior else {}),
+        "fit to points" if posterior else "critical batch": critical_text(summary["fit"]),
+        "noise scale": noise_scale and noise_scale_text(noise_scale),
+        "regimes": regimes and regimes_text(regimes, summary["points"]),
+        "scaling rule": exponent and exponent["text"],
+        "small end": small_end and _small_end_text(small_end),
+        "fit": summary["fit_note"],
+        "Pareto front": _pareto_text(front) if len(front) > 1 else None,
+    }
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True, style="bold")
     facts.add_column(overflow="fold")
-    facts.add_row("target", f"{summary['target']}: {counts_text(summary)}")
-    if summary["ended"]:
-        facts.add_row("ended", summary["ended"])
-    if summary["note"]:
-        facts.add_row("note", summary["note"])
-    # The model's comes first: it uses every trial, and search.precision stops by it. The fit sees the figure's points.
-    if summary["posterior"]:
-        facts.add_row("critical batch", posterior_text(summary["posterior"]))
-    facts.add_row("fit to points" if summary["posterior"] else "critical batch", critical_text(summary["fit"]))
-    if summary["noise_scale"]:
-        facts.add_row("noise scale", noise_scale_text(summary["noise_scale"]))
-    if summary["regimes"]:
-        facts.add_row("regimes", regimes_text(summary["regimes"], summary["points"]))
-    if summary["scaling"]:
-        facts.add_row("scaling rule", summary["scaling"]["text"])
-    if summary["small_end"]:
-        facts.add_row("small end", _small_end_text(summary["small_end"]))
-    if summary["fit_note"]:
-        facts.add_row("fit", summary["fit_note"])
-    if len(summary["pareto"]) > 1:
-        facts.add_row("Pareto front", _pareto_text(summary["pareto"]))
-    if summary["best_by_steps"] is None:
-        return Group(facts)
-    return Group(_winners_table(summary, tests), facts)
+    for label, text in rows.items():
+        if text:
+            facts.add_row(label, text)
+    return Group(facts) if summary["best_by_steps"] is None else Group(_winners_table(summary), facts)
 
 
-def _winners_table(summary: Summary, tests: Tests | None) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _winners_table(summary: Summary) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=_caption(summary))
     table.add_column("best by")
-    for heading in WINNERS.values():
-        table.add_column(heading, justify="right")
-    winners = [summary[key] for key in WINNERS]
+    for criterion in WINNERS.values():
+        table.add_column(criterion.heading, justify="right")
+    winners = [summary[name] for name in WINNERS]
 
-    def row(label: str, name: str, text: Any) -> None:
-        table.add_row(label, *("-" if winner is None else text(winner[name]) for winner in winners))
+    def row(label: str, text: Callable[[Row], str], cells: Sequence[Row | None] = winners) -> None:
+        table.add_row(label, *("-" if cell is None else text(cell) for cell in cells))
 
-    row("batch size (examples)", "batch_size", format_count)
-    row("learning rate", "lr", format_number)
+    row("batch size (examples)", lambda winner: format_count(winner["batch_size"]))
+    row("learning rate", lambda winner: format_number(winner["lr"]))
     for name in sorted({name for winner in winners if winner for name in winner["hyperparameters"]}):
-        row(name.replace("_", " "), "hyperparameters", lambda values, name=name: format_number(values.get(name)))
-    row("time to target", "time_to_target", format_seconds)
-    row("steps to target", "steps", format_count)
-    fresh = [(winner or {}).get("confirmed") for winner in winners]
-    if any(fresh):
-        _add_fresh_rows(table, fresh)
-    row("time per step", "seconds_per_step", format_seconds)
-    measured = [(tests or {}).get(key, {}) for key in WINNERS]
+        row(name.replace("_", " "), lambda winner, name=name: format_number(winner["hyperparameters"].get(name)))
+    row("time to target", lambda winner: format_seconds(winner["time_to_target"]))
+    row("steps to target", lambda winner: format_count(winner["steps"]))
+    fresh = [winner and winner["confirmed"] for winner in winners]
+    counts = sorted({one["runs"] for one in fresh if one})
+    if counts:
+        seeds = "fresh seeds" if len(counts) > 1 else plural(counts[0], "fresh seed")
+        row(f"time on {seeds}", lambda runs: _spread_text(runs, "time"), fresh)
+        row(f"steps on {seeds}", lambda runs: _spread_text(runs, "steps"), fresh)
+        if len(counts) > 1 or any(one["reached"] < one["runs"] for one in fresh if one):
+            row("reached on fresh seeds", lambda runs: f"{runs['reached']} of {runs['runs']}", fresh)
+    row("time per step", lambda winner: format_seconds(winner["seconds_per_step"]))
+    measured = [summary.get("test", {}).get(name, {}) for name in WINNERS]
     for name in sorted({name for metrics in measured for name in metrics}):
-        table.add_row(name, *(format_number(metrics.get(name)) for metrics in measured))
-    row("trial", "number", str)
-    row("seed", "seed", str)
-    table.caption = _caption(summary)
+        row(name, lambda metrics, name=name: format_number(metrics.get(name)), measured)
+    row("trial", lambda winner: str(winner["number"]))
+    row("seed", lambda winner: str(winner["seed"]))
     return table
-
-
-def _add_fresh_rows(table: Table, fresh: Sequence[Row | None]) -> None:
-    """Add time and steps over the fresh runs, one cell a winner; one that has none gets a dash."""
-    counts = sorted({row["runs"] for row in fresh if row is not None})
-    seeds = "fresh seeds" if len(counts) > 1 else f"{counts[0]} fresh seed{'s' * (counts[0] > 1)}"
-    table.add_row(f"time on {seeds}", *("-" if row is None else _spread_text(row, "time") for row in fresh))
-    table.add_row(f"steps on {seeds}", *("-" if row is None else _spread_text(row, "steps") for row in fresh))
-    if any(row is not None and row["reached"] < row["runs"] for row in fresh) or len(counts) > 1:
-        reached = ("-" if row is None else f"{row['reached']} of {row['runs']}" for row in fresh)
-        table.add_row("reached on fresh seeds", *reached)
 
 
 def _spread_text(row: Row, name: str) -> str:
@@ -338,22 +329,16 @@ def _spread_text(row: Row, name: str) -> str:
 
 
 def _caption(summary: Summary) -> str:
-    known = {name: summary[key]["confirmed"] for key, name in WINNERS.items() if summary[key] is not None}
-    single = [name for name, fresh in known.items() if fresh is None]
-    if len(single) == len(known):
+    found = {criterion.heading: summary[name] for name, criterion in WINNERS.items() if summary[name] is not None}
+    single = [heading for heading, winner in found.items() if winner["confirmed"] is None]
+    if len(single) == len(found):
         return f"each the best {SINGLE_RUNS}"
-    return "; ".join([CHOSEN_RUNS, *(f"{name}: the best {SINGLE_RUNS}" for name in single)])
+    return "; ".join([CHOSEN_RUNS, *(f"{heading}: the best {SINGLE_RUNS}" for heading in single)])
 
 
-def print_final(
-    console: Console,
-    summary: Summary,
-    tests: Tests | None,
-    files: Mapping[str, Path],
-    mlflow_command: str,
-) -> None:
+def print_final(console: Console, summary: Summary, files: Mapping[str, Path], mlflow_command: str) -> None:
     """Print :func:`final_table`, then each file's path and the command, unbroken however long: they get copied."""
-    console.print(final_table(summary, tests))
+    console.print(final_table(summary))
     for name, text in [*((name, str(path)) for name, path in files.items()), ("MLflow UI", mlflow_command)]:
         console.print(Text.assemble((f"{name:<14}", "bold"), "  ", text), soft_wrap=True)
 
@@ -377,9 +362,8 @@ def counts_text(summary: Summary) -> str:
 
 def posterior_text(posterior: Mapping[str, float]) -> str:
     """Return the posterior's B_crit and its interval in words."""
-    low, middle, high = (
-        format_count(float(f"{posterior[name]:.2g}")) for name in ("b_crit_low", "b_crit", "b_crit_high")
-    )
+    rounded = (float(f"{posterior[name]:.2g}") for name in ("b_crit_low", "b_crit", "b_crit_high"))
+    low, middle, high = map(format_count, rounded)
     return f"{middle} examples (90% interval {low} to {high}), from all trials, stopped ones too"
 
 
@@ -387,53 +371,48 @@ def critical_text(fit: Mapping[str, Any] | None) -> str:
     """Return B_crit and its interval in words: ``520 examples (90% interval 310 to 880)``; None is not fitted."""
     if fit is None:
         return "not fitted"
-    low, high = fit["b_crit_low"], fit["b_crit_high"]
+    low, high = (None if fit[name] is None else format_number(fit[name], 2) for name in ("b_crit_low", "b_crit_high"))
     if low is None and high is None:
         interval = "interval open at both ends"
-    elif high is None:
-        interval = f"interval above {format_number(low, 2)}"
+    elif low is None or high is None:
+        interval = f"interval above {low}" if high is None else f"interval below {high}"
     else:
-        interval = (
-            f"interval below {format_number(high, 2)}"
-            if low is None
-            else f"interval {format_number(low, 2)} to {format_number(high, 2)}"
-        )
+        interval = f"interval {low} to {high}"
     value = "undetermined" if fit["b_crit"] is None else f"{format_number(fit['b_crit'], 2)} examples"
     return f"{value} ({fit['level']:.0%} {interval})"
 
 
 def noise_scale_text(row: Row) -> str:
-    """Return the measured noise scale, its interval and its ratio to B_crit in words, the posterior's if there is one.
+    """Return the measured noise scale, its interval and its ratios to B_crit, the posterior's and the fit's, in words.
 
     ``54 examples (90% interval 31 to 235; 24 steps of 7 trials), 0.79 times the critical batch``
     """
-    steps = "1 step" if row["steps"] == 1 else f"{format_count(row['steps'])} steps"
-    read = f"{steps} of {plural(row['trials'], 'trial')}"
+    measured = f"{plural(row['steps'], 'step')} of {plural(row['trials'], 'trial')}"
     if row["noise_scale"] is None:
-        return f"undetermined: {row['undetermined']} ({read})"
+        return f"undetermined: {row['undetermined']} ({measured})"
     interval = f"{row['level']:.0%} interval {format_number(row['low'], 2)} to {format_number(row['high'], 2)}"
-    text = f"{format_number(row['noise_scale'], 2)} examples ({interval}; {read})"
+    text = f"{format_number(row['noise_scale'], 2)} examples ({interval}; {measured})"
     ratios = {"critical batch": row["ratio_to_posterior"], "fit's": row["ratio_to_fit"]}
-    told = [f"{format_number(ratio, 2)} times the {name}" for name, ratio in ratios.items() if ratio is not None]
-    return ", ".join([text, " and ".join(told)]) if told else text
+    texts = [f"{format_number(ratio, 2)} times the {name}" for name, ratio in ratios.items() if ratio is not None]
+    return ", ".join([text, " and ".join(texts)]) if texts else text
 
 
 def regimes_text(regimes: Sequence[Row], points: Sequence[Row]) -> str:
     """Return the regimes as a sentence; bounds outside the batch sizes that were run are said to be extrapolated."""
     bounds = {row["name"]: (row["from"], row["to"]) for row in regimes}
-    known = "diminishing returns" in bounds
+    identified = "diminishing returns" in bounds
     parts = []
     if "perfect scaling" in bounds:
         end = format_number(bounds["perfect scaling"][1], 2)
-        parts.append(f"perfect scaling up to {'' if known else 'at least '}B = {end}")
-    if known:
+        parts.append(f"perfect scaling up to {'' if identified else 'at least '}B = {end}")
+    if identified:
         parts.append(f"diminishing returns to {format_number(bounds['diminishing returns'][1], 2)}")
         parts.append("maximal data parallelism above")
     elif "maximal data parallelism" in bounds:
         start = format_number(bounds["maximal data parallelism"][0], 2)
         parts.append(f"maximal data parallelism from B = {start} at the latest")
-    if not known:
-        parts.append("the points do not tell the rest")
+    if not identified:
+        parts.append("the points do not identify the rest")
     sizes = [point["batch_size"] for point in points]
     edges = [edge for pair in bounds.values() for edge in pair if edge is not None]
     if sizes and not all(min(sizes) <= edge <= max(sizes) for edge in edges):

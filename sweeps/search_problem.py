@@ -1,8 +1,8 @@
-"""A search against a replay table: what it may know, what it spends, and what counts.
+"""One search run on one recorded table: what the search may know, what it is charged, and what counts.
 
-A :class:`Search` is asked for one trial after another and is answered from the table (:func:`bstune.trial.replay.replay`).
-It is charged the simulated training seconds of every trial, stopped ones included. A trial counts from when it has
-finished: one that a limit on the spending cuts through is not in.
+A :class:`Search` proposes one trial after another; each is answered from the table (:func:`bstune.trial.replay.replay`)
+and charged its simulated training seconds, stopped trials included. A trial counts once it has finished: one that the
+limit on the spending cuts through is left out.
 """
 
 import math
@@ -18,48 +18,41 @@ from bstune.core.records import Budget, Status, Target, TrialResult, TrialSpec
 from bstune.trial.replay import Table, never_reached, replay
 
 Objective = Literal["time", "curve"]
+# Spendings at which searches are compared, in Benchmark.unit
 MULTIPLES: dict[Objective, tuple[float, ...]] = {"time": (5.0, 10.0, 20.0, 40.0, 60.0), "curve": (1.0, 3.0, 10.0)}
 STOP_FACTOR = 2.0  # a trial is stopped once it has cost this many times the best so far
 BUDGET_FACTOR = 4.0  # the first budget over what the best cell needs
 WITHIN = 1.25
-MOST_TRIALS = 1000
-ROUNDING = 1.0 + 1e-9  # a limit that is met exactly is kept
+MAX_TRIALS = 1000
+ROUNDING = 1.0 + 1e-9  # a limit that is met exactly still holds
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a search is told before its first trial; nothing of what the table holds at its learning rates.
+    """What a search knows before its first trial; nothing of what the table holds at its learning rates.
 
-    Args:
-        batch_sizes: those of the table, ascending; any integer between the first and the last may be tried.
-        lr_low, lr_high: range of the learning rates.
-        target: what to reach.
-        objective: ``time`` (the least time to target) or ``curve`` (B_crit).
-        reference_batch_size, reference_lr: B0 and lr0 of the scaling rules.
-        budget: the settings' first budget: what a trial is given while nothing has reached the target.
-        seconds_per_step: tau at each of ``batch_sizes``: a study measures it before its first trial, and not at the
-            expense of its budget.
-        noise_scale: for the rules that take one, B_crit of the table's dense fit: more than a study would know; None
-            where the table does not determine it.
+    ``budget`` is what a trial gets while nothing has reached the target. ``seconds_per_step`` is tau at each of
+    ``batch_sizes``: a study measures it before its first trial, at no cost to its budget. ``noise_scale`` is B_crit of
+    the table's dense fit, more than a study would know; None where the table does not determine it.
     """
 
-    batch_sizes: tuple[int, ...]
+    batch_sizes: tuple[int, ...]  # those of the table, ascending; any integer between the first and the last is allowed
     lr_low: float
     lr_high: float
     target: Target
-    objective: Objective
-    reference_batch_size: float
+    objective: Objective  # time: the least time to target; curve: B_crit
+    reference_batch_size: float  # B0 of the scaling rules
     reference_lr: float
     budget: Budget
     seconds_per_step: tuple[float, ...]
     noise_scale: float | None
 
     def clip_lr(self, lr: float) -> float:
-        """Return the learning rate of the range that is nearest."""
+        """Return the nearest learning rate within the range."""
         return min(max(lr, self.lr_low), self.lr_high)
 
     def tau(self, batch_size: float) -> float:
-        """Return seconds per step, log tau linear in log B between the batch sizes of the table, its ends beyond."""
+        """Return seconds per step: log tau is linear in log B between the table's batch sizes, constant beyond."""
         pairs = list(zip(self.batch_sizes, self.seconds_per_step, strict=True))
         if batch_size <= pairs[0][0]:
             return pairs[0][1]
@@ -71,17 +64,14 @@ class Problem:
 
 
 class Search(Protocol):
-    """A search in the contest; made anew for each (problem, seed).
-
-    ``finished`` are all trials so far, in order. Its own trials are told to a search nowhere else.
-    """
+    """A search to compare, made anew for each (problem, seed); ``finished`` are all its trials so far, in order."""
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
-        """Return the next trial.
+        """Return the next trial, with ``number`` = ``len(finished)``.
 
-        ``number`` is ``len(finished)``. ``limit`` is the last step, None for the problem's budget: a search stops
-        itself, :func:`stopping_step` is the common rule. A ``parent`` is one of ``finished``, at the same batch size,
-        learning rate and seed; its steps are not paid again.
+        ``max_steps`` None means the problem's budget; :func:`stopping_step` is the common stopping rule.
+        ``resumed_from`` names a stopped trial at the same batch size, learning rate and seed: its steps are not paid
+        again.
         """
         ...
 
@@ -95,76 +85,47 @@ class Search(Protocol):
 
 
 @dataclass(frozen=True)
-class Task:
-    """A problem, the table that answers it, and the truth that the answers are measured against.
+class Benchmark:
+    """A problem, the table that answers it, and the truth that the answers are measured against."""
 
-    Args:
-        name: of the table.
-        table: the recorded runs.
-        problem: what a search is told.
-        best: batch size, learning rate and seconds of the table's fastest cell, the median over its seeds.
-        frontier_seconds: the frontier's cost: the sum over batch sizes of the fastest cell that reached the target.
-        b_crit: of the dense fit to the median runs of all cells; None where they do not determine it.
-    """
-
-    name: str
+    name: str  # of the table
     table: Table
     problem: Problem
-    best: tuple[int, float, float]
-    frontier_seconds: float
-    b_crit: float | None
+    best: tuple[int, float, float]  # batch size, lr and seconds of the fastest cell, the median over its seeds
+    frontier_seconds: float  # the sum over batch sizes of the fastest cell that reached the target
+    b_crit: float | None  # of the dense fit to the median runs of all cells; None where they do not determine it
 
     @property
     def unit(self) -> float:
-        """What spending is counted in, in seconds: the best trial's cost, or the frontier's for ``curve``."""
+        """Seconds that spending is counted in: the best trial's cost, or the frontier's for ``curve``."""
         return self.best[2] if self.problem.objective == "time" else self.frontier_seconds
 
 
 @dataclass(frozen=True)
-class Played:
-    """How one search did on one task with one seed.
+class SearchRun:
+    """What one search came to on one benchmark with one seed; spendings are in ``Benchmark.unit``."""
 
-    Args:
-        path: (spending in ``Task.unit``, incumbent's time over the best) after each trial that changed the ratio;
-            None where the incumbent's point does not reach the target in half of the table's runs.
-        b_crit: estimate over the dense fit after each of the multiples, for the objective ``curve``; None: no estimate.
-        trials: those that finished within the spending.
-        spent: what they cost, in ``Task.unit``.
-        complete: False if the search was ended by the cap on trials, not by the spending.
-    """
-
+    # (spending, incumbent's time over the best) after each trial that changed the ratio; the ratio is None where the
+    # incumbent's point does not reach the target in half of the table's runs
     path: tuple[tuple[float, float | None], ...]
-    b_crit: tuple[float | None, ...]
-    trials: int
+    b_crit: tuple[float | None, ...]  # estimate over the dense fit after each multiple, for ``curve``
+    trials: int  # finished within the spending
     spent: float
-    complete: bool
+    complete: bool  # False if the cap on trials ended the search, not the spending
 
 
-def make_task(
+def make_benchmark(
     name: str, table: Table, target: Target, objective: Objective, lr_factor: float = 1.0, budget_factor: float = 1.0
-) -> Task:
-    """Return the task that a table poses.
+) -> Benchmark:
+    """Return the benchmark that a table poses; the two factors put its reference lr and its first budget off.
 
     The reference is the geometric middle of the table's batch sizes and learning rates. The first budget is
-    ``BUDGET_FACTOR`` times the steps, and times the examples, of the best cell, whichever takes longer: at no batch
-    size less than that many times the frontier, as S* falls and B S* rises with B.
-
-    Args:
-        name: of the table.
-        table: the recorded runs.
-        target: what to reach.
-        objective: ``time`` or ``curve``.
-        lr_factor: the reference learning rate is off by this factor.
-        budget_factor: so is the first budget.
-
-    Raises:
-        TableError: if in no cell more than half the runs reach the target, or ``curve`` is asked of a table that does
-            not determine B_crit.
-        ConfigError: for a factor that is not positive.
+    ``BUDGET_FACTOR`` times the steps, and times the examples, of the best cell, whichever takes longer: at every batch
+    size at least that many times the frontier, as S* falls and B S* rises with B.
     """
-    for option, factor in (("--lr-factor", lr_factor), ("--budget-factor", budget_factor)):
+    for option, factor in (("lr_factor", lr_factor), ("budget_factor", budget_factor)):
         if not (math.isfinite(factor) and factor > 0):
-            raise ConfigError(f"{option} must be a positive number, but got {factor}")
+            raise ConfigError(f"sweep.experiment.{option} must be a positive number, but got {factor}")
     best = table.best(target)
     if best is None:
         why = never_reached(table, target) or (
@@ -174,11 +135,13 @@ def make_task(
     b_crit = critical(dense_points(table, target))
     if objective == "curve" and b_crit is None:
         raise TableError(
-            f"{name}: its runs do not determine B_crit at {target}, so that no estimate can be compared with it: "
-            "use --objective time, or a table with larger and smaller batch sizes"
+            f"{name}: its runs do not determine B_crit at {target}, so no estimate can be compared with it: "
+            "use sweep.experiment.objective=time, or a table with larger and smaller batch sizes"
         )
     sizes, rates = table.batch_sizes, table.lrs
-    seconds = {size: _seconds_per_step(table, size) for size in sizes}
+    seconds = {
+        size: statistics.median(run.seconds_per_step for run in table.runs if run.batch_size == size) for size in sizes
+    }
     steps = BUDGET_FACTOR * budget_factor * best[2] / seconds[best[0]]
     problem = Problem(
         batch_sizes=sizes,
@@ -192,11 +155,7 @@ def make_task(
         seconds_per_step=tuple(seconds.values()),
         noise_scale=b_crit,
     )
-    return Task(name, table, problem, best, _frontier_seconds(table, target), b_crit)
-
-
-def _seconds_per_step(table: Table, batch_size: int) -> float:
-    return statistics.median(run.seconds_per_step for run in table.runs if run.batch_size == batch_size)
+    return Benchmark(name, table, problem, best, _frontier_seconds(table, target), b_crit)
 
 
 def _frontier_seconds(table: Table, target: Target) -> float:
@@ -245,7 +204,7 @@ def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialRes
     """Return the last step of a trial at ``batch_size`` under the rule that all general searches follow.
 
     While nothing has reached the target it is the budget's. After that, for ``time``, a trial ends once it has cost
-    ``STOP_FACTOR`` times the seconds of the fastest. For ``curve`` that would cut both ends of the frontier off: there
+    ``STOP_FACTOR`` times the seconds of the fastest. For ``curve`` that would cut off both ends of the frontier: there
     a trial ends once it has taken as many times the steps of a trial at no larger a batch size, or the examples of one
     at no smaller: S* falls and B S* rises with B. No trial runs past the budget.
     """
@@ -261,27 +220,22 @@ def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialRes
     return max(1, min(budget, math.floor(STOP_FACTOR * steps * ROUNDING)))
 
 
-def play(search: Search, task: Task, multiples: Sequence[float], most_trials: int = MOST_TRIALS) -> Played:
-    """Let a search spend up to the largest of ``multiples`` of ``Task.unit``.
+def run_search(
+    search: Search, benchmark: Benchmark, multiples: Sequence[float], max_trials: int = MAX_TRIALS
+) -> SearchRun:
+    """Let a new search spend up to the largest of the ascending ``multiples`` of ``Benchmark.unit``.
 
-    Args:
-        search: new, for ``task.problem``.
-        task: what is searched.
-        multiples: of the spending at which B_crit is asked for, ascending.
-        most_trials: a search is ended after so many, whatever it has spent; it keeps what it had then.
-
-    Raises:
-        ConfigError: if a search continues a trial that does not exist, or at another point.
+    B_crit is asked for at each multiple. After ``max_trials`` a search ends and keeps what it has found.
     """
     finished: list[TrialResult] = []
     path: list[tuple[float, float | None]] = []
     estimates: list[float | None] = []
     spent = 0.0
     while True:
-        trial = _answer(search.propose(finished), task, finished) if len(finished) < most_trials else None
+        trial = _answer(search.propose(finished), benchmark, finished) if len(finished) < max_trials else None
         after = spent + trial.train_seconds if trial is not None else math.inf
-        while len(estimates) < len(multiples) and after > multiples[len(estimates)] * task.unit * ROUNDING:
-            estimates.append(_estimate(search, task, finished))
+        while len(estimates) < len(multiples) and after > multiples[len(estimates)] * benchmark.unit * ROUNDING:
+            estimates.append(_estimate(search, benchmark, finished))
         if trial is None or len(estimates) == len(multiples):
             break
         finished.append(trial)
@@ -289,14 +243,14 @@ def play(search: Search, task: Task, multiples: Sequence[float], most_trials: in
         incumbent = search.incumbent(finished)
         if incumbent is None:
             continue
-        seconds = task.table.median_time(incumbent.batch_size, incumbent.lr, task.problem.target)
-        ratio = None if seconds is None else seconds / task.best[2]
+        seconds = benchmark.table.median_time(incumbent.batch_size, incumbent.lr, benchmark.problem.target)
+        ratio = None if seconds is None else seconds / benchmark.best[2]
         if not path or path[-1][1] != ratio:
-            path.append((spent / task.unit, ratio))
-    return Played(tuple(path), tuple(estimates), len(finished), spent / task.unit, trial is not None)
+            path.append((spent / benchmark.unit, ratio))
+    return SearchRun(tuple(path), tuple(estimates), len(finished), spent / benchmark.unit, trial is not None)
 
 
-def _answer(spec: TrialSpec, task: Task, finished: Sequence[TrialResult]) -> TrialResult:
+def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResult]) -> TrialResult:
     if spec.number != len(finished):
         raise ConfigError(f"a search must number its trials from 0: expected {len(finished)}, but got {spec.number}")
     resumed_from = None
@@ -312,18 +266,19 @@ def _answer(spec: TrialSpec, task: Task, finished: Sequence[TrialResult]) -> Tri
                 f"trial {spec.number} continues trial {spec.resumed_from}, which is no stopped trial at batch size, "
                 f"learning rate and seed {point}"
             )
-    last = task.problem.budget.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
+    problem = benchmark.problem
+    last = problem.budget.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
     done = 0 if resumed_from is None else resumed_from.steps
     if last <= done:
-        raise ConfigError(f"trial {spec.number} needs a limit past the {done} steps it has, but got {last}")
-    return replay(task.table, spec, task.problem.target, last, resumed_from)
+        raise ConfigError(f"trial {spec.number} needs max_steps past the {done} steps it has, but got {last}")
+    return replay(benchmark.table, spec, problem.target, last, resumed_from)
 
 
-def _estimate(search: Search, task: Task, finished: Sequence[TrialResult]) -> float | None:
-    if task.problem.objective != "curve" or task.b_crit is None:
+def _estimate(search: Search, benchmark: Benchmark, finished: Sequence[TrialResult]) -> float | None:
+    if benchmark.problem.objective != "curve" or benchmark.b_crit is None:
         return None
-    found = search.b_crit(finished)
-    return None if found is None else found / task.b_crit
+    b_crit = search.b_crit(finished)
+    return None if b_crit is None else b_crit / benchmark.b_crit
 
 
 def ratio_after(path: Sequence[tuple[float, float | None]], multiple: float) -> float:
