@@ -17,11 +17,7 @@ from toolbox import entries, steps_to_target, table_rows, trials_of, write_rows
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.study import run as jobs
 from bstune.study.prepare import compose_checked, prepare
-<<<<<<< HEAD:tests/test_run.py
 from bstune.study.run import MAX_STATES, Progress, worth_continuing
-=======
-from bstune.study.run import MOST_STATES, Progress, worth_continuing
->>>>>>> main:tests/test_job.py
 from bstune.study.storage import SPEC
 
 REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bstune.core.curve import CurveFit, FrontierPoint
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
 
 EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
@@ -111,6 +112,28 @@ def write_rows(path: Path, rows: Iterable[object]) -> Path:
 def trials_of(study: Path) -> list[TrialResult]:
     """Return the records in a study's output folder."""
     return [TrialResult.from_json(line) for line in (study / "trials.jsonl").read_text().splitlines()]
+
+
+def make_trial(
+    number: int = 0, batch_size: int = 64, lr: float = 0.1, status: Any = "reached", steps: int = 400,
+    steps_low: int = 390, tau: float | None = 0.01, **changes: Any,
+) -> TrialResult:  # fmt: skip
+    """Return the record of a trial with seeds, times and a history that fit its steps."""
+    seconds = steps * (tau or 0.0)
+    values: Mapping[str, Any] = {
+        **{"number": number, "trial_index": number, "batch_size": batch_size, "lr": lr, "seed": 1000 + number},
+        **{"status": status, "steps": steps, "steps_low": steps_low, "examples": steps * batch_size},
+        **{"train_seconds": seconds, "wall_seconds": 2.0 + seconds, "seconds_per_step": tau, "device": "NVIDIA H200"},
+        "history": ((1, 0.9), (steps, 0.0995)),
+    }
+    return make_result(**{**values, **changes})
+
+
+def hand_fit(b_crit: float | None, low: float | None, high: float | None) -> CurveFit:
+    """Return a fit with this B_crit and interval, to points of S = 100 (1 + 300/B)."""
+    points = tuple(FrontierPoint(size, 100.0 * (1 + 300.0 / size), False, None) for size in (16, 64, 256, 1024, 4096))
+    below, above = (None, None) if b_crit is None else (b_crit / 9, b_crit * 9)
+    return CurveFit(100.0, b_crit, low, high, None, below, above, 0.9, 0.05, None, points)
 
 
 def data_root(folder: str) -> str:
