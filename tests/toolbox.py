@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -13,6 +13,10 @@ import pytest
 
 from bstune.core.curve import CurveFit, FrontierPoint
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
+from bstune.hardware.memory import Ceiling, MemoryModel, Outcome, ProbeResult
+from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
+from bstune.hardware.survey import Survey
+from bstune.hardware.timing import Measured, StepTiming
 
 EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
 TRAINER = {"accelerator": "cpu", "devices": 1}
@@ -142,3 +146,36 @@ def data_root(folder: str) -> str:
     if not root or not (Path(root).expanduser() / folder).is_dir():
         pytest.skip(f"BSTUNE_DATA={root!r} is not a folder with {folder}/")
     return root
+
+
+def make_probe_result(size: int, outcome: Outcome = "fits", mib: int = 100) -> ProbeResult:
+    """Return a probe that took so many MiB of 1,000."""
+    return ProbeResult(size, outcome, 1000 * 2**20, mib * 2**20, mib * 2**20)
+
+
+def make_survey(
+    taus: Sequence[tuple[int, float]] = ((4, 1e-3), (64, 1.2e-3), (1000, 5e-3)),
+    above: ProbeResult | None = None,
+    bare: float | None = None,
+    **changes: Any,
+) -> Survey:
+    """Return a survey of a Linear with seconds per step ``taus``, ``bare`` of them without the framework."""
+    timings = (StepTiming(size, tau, tau, tau, 0.0, 9, None if bare is None else bare * tau) for size, tau in taus)
+    at, smallest = make_probe_result(taus[-1][0]), make_probe_result(taus[0][0])
+    model = MemoryModel(90.0 * 2**20, 1024.0, 0.0, 2)
+    moved = AffineCost(0, 100)
+    layer = LayerCost("a", "Linear", 1, AffineCost(0, 1e6), moved, moved, AffineCost(1e5, 0))
+    values: Mapping[str, Any] = {
+        "workload": "w",
+        "device": "it",
+        "device_type": "cpu",
+        "precision": "32-true",
+        "versions": {"torch": "2"},
+        "high": 1000,
+        "ceiling": Ceiling(at, above, taus[0][0], 3, 0.01, model, None, (smallest,)),
+        "measured": Measured(tuple(timings), (), ()),
+        "limits": DeviceLimits("it", "fp32", 1e9, 1e6),
+        "cost": StepCost((layer,), (), ()),
+        "seconds": 2.0,
+    }
+    return Survey(**{**values, **changes})
