@@ -301,9 +301,8 @@ def _roofline(
         return on_device(workload, module, next(iter(workload.train_batches(_spec(size, space)))), device)
 
     try:
-        small, large = options.traced_batch_sizes
         with outside_trainer(module):
-            return limits, step_cost(module, batch, training_loss, arithmetic, (small, large)), ()
+            return limits, step_cost(module, batch, training_loss, arithmetic, list(options.traced_batch_sizes)), ()
     except HardwareError as error:
         return limits, None, (f"no roofline: {error}",)
 

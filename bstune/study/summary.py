@@ -288,29 +288,33 @@ def _winners_table(summary: Summary) -> Table:
         table.add_column(criterion.heading, justify="right")
     winners = [summary[name] for name in WINNERS]
 
-    def row(label: str, text: Callable[[Row], str], cells: Sequence[Row | None] = winners) -> None:
-        table.add_row(label, *("-" if cell is None else text(cell) for cell in cells))
+    def row(label: str, values: Iterable[Any], text: Callable[[Any], str]) -> None:
+        table.add_row(label, *("-" if value is None else text(value) for value in values))
 
-    row("batch size (examples)", lambda winner: format_count(winner["batch_size"]))
-    row("learning rate", lambda winner: format_number(winner["lr"]))
-    for name in sorted({name for winner in winners if winner for name in winner["hyperparameters"]}):
-        row(name.replace("_", " "), lambda winner, name=name: format_number(winner["hyperparameters"].get(name)))
-    row("time to target", lambda winner: format_seconds(winner["time_to_target"]))
-    row("steps to target", lambda winner: format_count(winner["steps"]))
-    fresh = [winner and winner["confirmed"] for winner in winners]
+    def field(name: str) -> list[Any]:
+        return [winner and winner[name] for winner in winners]
+
+    row("batch size (examples)", field("batch_size"), format_count)
+    row("learning rate", field("lr"), format_number)
+    hyperparameters = [winner["hyperparameters"] if winner else {} for winner in winners]
+    for name in sorted({name for values in hyperparameters for name in values}):
+        row(name.replace("_", " "), [values.get(name) for values in hyperparameters], format_number)
+    row("time to target", field("time_to_target"), format_seconds)
+    row("steps to target", field("steps"), format_count)
+    fresh = field("confirmed")
     counts = sorted({one["runs"] for one in fresh if one})
     if counts:
         seeds = "fresh seeds" if len(counts) > 1 else plural(counts[0], "fresh seed")
-        row(f"time on {seeds}", lambda runs: _spread_text(runs, "time"), fresh)
-        row(f"steps on {seeds}", lambda runs: _spread_text(runs, "steps"), fresh)
+        row(f"time on {seeds}", fresh, lambda runs: _spread_text(runs, "time"))
+        row(f"steps on {seeds}", fresh, lambda runs: _spread_text(runs, "steps"))
         if len(counts) > 1 or any(one["reached"] < one["runs"] for one in fresh if one):
-            row("reached on fresh seeds", lambda runs: f"{runs['reached']} of {runs['runs']}", fresh)
-    row("time per step", lambda winner: format_seconds(winner["seconds_per_step"]))
-    measured = [summary.get("test", {}).get(name, {}) for name in WINNERS]
-    for name in sorted({name for metrics in measured for name in metrics}):
-        row(name, lambda metrics, name=name: format_number(metrics.get(name)), measured)
-    row("trial", lambda winner: str(winner["number"]))
-    row("seed", lambda winner: str(winner["seed"]))
+            row("reached on fresh seeds", fresh, lambda runs: f"{runs['reached']} of {runs['runs']}")
+    row("time per step", field("seconds_per_step"), format_seconds)
+    tests = [summary.get("test", {}).get(name, {}) for name in WINNERS]
+    for name in sorted({name for metrics in tests for name in metrics}):
+        row(name, [metrics.get(name) for metrics in tests], format_number)
+    row("trial", field("number"), str)
+    row("seed", field("seed"), str)
     return table
 
 

@@ -7,10 +7,11 @@ from itertools import pairwise
 import pytest
 import torch
 
+from bstune.config import compose
 from bstune.core.errors import HardwareError
 from bstune.hardware.timing import Steps, ladder, measure_step_times, summarize, time_bare, time_trial, visits
-from bstune.study.prepare import compose_checked
 from bstune.trial.workload import load
+from tests.toolbox import FakeTime
 
 SIZES = (8, 32, 128, 500)
 
@@ -34,22 +35,18 @@ def test_each_round_visits_every_size_in_its_own_order():
     assert order == visits(SIZES, 6, 1)
 
 
-class Machine:
-    def __init__(self) -> None:
-        self.time, self.visited = 0.0, []
-
-    def __call__(self, size: int) -> Steps:
-        self.visited.append(size)
-        self.time += 100 * line(size)
+def machine(time, visited):
+    def run(size: int) -> Steps:
+        visited.append(size)
+        time.sleep(100 * line(size))
         return Steps((line(size),) * 3, (0.5 * line(size),))
 
-    def now(self) -> float:
-        return self.time
+    return run
 
 
 def test_enough_time_measures_all():
-    machine = Machine()
-    found = measure_step_times(machine, SIZES, 3, 0, 1e9, machine.now)
+    time = FakeTime()
+    found = measure_step_times(machine(time, []), SIZES, 3, 0, 1e9, time)
     assert [t.batch_size for t in found.timings] == list(SIZES)
     assert (found.left_out, found.cut) == ((), ())
     assert [t.seconds for t in found.timings] == pytest.approx([line(size) for size in SIZES])
@@ -57,10 +54,10 @@ def test_enough_time_measures_all():
     assert found.timings[0].throughput == pytest.approx(8 / line(8))
 
 
-def test_a_cap_says_what_it_left_out():
-    machine = Machine()
-    found = measure_step_times(machine, (8, 100_000), 2, 0, 0.0, machine.now)
-    assert len(machine.visited) == 1
+def test_without_time_one_visit_is_made():
+    time, visited = FakeTime(), []
+    found = measure_step_times(machine(time, visited), (8, 100_000), 2, 0, 0.0, time)
+    assert len(visited) == 1
     assert (*found.left_out, *found.cut) in ((100_000, 8), (8, 100_000))
 
 
@@ -87,7 +84,7 @@ class Passing:
 
     def __iter__(self):
         for number, batch in enumerate(self.batches):
-            self.time[0] += self.seconds(number)
+            self.time.sleep(self.seconds(number))
             yield batch
 
 
@@ -96,7 +93,7 @@ def trial_of(time, training, *overrides):
 
     The evaluations are so many that nearly every step is followed by one.
     """
-    config = compose_checked(["+workload=digits", "device=cpu", "protocol.evaluation_cost=1e-9", *overrides])
+    config = compose(["workload=digits", "device=cpu", "protocol.evaluation_cost=1e-9", *overrides])
     workload, protocol = load(config)
     return replace(
         workload,
@@ -105,12 +102,11 @@ def trial_of(time, training, *overrides):
     ), protocol
 
 
-@pytest.mark.parametrize("micro", ["null", "16"])
-def test_a_trials_steps_are_timed_without_warm_up_and_evaluation(micro):
-    time = [0.0]
-    of_step = {"null": 1, "16": 3}[micro]  # micro-batches of 48 examples
+@pytest.mark.parametrize(("micro", "of_step"), [("null", 1), ("16", 3)])
+def test_a_trials_steps_are_timed_without_warm_up_and_evaluation(micro, of_step):
+    time = FakeTime()
     workload, protocol = trial_of(time, lambda n: 1.0 + n // of_step, f"protocol.micro_batch_size={micro}")
-    steps = time_trial(workload, protocol, 48, 0.01, 6, lambda: time[0])
+    steps = time_trial(workload, protocol, 48, 0.01, 6, time)
     # Each step takes longer than the one before by as many seconds as it has batches, from one request to the next.
     assert len(steps) == 6
     first = protocol.warmup_steps + 1
@@ -123,17 +119,16 @@ def test_a_trial_that_ends_early_says_why():
         def forward(self, images):
             raise torch.OutOfMemoryError("no memory for it\nand a long list")
 
-    workload, protocol = trial_of([0.0], lambda n: 1.0)
-    build = workload.build_module
+    workload, protocol = trial_of(FakeTime(), lambda n: 1.0)
 
-    def build_full(spec):
-        module = build(spec)
+    def full(spec):
+        module = workload.build_module(spec)
         module.model = Full(1, 1)
         return module
 
     text = r"6 steps were to be timed at batch size 48, but the trial ended after 0 of 13 \(oom\): no memory for it$"
     with pytest.raises(HardwareError, match=text):
-        time_trial(replace(workload, build_module=build_full), replace(protocol, warmup_steps=5), 48, 0.01, 6)
+        time_trial(replace(workload, build_module=full), replace(protocol, warmup_steps=5), 48, 0.01, 6)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +150,8 @@ def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    workload, protocol = trial_of([0.0], lambda n: 1.0, f"precision={precision}", f"compile={compile_mode}")
-    build = workload.build_module
+    workload, protocol = trial_of(FakeTime(), lambda n: 1.0, f"precision={precision}", f"compile={compile_mode}")
+    built = []
 
     class Loss(torch.nn.CrossEntropyLoss):
         def forward(self, found, labels):
@@ -164,12 +159,11 @@ def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(
             return super().forward(found, labels)
 
     def watched(spec):
-        module = build(spec)
+        module = workload.build_module(spec)
         module.loss = Loss()
         built.append(module)
         return module
 
-    built = []
     seconds = time_bare(replace(workload, build_module=watched), protocol, 48, 0.01, 4, torch.device("cpu"))
     assert len(seconds) == 4
     assert seen == {logits}
