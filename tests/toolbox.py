@@ -1,8 +1,11 @@
 """What several test modules work with: made records and protocols, a clock that a test moves, a folder's entries."""
 
+import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,35 @@ RESULT = TrialResult(
 def make_result(**changes: Any) -> TrialResult:
     """Return the record of a trial that reached the target."""
     return replace(RESULT, **changes)
+
+
+def steps_to_target(batch_size: float, lr: float) -> int:
+    """Return the steps of a made frontier: B_crit at 64, and a best learning rate that grows as B's root."""
+    best = 0.16 * (batch_size / 128) ** 0.5
+    return round(200 * (1 + 64 / batch_size) * (1 + math.log2(lr / best) ** 2))
+
+
+def table_rows(seeds: Iterable[int] = (0, 1), missed: Callable[[float], bool] = lambda lr: False) -> list[dict]:
+    """Return the rows of a replay table of that frontier, error 0.14 the target; ``missed`` says at which rates."""
+    rows = []
+    for batch_size, lr, seed in product((8, 32, 128, 512), (0.01, 0.04, 0.16, 0.64), seeds):
+        hit = steps_to_target(batch_size, lr) + 5 * seed
+        steps = sorted({max(1, round(hit * 1.1**-i)) for i in range(31)})
+        metric = [0.13 + 0.5 * (1 - step / hit) ** 2 + 0.02 * (step < hit or missed(lr)) for step in steps]
+        point = {"batch_size": batch_size, "lr": lr, "seed": seed, "seconds_per_step": 0.01 + 0.0001 * batch_size}
+        rows.append(point | {"steps": steps, "metric": metric})
+    return rows
+
+
+def write_rows(path: Path, rows: Iterable[object]) -> Path:
+    """Write rows as JSON lines; text as it is."""
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def trials_of(study: Path) -> list[TrialResult]:
+    """Return the records in a study's output folder."""
+    return [TrialResult.from_json(line) for line in (study / "trials.jsonl").read_text().splitlines()]
 
 
 def make_trial(
