@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,9 @@ def cifar_bytes(labels, images):
 IDX_FILES = {name: idx_bytes(array) for name, array in IDX_ARRAYS.items()}
 CIFAR_IMAGES = RNG.randint(0, 256, (6, 2, 3, 32, 32)).astype(np.uint8)  # file, image, channel, row, column
 CIFAR_FILES = {name: cifar_bytes([k, 9 - k], CIFAR_IMAGES[k]) for k, name in enumerate(sorted(datasets.CIFAR10.sha256))}
+
+
+PARSE_PAIRS = partial(datasets.parse_table, columns=2)
 
 
 def checksums(files):
@@ -109,60 +113,40 @@ def test_parse_idx_gives_back_the_array(shape):
     assert np.array_equal(datasets.parse_idx(idx_bytes(array), "x"), array)
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b"", "not an IDX file"),
-        (b"<html>", "it starts with 3c 68 74 6d"),
-        (b"\0\0\x0d\x01" + struct.pack(">I", 1) + b"1234", "not an IDX file of unsigned bytes"),
-        (b"\0\0\x08\x03\0\0\0\x01", "ends inside its IDX header of 16 bytes: it has 8"),
-        (idx_bytes(np.zeros((2, 3), np.uint8))[:-1], r"holds 5 bytes, but its IDX header says \(2, 3\)"),
-        (idx_bytes(np.zeros((2, 3), np.uint8)) + b"x", r"holds 7 bytes"),
-    ],
-)
-def test_parse_idx_refuses(data, text):
-    with pytest.raises(DataError, match=text):
-        datasets.parse_idx(data, "some-file")
-
-
 def test_parse_cifar10_gives_back_labels_and_planes():
     part = datasets.parse_cifar10(cifar_bytes([3, 7], CIFAR_IMAGES[0]), "x")
     assert part.labels.tolist() == [3, 7]
     assert np.array_equal(part.images, CIFAR_IMAGES[0])
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b"", "holds 0 bytes"),
-        (bytes(3072), "not a whole number of records of 3073 bytes"),
-        (bytes([10]) + bytes(3072), "label 10"),
-    ],
-)
-def test_parse_cifar10_refuses(data, text):
-    with pytest.raises(DataError, match=text):
-        datasets.parse_cifar10(data, "data_batch_1.bin")
-
-
 @pytest.mark.parametrize("data", [b"1\t2\n-1e-3\t 4\n", b"1\t2\r\n-1e-3\t 4\r\n", b"1\t2\n-1e-3\t4"])
 def test_parse_table(data):
-    assert datasets.parse_table(data, "x", 2).tolist() == [[1, 2], [-0.001, 4]]
+    assert PARSE_PAIRS(data, "x").tolist() == [[1, 2], [-0.001, 4]]
 
 
 @pytest.mark.parametrize(
-    ("data", "text"),
+    ("parse", "data", "text"),
     [
-        (b"", "x is not a table of 2 columns of finite numbers: its shape is"),
-        (b"1\t2\t3\n", r"its shape is \(1, 3\)"),
-        (b"1\t2\n3\n", "x is not a table of tab-separated numbers: "),
-        (b"1\ttwo\n", "could not convert string to float: 'two'"),
-        (b"1\tnan\n", "of finite numbers"),
-        (b"\xff\t1\n", "x is not a table of tab-separated numbers"),
+        (datasets.parse_idx, b"", "x is not an IDX file"),
+        (datasets.parse_idx, b"<html>", "it starts with 3c 68 74 6d"),
+        (datasets.parse_idx, b"\0\0\x0d\x01" + struct.pack(">I", 1) + b"1234", "not an IDX file of unsigned bytes"),
+        (datasets.parse_idx, b"\0\0\x08\x03\0\0\0\x01", "ends inside its IDX header of 16 bytes: it has 8"),
+        (datasets.parse_idx, idx_bytes(np.zeros((2, 3), np.uint8))[:-1], r"holds 5 bytes, but its .* says \(2, 3\)"),
+        (datasets.parse_idx, idx_bytes(np.zeros((2, 3), np.uint8)) + b"x", "x holds 7 bytes"),
+        (datasets.parse_cifar10, b"", "x holds 0 bytes"),
+        (datasets.parse_cifar10, bytes(3072), "not a whole number of records of 3073 bytes"),
+        (datasets.parse_cifar10, bytes([10]) + bytes(3072), "label 10"),
+        (PARSE_PAIRS, b"", "x is not a table of 2 columns of finite numbers: its shape is"),
+        (PARSE_PAIRS, b"1\t2\t3\n", r"its shape is \(1, 3\)"),
+        (PARSE_PAIRS, b"1\t2\n3\n", "x is not a table of tab-separated numbers: "),
+        (PARSE_PAIRS, b"1\ttwo\n", "could not convert string to float: 'two'"),
+        (PARSE_PAIRS, b"1\tnan\n", "of finite numbers"),
+        (PARSE_PAIRS, b"\xff\t1\n", "x is not a table of tab-separated numbers"),
     ],
 )
-def test_parse_table_refuses(data, text):
+def test_what_the_parsers_refuse(parse, data, text):
     with pytest.raises(DataError, match=text):
-        datasets.parse_table(data, "x", 2)
+        parse(data, "x")
 
 
 @pytest.mark.parametrize(
@@ -184,16 +168,6 @@ def test_home_directory_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path / "data" / "fashion-mnist", IDX_FILES)
     assert_fashion(datasets.load_fashion_mnist("~/data"))
-
-
-def test_cifar10_local_copy(tmp_path, mirrors):
-    write(tmp_path / "cifar-10-batches-bin", CIFAR_FILES)
-    dataset = datasets.load_cifar10(tmp_path)
-    assert np.array_equal(dataset.train.images, CIFAR_IMAGES[:5].reshape(10, 3, 32, 32))
-    assert dataset.train.labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
-    assert np.array_equal(dataset.test.images, CIFAR_IMAGES[5])
-    assert dataset.test.labels.tolist() == [5, 4]
-    assert mirrors.requested == []
 
 
 WRAPPED = OSError("pool")
@@ -281,22 +255,20 @@ def test_root_that_cannot_be_used(mirrors, root, kind, text):
     assert mirrors.requested == []
 
 
-def test_cifar10_archive_is_downloaded_once(tmp_path, mirrors):
+def test_cifar10_is_taken_from_its_archive_where_files_are_missing(tmp_path, mirrors):
     members = {f"cifar-10-batches-bin/{name}": data for name, data in CIFAR_FILES.items()}
-    mirrors.pages["http://one/cifar-10-binary.tar.gz"] = tar_bytes(members | {"../evil": b"x", "readme.html": b"x"})
-    dataset = datasets.load_cifar10(tmp_path / "root")
-    assert np.array_equal(dataset.test.images, CIFAR_IMAGES[5])
-    assert listing(tmp_path) == sorted(f"root/{name}" for name in members)
-    assert mirrors.requested == ["http://one/cifar-10-binary.tar.gz"]
-
-
-def test_cifar10_missing_file_alone_is_taken_from_the_archive(tmp_path, mirrors):
-    folder = tmp_path / "cifar-10-batches-bin"
-    write(folder, CIFAR_FILES)
-    (folder / "data_batch_3.bin").unlink()
-    members = {"cifar-10-batches-bin/data_batch_3.bin": CIFAR_FILES["data_batch_3.bin"]}
-    mirrors.pages["http://one/cifar-10-binary.tar.gz"] = tar_bytes(members)
-    assert len(datasets.load_cifar10(tmp_path).train) == 10
+    url = "http://one/cifar-10-binary.tar.gz"
+    mirrors.pages[url] = tar_bytes(members | {"../evil": b"x", "readme.html": b"x"})
+    for missing, requests in ((None, 1), (None, 1), ("data_batch_3.bin", 2)):  # all files, none, one
+        if missing:
+            (tmp_path / "root" / "cifar-10-batches-bin" / missing).unlink()
+        dataset = datasets.load_cifar10(tmp_path / "root")
+        assert np.array_equal(dataset.train.images, CIFAR_IMAGES[:5].reshape(10, 3, 32, 32))
+        assert dataset.train.labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
+        assert np.array_equal(dataset.test.images, CIFAR_IMAGES[5])
+        assert dataset.test.labels.tolist() == [5, 4]
+        assert listing(tmp_path) == sorted(f"root/{name}" for name in members)
+        assert mirrors.requested == [url] * requests
 
 
 def link(name, target):

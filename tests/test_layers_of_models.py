@@ -323,18 +323,14 @@ def test_the_sources_layers(source, channels, size):
         assert not output.requires_grad
 
 
-def test_directions_without_any_variation_stay_finite():
-    layer = Whitening(**{**PAGE, "images": 2})
-    layer.initialise_from(torch.ones(2, 3, 8, 8))
-    assert layer.weight.isfinite().all()
-
-
-def test_only_the_first_images_count():
+def test_only_the_first_images_count_and_constant_ones_stay_finite():
     x = correlated()
-    first, changed = (Whitening(**{**PAGE, "images": 20}) for _ in range(2))
+    first, changed, constant = (Whitening(**{**PAGE, "images": 20}) for _ in range(3))
     first.initialise_from(x[:20])
     changed.initialise_from(torch.cat([x[:20], torch.zeros_like(x[20:])]))
     assert torch.equal(first.weight, changed.weight)
+    constant.initialise_from(torch.ones_like(x))
+    assert constant.weight.isfinite().all()
 
 
 def test_the_filters_go_with_the_state_and_with_copies():

@@ -3,8 +3,6 @@ import copy
 import json
 import math
 import random
-import subprocess
-import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -61,8 +59,7 @@ def test_sizes_that_a_step_stands_for(sizes, weights, small_size, big_size):
     assert (norms.small_size, norms.big_size) == (pytest.approx(small_size, **EXACT), pytest.approx(big_size, **EXACT))
 
 
-@pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("sizes", [(4, 4), (8, 8, 8, 3), (100, 1)])
+@pytest.mark.parametrize(("sizes", "weighted"), [((4, 4), True), ((8, 8, 8, 3), True), ((100, 1), False)])
 def test_unequal_micro_batches_are_unbiased(sizes, weighted):
     rng = np.random.default_rng(0)
     mean, spread = np.array([1.0, -0.5, 0.2, 0.0]), np.array([1.0, 3.0, 0.5, 2.0])
@@ -84,7 +81,12 @@ def test_unequal_micro_batches_are_unbiased(sizes, weighted):
 
 @pytest.mark.parametrize(
     ("gradient", "batch_size", "determined"),
-    [(0.5, 64, "all"), (0.15, 64, "most"), (0.15, 16, "few"), (0.0, 64, "hardly any")],
+    [
+        pytest.param(0.5, 64, "all", marks=pytest.mark.slow),
+        (0.15, 64, "most"),
+        pytest.param(0.15, 16, "few", marks=pytest.mark.slow),
+        pytest.param(0.0, 64, "hardly any", marks=pytest.mark.slow),
+    ],
 )
 def test_the_interval_holds_the_exact_noise_scale_of_a_quadratic(gradient, batch_size, determined):
     """L = 0.5 (w - x)' H (w - x) with x ~ N(0, C): gradient H w, covariance H C H."""
@@ -162,8 +164,11 @@ def test_the_oldest_steps_that_fill_no_block_are_left_out():
             [2.0, 2.1] * 4,
             "|G|^2 = -1.05 does not differ significantly from 0 after 8 steps: measure more of them",
         ),
-        ([0.0] * 8, [2.0] * 8, "|G|^2 = 0 does not differ significantly from 0 after 8 steps: measure more of them"),
-        ([5.0, -4.0] * 4, [2.0, 2.1] * 4, "|G|^2 = 0.5 does not differ significantly from 0 after 8 steps: measure more of them"),
+        (
+            [5.0, -4.0] * 4,
+            [2.0, 2.1] * 4,
+            "|G|^2 = 0.5 does not differ significantly from 0 after 8 steps: measure more of them",
+        ),
     ],
 )
 def test_undetermined_says_so_and_leaves_the_ends_open(gradients, traces, reason):
@@ -178,12 +183,6 @@ def test_an_undetermined_one_still_has_its_lower_end():
     found = estimate_noise_scale(gradients, traces)
     assert found.noise_scale is None
     assert found.low > 1.0
-
-
-def test_without_noise_it_is_zero():
-    found = estimate_noise_scale([2.0, 2.1, 1.9, 2.0], [0.0] * 4)
-    assert (found.noise_scale, found.low, found.high) == (0.0, None, pytest.approx(0.0, abs=1e-9))
-    assert str(found) == "noise scale 0, 90% interval open to 0, from 4 steps"
 
 
 @pytest.mark.parametrize(
@@ -201,12 +200,6 @@ def test_without_noise_it_is_zero():
 def test_arithmetic_refuses(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-def test_the_arithmetic_needs_no_torch():
-    code = "import sys, json, bstune.core.noise_scale; print(json.dumps([m for m in ('torch', 'lightning') if m in sys.modules]))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(run.stdout) == []
 
 
 # ------------------------------------------------------------------------------------------------------ call-back

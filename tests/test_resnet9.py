@@ -96,32 +96,25 @@ def test_it_is_that_of_david_page(parameters):
 
 
 @pytest.mark.parametrize(
-    ("pool", "order"),
+    ("pool", "order", "same"),
     [
-        ("after_activation", [nn.Conv2d, BatchNorm, nn.ReLU, nn.MaxPool2d]),
-        ("before_activation", [nn.Conv2d, BatchNorm, nn.MaxPool2d, nn.ReLU]),
-        ("before_norm", [nn.Conv2d, nn.MaxPool2d, BatchNorm, nn.ReLU]),
+        ("after_activation", [nn.Conv2d, BatchNorm, nn.CELU, nn.MaxPool2d], True),
+        ("before_activation", [nn.Conv2d, BatchNorm, nn.MaxPool2d, nn.CELU], True),
+        ("before_norm", [nn.Conv2d, nn.MaxPool2d, BatchNorm, nn.CELU], False),  # statistics of the largest values
     ],
 )
-def test_where_it_pools(pool, order, parameters):
-    model = resnet9(pool=pool)
-    for place in (1, 3, 4):
-        assert [type(layer) for layer in model.features[place]] == order
-    without = [kind for kind in order if kind is not nn.MaxPool2d]
-    assert [type(layer) for layer in model.features[0]] == without
-    assert [type(layer) for layer in model.features[2].branch[1]] == without
-    assert parameters(model) == parameters(resnet9())
-
-
-@pytest.mark.parametrize(
-    ("pool", "same"), [("after_activation", True), ("before_activation", True), ("before_norm", False)]
-)
-def test_pooling_before_an_activation_that_never_falls_is_the_same_function(pool, same):
-    """Before the norm it is another one: its statistics are those of the largest values."""
+def test_where_it_pools(pool, order, same):
+    """Pooling before an activation that never falls is the same function."""
     networks = []
     for where in ("after_activation", pool):
         torch.manual_seed(0)
         networks.append(resnet9(pool=where, activation=partial(nn.CELU, alpha=0.075)))
+    features = networks[1].features
+    for place in (1, 3, 4):
+        assert [type(layer) for layer in features[place]] == order
+    without = [kind for kind in order if kind is not nn.MaxPool2d]
+    assert [type(layer) for layer in features[0]] == without
+    assert [type(layer) for layer in features[2].branch[1]] == without
     outputs = [network(images()) for network in networks]
     assert torch.allclose(*outputs, rtol=1e-5, atol=1e-6) == same
 
