@@ -1,14 +1,12 @@
-"""The searches that bstune's own is compared with, each a :class:`bstune.sweeps.contest.Search`.
+"""The searches that are compared, each a :class:`bstune.sweeps.search_problem.Search`.
 
+- bstune's own :class:`~bstune.search.sampler.FrontierSampler`, in an Optuna study in memory, with the problem's budget
+  as a scale, tau(B), the target and the range of learning rates, and no noise scale; ``bstune/none`` and
+  ``bstune/linear`` take another scaling rule as prior mean than the square root.
 - Optuna's random, QMC, TPE and GP samplers, over (batch size, learning rate) or over (batch size, delta) with a scaling
-  rule as axis, in two forms: a stopped trial is told as pruned, or as complete at its bound.
+  rule as axis, in two forms: a stopped trial is recorded as pruned, or as complete at its bound.
 - Shallue et al. 2018, arXiv 1811.03600: every batch size of the table is tuned by itself.
 - Zeus (You et al., NSDI 2023): pruning, then Gaussian Thompson sampling, over the table's batch sizes.
-
-bstune's own sampler among the searches that the bench compares: a study in memory, asked as anyone would ask it.
-
-It is told the problem's budget as a scale, tau(B), the target and the range of learning rates, and no noise scale.
-``bstune/none`` and ``bstune/linear`` take another scaling rule as prior mean than the square root.
 """
 
 import math
@@ -31,37 +29,30 @@ from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.search_space import van_der_corput
 from bstune.search.acquisition import b_crit_quantiles
 from bstune.search.sampler import BATCH_SIZE, LR, RECORD, RESUMED_FROM, FrontierSampler
-from bstune.sweeps.contest import MOST_TRIALS, Problem, Search, stopping_step
+from bstune.sweeps.search_problem import MAX_TRIALS, Problem, Search, stopping_step
 
 Form = Literal["pruned", "bound"]
 FORMS: tuple[Form, ...] = ("pruned", "bound")
 AXES = ("lr", "sqrt", "linear", "saturating", "surge")
 SAMPLERS = ("random", "qmc", "tpe", "gp")
-BLIND = ("random", "qmc")  # never look at values: one form
+BLIND = ("random", "qmc")  # they never look at values: one form
+FRONTIER = "bstune"
+FRONTIER_RULES = ("none", "linear")  # as prior mean, besides the square root
 PRUNING_ROUNDS = 2  # of Zeus
 # Optuna's GP takes 0.1 to 0.2 s a trial, a hundred times what TPE takes: 60 of them, 10 to 12 s, for each seed.
-MOST_GP_TRIALS = 60
+MAX_GP_TRIALS = 60
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A search that can be chosen by name: ``NAME``, ``NAME/AXIS`` or ``NAME/AXIS/FORM``.
-
-    Args:
-        name: of the search.
-        axis: what goes with the batch size; None for a search that has its own.
-        form: how a stopped trial is told; None where that makes no difference.
-        make: makes it for a problem and a seed; it may refuse with ConfigError.
-        most_trials: after which it is ended.
-        needs_noise_scale: whether its axis is a rule that takes one.
-    """
+    """A search that can be chosen by name: ``NAME``, ``NAME/AXIS`` or ``NAME/AXIS/FORM``."""
 
     name: str
-    axis: str | None
-    form: Form | None
-    make: Callable[[Problem, int], Search]
-    most_trials: int = MOST_TRIALS
-    needs_noise_scale: bool = False
+    axis: str | None  # None for a search that has its own
+    form: Form | None  # None where recording a stopped trial otherwise makes no difference
+    make: Callable[[Problem, int], Search]  # for a problem and a seed
+    max_trials: int = MAX_TRIALS
+    needs_noise_scale: bool = False  # as its axis is a rule that takes one
 
     @property
     def group(self) -> str:
@@ -74,15 +65,16 @@ class Entry:
         return "/".join(part for part in (self.name, self.axis, self.form) if part)
 
 
-def baselines() -> tuple[Entry, ...]:
-    """Return all of them, each Optuna sampler with each axis and form."""
-    entries = []
+def searches() -> tuple[Entry, ...]:
+    """Return all searches that have a name, each Optuna sampler with each axis and form."""
+    entries = [Entry(FRONTIER, None, None, FrontierSearch)]
+    entries += [Entry(FRONTIER, rule, None, partial(FrontierSearch, rule=rule)) for rule in FRONTIER_RULES]
     for name in SAMPLERS:
         for axis in AXES:
             for form in (None,) if name in BLIND else FORMS:
                 make = partial(_optuna_search, name=name, axis=axis, form=form)
-                most = MOST_GP_TRIALS if name == "gp" else MOST_TRIALS
-                entries.append(Entry(name, axis, form, make, most, axis in ("saturating", "surge")))
+                cap = MAX_GP_TRIALS if name == "gp" else MAX_TRIALS
+                entries.append(Entry(name, axis, form, make, cap, axis in ("saturating", "surge")))
     return (*entries, Entry("shallue", None, None, EachBatchSize), Entry("zeus", None, None, Zeus))
 
 
@@ -105,11 +97,7 @@ def _sampler(name: str, seed: int) -> BaseSampler:
 
 
 def rule_of(problem: Problem, axis: str) -> scaling.ScalingRule | None:
-    """Return the rule through the problem's reference; None for the axis ``lr``.
-
-    Raises:
-        ConfigError: for ``saturating`` and ``surge`` without a noise scale.
-    """
+    """Return the rule through the problem's reference; None for the axis ``lr``."""
     bound = {"reference_batch_size": problem.reference_batch_size, "reference_lr": problem.reference_lr}
     plain = {"none": scaling.none, "sqrt": scaling.sqrt, "linear": scaling.linear}
     if axis in plain:
@@ -132,16 +120,9 @@ class OptunaSearch(Search):
 
     The parameters are ``batch_size`` (log integer) and ``lr`` (log) or, with a rule, ``delta`` = log2(lr / rule(B)),
     half of the learning rates' range in octaves to either side; the learning rate is then clipped into the range. The
-    value told is the logarithm of seconds to target.
-
-    Args:
-        problem: what is searched.
-        seed: of the trials; the sampler has its own.
-        sampler: whose study this becomes; ``ending`` is what one that stops its own trials overrides.
-        rule: the scaling rule that serves as axis; None for the learning rate itself.
-        form: a trial that did not reach the target is told as ``pruned``, with its last distance from the target as
-            the intermediate value that ranks it, or as complete at its ``bound``: the seconds at which it would have
-            been stopped. That holds for a diverged trial as well, whose own seconds would make it look fast.
+    value is the logarithm of seconds to target. A trial that did not reach the target is ``pruned``, with its last
+    distance from the target as the intermediate value that ranks it, or complete at its ``bound``: the seconds at which
+    it would have been stopped. That holds for a diverged trial too, whose own seconds would make it look fast.
     """
 
     def __init__(
@@ -169,7 +150,7 @@ class OptunaSearch(Search):
         )
 
     def ending(self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]) -> tuple[int, int | None]:
-        """Return the last step of a trial, and the number of the stopped trial that it continues, if any."""
+        """Return the last step of a trial and the stopped trial that it continues; a subclass may decide both."""
         return stopping_step(self._problem, batch_size, finished), None
 
     def _learning_rate(self, trial: optuna.Trial, batch_size: int) -> tuple[float, float | None]:
@@ -182,7 +163,7 @@ class OptunaSearch(Search):
         return lr, delta
 
     def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
-        """Tell the study what a trial came to that was to end at step ``last``."""
+        """Tell the study the result of a trial that was to end at step ``last``."""
         seconds = result.time_to_target
         if seconds is not None:
             self.study.tell(trial, math.log(seconds))
@@ -190,7 +171,7 @@ class OptunaSearch(Search):
             self.study.tell(trial, math.log(last * self._problem.tau(result.batch_size)))
         else:
             values = [value for _, value in result.history if value is not None]
-            if values:  # at the same step for all: TPE ranks by step first, and steps differ with the batch size
+            if values:  # at step 1 for all: TPE ranks by step first, and steps differ with the batch size
                 trial.report(self._problem.target.gap(values[-1]), step=1)
             self.study.tell(trial, state=TrialState.PRUNED)
 
@@ -221,10 +202,9 @@ class EachBatchSize(Search):
 
 
 class Zeus(Search):
-    """The batch size optimizer of Zeus (You et al., "Zeus: Understanding and Optimizing GPU Energy Consumption of DNN
-    Training", NSDI 2023, section 4.3 and 4.4), cost = seconds.
+    """The batch size optimizer of Zeus (You et al., NSDI 2023, sections 4.3 and 4.4), with seconds as cost.
 
-    It tries a list of batch sizes, here the table's, with the learning rate by the square-root rule from the reference.
+    It tries a list of batch sizes, here the table's, with the learning rate of the square-root rule.
 
     1. Pruning, two rounds: from the default batch size (the one nearest the reference; in the second round the
        cheapest of the first) downwards until one fails to reach the target within twice the least cost, then upwards.
@@ -262,7 +242,7 @@ class Zeus(Search):
         return TrialSpec(number, number, batch_size, lr, None, trial_seed(self._seed, number), max_steps)
 
     def _end_round(self) -> None:
-        reached = [(cost(trial), trial.batch_size) for trial in self._round if trial.reached]
+        reached = [(trial.train_seconds, trial.batch_size) for trial in self._round if trial.reached]
         self._round = []
         if reached:
             self._rounds += 1
@@ -276,7 +256,7 @@ class Zeus(Search):
         rng = np.random.default_rng(trial_seed(self._seed, len(finished), purpose=3))
         draws = []
         for batch_size in self.left:
-            costs = [cost(trial) for trial in finished if trial.batch_size == batch_size]
+            costs = [trial.train_seconds for trial in finished if trial.batch_size == batch_size]
             spread = float(np.std(costs)) / math.sqrt(len(costs))
             draws.append((rng.normal(float(np.mean(costs)), spread), batch_size))
         return min(draws)[1]
@@ -299,35 +279,14 @@ def next_to_prune(batch_sizes: Sequence[int], default: int, tried: Sequence[Tria
     return None
 
 
-def cost(trial: TrialResult) -> float:
-    """Return what a trial cost, in seconds; of one that continued another, only what it added."""
-    return trial.train_seconds
+class FrontierSearch(OptunaSearch):
+    """bstune's sampler; its B_crit is the posterior's median.
 
-
-OWN = "bstune"
-RULES = ("none", "linear")  # besides the square root
-
-
-def own_searches() -> tuple[Entry, ...]:
-    """Return bstune's own search, and those with other rules as prior mean."""
-    others = (Entry(OWN, rule, None, partial(OwnSearch, rule=rule)) for rule in RULES)
-    return (Entry(OWN, None, None, OwnSearch), *others)
-
-
-class OwnSearch(OptunaSearch):
-    """A :class:`bstune.search.sampler.FrontierSampler` that is asked and told in memory.
-
-    Its B_crit is the posterior's median. Every stopped trial can be continued, but for one that ended before its limit:
-    its record goes no further.
-
-    Args:
-        problem: what is searched.
-        seed: of the trials; the sampler has its own.
-        rule: of the prior mean of the best learning rate, through the problem's reference.
+    Every stopped trial can be continued, except one that ended before its ``max_steps``: its record goes no further.
     """
 
     def __init__(self, problem: Problem, seed: int, rule: str = "sqrt") -> None:
-        self._ended: set[int] = set()
+        self._exhausted: set[int] = set()
         self._incumbent: TrialResult | None = None
         self.sampler = FrontierSampler(
             objective=problem.objective,
@@ -335,7 +294,7 @@ class OwnSearch(OptunaSearch):
             budget=lambda batch_size: problem.budget.last_step(round(batch_size)),
             target=problem.target,
             ideal=0.0,  # the metric of a table is an error
-            resumable=lambda number: number not in self._ended,
+            resumable=lambda number: number not in self._exhausted,
             lr_range=(problem.lr_low, problem.lr_high),
             step_time=problem.tau,
             search_space={
@@ -347,24 +306,24 @@ class OwnSearch(OptunaSearch):
         super().__init__(problem, seed, self.sampler, None, "pruned")
 
     def ending(self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]) -> tuple[int, int | None]:
-        """Return the sampler's limit, and the trial that it continues."""
+        """Return the last step and the continued trial that the sampler decided."""
         max_steps, resumed_from = self.sampler.max_steps(trial.number), self.sampler.resumed_from(trial.number)
         if resumed_from is not None:
             trial.set_user_attr(RESUMED_FROM, resumed_from)
         return super().ending(trial, batch_size, finished)[0] if max_steps is None else max_steps, resumed_from
 
     def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
-        """Tell the study what a trial came to, with its record."""
+        """Tell the study the trial's result, with its record."""
         if result.status == "censored" and result.steps < last:
-            self._ended.add(result.number)
+            self._exhausted.add(result.number)
         trial.set_user_attr(RECORD, result.to_json())
         super().tell(trial, last, result)
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
-        """Return the trial whose point the posterior's mean likes best, rather than the luckiest one."""
+        """Return the trial whose point is best by the posterior's mean, rather than the luckiest one."""
         if not finished or not finished[-1].reached:  # only a trial that reached the target changes it
             return self._incumbent
-        if self._asked is not None:  # the last trial is told at the next proposal, which is too late here
+        if self._asked is not None:  # the next proposal would tell the last trial: too late here
             self.tell(*self._asked, finished[-1])
             self._asked = None
         number = self.sampler.recommended(self.study)
@@ -372,15 +331,12 @@ class OwnSearch(OptunaSearch):
         return self._incumbent
 
     def b_crit_quantiles(self, shares: Sequence[float]) -> list[float] | None:
-        """Return quantiles of the posterior of B_crit; None while no trial has reached the target.
-
-        The trials are those that the study has been told, all that had finished when the last one was proposed.
-        """
-        found = self.sampler.posterior(self.study)
-        if found is None or not any(one.status == "reached" for one in found.observations):
+        """Return quantiles of the posterior of B_crit; None while no trial that the study knows reached the target."""
+        posterior = self.sampler.posterior(self.study)
+        if posterior is None or not any(one.status == "reached" for one in posterior.observations):
             return None
-        rng = np.random.default_rng(len(found.arms))
-        return [float(value) for value in b_crit_quantiles(found, shares, rng)]
+        rng = np.random.default_rng(len(posterior.observations))
+        return [float(value) for value in b_crit_quantiles(posterior, shares, rng)]
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
         """Return the posterior's median."""
@@ -388,12 +344,11 @@ class OwnSearch(OptunaSearch):
         return None if quantiles is None else quantiles[0]
 
 
-class FittedSearch(OwnSearch):
+class FittedSearch(FrontierSearch):
     """The same search with B_crit from the fit to the frontier points, as of the other searches.
 
-    On the tables that the sampler was tuned on the fit scatters more, most of all after once the frontier's cost: it
-    sees the best reached trial of each half octave, the drawn frontiers see all trials.
-    ``--searches bstune.sweeps.baselines:FittedSearch --objective curve`` shows it.
+    On the tables that the sampler was tuned on the fit scatters more: it sees the best reached trial of each half
+    octave, the posterior sees all trials. ``searches=[bstune.sweeps.baselines:FittedSearch] objective=curve`` runs it.
     """
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:

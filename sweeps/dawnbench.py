@@ -26,13 +26,12 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bstune.config import is_replayed, to_dict
+from bstune.config import to_dict, validate
 from bstune.core.errors import ConfigError
-from bstune.core.figures import save_figure
 from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
-from bstune.sweeps.dawnbench_report import Difference, compare, paint, sentence, shown
+from bstune.sweeps.dawnbench_report import CONFIDENCE, paint, sentence, shown
 from bstune.sweeps.harness import Finding
-from bstune.sweeps.statistics import holm
+from bstune.sweeps.statistics import Difference, compare, holm
 from bstune.trial.device import device_name
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import PRECISIONS, build_workload, checked_protocol, load_data, resolve, train_examples
@@ -49,59 +48,33 @@ PANEL_INCHES, ROW_INCHES = 4.2, 0.34
 
 @dataclass(frozen=True)
 class Rung:
-    """One rung of the ladder.
-
-    Args:
-        name: its name.
-        seconds: the source's training time, None where it gives none.
-        accuracy: the source's, None where it gives none.
-        epochs: training examples seen, over those that there are.
-        batch_size: B.
-        lr: learning rate, the peak of the schedule.
-        set: values and nodes by the dotted key of the config whose place they take, on top of all rungs before. A key
-            that is not there is added with a leading ``+``; ``%{trial.lr}`` is a reference in the rung's own config.
-    """
+    """One rung of the ladder."""
 
     name: str
-    seconds: float | None
+    seconds: float | None  # the source's training time and accuracy, None where it gives none
     accuracy: float | None
-    epochs: float
+    epochs: float  # training examples seen, over those that there are
     batch_size: int
-    lr: float
+    lr: float  # the peak of the schedule
+    # Values and nodes by the dotted key of the config whose place they take, on top of all rungs before. A leading +
+    # adds a key that is not there; %{trial.lr} refers to the rung's own config.
     set: dict[str, Any]
 
 
 @dataclass  # not frozen: OmegaConf could not fill it in
 class Reduced:
-    """A setting for a machine without a GPU.
-
-    Args:
-        enabled: whether it takes the place of the rungs' own sizes.
-        steps: of every trial.
-        batch_size: of every trial.
-        lr: learning rates by rung; those of all others follow the linear rule, lr x batch_size / the rung's own.
-        set: settings by rung, on top of the rung's; they stay for all rungs after it too.
-    """
+    """A smaller setting of all rungs, for a machine without a GPU."""
 
     enabled: bool
-    steps: int
+    steps: int  # of every trial
     batch_size: int
-    lr: dict[str, float]
-    set: dict[str, dict[str, Any]]
+    lr: dict[str, float]  # by rung; all others follow the linear rule, lr x batch_size / the rung's own
+    set: dict[str, dict[str, Any]]  # by rung, on top of the rung's; they stay for the rungs after it
 
 
 @dataclass(frozen=True)
-class Step:
-    """A rung that can be trained here.
-
-    Args:
-        rung: as it was asked for.
-        workload: with its data on the device.
-        protocol: with its own budget, ``steps``.
-        steps: of a trial.
-        batch_size: B.
-        lr: learning rate.
-    """
+class BuiltRung:
+    """A rung that can be trained here, with its workload and its protocol."""
 
     rung: Rung
     workload: Workload
@@ -123,27 +96,11 @@ def run(
     reduced: Reduced,
     trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult] = run_trial,
 ) -> Finding:
-    """Train each rung on each seed and return accuracy and seconds, and what each rung gives.
+    """Train each rung on each seed, in shuffled order, and compare it with the rung before.
 
-    Args:
-        config: with a workload that is trained; the first rung's settings come on top of it.
-        console: gets a line a trial, and the rungs that are left out.
-        rungs: in their order; a rung of a precision that the device does not have is left out, those after it go on
-            without its settings.
-        seeds: of the trials; each rung is trained once a seed.
-        order_seed: of the order of the rungs, shuffled anew for each seed.
-        metric: the share of examples that are told wrong, as the workload's module logs it; accuracy is 1 less it.
-        level: the accuracy that counts as reached.
-        reduced: a smaller setting of all rungs.
-        trainer: trains one trial; tests give their own.
-
-    Raises:
-        ConfigError: for a workload that is not trained, no rungs or seeds, or a rung that cannot be; it is found
-            before anything is trained.
-        DataError: if the data cannot be had.
+    A rung of a precision that the device lacks is left out; those after it go on without its settings. Tests replace
+    ``trainer``.
     """
-    if is_replayed(config):
-        raise ConfigError("this sweep trains, and recorded runs have no data: choose another workload")
     _check(rungs, seeds, level, reduced)
     steps, left_out = climb(config, rungs, reduced, Target(metric, 0.0, "min").never_met)
     for reason in left_out.values():
@@ -157,18 +114,18 @@ def run(
         step = steps[place]
         spec = TrialSpec(number, number, step.batch_size, step.lr, None, seed)
         result = trials[place][seed] = trainer(step.workload, spec, step.protocol)
-        told = "no accuracy" if (share := accuracy(result)) is None else f"accuracy {share:.4f}"
-        line = f"{number + 1} of {len(plan)}, {step.rung.name}, seed {seed}: {told}, {result.status}"
+        reached = "no accuracy" if (share := accuracy(result)) is None else f"accuracy {share:.4f}"
+        line = f"{number + 1} of {len(plan)}, {step.rung.name}, seed {seed}: {reached}, {result.status}"
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     rows = make_rows(steps, trials, level)
     device = device_name(steps[0].protocol.trainer)
-    told = sentence(rows, level, len(seeds), list(left_out))
+    text = sentence(rows, level, len(seeds), list(left_out))
     size = f"; reduced: {reduced.steps} steps of {reduced.batch_size} at every rung" if reduced.enabled else ""
     title = f"{config.workload.name} on {device}, {len(seeds)} seeds{size}"
     panels = 2 if reduced.enabled else 3
     inches = (1.8 + PANEL_INCHES * panels, 1.6 + ROW_INCHES * len(rows))
-    draw = functools.partial(save_figure, functools.partial(paint, rows, level, title, reduced.enabled), inches)
-    return Finding(told, [shown(row) for row in rows], len(seeds), device, draw)
+    painter = functools.partial(paint, rows, level, title, reduced.enabled)
+    return Finding(text, [shown(row) for row in rows], len(seeds), device, painter, inches)
 
 
 def _check(rungs: Sequence[Rung], seeds: Sequence[int], level: float, reduced: Reduced) -> None:
@@ -205,17 +162,13 @@ def _positive(number: float) -> bool:
 
 def climb(
     config: DictConfig, rungs: Sequence[Rung], reduced: Reduced, target: Target
-) -> tuple[list[Step], dict[str, str]]:
-    """Return the rungs that can be trained here, each built once for a trial, and why others are left out, by name.
+) -> tuple[list[BuiltRung], dict[str, str]]:
+    """Return the rungs that can be trained here, each built once, and why others are left out, by name.
 
-    Rungs whose data are the same share them.
-
-    Raises:
-        ConfigError: for a key that is not in the config, or a rung that cannot be built; it names the rung.
-        DataError: if the data cannot be had.
+    Rungs with the same data share them.
     """
-    resolve(config)  # a device that is not there is no rung's fault
-    steps: list[Step] = []
+    resolve(config)  # a missing device is no rung's fault
+    steps: list[BuiltRung] = []
     left_out: dict[str, str] = {}
     data: dict[str, LightningDataModule] = {}
     reached = config
@@ -240,7 +193,7 @@ def climb(
 
 def _build(
     rung: Rung, config: DictConfig, reduced: Reduced, target: Target, data: "dict[str, LightningDataModule]"
-) -> Step:
+) -> BuiltRung:
     own = resolve(config)
     key = json.dumps(to_dict(own.workload.data), sort_keys=True, default=str)
     if key not in data:
@@ -265,16 +218,11 @@ def _build(
     )
     workload = build_workload(own, data[key])
     workload.build_module(TrialSpec(0, 0, size, lr, None, 0))
-    return Step(rung, workload, protocol, steps, size, lr)
+    return BuiltRung(rung, workload, protocol, steps, size, lr)
 
 
 def applied(config: DictConfig, settings: Mapping[str, Any]) -> DictConfig:
-    """Return a copy of a checked config with values and nodes put in the places that their dotted keys name.
-
-    Raises:
-        ConfigError: for a key that is not there and has no ``+``, a ``+`` where no argument can be added, a value of
-            the wrong type, or a reference to nothing.
-    """
+    """Return a copy of a checked config with values and nodes put in the places that their dotted keys name."""
     own = config.copy()
     for key, value in settings.items():
         path = key.removeprefix(ADDS)
@@ -283,15 +231,14 @@ def applied(config: DictConfig, settings: Mapping[str, Any]) -> DictConfig:
             holder = OmegaConf.select(own, parent) if parent else own
             if not isinstance(holder, DictConfig):
                 raise ConfigError(f"the config has no option {path}")
-            takes_more = OmegaConf.get_type(holder) is dict  # unlike one whose keys are those of a dataclass
-            if name not in set(holder) and not (takes_more and path != key):
-                advice = f"; an argument that is not there is added by {ADDS}{path}" if takes_more else ""
-                raise ConfigError(f"the config has no option {path}{advice}")
+            if name not in set(holder) and path == key:
+                raise ConfigError(
+                    f"the config has no option {path}; an argument that is not there is added by {ADDS}{path}"
+                )
             OmegaConf.update(own, path, _referring(value), merge=False, force_add=path != key)
-            OmegaConf.to_container(own, resolve=True)
         except OmegaConfBaseException as error:
             raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from error
-    return own
+    return validate(own)
 
 
 def _referring(value: Any) -> Any:
@@ -304,35 +251,31 @@ def _referring(value: Any) -> Any:
 
 
 def accuracy(trial: TrialResult) -> float | None:
-    """Return the accuracy at a trial's end; None if it did not get there, as one that diverged."""
+    """Return the accuracy at a trial's end; None if it did not reach it, as one that diverged."""
     if trial.status != "censored" or not trial.history or trial.history[-1][1] is None:
         return None
-    return round(1.0 - trial.history[-1][1], 12)  # 0.94 at an error of 0.06, whatever is left of the subtraction
+    return round(1.0 - trial.history[-1][1], 12)  # 0.94 at an error of 0.06
 
 
 def seconds(trial: TrialResult) -> float | None:
-    """Return the training seconds of a trial that got to its end: steps x tau(B), so that its warm-up costs no more."""
+    """Return steps x tau(B) of a trial that reached its end: its warm-up costs no more than other steps."""
     if accuracy(trial) is None or trial.seconds_per_step is None:
         return None
     return trial.steps * trial.seconds_per_step
 
 
-def make_rows(steps: Sequence[Step], trials: Sequence[Mapping[int, TrialResult]], level: float) -> list[dict[str, Any]]:
-    """Return one row a rung. Means and deviations are over the trials that got to their end, ``n`` of them.
+def make_rows(
+    steps: Sequence[BuiltRung], trials: Sequence[Mapping[int, TrialResult]], level: float
+) -> list[dict[str, Any]]:
+    """Return one row a rung. Means and deviations are over the trials that reached their end, ``n`` of them.
 
-    ``at_level`` is the share of all seeds. ``difference`` and its interval are from the rung before; ``p`` is corrected
-    for the number of rungs. What cannot be told from so few trials is None.
-
-    Args:
-        steps: the rungs.
-        trials: of each rung, by seed.
-        level: the accuracy that counts as reached.
+    ``at_level`` is the share of all seeds. ``difference`` and its interval are from the rung before, and ``p`` is
+    corrected for the number of rungs; None where there are too few trials.
     """
     by_seed = [{seed: accuracy(trial) for seed, trial in own.items()} for own in trials]
-    found = [compare(before, after) for before, after in pairwise(by_seed)]
-    tested = [difference.p for difference in found if difference.p is not None]
-    corrected = iter(holm(tested))
-    differences = [Difference(0, None, None, None, None), *found]
+    differences = [Difference(0, None, None, None, None)]  # nothing comes before the first rung
+    differences += [compare(before, after, CONFIDENCE) for before, after in pairwise(by_seed)]
+    corrected = iter(holm([difference.p for difference in differences if difference.p is not None]))
     rows = []
     for step, own, difference in zip(steps, trials, differences, strict=True):
         accuracies = [value for trial in own.values() if (value := accuracy(trial)) is not None]

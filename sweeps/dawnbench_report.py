@@ -5,10 +5,8 @@ A rung is compared with the one before it on the same seeds, so that what a seed
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from scipy import stats
 
 from bstune.core.console import format_number
@@ -19,45 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SEEDS_BELOW = 0.24  # of a line, that the points of the seeds lie under their mean
-CONFIDENCE = 0.95  # of the intervals; told apart is what has a corrected p below 1 - CONFIDENCE
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How a rung's accuracy differs from that of the rung before, seed by seed.
-
-    Args:
-        pairs: n, the seeds on which both were trained to their end.
-        mean: None without pairs.
-        low, high: ends of the interval; None for fewer than two pairs.
-        p: of the paired t-test against 0; None likewise. Pairs that do not differ from one another leave no doubt: p
-            is 1 where they are all 0, else 0.
-    """
-
-    pairs: int
-    mean: float | None
-    low: float | None
-    high: float | None
-    p: float | None
-
-
-def compare(before: Mapping[int, float | None], after: Mapping[int, float | None]) -> Difference:
-    """Return how the accuracies of two rungs differ, paired by seed, with Student's interval and test.
-
-    Args:
-        before: accuracy by seed, None of a trial that did not get to its end.
-        after: likewise; a seed counts where both got there.
-    """
-    pairs = [(before[seed], value) for seed, value in after.items() if seed in before]
-    values = np.array([b - a for a, b in pairs if a is not None and b is not None])
-    n = len(values)
-    if n < 2:
-        return Difference(n, float(values[0]) if n else None, None, None, None)
-    mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n)
-    reach = error * _t(n)
-    if error == 0.0:
-        return Difference(n, mean, mean, mean, 1.0 if mean == 0.0 else 0.0)
-    return Difference(n, mean, mean - reach, mean + reach, float(2.0 * stats.t.sf(abs(mean) / error, n - 1)))
+CONFIDENCE = 0.95  # of the intervals; significant is a corrected p below 1 - CONFIDENCE
 
 
 def _t(n: int) -> float:
@@ -84,11 +44,11 @@ def sentence(rows: Sequence[Mapping[str, Any]], level: float, n: int, left_out: 
         parts += [f"{_listed(hurts)} hurt{'' if len(hurts) > 1 else 's'}"] if hurts else []
         parts += [f"{_listed(alone)} stand{'' if len(alone) > 1 else 's'} out only uncorrected"] if alone else []
         quiet = len(rest) - len(alone)
-        parts += [f"{quiet} of {len(tested)} cannot be told from the rung before"] if quiet else []
+        parts += [f"{quiet} of {len(tested)} do not differ significantly from the rung before"] if quiet else []
         text += f": {'; '.join(parts)} (points of accuracy with {CONFIDENCE:.0%} intervals, paired by seed, n = "
         text += f"{_seeds(n)}, p corrected for {len(tested)} comparisons)"
     else:
-        text += f" (n = {_seeds(n)}: too few to tell noise)"
+        text += f" (n = {_seeds(n)}: too few for a test)"
     lost = sum(trial["accuracy"] is None for row in rows for trial in row["trials"])
     text += f"; {lost} trial{'s' if lost > 1 else ''} did not get to the end" if lost else ""
     text += f"; left out on this device: {_listed(left_out)}" if left_out else ""
@@ -117,7 +77,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row as the table shows it, with its numbers beside, as ``measured``."""
+    """Return a row as the table shows it, with its numbers under ``measured``."""
     measured = {key: value for key, value in row.items() if key not in ("rung", "trials")}
     source = [f"{row['source_seconds']:.4g} s"] if row["source_seconds"] is not None else []
     source += [f"{100.0 * row['source_accuracy']:.4g}%"] if row["source_accuracy"] is not None else []
@@ -191,11 +151,11 @@ def _draw_differences(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
         if row["p"] is None:
             continue
         at, low, high = (100.0 * row[key] for key in ("difference", "difference_low", "difference_high"))
-        told = row["p"] < 1.0 - CONFIDENCE
-        colour = GREY if not told else BLUE if at > 0 else VERMILION
-        marker: dict[str, Any] = {"fmt": "o", "markersize": 5.5, "markerfacecolor": colour if told else "white"}
+        significant = row["p"] < 1.0 - CONFIDENCE
+        colour = GREY if not significant else BLUE if at > 0 else VERMILION
+        marker: dict[str, Any] = {"fmt": "o", "markersize": 5.5, "markerfacecolor": colour if significant else "white"}
         axes.errorbar(at, place, xerr=[[at - low], [high - at]], color=colour, capsize=3, **marker)
-    for colour, name in ((BLUE, "helps"), (VERMILION, "hurts"), (GREY, "not told apart (corrected)")):
+    for colour, name in ((BLUE, "helps"), (VERMILION, "hurts"), (GREY, "not significant (corrected)")):
         axes.plot([], [], "o", color=colour, markerfacecolor="white" if colour == GREY else colour, label=name)
     axes.set_xlabel(f"difference from the rung before, points\n({CONFIDENCE:.0%} intervals, paired by seed)")
     _legend(axes)

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig
 
-from bstune.config import is_replayed
 from bstune.core.console import format_count, format_number, format_seconds, time_unit
 from bstune.core.errors import ConfigError
-from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
+from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION
 from bstune.core.records import Budget, Target, TrialResult, TrialSpec
 from bstune.sweeps.harness import Finding
 from bstune.trial.device import device_name
@@ -36,15 +35,8 @@ QUARTILES = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True)
-class Run:
-    """One line of the figure.
-
-    Args:
-        name: its name.
-        batch_size: B.
-        lr: learning rate.
-        epochs: training examples seen, over those that there are.
-    """
+class Series:
+    """One line of the figure: a batch size with its learning rate and its epochs."""
 
     name: str
     batch_size: int
@@ -60,27 +52,11 @@ def run(
     level: float,
     seeds: list[int],
     order_seed: int,
-    runs: list[Run],
+    runs: list[Series],
 ) -> Finding:
-    """Train each run on each seed and return the loss over seconds, medians over the seeds.
-
-    Args:
-        config: with a workload that is trained.
-        console: shows which trial is running.
-        metric: the loss that the workload's module logs; smaller is better.
-        level: the loss whose steps and seconds are compared.
-        seeds: of the trials; each run is trained once a seed.
-        order_seed: of the order of the runs, shuffled anew for each seed.
-        runs: in the order of the rows.
-
-    Raises:
-        ConfigError: for a workload that is not trained, no runs or seeds, or a run that cannot be.
-        DataError: if the data cannot be had.
-    """
+    """Train each of ``runs`` on each seed, in shuffled order, and return the loss over seconds."""
     from rich.progress import track
 
-    if is_replayed(config):
-        raise ConfigError("this sweep trains, and recorded runs have no data: choose another workload")
     config = resolve(config)
     workload, protocol = load(config)
     protocol = replace(protocol, target=Target(metric, level, "min").never_met)
@@ -91,53 +67,48 @@ def run(
     for number, (place, seed) in track(
         list(enumerate(plan)), "training", console=console, transient=True, disable=not console.is_terminal
     ):
-        asked = runs[place]
-        steps = math.ceil(asked.epochs * workload.train_examples / asked.batch_size)
-        spec = TrialSpec(number, number, asked.batch_size, asked.lr, None, seed)
+        series = runs[place]
+        steps = math.ceil(series.epochs * workload.train_examples / series.batch_size)
+        spec = TrialSpec(number, number, series.batch_size, series.lr, None, seed)
         trials[place].append(run_trial(workload, spec, replace(protocol, budget=Budget(steps, 1))))
-    rows = [row(asked, own, level) for asked, own in zip(runs, trials, strict=True)]
+    rows = [row(series, own, level) for series, own in zip(runs, trials, strict=True)]
     device = device_name(protocol.trainer)
     title = f"{config.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"
-    draw = functools.partial(save_figure, functools.partial(_paint, rows, level, metric, title), FIGURE_INCHES)
-    return Finding(sentence(rows, level, len(seeds)), rows, len(seeds), device, draw)
+    painter = functools.partial(_paint, rows, level, metric, title)
+    return Finding(sentence(rows, level, len(seeds)), rows, len(seeds), device, painter, FIGURE_INCHES)
 
 
-def _check(runs: Sequence[Run], seeds: Sequence[int], examples: int) -> None:
+def _check(runs: Sequence[Series], seeds: Sequence[int], examples: int) -> None:
     if not runs or not seeds or min(seeds) < 0:
         raise ConfigError(f"this sweep needs runs, and seeds from 0, but got {len(runs)} runs and seeds {list(seeds)}")
-    for asked in runs:
-        if not (1 <= asked.batch_size <= examples and 0.0 < asked.lr < math.inf and 0.0 < asked.epochs < math.inf):
+    for series in runs:
+        if not (1 <= series.batch_size <= examples and 0.0 < series.lr < math.inf and 0.0 < series.epochs < math.inf):
             raise ConfigError(
-                f"a run needs a batch size from 1 to {examples}, and a positive lr and epochs, but got {asked}"
+                f"a run needs a batch size from 1 to {examples}, and a positive lr and epochs, but got {series}"
             )
 
 
-def row(asked: Run, trials: Sequence[TrialResult], level: float) -> dict[str, Any]:
-    """Return one run's numbers, medians over its trials, one a seed.
+def row(series: Series, trials: Sequence[TrialResult], level: float) -> dict[str, Any]:
+    """Return the medians of a series over its trials, one a seed.
 
-    ``steps_to_level`` is None where the trial in the middle does not get there, ``seconds_to_level`` too: it is those
-    steps x tau(B). The curve holds the steps at which every trial was evaluated and had a finite loss.
-
-    Args:
-        asked: the run.
-        trials: at least one.
-        level: the loss whose steps are sought.
+    ``steps_to_level`` and ``seconds_to_level``, those steps x tau(B), are None where the median trial does not reach
+    the level. The curve holds the steps at which every trial was evaluated and had a finite loss.
     """
     histories = [{step: loss for step, loss in trial.history if loss is not None} for trial in trials]
     steps = sorted(set.intersection(*(set(history) for history in histories)))
     losses = [np.quantile([history[step] for history in histories], QUARTILES).tolist() for step in steps]
     tau = statistics.median(trial.seconds_per_step or math.inf for trial in trials)
     reached = statistics.median(_steps_to(history, level) for history in histories)
-    there = math.isfinite(reached) and math.isfinite(tau)
+    reaches = math.isfinite(reached) and math.isfinite(tau)
     return {
-        "run": asked.name,
-        "batch_size": asked.batch_size,
-        "lr": asked.lr,
-        "epochs": asked.epochs,
+        "run": series.name,
+        "batch_size": series.batch_size,
+        "lr": series.lr,
+        "epochs": series.epochs,
         "ms_per_step": 1e3 * tau,
         "last_loss": losses[-1][1] if losses else None,
-        "steps_to_level": reached if there else None,
-        "seconds_to_level": reached * tau if there else None,
+        "steps_to_level": reached if reaches else None,
+        "seconds_to_level": reached * tau if reaches else None,
         "curve": {
             "steps": steps,
             "seconds": [step * tau for step in steps],

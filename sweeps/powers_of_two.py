@@ -3,8 +3,8 @@
 Raschka 2022, "No, We Don't Have to Choose Batch Sizes As Powers Of 2", timed ten epochs of MobileNetV3 once at each of
 a few batch sizes around 128 and 512, and says that repeated runs would be more reliable. Here the steps of short trials
 are timed at such batch sizes in rounds of shuffled order; whether one of them is out of line with its neighbours is
-tested over the rounds (:mod:`bstune.sweeps.statistics`). A multiple of 8 that is no power of two is among them, as
-that is what hardware may care for; and so is the memory ceiling, as the use of other batch sizes is to fill the memory.
+tested over the rounds (:mod:`bstune.sweeps.statistics`). A multiple of 8 that is no power of two is among them, since
+hardware may prefer those; and so is the memory ceiling, since other batch sizes serve to fill the memory.
 """
 
 import functools
@@ -18,10 +18,9 @@ import numpy as np
 from omegaconf import DictConfig
 from rich.progress import track
 
-from bstune.config import is_replayed
 from bstune.core.console import format_number
 from bstune.core.errors import ConfigError
-from bstune.core.figures import BLUE, GREY, INK, VERMILION, save_figure
+from bstune.core.figures import BLUE, GREY, INK, VERMILION
 from bstune.core.records import TrialProtocol
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.probe import measure_ceiling
@@ -53,14 +52,11 @@ Timer = Callable[[Workload, TrialProtocol, int, float, int], tuple[float, ...]]
 
 @dataclass
 class CeilingProbe:
-    """How the memory ceiling is measured where none is given; see :func:`bstune.hardware.probe.measure_ceiling`.
-
-    ``cpu_bytes`` is the limit on a CPU; null: what is free there. On CUDA it is the device's memory.
-    """
+    """How the memory ceiling is measured where none is given; see :func:`bstune.hardware.memory.measure_ceiling`."""
 
     low: int
     high: int
-    cpu_bytes: int | None
+    cpu_bytes: int | None  # the limit on a CPU; None: what is free there
     relative: float
     steps: int
     seconds: float
@@ -83,30 +79,7 @@ def run(
     timer: Timer = time_trial,
     find_ceiling: Callable[..., Ceiling] = measure_ceiling,
 ) -> Finding:
-    """Time the steps of a workload's trials around powers of two, and say what is told apart.
-
-    Args:
-        config: the composed and checked config of a workload that is trained.
-        console: gets the ceiling and the progress.
-        batch_sizes: to measure besides the triplets.
-        centres: P of the triplets P - 1, P, P + 1; powers of two and multiples of 8.
-        ceiling: the largest batch size that fits; None: it is measured.
-        probe: how.
-        repeats: rounds; each visits every batch size once, in an order of its own.
-        steps: timed at each visit, after the protocol's warm-up.
-        lr: learning rate at every batch size.
-        level: of the intervals; an effect is told apart where its corrected p is below 1 - level.
-        seed: of the order.
-        timer: times steps; tests give their own.
-        find_ceiling: likewise.
-
-    Raises:
-        ConfigError: for a workload that is not trained, batch sizes larger than its data, or an impossible number.
-        HardwareError: if steps cannot be timed, as where memory runs out, or no ceiling is found.
-        DataError: if the data cannot be had.
-    """
-    if is_replayed(config):
-        raise ConfigError(f"{config.workload.name} is answered from a table: give a workload that is trained")
+    """Time the steps of a workload's trials around powers of two; tests replace ``timer`` and ``find_ceiling``."""
     for name, value, least in (("repeats", repeats, 2), ("steps", steps, 1)):
         if value < least:
             raise ConfigError(f"sweep.experiment.{name} must be at least {least}, but got {value}")
@@ -114,7 +87,7 @@ def run(
         raise ConfigError(
             f"sweep.experiment.level must lie between 0 and 1 and lr be positive, but got level={level} and lr={lr}"
         )
-    choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))  # an error of theirs, before any probe
+    choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))  # refuses them before any probe
     config = resolve(config)
     workload, protocol = load(config)
     if ceiling is None:
@@ -136,22 +109,22 @@ def run(
     gain = _gain(medians, choice, level)
     rows = _rows(choice, {size: summarize(size, rounds) for size, rounds in timed.items()}, medians, found, gain)
     device = device_name(protocol.trainer)
-    told = f"{config.workload.name} in {config.precision}, {device}; n = {repeats} rounds"
+    title = f"{config.workload.name} in {config.precision}, {device}; n = {repeats} rounds"
     asked = {*batch_sizes, *(size + step for size in centres for step in (-1, 0, 1))}
-    draw = functools.partial(save_figure, functools.partial(_paint, choice, asked, medians, found, level, told))
     return Finding(
         sentence=sentence(found, choice, medians, gain, level),
         rows=rows,
         n=repeats,
         device=device,
-        draw=functools.partial(draw, FIGURE_INCHES),
+        paint=functools.partial(_paint, choice, asked, medians, found, level, title),
+        inches=FIGURE_INCHES,
     )
 
 
 def _measured(
     config: DictConfig, workload: Workload, probe: CeilingProbe, find: Callable[..., Ceiling], console: "Console"
 ) -> int:
-    """Measure the ceiling and say what it came to."""
+    """Measure the ceiling and print it."""
 
     def report(result: ProbeResult) -> None:
         console.print(f"memory at batch size {result.batch_size}: {result.outcome}")
@@ -251,27 +224,19 @@ def p_text(effect: Effect) -> str:
 def sentence(
     found: Sequence[Effect], choice: Choice, medians: Mapping[int, Sequence[float]], gain: Effect, level: float
 ) -> str:
-    """Return the finding in words: what is told apart from the line through its neighbours, and what the ceiling gives.
-
-    Args:
-        found: the effects.
-        choice: the batch sizes.
-        medians: seconds per step of each round, by batch size.
-        gain: of the ceiling over the power of two below it.
-        level: of the intervals.
-    """
+    """Return the finding in words: which batch sizes differ from their neighbours, and what the ceiling gives."""
     rounds = found[0].rounds
-    apart = [effect for effect in found if effect.corrected < 1.0 - level]
+    significant = [effect for effect in found if effect.corrected < 1.0 - level]
     room = max(max(abs(effect.low), abs(effect.high)) for effect in found)
-    if apart:
-        listed = "; ".join(f"{effect.name} {share_text(effect)}, {p_text(effect)}" for effect in apart)
+    if significant:
+        listed = "; ".join(f"{effect.name} {share_text(effect)}, {p_text(effect)}" for effect in significant)
         first = (
-            f"Over {rounds} rounds a step's time is told apart from the mean of its two neighbours' at {listed}"
+            f"Over {rounds} rounds a step's time differs from the mean of its two neighbours' at {listed}"
             f" ({level:.0%} intervals, p corrected for {len(found)} tests)"
         )
     else:
         first = (
-            f"Over {rounds} rounds no power of two and no multiple of 8 is told apart from the mean of its two"
+            f"Over {rounds} rounds no power of two and no multiple of 8 differs significantly from the mean of its two"
             f" neighbours (least {p_text(min(found, key=lambda effect: effect.corrected))}, corrected for"
             f" {len(found)} tests); the {level:.0%} intervals leave room for {format_number(100 * room, 2)}% at most"
         )

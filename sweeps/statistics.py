@@ -21,50 +21,32 @@ from bstune.core.errors import ConfigError, HardwareError
 
 Array = NDArray[np.float64]
 ALIGNED = 8  # the multiple that NVIDIA's guide to matrix products asks of 16-bit tensor cores
-FEWEST_ROUNDS = 2  # a spread over rounds needs as many
+MIN_ROUNDS = 2  # a spread over rounds needs as many
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The batch sizes to measure.
-
-    Args:
-        sizes: all of them, rising, none over the ceiling.
-        centres: of the triplets P - 1, P, P + 1 that lie wholly below the ceiling or end at it, rising.
-        ceiling: the largest batch size there is.
-        power: the largest power of two below the ceiling.
-        left_out: what was asked for and does not fit, rising.
-    """
+    """The batch sizes to measure, all rising."""
 
     sizes: tuple[int, ...]
-    centres: tuple[int, ...]
-    ceiling: int
-    power: int
-    left_out: tuple[int, ...]
+    centres: tuple[int, ...]  # of the triplets P - 1, P, P + 1 that lie wholly below the ceiling or end at it
+    ceiling: int  # the largest batch size that fits
+    power: int  # the largest power of two below it
+    left_out: tuple[int, ...]  # asked for, but over the ceiling
 
 
 @dataclass(frozen=True)
 class Effect:
-    """The mean of some contrasts over rounds, as shares: 0.01 is a step that takes 1% longer.
-
-    Args:
-        name: of the question, in words.
-        centres: of the triplets that it rests on.
-        rounds: n.
-        mean: exp(mean contrast) - 1.
-        low, high: ends of its interval, by Student's t; it is not corrected for the number of effects.
-        p: of the one-sample t-test against 0.
-        corrected: p after Holm's correction; p itself where there was none.
-    """
+    """The mean of some contrasts over rounds, as shares: 0.01 is a step that takes 1% longer."""
 
     name: str
-    centres: tuple[int, ...]
+    centres: tuple[int, ...]  # of the triplets that it rests on
     rounds: int
-    mean: float
-    low: float
+    mean: float  # exp(mean contrast) - 1
+    low: float  # ends of its interval, by Student's t, not corrected for the number of effects
     high: float
-    p: float
-    corrected: float
+    p: float  # of the one-sample t-test against 0
+    corrected: float  # p after Holm's correction; p itself where there was none
 
 
 def is_power_of_two(number: int) -> bool:
@@ -76,15 +58,6 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
     """Return the batch sizes ``alone``, the triplets and the ceiling, each once, without what does not fit.
 
     One triplet more than asked for is around the largest power of two below the ceiling.
-
-    Args:
-        alone: batch sizes without a triplet.
-        centres: of triplets; each a power of two or a multiple of 8.
-        ceiling: the largest batch size there is; over 2, as below it there has to be a power of two with neighbours.
-
-    Raises:
-        ConfigError: for a batch size below 1, or a centre that answers neither question.
-        HardwareError: for a ceiling below 3.
     """
     alone, centres = set(alone), set(centres)
     if any(size < 1 for size in alone):
@@ -118,15 +91,7 @@ def kind(size: int) -> str:
 
 
 def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
-    """Return c of every round, (rounds,).
-
-    Args:
-        seconds: tau of every round by batch size; the centre and its neighbours among them, all of one length.
-        centre: P.
-
-    Raises:
-        HardwareError: for seconds that are not positive numbers.
-    """
+    """Return c of every round, (rounds,), from tau of every round by batch size."""
     rounds = np.array([seconds[size] for size in _triplet(centre)], dtype=np.float64)
     if not np.all(np.isfinite(rounds) & (rounds > 0.0)):
         raise HardwareError(
@@ -138,14 +103,9 @@ def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
 
 
 def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> Effect:
-    """Return mean, interval and test of ``values``, one a round, logs of ratios.
-
-    Raises:
-        ConfigError: for fewer than two rounds, or a level that is none.
-        HardwareError: if all rounds are the same to the last digit: no clock of a real machine gives that.
-    """
-    if len(values) < FEWEST_ROUNDS:
-        raise ConfigError(f"a test over rounds needs {FEWEST_ROUNDS} of them, but got {len(values)}: raise repeats")
+    """Return mean, interval and test of ``values``, one a round, logs of ratios."""
+    if len(values) < MIN_ROUNDS:
+        raise ConfigError(f"a test over rounds needs {MIN_ROUNDS} of them, but got {len(values)}: raise repeats")
     if not 0.0 < level < 1.0:
         raise ConfigError(f"sweep.experiment.level must lie between 0 and 1, but got {level}")
     if np.ptp(values) == 0.0:
@@ -162,17 +122,9 @@ def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> 
 def effects(seconds: Mapping[int, Sequence[float]], centres: Sequence[int], level: float) -> tuple[Effect, ...]:
     """Return the effects of each triplet, of all powers of two together and of all multiples of 8 together.
 
-    Together means the mean contrast of a round, so that n stays the number of rounds: triplets of one round are not
-    independent. A group of one triplet, or of the same triplets as another one, is left out. The p-values are
-    corrected for the number of all that is returned: the finding names whichever of them stands out.
-
-    Args:
-        seconds: tau of every round by batch size.
-        centres: of the triplets.
-        level: of the intervals, such as 0.95.
-
-    Raises:
-        ConfigError, HardwareError: as :func:`contrasts` and :func:`estimate` do.
+    Together means the mean contrast of a round, so n stays the number of rounds: triplets of one round are not
+    independent. A group of one triplet, or of the same triplets as another one, is left out. The p-values are corrected
+    for the number of all effects, since the finding names whichever of them is significant.
     """
     by_centre = {centre: contrasts(seconds, centre) for centre in centres}
     powers = [centre for centre in centres if is_power_of_two(centre)]
@@ -190,8 +142,8 @@ def effects(seconds: Mapping[int, Sequence[float]], centres: Sequence[int], leve
 def holm(p: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number, in their order; empty for none.
 
-    Holm 1979 (A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6, 65-70): the k-th smallest
-    of m times m - k + 1, at most 1, and none below a smaller one's. It holds whatever the dependence between the tests.
+    Holm 1979, Scand. J. Statist. 6, 65-70: the k-th smallest of m times m - k + 1, at most 1, and none below a smaller
+    one's. It holds whatever the dependence between the tests.
     """
     order = sorted(range(len(p)), key=lambda i: p[i])
     corrected, least = [0.0] * len(p), 0.0
@@ -199,3 +151,29 @@ def holm(p: Sequence[float]) -> list[float]:
         least = max(least, min(1.0, (len(p) - rank) * p[i]))
         corrected[i] = least
     return corrected
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean of paired differences; its interval and its p are None for fewer than two pairs, the mean for none."""
+
+    pairs: int
+    mean: float | None
+    low: float | None
+    high: float | None
+    p: float | None  # of the paired t-test against 0
+
+
+def compare(before: Mapping[int, float | None], after: Mapping[int, float | None], level: float) -> Difference:
+    """Return Student's paired comparison of values by seed; a seed counts where both have a value."""
+    pairs = [(value, first) for seed, value in after.items() if (first := before.get(seed)) is not None]
+    pairs = [(value, first) for value, first in pairs if value is not None]
+    differences = [value - first for value, first in pairs]
+    n, mean = len(pairs), float(np.mean(differences)) if pairs else None
+    if n < 2:
+        return Difference(n, mean, None, None, None)
+    if np.ptp(differences) == 0.0:  # no spread: Student's t is not defined, and there is no doubt
+        return Difference(n, mean, mean, mean, 0.0 if mean else 1.0)
+    test = stats.ttest_rel(*zip(*pairs, strict=True))
+    interval = test.confidence_interval(level)
+    return Difference(n, mean, float(interval.low), float(interval.high), float(test.pvalue))

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from bstune.core.console import format_number
 from bstune.core.errors import ConfigError
-from bstune.core.figures import BLUE, INK, save_figure
+from bstune.core.figures import BLUE, INK
 from bstune.hardware.roofline import DTYPES
 from bstune.sweeps.harness import Finding
 from bstune.trial.device import device_name, resolve_device, synchronize
@@ -82,24 +83,7 @@ def run(
     seed: int,
     now: Callable[[], float] = time.perf_counter,
 ) -> Finding:
-    """Measure the four ways and return their GFLOP/s, median and quartiles over the repeats.
-
-    Args:
-        config: not used: there is no workload.
-        console: not used: it takes seconds.
-        device: as :func:`bstune.trial.device.resolve_device` takes it.
-        dtype: of the matrices, one of ``FLOATS``.
-        size: n, of n x n matrices.
-        block: columns computed at a time.
-        repeats: of each way, in an order that is shuffled anew each time; at least 1.
-        segment_seconds: a way is run so often between two readings of the clock that it takes about this long.
-        limit_seconds: a way that has taken this long is not repeated again, but it is measured once at least.
-        seed: of the matrices and the order.
-        now: a monotonic clock in seconds; tests give their own.
-
-    Raises:
-        ConfigError: for a device or dtype that there is not, or for a number that is not positive.
-    """
+    """Measure the four ways and return their GFLOP/s, median and quartiles over the repeats."""
     place = resolve_device(device, "sweep.experiment.device")
     if dtype not in FLOATS:
         raise ConfigError(f"sweep.experiment.dtype must be one of {', '.join(FLOATS)}, but got {dtype!r}")
@@ -111,14 +95,17 @@ def run(
     b, c = (torch.randn(size, size, generator=generator).to(place, FLOATS[dtype]) for _ in range(2))
     a = torch.zeros_like(b)
     named = {name: functools.partial(way, a, b, c) for name, way in ways(block).items()}
-    wait = functools.partial(synchronize, place)
-    seconds = measure(named, repeats, segment_seconds, limit_seconds, np.random.default_rng(seed), wait, now)
+
+    def clock() -> float:
+        synchronize(place)
+        return now()
+
+    seconds = measure(named, repeats, segment_seconds, limit_seconds, np.random.default_rng(seed), clock)
     rows = list(_rows(seconds, 2.0 * size**3))
     name = device_name({"accelerator": place.type, "devices": [place.index or 0]})
     n = min(row["repeats"] for row in rows)
     title = f"A = B C of {size} x {size} matrices in {dtype}, {name}"
-    draw = functools.partial(save_figure, functools.partial(_paint, rows, title), FIGURE_INCHES)
-    return Finding(sentence(rows, n), rows, n, name, draw)
+    return Finding(sentence(rows, n), rows, n, name, functools.partial(_paint, rows, title), FIGURE_INCHES)
 
 
 def measure(
@@ -127,43 +114,27 @@ def measure(
     segment_seconds: float,
     limit_seconds: float,
     rng: np.random.Generator,
-    wait: Callable[[], None],
-    now: Callable[[], float],
+    clock: Callable[[], float],
 ) -> dict[str, list[float]]:
-    """Return the seconds that one call of each takes, once a repeat; each is called twice before, outside of it.
+    """Return the seconds of one call of each, once a repeat, warm-up left out; each repeat has an order of its own.
 
-    Args:
-        named: what is measured.
-        repeats: how often; in each one, all are measured once, in an order of ``rng``'s.
-        segment_seconds: calls between two readings of the clock take about this long, as the second call foretells.
-        limit_seconds: what has taken this long is not repeated again, though measured once in any case.
-        rng: of the order.
-        wait: waits until the device has finished; called before each reading of the clock.
-        now: the clock, in seconds.
+    Calls between two readings of the clock take about ``segment_seconds``. A way that has taken ``limit_seconds`` is
+    not repeated again.
     """
-
-    def timed(call: Callable[[], None], calls: int) -> float:
-        wait()
-        start = now()
-        for _ in range(calls):
-            call()
-        wait()
-        return now() - start
-
+    timers = {
+        name: Timer("way()", globals={"way": way}, timer=clock, num_threads=torch.get_num_threads())
+        for name, way in named.items()
+    }
     calls = {}
-    for name, call in named.items():
-        timed(call, 1)  # warm-up
-        once = timed(call, 1)
-        calls[name] = max(1, math.ceil(segment_seconds / once)) if once > 0.0 else 1
+    for name, timer in timers.items():
+        once = timer.timeit(1).median
+        standing_still = once < 1e-8  # torch takes a clock that stands still for one that read 1e-9 s
+        calls[name] = 1 if standing_still else max(1, math.ceil(segment_seconds / once))
     seconds: dict[str, list[float]] = {name: [] for name in named}
-    spent = dict.fromkeys(named, 0.0)
     for _ in range(repeats):
         for name in rng.permutation(list(named)).tolist():
-            if seconds[name] and spent[name] >= limit_seconds:
-                continue
-            elapsed = timed(named[name], calls[name])
-            spent[name] += elapsed
-            seconds[name].append(elapsed / calls[name])
+            if not seconds[name] or calls[name] * sum(seconds[name]) < limit_seconds:
+                seconds[name].append(timers[name].timeit(calls[name]).median)
     return seconds
 
 

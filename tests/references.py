@@ -75,7 +75,7 @@ def digits(folder: Path) -> dict[str, Any]:
 
 def benchmark(folder: Path) -> dict[str, Any]:
     """Compare searches on the shipped tables, few seeds."""
-    bstune(folder, "bstune.bench", "--quick", "--out", "out")
+    bstune(folder, "bstune", "sweep", "search_benchmark", "sweep.experiment.quick=true", "sweep.output=out")
     rows = [json.loads(line) for line in (folder / "out/runs.jsonl").read_text().splitlines()]
     return {
         "runs": sorted([row["key"]["search"], row["key"]["table"], *numbers(row, ("version", "wall"))] for row in rows)
@@ -84,7 +84,7 @@ def benchmark(folder: Path) -> dict[str, Any]:
 
 def survey(folder: Path) -> dict[str, Any]:
     """Survey the hardware for ``digits``; its numbers are measured, so only the keys are compared."""
-    bstune(folder, "bstune.hardware", "+workload=digits", "hardware.seconds=5", "output=out")
+    bstune(folder, "bstune", "survey", "workload=digits", "hardware.seconds=5", "output=out")
     return {"keys": keys(json.loads((folder / "out/hardware.json").read_text()))}
 
 

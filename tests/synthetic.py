@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bstune.core.errors import TableError
 from bstune.trial.replay import Run, Table
 
 CADENCE = 1.05  # ratio of evaluated steps
@@ -29,52 +28,23 @@ class Law:
     delta = log2(lr/lr*(B)) octaves, log S rises by ``left`` or ``right`` times delta^2: an assumption, gentle below and
     steep above. The fastest batch size is sqrt(B_crit overhead/per_example), a stationary point of S*(B) tau(B).
 
-    Args:
-        s_min: fewest steps, at unlimited batch size.
-        b_crit: critical batch size, in examples.
-        lr: the best learning rate at ``batch_size``.
-        batch_size: where ``lr`` is the best.
-        exponent: the best learning rate is lr (B/batch_size)^exponent; 0.5 is the square-root rule, 1 the linear one.
-        left: curvature of log S below the best learning rate, per squared octave.
-        right: the same above it.
-        edge: octaves above the best learning rate from which a run diverges.
-        noise: standard deviation of log S from run to run.
-        overhead: seconds per step that do not depend on the batch size.
-        per_example: seconds per step and example.
-
-    Raises:
-        TableError: for a scale that is not positive and finite, or a curvature, edge or noise that is negative.
     """
 
-    s_min: float = 200.0
+    s_min: float = 200.0  # fewest steps, at unlimited batch size
     b_crit: float = 400.0
-    lr: float = 0.1
+    lr: float = 0.1  # the best learning rate at batch_size
     batch_size: float = 128.0
-    exponent: float = 0.5
-    left: float = 0.12
-    right: float = 0.5
-    edge: float = 3.0
-    noise: float = 0.0
-    overhead: float = 1e-3
-    per_example: float = 5e-6
-
-    def __post_init__(self) -> None:
-        for name in ("s_min", "b_crit", "lr", "batch_size", "overhead", "per_example"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise TableError(f"a synthetic table needs a positive {name}, but got {getattr(self, name)}")
-        for name in ("left", "right", "edge", "noise"):
-            if not getattr(self, name) >= 0:
-                raise TableError(f"a synthetic table needs {name} of at least 0, but got {getattr(self, name)}")
-        if not math.isfinite(self.exponent):
-            raise TableError(f"a synthetic table needs a finite exponent, but got {self.exponent}")
+    exponent: float = 0.5  # the best learning rate is lr (B/batch_size)^exponent
+    left: float = 0.12  # curvature of log S below the best learning rate, per squared octave
+    right: float = 0.5  # the same above it
+    edge: float = 3.0  # octaves above the best learning rate from which a run diverges
+    noise: float = 0.0  # standard deviation of log S from run to run
+    overhead: float = 1e-3  # seconds per step that do not depend on the batch size
+    per_example: float = 5e-6  # seconds per step and example
 
     def best_lr(self, batch_size: float) -> float:
         """Return lr*(B)."""
         return self.lr * float((batch_size / self.batch_size) ** self.exponent)
-
-    def delta(self, batch_size: float, lr: float) -> float:
-        """Return log2(lr/lr*(B)), in octaves."""
-        return math.log2(lr / self.best_lr(batch_size))
 
     def frontier(self, batch_size: float) -> float:
         """Return S*(B), eq. 2.11."""
@@ -82,7 +52,7 @@ class Law:
 
     def steps(self, batch_size: float, lr: float) -> float | None:
         """Return steps to target S(B, lr) without noise; None where the run diverges."""
-        delta = self.delta(batch_size, lr)
+        delta = math.log2(lr / self.best_lr(batch_size))
         if delta >= self.edge:
             return None
         return self.frontier(batch_size) * math.exp((self.left if delta < 0 else self.right) * delta**2)
@@ -104,10 +74,6 @@ class Metric:
     target: float = 0.1
     floor: float = 0.05
     noise: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (0.0 <= self.floor < self.target < self.start and self.noise >= 0.0):
-            raise TableError(f"a metric needs 0 <= floor < target < start and noise of at least 0, but got {self}")
 
     def history(self, steps: Sequence[int], reached_at: int, rng: np.random.Generator) -> tuple[float, ...]:
         """Return the metric at ``steps`` of a run that reaches the target at step ``reached_at``."""
@@ -131,22 +97,8 @@ def synthetic_table(
 ) -> Table:
     """Return a table of runs at all of ``batch_sizes`` x ``lrs`` x ``seeds`` that follow ``law``.
 
-    Args:
-        law: steps and seconds to target, and their noise.
-        batch_sizes: two or more, as in a recorded table.
-        lrs: learning rates.
-        seeds: of the runs of each cell; the noise is a function of batch size, learning rate and seed.
-        metric: what a run's history looks like; ``Target("error", metric.target, "min")`` is reached after S steps.
-        longest: a run that needs more than this many times S*(B) steps is censored there.
-
-    Raises:
-        TableError: for fewer than two batch sizes, or no learning rate or seed.
+    A run that needs more than ``longest`` times S*(B) steps is censored there.
     """
-    if len(set(batch_sizes)) < 2 or not lrs or not seeds:
-        raise TableError(
-            "a synthetic table needs two or more batch sizes, a learning rate and a seed, but got "
-            f"{len(set(batch_sizes))}, {len(lrs)} and {len(seeds)}"
-        )
     return Table(
         tuple(_run(law, metric, longest, size, lr, seed) for size in batch_sizes for lr in lrs for seed in seeds)
     )

@@ -65,54 +65,35 @@ def straight_line(network, x):
     return x @ network.head.weight.T * network.logit_scale
 
 
-@pytest.mark.parametrize("logit_scale", [1 / 9, 1 / 16])
-def test_its_output_and_gradients_are_those_of_the_layers_written_out(logit_scale):
+@pytest.mark.parametrize(("logit_scale", "unit_head"), [(1 / 9, False), (1 / 16, True)])
+def test_its_output_and_gradients_are_those_of_the_layers_written_out(logit_scale, unit_head):
     torch.manual_seed(0)
-    network = airbench(logit_scale=logit_scale)
+    network = airbench(logit_scale=logit_scale, unit_head=unit_head)
+    if unit_head:
+        torch.testing.assert_close(network.head.weight.std(), torch.tensor(1.0))
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))
     x, labels = images(seed=4), torch.arange(6)
-    expected = straight_line(network, x)
-    of_expected = torch.autograd.grad(functional.cross_entropy(expected, labels), list(network.parameters()))
-    output = network(x)
-    of_output = torch.autograd.grad(functional.cross_entropy(output, labels), list(network.parameters()))
+    expected, output = straight_line(network, x), network(x)
+    of_expected, of_output = (
+        torch.autograd.grad(functional.cross_entropy(logits, labels), list(network.parameters()))
+        for logits in (expected, output)
+    )
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
     for mine, its in zip(of_output, of_expected, strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-3, atol=1e-5)
 
 
-def test_it_starts_from_identities_as_far_as_they_go():
-    torch.manual_seed(0)
-    network = airbench()
-    layers = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
-    assert [(layer.in_channels, layer.out_channels) for layer in layers] == [
-        (24, 8),
-        (8, 8),
-        (8, 12),
-        (12, 12),
-        (12, 16),
-        (16, 16),
-    ]
+@pytest.mark.parametrize("identity_init", [True, False])
+def test_it_starts_from_identities_as_far_as_they_go(identity_init):
+    layers = [layer for layer in airbench(identity_init=identity_init).modules() if isinstance(layer, nn.Conv2d)]
+    sizes = [(layer.in_channels, layer.out_channels) for layer in layers]
+    assert sizes == [(24, 8), (8, 8), (8, 12), (12, 12), (12, 16), (16, 16)]
     for layer in layers:
         x = torch.randn(2, layer.in_channels, 5, 5)
         passed = min(layer.in_channels, layer.out_channels)
-        assert torch.equal(layer(x)[:, :passed], x[:, :passed])
-    torch.manual_seed(0)
-    drawn = [layer for layer in airbench(identity_init=False).modules() if isinstance(layer, nn.Conv2d)]
-    for mine, its in zip(layers, drawn, strict=True):
-        assert torch.equal(mine.weight[mine.in_channels :], its.weight[mine.in_channels :])
-        assert not torch.equal(mine.weight, its.weight)
-
-
-def test_the_head_of_the_variant_with_muon():
-    heads = []
-    for unit_head in (False, True):
-        torch.manual_seed(0)
-        heads.append(airbench(unit_head=unit_head).head.weight)
-    plain, unit = heads
-    torch.testing.assert_close(unit.std(), torch.tensor(1.0))
-    torch.testing.assert_close(unit, plain / plain.std())
+        assert torch.equal(layer(x)[:, :passed], x[:, :passed]) == identity_init
 
 
 def test_three_widths_are_asked_for():

@@ -1,14 +1,22 @@
+import copy
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from toolbox import make_protocol, make_spec
 from torch import nn
+from torch.nn import functional as F
 
 from bstune.core.errors import ConfigError
+from bstune.core.records import Target
+from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
+from bstune.trial.loop import Workload, run_trial
 from bstune.workloads import averaging
-from bstune.workloads.averaging import SNAPSHOTS, ExponentialMovingAverage, RunningWeightAverage
+from bstune.workloads.averaging import SNAPSHOTS, ExponentialMovingAverage, Lookahead, RunningWeightAverage
+from bstune.workloads.classifier import Classifier
 
 
 class Weights(LightningModule):
@@ -32,6 +40,10 @@ class Weights(LightningModule):
         return torch.cat([self.narrow.detach().double(), self.wide.detach(), self.statistic.double()])
 
 
+def end_step(callback, module, step):
+    callback.on_train_batch_end(SimpleNamespace(global_step=step), module, None, None, step - 1)
+
+
 def follow(callback, steps):
     """Set random weights at each step; return all of them, and the average and the updates so far after each."""
     module = Weights()
@@ -40,9 +52,11 @@ def follow(callback, steps):
     averages, updates = [], []
     for step in range(1, steps + 1):
         module.set(values[step - 1])
-        callback.on_train_batch_end(SimpleNamespace(global_step=step), module, None, None, step - 1)
+        end_step(callback, module, step)
         averages.append(callback._average_model.module.get())
         updates.append(int(callback._average_model.n_averaged))
+    assert callback._average_model.module.count.dtype == torch.int64  # whole numbers are copied
+    assert int(callback._average_model.module.count) >= 1
     return values, averages, updates
 
 
@@ -56,41 +70,18 @@ def snapshots(fraction, steps):
         taken.append(due)
 
 
-@pytest.mark.parametrize("fraction", [0.05, 0.1, 0.5, 1.0])
-def test_updated_every_step_it_weights_step_s_by_its_share_of_a_power_law(fraction, monkeypatch):
-    monkeypatch.setattr(averaging, "SNAPSHOTS", 10**9)
-    values, averages, updates = follow(RunningWeightAverage(fraction), 60)
-    assert updates == list(range(1, 61))
-    power = 1 / fraction
-    for t in (1, 2, 7, 60):
-        s = torch.arange(1, t + 1, dtype=torch.float64)
-        weights = (s / t) ** power - ((s - 1) / t) ** power  # so that the first s steps weigh (s/t)^(1/fraction)
-        torch.testing.assert_close(averages[t - 1], weights @ values[:t], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("fraction", [0.1, 0.5, 1.0])
-def test_while_a_window_is_short_every_step_is_taken_without_a_patch(fraction):
-    steps = math.floor(SNAPSHOTS / fraction)
-    _, _, updates = follow(RunningWeightAverage(fraction), steps)
-    assert updates == list(range(1, steps + 1))
-
-
-@pytest.mark.parametrize(("fraction", "tolerance"), [(1.0, 1e-12), (0.5, 0.003), (0.1, 0.03)])
-def test_the_weights_are_in_proportion_to_the_stated_power_of_s(fraction, tolerance, monkeypatch):
-    """The weights that the callback gives, read off from unit impulses, against s^(1/fraction - 1)."""
+@pytest.mark.parametrize(("fraction", "tolerance"), [(1.0, 1e-12), (0.5, 0.003), (0.1, 0.03), (0.05, 0.1)])
+def test_updated_every_step_weights_count_by_a_power_law(fraction, tolerance, monkeypatch):
     monkeypatch.setattr(averaging, "SNAPSHOTS", 10**9)
     steps = 200
-    decays = [0.0] + [(t / (t + 1)) ** (1 / fraction) for t in range(1, steps)]
-    given = torch.tensor(
-        [(1 - decays[s]) * math.prod(decays[s + 1 :]) for s in range(steps)],
-        dtype=torch.float64,
-    )
-    stated = torch.arange(1, steps + 1, dtype=torch.float64) ** (1 / fraction - 1)
-    stated /= stated.sum()
-    assert given.sum() == pytest.approx(1.0)
-    assert (given - stated).abs().sum() / 2 < tolerance
-    values, averages, _ = follow(RunningWeightAverage(fraction), steps)
-    torch.testing.assert_close(averages[-1], given @ values, rtol=1e-5, atol=1e-6)
+    values, averages, updates = follow(RunningWeightAverage(fraction), steps)
+    assert updates == list(range(1, steps + 1))
+    for t in (1, 2, 7, 60, steps):
+        s = torch.arange(1, t + 1, dtype=torch.float64)
+        weights = (s / t) ** (1 / fraction) - ((s - 1) / t) ** (1 / fraction)  # the first s steps: (s/t)^(1/fraction)
+        torch.testing.assert_close(averages[t - 1], weights @ values[:t], rtol=1e-5, atol=1e-6)
+    stated = s ** (1 / fraction - 1)
+    assert (weights - stated / stated.sum()).abs().sum() / 2 < tolerance
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 1.0])
@@ -98,28 +89,14 @@ def test_with_snapshots_each_stands_for_the_steps_since_the_one_before(fraction)
     steps = 700
     values, averages, updates = follow(RunningWeightAverage(fraction), steps)
     taken = snapshots(fraction, steps)
-    assert len(taken) < steps
+    assert updates == [sum(s <= t for s in taken) for t in range(1, steps + 1)]
+    short = math.floor(SNAPSHOTS / fraction)  # while the window is short, every step is taken
+    assert updates[:short] == list(range(1, short + 1))
     for t in (10, 163, 400, steps):
-        known = [s for s in taken if s <= t]
-        assert updates[t - 1] == len(known)
-        edges = torch.tensor([0, *known], dtype=torch.float64) / known[-1]
-        weights = (edges ** (1 / fraction)).diff()
-        expected = weights @ values[torch.tensor(known) - 1]
+        so_far = [s for s in taken if s <= t]
+        edges = torch.tensor([0, *so_far], dtype=torch.float64) / so_far[-1]
+        expected = (edges ** (1 / fraction)).diff() @ values[torch.tensor(so_far) - 1]
         torch.testing.assert_close(averages[t - 1], expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("fraction", [0.1, 0.5])
-def test_the_number_of_updates_grows_like_the_logarithm_of_the_steps(fraction):
-    callback = RunningWeightAverage(fraction)
-    counts, updates = {}, 0
-    for step in range(1, 32_001):
-        if callback.should_update(step_idx=step - 1):
-            updates += 1
-            callback._latest_update_step = step
-        counts[step] = updates
-    per_doubling = math.log(2) / math.log(1 + fraction / SNAPSHOTS)
-    for step in (4000, 8000, 16_000):
-        assert counts[2 * step] - counts[step] == pytest.approx(per_doubling, rel=0.1)
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5])
@@ -130,21 +107,12 @@ def test_the_mean_age_is_the_stated_share_of_the_steps(fraction):
     assert mean_age == pytest.approx(fraction / (1 + fraction), rel=0.1)
 
 
-def test_the_end_of_an_epoch_is_no_update():
-    assert not RunningWeightAverage(0.1).should_update(epoch_idx=0)
-
-
 def test_it_goes_on_with_its_next_update():
-    """Lightning saves the average itself; the steps of the updates are the call-back's own."""
+    """Lightning saves the average and the step of its last update."""
 
     def updates(callback, steps):
         callback.setup(None, module, "fit")
-        found = []
-        for step in steps:
-            before = callback._latest_update_step
-            callback.on_train_batch_end(SimpleNamespace(global_step=step), module, None, None, step - 1)
-            found += [step] * (callback._latest_update_step != before)
-        return found
+        return [step for step in steps if end_step(callback, module, step) or callback._latest_update_step == step]
 
     module = Weights()
     whole, first, second = (RunningWeightAverage(1.0) for _ in range(3))
@@ -153,27 +121,6 @@ def test_it_goes_on_with_its_next_update():
     taken = updates(first, range(1, 151))
     second.load_state_dict(first.state_dict())
     assert taken + updates(second, range(151, 201)) == expected
-
-
-def test_whole_numbers_keep_their_type():
-    callback, module = RunningWeightAverage(1.0), Weights()
-    callback.setup(None, module, "fit")
-    for step in (1, 2, 3):
-        module.set(torch.zeros(7))
-        callback.on_train_batch_end(SimpleNamespace(global_step=step), module, None, None, step - 1)
-    average = callback._average_model.module
-    assert average.count.dtype == torch.int64
-    assert 1 <= average.count <= 3
-
-
-@pytest.mark.parametrize("fraction", [0.0, -0.1, 1.01, math.nan])
-def test_refuses_a_fraction_out_of_range(fraction):
-    with pytest.raises(ConfigError) as error:
-        RunningWeightAverage(fraction)
-    assert str(error.value) == f"the fraction of steps that is averaged must lie in (0, 1], but got {fraction}"
-
-
-# Exponential moving averages
 
 
 @pytest.mark.parametrize(("decay", "every"), [(0.99, 5), (0.9, 1), (0.5, 3), (0.0, 4)])
@@ -188,56 +135,28 @@ def test_a_moving_average_weighs_its_updates_by_powers_of_the_decay(decay, every
         torch.testing.assert_close(averages[t - 1], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("decay", "every", "text"),
-    [
-        (1.0, 5, "the decay of a moving average must lie in [0, 1), but got 1.0"),
-        (-0.1, 5, "the decay of a moving average must lie in [0, 1), but got -0.1"),
-        (math.nan, 5, "the decay of a moving average must lie in [0, 1), but got nan"),
-        (0.9, 0, "the steps between updates of an average must be a positive integer, but got 0"),
-        (0.9, 2.0, "the steps between updates of an average must be a positive integer, but got 2.0"),
-        (0.9, True, "the steps between updates of an average must be a positive integer, but got True"),
-    ],
-)
-def test_refuses_a_moving_average(decay, every, text):
-    with pytest.raises(ConfigError) as error:
-        ExponentialMovingAverage(decay, every)
-    assert str(error.value) == text
-
-
-# Both
-
-
 BOTH = [lambda: RunningWeightAverage(0.5), lambda: ExponentialMovingAverage(0.9, 1)]
 
 
 @pytest.mark.parametrize("make", BOTH)
-def test_nothing_waits_for_the_device(make):
-    """Tensors of the device meta have no values: whatever would read one on the host is an error there."""
+def test_an_average_never_waits_for_the_device(make):
+    """On the device meta, to read a value on the host is an error, as it is for the update of torch's own average."""
     callback, module = make(), Weights()
+    assert not callback.should_update(epoch_idx=0)
     callback.setup(None, module, "fit")
     module.to("meta")  # Lightning moves a module only after the call-backs' set-up
     callback.on_fit_start(None, module)
     assert {tensor.device.type for tensor in callback._average_model.module.state_dict().values()} == {"meta"}
     for step in (1, 2, 3):
-        callback.on_train_batch_end(SimpleNamespace(global_step=step), module, None, None, step - 1)
+        end_step(callback, module, step)
     callback.on_validation_epoch_start(None, module)
     callback.on_validation_epoch_end(None, module)
     counter = callback._average_model.n_averaged
     assert (counter.device.type, int(counter)) == ("cpu", 3)
-
-
-def test_torchs_own_update_would_wait():
-    average = torch.optim.swa_utils.AveragedModel(Weights(), device="meta")
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        average.update_parameters(Weights().to("meta"))
-
-
-@pytest.mark.parametrize("make", BOTH)
-def test_a_module_that_is_on_its_device_already_has_its_count_on_the_host(make):
-    callback = make()
-    callback.setup(None, Weights().to("meta"), "fit")
+    callback.setup(None, module, "fit")
     assert callback._average_model.n_averaged.device.type == "cpu"
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.optim.swa_utils.AveragedModel(Weights(), device="meta").update_parameters(module)
 
 
 @pytest.mark.parametrize("make", BOTH)
@@ -253,8 +172,8 @@ def test_an_average_of_half_precision_weights_is_kept_in_float32(make, dtype):
         value = torch.full((7,), 1.0 + 2.0**-7 * (step % 2)).to(dtype)
         module.set(value)
         whole.set(value)
-        for callback_, module_ in ((callback, module), (reference, whole)):
-            callback_.on_train_batch_end(SimpleNamespace(global_step=step), module_, None, None, step - 1)
+        end_step(callback, module, step)
+        end_step(reference, whole, step)
         if step % 7 == 0:  # evaluating it rounds a copy
             callback.on_validation_epoch_start(None, module)
             assert module.narrow.dtype == dtype
@@ -266,3 +185,150 @@ def test_an_average_of_half_precision_weights_is_kept_in_float32(make, dtype):
     assert torch.equal(*averages)
     assert 1.0 < averages[0][0] < 1.0 + 2.0**-7
     assert not torch.equal(averages[0], averages[0].to(dtype).float())
+
+
+# Lookahead
+
+STEPS, LR = 23, 0.1
+NORMALISE = Normalisation(torch.full((1, 1, 1, 1), 1 / 50), torch.full((1, 1, 1, 1), -2.0))
+
+
+def data(n, seed):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (n,), generator=generator)
+    noise = torch.randint(-90, 91, (n, 1, 3, 3), generator=generator)
+    return (100 + 70 * F.one_hot(labels, 9).view(n, 1, 3, 3) + noise).clamp(0, 255).to(torch.uint8), labels
+
+
+def stream(own, micro_batch_size=None):
+    return TrainBatches(
+        *data(50, 0), batch_size=8, micro_batch_size=micro_batch_size, seed=own.seed, normalise=NORMALISE
+    )
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.ReLU(), nn.Linear(16, 3))
+
+
+def sgd(parameters, lr):
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.8, nesterov=True)
+
+
+def by_hand(model, every, decay, power, own):
+    """Train a copy in a plain loop with cifar10-airbench's rule, on dictionaries of weights."""
+    model = copy.deepcopy(model)
+    optimizer = sgd(model.parameters(), LR)
+    slow = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def update(d):
+        for name, fast in model.state_dict().items():
+            if fast.is_floating_point():
+                slow[name] = slow[name] + (1 - d) * (fast - slow[name])
+                fast.copy_(slow[name])
+
+    for t, (x, y) in zip(range(1, STEPS + 1), stream(own), strict=False):
+        model.train()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if t % every == 0:
+            update(decay * (t / STEPS) ** power)
+        if t == STEPS:
+            update(1.0)
+    return model
+
+
+def trial(callbacks, model, micro_batch_size=None, average=None):
+    own = make_spec(batch_size=8, lr=LR, seed=4)
+    protocol = make_protocol(
+        STEPS, target=Target("val/loss", 0.0, "min"), micro_batch_size=micro_batch_size, divergence=9.0
+    )
+    module = Classifier(copy.deepcopy(model), nn.CrossEntropyLoss(), sgd, LR, average=average, callbacks=callbacks)
+    evaluated = EvalBatches(*data(20, 1), batch_size=8, normalise=NORMALISE)
+    batches = partial(stream, micro_batch_size=micro_batch_size)
+    record = run_trial(Workload(lambda own: module, batches, evaluated, 20), own, protocol)
+    assert (record.status, record.steps) == ("censored", STEPS)
+    return own, module.model
+
+
+@pytest.mark.parametrize(
+    ("every", "decay", "power"), [(5, 0.95**5, 3), (1, 0.5, 1), (4, 0.9, 0), (STEPS, 0.3, 2), (100, 0.5, 1)]
+)
+def test_a_trial_with_lookahead_is_the_plain_loop_of_the_source(every, decay, power):
+    model = network()
+    own, trained = trial([Lookahead(STEPS, every, decay, power)], model)
+    expected = by_hand(model, every, decay, power, own).state_dict()
+    for name, value in trained.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+    _, plain = trial([], model)
+    assert not torch.allclose(plain[0].weight, trained[0].weight, rtol=1e-3)
+    assert not torch.allclose(plain[1].running_mean, trained[1].running_mean, rtol=1e-3)
+    assert trained[1].num_batches_tracked == STEPS
+    if every > STEPS:  # the last step alone takes all others out again
+        assert torch.equal(trained[0].weight, model[0].weight)
+
+
+def test_micro_batches_are_one_step():
+    """Without batch normalisation, whose statistics are those of micro-batches, they change nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, 3))
+    (_, whole), (_, parts) = (trial([Lookahead(STEPS, 5, 0.9, 1)], model, size) for size in (None, 3))
+    torch.testing.assert_close(whole[1].weight, parts[1].weight)
+
+
+def test_an_average_is_taken_of_the_weights_that_lookahead_leaves():
+    model = network()
+    _, alone = trial([Lookahead(STEPS, 2, 0.9, 0.0)], model)
+    _, averaged = trial([Lookahead(STEPS, 2, 0.9, 0.0)], model, average=ExponentialMovingAverage(0.0, 1))
+    assert torch.equal(alone[0].weight, averaged[0].weight)
+
+
+def test_lookahead_never_waits_for_the_device():
+    callback, module = Lookahead(10, 2, 0.5, 1.0), Weights()
+    callback.setup(None, module, "fit")
+    module.to("meta")
+    callback.on_fit_start(None, module)
+    for step in range(1, 11):
+        end_step(callback, module, step)
+    assert {slow.device.type for slow in callback._slow} == {"meta"}
+
+
+@pytest.mark.parametrize(("decay", "step", "expected"), [(0.5, 1, 0.5), (1.0, 40, 0.0)])
+def test_lookahead_keeps_type_and_place_and_does_not_extrapolate(decay, step, expected):
+    callback, module = Lookahead(10, 1, decay, 0.0), Weights()
+    module.half()
+    callback.setup(None, module, "fit")
+    callback.on_fit_start(None, module)
+    place = module.narrow.data_ptr()
+    module.narrow.data.fill_(1.0)
+    end_step(callback, module, step)  # 40 is past the ten steps
+    assert module.narrow.data_ptr() == place
+    assert callback._slow[0].dtype == module.narrow.dtype == torch.float16
+    assert module.narrow.tolist() == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "text"),
+    [
+        (RunningWeightAverage, (0.0,), "the fraction of steps that is averaged must lie in (0, 1], but got 0.0"),
+        (RunningWeightAverage, (1.01,), "the fraction of steps that is averaged must lie in (0, 1], but got 1.01"),
+        (RunningWeightAverage, (math.nan,), "the fraction of steps that is averaged must lie in (0, 1], but got nan"),
+        (ExponentialMovingAverage, (1.0, 5), "the decay of a moving average must lie in [0, 1), but got 1.0"),
+        (ExponentialMovingAverage, (math.nan, 5), "the decay of a moving average must lie in [0, 1), but got nan"),
+        (
+            ExponentialMovingAverage,
+            (0.9, 2.0),
+            "the steps between updates of an average must be a positive integer, but got 2.0",
+        ),
+        (Lookahead, (0, 5, 0.5, 3), "lookahead needs at least one step, but got 0"),
+        (Lookahead, (9, 0, 0.5, 3), "the steps between updates of lookahead must be a positive integer, but got 0"),
+        (Lookahead, (9, 5, 1.1, 3), "the decay of lookahead must lie in [0, 1], but got 1.1"),
+        (Lookahead, (9, 5, math.nan, 3), "the decay of lookahead must lie in [0, 1], but got nan"),
+        (Lookahead, (9, 5, 0.5, -1), "the power of lookahead must be at least 0, but got -1"),
+    ],
+)
+def test_refuses(make, arguments, text):
+    with pytest.raises(ConfigError) as error:
+        make(*arguments)
+    assert str(error.value) == text

@@ -44,19 +44,16 @@ def random_images(n=20, channels=3, height=8, width=6, device="cpu"):
     return images.to(device), torch.arange(n, device=device)
 
 
-def train_batches(batch_size=6, micro_batch_size=None, seed=0, augment=None, device="cpu", alternating_flip=False):
-    return TrainBatches(
-        *random_images(device=device),
-        batch_size=batch_size,
-        micro_batch_size=micro_batch_size,
-        seed=seed,
-        normalise=normalisation(device=device),
-        augment=augment,
-        alternating_flip=alternating_flip,
-    )
+def train_batches(batch_size=6, micro_batch_size=None, seed=0, device="cpu", **options):
+    sizes = {"batch_size": batch_size, "micro_batch_size": micro_batch_size}
+    normalise = normalisation(device=device)
+    return TrainBatches(*random_images(device=device), **sizes, seed=seed, normalise=normalise, **options)
 
 
-@pytest.mark.parametrize(("n", "batch_size"), [(10, 1), (10, 3), (10, 5), (10, 9), (10, 10), (1, 1)])
+SIZES = [(10, 1), (10, 3), (10, 10), (1, 1)]
+
+
+@pytest.mark.parametrize(("n", "batch_size"), SIZES)
 def test_indices_are_shuffled_epochs_cut_into_equal_batches(n, batch_size):
     batches = list(islice(endless_indices(n, batch_size, generator()), 3 * n))
     assert {batch.shape for batch in batches} == {(batch_size,)}
@@ -74,18 +71,11 @@ def test_order_does_not_depend_on_the_batch_size():
     assert torch.equal(streams[0], streams[2])
 
 
-def test_order_is_a_function_of_the_seed():
-    first, again, other = (next(endless_indices(100, 50, generator(seed))) for seed in (7, 7, 8))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
 @pytest.mark.parametrize(
     ("batch_size", "text"),
     [
         (70000, r"batch size 70000 is larger than the data set \(55000 examples\)"),
         (0, "batch size must be a positive integer, but got 0"),
-        (-3, "batch size must be a positive integer, but got -3"),
         (32.0, "batch size must be a positive integer, but got 32.0"),
         (True, "batch size must be a positive integer, but got True"),
     ],
@@ -101,20 +91,12 @@ def test_batch_size_is_checked_at_once(batch_size, text):
         (8, None, (8,)),
         (8, 8, (8,)),
         (8, 100, (8,)),
-        (8, 4, (4, 4)),
         (8, 3, (3, 3, 2)),
         (3, 1, (1, 1, 1)),
-        (1, 1, (1,)),
     ],
 )
 def test_micro_batch_sizes(batch_size, micro_batch_size, sizes):
     assert micro_batch_sizes(batch_size, micro_batch_size) == sizes
-
-
-@pytest.mark.parametrize(("batch_size", "micro_batch_size", "name"), [(0, 2, "batch"), (4, 0, "micro-batch")])
-def test_micro_batch_sizes_refuses(batch_size, micro_batch_size, name):
-    with pytest.raises(ConfigError, match=f"^{name} size must be a positive integer, but got 0"):
-        micro_batch_sizes(batch_size, micro_batch_size)
 
 
 def test_seeded_generators_differ_from_each_other_and_from_the_next_seed():
@@ -178,11 +160,6 @@ def test_train_batches_have_no_length_and_go_on_at_a_whole_batch():
     assert torch.equal(torch.cat([y for _, y in islice(batches, 2)]), reference[2])
 
 
-def test_train_batches_refuse_a_batch_larger_than_the_data():
-    with pytest.raises(ConfigError, match=r"batch size 21 is larger than the data set \(20 examples\)"):
-        train_batches(21)
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_normalisation_leaves_the_images_alone(dtype):
     images = random_images()[0].to(dtype)
@@ -202,11 +179,6 @@ def test_eval_batches_are_all_examples_in_order(n, batch_size, sizes):
         if n:
             assert torch.equal(torch.cat([y for _, y in pairs]), labels)
             assert torch.equal(torch.cat([x for x, _ in pairs]), normalisation()(images))
-
-
-def test_eval_batch_size_is_checked():
-    with pytest.raises(ConfigError, match="evaluation batch size must be a positive integer, but got 0"):
-        EvalBatches(*random_images(), batch_size=0, normalise=normalisation())
 
 
 def naive_crop_flip(images, top, left, mirror, padding):
@@ -242,10 +214,21 @@ def test_random_crop_flip_draws_every_place_equally_often():
     assert torch.equal(result, random_crop_flip(ramp, generator(), padding=2))
 
 
-@pytest.mark.parametrize("padding", [-1, 6, 7])
-def test_random_crop_flip_refuses(padding):
-    with pytest.raises(ConfigError, match=f"below the image's 8x6 pixels, but got {padding}"):
-        random_crop_flip(random_images()[0], generator(), padding=padding)
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"padding": -1}, "below the image's 8x6 pixels, but got -1"),
+        ({"padding": 6}, "below the image's 8x6 pixels, but got 6"),
+        (
+            {"padding": 0, "cutout": 7},
+            r"augment\.cutout must be at least 0 and at most the image's 8x6 pixels, but got 7",
+        ),
+        ({"padding": 0, "cutout": 3}, r"augment\.cutout=3 needs the mean of the pixels"),
+    ],
+)
+def test_random_crop_flip_refuses(options, text):
+    with pytest.raises(ConfigError, match=text):
+        random_crop_flip(random_images()[0], generator(), **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
@@ -294,18 +277,6 @@ def test_what_is_cut_out_is_the_mean_once_it_is_normalised():
     torch.testing.assert_close(norm(norm.mean.expand(1, 3, 8, 6)), torch.zeros(1, 3, 8, 6))
 
 
-@pytest.mark.parametrize("cutout", [-1, 7])
-def test_random_crop_flip_refuses_a_square(cutout):
-    text = f"augment.cutout must be at least 0 and at most the image's 8x6 pixels, but got {cutout}"
-    with pytest.raises(ConfigError, match=text):
-        random_crop_flip(random_images()[0], generator(), padding=0, cutout=cutout)
-
-
-def test_random_crop_flip_refuses_a_square_without_a_mean():
-    with pytest.raises(ConfigError, match=r"augment\.cutout=3 needs the mean of the pixels"):
-        random_crop_flip(random_images()[0], generator(), padding=0, cutout=3)
-
-
 # Alternating flip
 
 ARROWS = torch.zeros(101, 1, 4, 4, dtype=torch.uint8)
@@ -313,16 +284,9 @@ ARROWS[:, :, :, 0] = 200  # bright on the left, unless it is mirrored
 
 
 def arrows(batch_size, micro_batch_size=None, seed=0, alternating=True, augment=None):
-    return TrainBatches(
-        ARROWS,
-        torch.arange(101),
-        batch_size=batch_size,
-        micro_batch_size=micro_batch_size,
-        seed=seed,
-        normalise=Normalisation(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)),
-        augment=augment,
-        alternating_flip=alternating,
-    )
+    options = {"batch_size": batch_size, "micro_batch_size": micro_batch_size, "seed": seed, "augment": augment}
+    identity = Normalisation(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
+    return TrainBatches(ARROWS, torch.arange(101), **options, normalise=identity, alternating_flip=alternating)
 
 
 def mirrored(batches, epochs):
@@ -372,12 +336,8 @@ def only_noise(images, generator):
 
 
 def test_an_augmentation_that_cannot_be_told_is_refused():
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=r"needs an augmentation with an argument mirror, .* but got only_noise: set"):
         arrows(50, augment=only_noise)
-    assert str(error.value) == (
-        "data.alternating_flip needs an augmentation with an argument mirror, such as "
-        "bstune.workloads.images.random_crop_flip, but got only_noise: set data.alternating_flip to false"
-    )
     arrows(50, alternating=False, augment=only_noise)
 
 
@@ -452,16 +412,11 @@ def test_rebatch_refuses(source, text):
         rebatch(source, 1, None, seed=0)
 
 
-def test_rebatch_checks_the_batch_size():
-    with pytest.raises(ConfigError, match=r"batch size 11 is larger than the data set \(10 examples\)"):
-        rebatch(loader(), 11, None, seed=0)
-
-
 # Places in a stream
 
 
-@pytest.mark.parametrize("first", [0, 1, 2, 3, 5, 6, 10, 11, 100])
-@pytest.mark.parametrize(("n", "batch_size"), [(10, 1), (10, 3), (10, 5), (10, 9), (10, 10), (1, 1)])
+@pytest.mark.parametrize("first", [0, 1, 3, 10, 11, 100])
+@pytest.mark.parametrize(("n", "batch_size"), SIZES)
 def test_indices_from_a_later_batch_on_are_those_of_the_whole_stream(n, batch_size, first):
     whole = list(islice(endless_indices(n, batch_size, generator()), first + 25))
     later = list(islice(endless_indices(n, batch_size, generator(), first), 25))
@@ -472,11 +427,13 @@ def pairs(batches, count):
     return [torch.cat([x.flatten(), y.flatten()]) for x, y in islice(batches, count)]
 
 
-@pytest.mark.parametrize("ahead", [0, 1])  # batches that Lightning has fetched and not trained on
-@pytest.mark.parametrize("augment", [None, partial(random_crop_flip, padding=2, cutout=3)], ids=["plain", "augmented"])
-@pytest.mark.parametrize("alternating", [False, True])
-@pytest.mark.parametrize("micro_batch_size", [None, 4])
-@pytest.mark.parametrize("done", [0, 1, 2, 9])
+AUGMENT = partial(random_crop_flip, padding=2, cutout=3)
+
+
+@pytest.mark.parametrize(
+    ("done", "micro_batch_size", "alternating", "augment", "ahead"),  # batches fetched and not trained on
+    [(0, None, False, AUGMENT, 1), (1, 4, True, AUGMENT, 1), (9, None, True, None, 1), (9, 4, True, AUGMENT, 0)],
+)
 def test_train_batches_go_on_from_a_place(done, micro_batch_size, alternating, augment, ahead):
     def fresh():
         return train_batches(6, micro_batch_size, augment=augment, alternating_flip=alternating)

@@ -1,18 +1,24 @@
-import json
 import math
-import subprocess
-import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 from scipy.stats import norm
+from toolbox import make_result
 
 from bstune.core import curve
-from bstune.core.curve import CurveError, FrontierPoint, fit_curve, frontier_points, log_slope, predict_steps, regime
-from bstune.core.records import TrialResult
+from bstune.core.curve import (
+    CurveError,
+    FrontierPoint,
+    fit_curve,
+    frontier_points,
+    log_slope,
+    predict_steps,
+    read_points,
+    regime,
+)
 
 S_MIN, B_CRIT = 100.0, 1000.0
 NINE = B_CRIT * 2.0 ** np.arange(-5, 4)  # B_crit/32 to 8 B_crit
@@ -29,25 +35,8 @@ def true_points(batch_sizes, s_min=S_MIN, b_crit=B_CRIT):
 
 
 def trial(number, batch_size, steps, status="reached", steps_low=None):
-    return TrialResult(
-        number=number,
-        trial_index=number,
-        batch_size=batch_size,
-        lr=0.1,
-        delta=None,
-        seed=0,
-        status=status,
-        steps=steps,
-        steps_low=steps - 1 if steps_low is None else steps_low,
-        examples=steps * batch_size,
-        train_seconds=1.0,
-        eval_seconds=1.0,
-        startup_seconds=1.0,
-        wall_seconds=3.0,
-        seconds_per_step=0.1,
-        device="cpu",
-        versions={},
-    )
+    low = steps - 1 if steps_low is None else steps_low
+    return make_result(number=number, batch_size=batch_size, steps=steps, status=status, steps_low=low)
 
 
 FRONTIER = {
@@ -113,13 +102,6 @@ def test_noiseless_points_return_the_parameters(batch_sizes, s_min, b_crit):
     assert fit_curve(points) == fit
 
 
-def test_published_points_of_an_85m_language_model():
-    fit = fit_curve([point(B, S) for B, S in ZHANG.items()])
-    assert 2000 < fit.b_crit < 2500
-    assert 1700 < fit.b_crit_low < 2000
-    assert 2500 < fit.b_crit_high < 2800
-
-
 def reference_deviance(points, b_crit=None):
     """The least deviance, written again from the model with scipy's densities and minimiser; b_crit free if None."""
 
@@ -162,22 +144,18 @@ def test_the_ends_are_where_a_reference_likelihood_falls_by_the_stated_amount(ce
         assert reference_deviance(points, end) - least == pytest.approx(n * math.log(1 + t**2 / (n - 2)), abs=0.02)
 
 
-def test_scaling_batch_sizes_and_steps_scales_the_fit():
+def test_published_points_of_an_85m_language_model_whose_scale_scales_the_fit():
     points = [point(B, S) for B, S in ZHANG.items()] + [point(32, 60000, True)]
     fit = fit_curve(points)
+    assert 2000 < fit.b_crit < 2500
+    assert 1700 < fit.b_crit_low < 2000
+    assert 2500 < fit.b_crit_high < 2800
+    wider = fit_curve(points, 0.99)
+    assert wider.b_crit_low < fit.b_crit_low < fit.b_crit_high < wider.b_crit_high
     scaled = fit_curve([replace(p, batch_size=p.batch_size * 37.0, steps=p.steps * 0.01) for p in points])
     for name, factor in {"b_crit": 37, "b_crit_low": 37, "b_crit_high": 37, "s_min": 0.01, "e_min": 0.37}.items():
         assert getattr(scaled, name) == pytest.approx(getattr(fit, name) * factor, rel=1e-6), name
     assert scaled.noise == pytest.approx(fit.noise, rel=1e-6)
-
-
-def test_a_wider_level_gives_a_wider_interval():
-    fits = [fit_curve([point(B, S) for B, S in ZHANG.items()], level) for level in (0.5, 0.9, 0.99)]
-    lows, highs = [fit.b_crit_low for fit in fits], [fit.b_crit_high for fit in fits]
-    assert lows == sorted(lows, reverse=True)
-    assert highs == sorted(highs)
-    assert len({fit.b_crit for fit in fits}) <= 3
-    assert fits[0].b_crit == pytest.approx(fits[2].b_crit, rel=2e-3)
 
 
 def test_one_bad_point_moves_the_fit_little():
@@ -394,36 +372,17 @@ GOOD_FILES = {
 
 
 @pytest.mark.parametrize(("text", "points", "censored"), GOOD_FILES.values(), ids=GOOD_FILES.keys())
-def test_command_line_prints_the_fit_as_json(tmp_path, capsys, text, points, censored):
+def test_points_are_read_from_a_file(tmp_path, text, points, censored):
     path = tmp_path / "points.csv"
     path.write_bytes(text.encode())
-    assert curve.main([str(path)]) == 0
-    captured = capsys.readouterr()
-    printed = json.loads(captured.out)
-    keys = ["s_min", "b_crit", "b_crit_low", "b_crit_high", "e_min"]
-    keys += ["perfect_scaling_below", "maximal_data_parallelism_above"]
-    assert all(printed[key] > 0 for key in keys)
-    assert len(printed["points"]) == points
-    assert sum(p["censored"] for p in printed["points"]) == censored
-    assert captured.err == ""
-    fit = fit_curve(curve.read_points(path))
-    assert printed == json.loads(json.dumps(asdict(fit)))
-
-
-def test_command_line_prints_null_for_an_open_end(tmp_path, capsys):
-    path = tmp_path / "points.csv"
-    path.write_text("batch_size,steps\n1,3200\n2,1600\n4,800\n8,400\n")
-    assert curve.main([str(path)]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["b_crit_high"] is None
-    assert printed["note"].endswith("run batch sizes above 8")
+    found = read_points(path)
+    assert (len(found), sum(p.censored for p in found)) == (points, censored)
+    assert fit_curve(found).b_crit > 0
 
 
 HEAD = "batch_size,steps\n"
 BAD_FILES = {
     "empty": ("", "line 1: needs the columns batch_size and steps"),
-    "header only": (HEAD, TOO_FEW),
-    "too few": (HEAD + "1,2\n3,4\n", "got 2 at 2"),
     "missing column": ("batch,steps\n1,2\n", "got 'batch,steps'"),
     "no header": (ROWS, "got '64,46000'"),
     "repeated column": ("batch_size,steps,steps\n1,2,3\n", "each once, but got 'batch_size,steps,steps'"),
@@ -444,24 +403,9 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize(("content", "message"), BAD_FILES.values(), ids=BAD_FILES.keys())
-def test_command_line_refuses_bad_input_in_one_line(tmp_path, capsys, content, message):
+def test_files_that_cannot_be_read_are_refused(tmp_path, content, message):
     path = tmp_path / "points.csv"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert curve.main([str(path)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("error: ")
-    assert captured.err.count("\n") == 1
     with pytest.raises(CurveError, match=message):
-        fit_curve(curve.read_points(path))
-
-
-def test_a_directory_is_refused(tmp_path, capsys):
-    assert curve.main([str(tmp_path)]) == 2
-    assert "Is a directory" in capsys.readouterr().err
-
-
-def test_import_loads_neither_torch_nor_lightning():
-    code = "import sys, bstune.core.curve; print(sorted({'torch', 'lightning', 'matplotlib', 'mlflow'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+        read_points(path)

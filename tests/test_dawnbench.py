@@ -1,6 +1,7 @@
-"""The sweep dawnbench: its rungs on top of one another, its trials, its statistics and its sentence."""
+"""The sweep dawnbench: its rungs on top of one another, its trials, its rows and its sentence."""
 
 import functools
+import io
 import json
 import math
 import re
@@ -11,14 +12,12 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
-from scipy import stats
 
 from bstune.config import check_settings, flatten
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialSpec
-from bstune.sweeps import harness as sweep_command
-from bstune.sweeps.dawnbench import Rung, Step, accuracy, applied, climb, make_rows, seconds
-from bstune.sweeps.dawnbench_report import Difference, compare, sentence, shown
+from bstune.sweeps.dawnbench import BuiltRung, Rung, accuracy, applied, climb, make_rows, seconds
+from bstune.sweeps.dawnbench_report import sentence, shown
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import load_data
@@ -67,7 +66,7 @@ def checked(tmp_path, monkeypatch):
 
 
 def run(sweep, **arguments):
-    console = Console(record=True, width=200, file=open("/dev/null", "w"))
+    console = Console(record=True, width=200, file=io.StringIO())
     finding = sweep.experiment.func(sweep.config, console, **sweep.parameters, **arguments)
     return finding, console.export_text()
 
@@ -85,8 +84,8 @@ def trained(checked):
             changes = {"seed": spec.seed, "status": "censored", "steps": steps, "seconds_per_step": 0.01}
             return make_result(**changes, batch_size=spec.batch_size, lr=spec.lr, history=((steps, errors(spec)),))
 
-        finding, told = run(checked(*options, **settings), trainer=trainer)
-        return seen, finding, told
+        finding, printed = run(checked(*options, **settings), trainer=trainer)
+        return seen, finding, printed
 
     return go
 
@@ -101,11 +100,8 @@ def test_each_rung_trains_once_a_seed_for_its_own_epochs(make_result, trained):
     assert asked == Counter(
         {(seed, *rest): 1 for seed in (3, 5) for rest in ((100, 0.4, 12), (100, 0.4, 24), (50, 0.1, 24))}
     )
-    assert [(row["rung"], row["epochs"], row["steps"]) for row in finding.rows] == [
-        ("start", 1.0, 12),
-        ("smoothing", 2.0, 24),
-        ("momentum", 1.0, 24),
-    ]
+    rows = [(row["rung"], row["epochs"], row["steps"]) for row in finding.rows]
+    assert rows == [("start", 1.0, 12), ("smoothing", 2.0, 24), ("momentum", 1.0, 24)]
     assert [spec.number for _, spec, _ in seen] == list(range(6))
     assert {protocol.trainer["num_sanity_val_steps"] for *_, protocol in seen} == {0}
     assert finding.n == 2
@@ -124,12 +120,12 @@ def test_the_order_is_shuffled_anew_for_each_seed(make_result, trained):
 
 
 def test_a_trial_is_evaluated_at_its_end_alone_and_its_schedule_ends_there(checked):
-    finding, told = run(checked("sweep.experiment.seeds=[3]"))
+    finding, printed = run(checked("sweep.experiment.seeds=[3]"))
     for row, steps in zip(finding.rows, (12, 24, 24), strict=True):
         (trial,) = row["trials"]
         assert (trial["status"], row["steps"], row["n"]) == ("censored", steps, 1)
         assert 0.05 < trial["accuracy"] <= 1.0
-        assert f"{row['rung']}, seed 3: accuracy {trial['accuracy']:.4f}, censored" in told
+        assert f"{row['rung']}, seed 3: accuracy {trial['accuracy']:.4f}, censored" in printed
     sweep = checked()
     steps, _ = climb(sweep.config, sweep.parameters["rungs"], sweep.parameters["reduced"], NEVER)
     evaluations = []
@@ -143,6 +139,7 @@ def test_a_trial_is_evaluated_at_its_end_alone_and_its_schedule_ends_there(check
     assert evaluations == [[12], [24], [24]]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_accuracy(checked):
     first, second = (run(checked("sweep.experiment.seeds=[7]"))[0] for _ in range(2))
     accuracies = [[row["measured"]["accuracy"] for row in finding.rows] for finding in (first, second)]
@@ -205,16 +202,12 @@ def test_settings_replace_what_stood_there():
         ({"workload.module.nope": 1}, "the config has no option workload.module.nope; an argument that is not there"),
         ({"workload.module.loss.label_smoothing": 0.1}, "is added by +workload.module.loss.label_smoothing"),
         ({"nope": 1}, "the config has no option nope"),
-        ({"nope.deeper": 1}, "the config has no option nope.deeper"),
         ({"+nope.deeper": 1}, "the config has no option nope.deeper"),
         ({"workload.module.loss.a.b": 1}, "the config has no option workload.module.loss.a.b"),
-        ({"seed.a": 1}, "the config has no option seed.a"),
-        ({"+nope": 1}, "the config has no option nope"),
-        ({"+protocol.nope": 1}, "the config has no option protocol.nope"),
-        ({"protocol.nope": 1}, "the config has no option protocol.nope"),
-        ({"workload.precision": None}, "workload.precision: field 'workload.precision' is not Optional"),
-        ({"protocol.warmup_steps": "few"}, "protocol.warmup_steps: Value 'few' of type 'str'"),
-        ({"workload.module.lr": "%{trial.nope}"}, "Interpolation key 'trial.nope' not found"),
+        ({"+protocol.nope": 1}, "unknown option protocol.nope"),
+        ({"workload.precision": None}, "workload.precision"),
+        ({"protocol.warmup_steps": "few"}, "protocol.warmup_steps"),
+        ({"workload.module.lr": "%{trial.nope}"}, "trial.nope"),
         ({"workload.module.lr": "%{trial"}, "workload.module.lr"),
     ],
 )
@@ -226,9 +219,11 @@ def test_settings_that_cannot_be_are_named(settings, message):
 
 def test_a_rung_that_the_device_cannot_run_is_left_out_and_said(make_result, trained):
     half = rung("half", {"precision": "16-mixed", "workload.module.optimizer.momentum": 0.9}, lr=0.3)
-    seen, finding, told = trained(make_result, rungs=[*LADDER[:2], half, rung("last", {}, lr=0.2)])
+    seen, finding, printed = trained(make_result, rungs=[*LADDER[:2], half, rung("last", {}, lr=0.2)])
     assert [row["rung"] for row in finding.rows] == ["start", "smoothing", "last"]
-    assert "half is left out, and the rungs after it go on without it: precision=16-mixed needs a CUDA device" in told
+    assert (
+        "half is left out, and the rungs after it go on without it: precision=16-mixed needs a CUDA device" in printed
+    )
     assert finding.sentence.endswith("; left out on this device: half.")
     (workload, spec, _) = next(entry for entry in seen if entry[1].lr == 0.2)
     assert workload.build_module(spec).configure_optimizers()["optimizer"].defaults["momentum"] == 0.0
@@ -281,10 +276,10 @@ def shipped(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_every_rung_of_the_reduced_ladder_trains(shipped):
     small = [f"sweep.experiment.reduced.{option}" for option in ("enabled=true", "steps=2", "batch_size=64")]
-    finding, told = run(shipped(*small, "sweep.experiment.seeds=[0]"))
+    finding, printed = run(shipped(*small, "sweep.experiment.seeds=[0]"))
     assert len(finding.rows) == 16
     assert [row["steps"] for row in finding.rows] == [2] * 16
-    assert [row["n"] for row in finding.rows] == [1] * 16, told
+    assert [row["n"] for row in finding.rows] == [1] * 16, printed
     assert finding.sentence.endswith("; left out on this device: half-precision weights and compiled.")
 
 
@@ -359,35 +354,13 @@ def test_accuracy_and_seconds_at_the_end(make_result, changes, value):
     assert seconds(replace(own, seconds_per_step=None)) is None
 
 
-def test_differences_are_students_over_pairs():
-    rng = np.random.default_rng(0)
-    a, b = rng.uniform(0.6, 0.8, 6), rng.uniform(0.6, 0.8, 6)
-    found = compare(dict(enumerate(a)), dict(reversed(list(enumerate(b)))))  # by seed, whatever the order
-    reference = stats.ttest_rel(b, a)
-    interval = reference.confidence_interval(0.95)
-    assert found.pairs == 6
-    assert found.mean == pytest.approx((b - a).mean())
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
-    assert found.p == pytest.approx(reference.pvalue)
-
-
-def test_differences_of_few_or_equal_pairs():
-    assert compare({0: 0.5}, {0: 0.75}) == Difference(1, 0.25, None, None, None)
-    same = {0: 0.25, 1: 0.375, 2: 0.5}
-    assert compare(same, same) == Difference(3, 0.0, 0.0, 0.0, 1.0)
-    assert compare(same, {0: 0.375, 1: 0.5, 2: 0.625}) == Difference(3, 0.125, 0.125, 0.125, 0.0)
-    lost = {**same, 1: None}
-    assert compare(same, lost).pairs == compare(lost, same).pairs == 2
-    assert compare({}, {}) == Difference(0, None, None, None, None)
-
-
 def step(name, seconds_=None, accuracy_=None):
     own = Rung(name, seconds_, accuracy_, 1.0, 50, 0.1, {})
 
     class Sized:
         train_examples = 1000
 
-    return Step(own, Sized(), None, 10, 50, 0.1)
+    return BuiltRung(own, Sized(), None, 10, 50, 0.1)
 
 
 def test_rows(make_result):
@@ -454,8 +427,8 @@ def line(name, mean, change=None, p=None, at_level=0.0, lost=0):
             5,
             [],
             "From a to d accuracy goes from 50.00% to 50.00%: b (+3.00, +2.00 to +4.00) helps beyond the noise; c"
-            " (-3.00, -4.00 to -2.00) hurts; 1 of 3 cannot be told from the rung before (points of accuracy with 95%"
-            " intervals, paired by seed, n = 5 seeds, p corrected for 3 comparisons).",
+            " (-3.00, -4.00 to -2.00) hurts; 1 of 3 do not differ significantly from the rung before (points of"
+            " accuracy with 95% intervals, paired by seed, n = 5 seeds, p corrected for 3 comparisons).",
         ),
         (
             [line("a", 0.5), line("b", 0.53, 0.03, 0.04), line("c", 0.95, 0.42, 0.01, at_level=0.6, lost=1)],
@@ -478,7 +451,7 @@ def line(name, mean, change=None, p=None, at_level=0.0, lost=0):
             [line("a", 0.5), line("b", 0.53)],
             1,
             [],
-            "From a to b accuracy goes from 50.00% to 53.00% (n = 1 seed: too few to tell noise).",
+            "From a to b accuracy goes from 50.00% to 53.00% (n = 1 seed: too few for a test).",
         ),
         ([line("a", None)], 2, [], "No trial of any rung got to its end (n = 2 seeds)."),
     ],
@@ -487,24 +460,23 @@ def test_the_sentence_is_computed(rows, n, left_out, text):
     assert sentence(rows, 0.94, n, left_out) == text
 
 
-def test_a_ladder_that_diverges_is_drawn_and_said(make_result, checked, tmp_path):
+def test_a_ladder_that_diverges_is_drawn_and_named(make_result, checked):
     def trainer(workload, spec, protocol):
         return make_result(seed=spec.seed, status="diverged", history=((3, None),), seconds_per_step=None)
 
     finding, _ = run(checked(), trainer=trainer)
     assert finding.sentence == "No trial of any rung got to its end (n = 2 seeds)."
     assert finding.rows[0]["trials"][0]["accuracy"] is None
-    finding.draw(tmp_path / "figure")
+    write(checked(), finding, ())
 
 
 def test_the_files_are_written(make_result, trained, checked):
     _, finding, _ = trained(make_result, errors=lambda spec: 0.1 + 0.001 * spec.number)
     sweep = checked()
     write(sweep, finding, ())
-    result = json.loads(sweep.output.result.read_text(), parse_constant=pytest.fail)
+    result = json.loads(sweep.result.read_text(), parse_constant=pytest.fail)
     assert [row["rung"] for row in result["rows"]] == ["start", "smoothing", "momentum"]
     assert result["parameters"]["rungs"][0]["set"]["workload.module.average"] is None
-    assert sweep.output.figure.read_bytes().startswith(b"\x89PNG")
 
 
 # Bad input
@@ -513,20 +485,13 @@ def test_the_files_are_written(make_result, trained, checked):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (
-            "sweep.experiment.seeds=[]",
-            "this sweep needs rungs, and seeds from 0, each once, but got 3 rungs and seeds []",
-        ),
-        ("sweep.experiment.seeds=[-1]", "but got 3 rungs and seeds [-1]"),
+        ("sweep.experiment.seeds=[]", "needs rungs, and seeds from 0, each once, but got 3 rungs and seeds []"),
         ("sweep.experiment.seeds=[2,2]", "but got 3 rungs and seeds [2, 2]"),
-        ("sweep.experiment.level=0", "sweep.experiment.level must lie between 0 and 1, but got 0.0"),
-        ("sweep.experiment.level=1", "sweep.experiment.level must lie between 0 and 1, but got 1.0"),
         ("sweep.experiment.level=nan", "sweep.experiment.level must lie between 0 and 1, but got nan"),
         ("sweep.experiment.metric=val/nope", "the target's metric is 'val/nope', but the module logs val/error"),
         ("sweep.experiment.reduced.steps=0", "steps and a batch size from 1, but got steps=0 and batch_size=128"),
         ("device=tpu", "device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
         ("precision=16-mixed", "precision=16-mixed needs a CUDA device"),
-        ("+trainer.max_steps=3", "trainer.max_steps is bstune's own"),
     ],
 )
 def test_bad_parameters_are_named(checked, option, message):
@@ -554,16 +519,10 @@ def test_reduced_settings_that_cannot_be_are_named(checked, settings, message):
     ("asked", "message"),
     [
         ([], "this sweep needs rungs"),
-        (
-            [rung("a", {}, batch_size=0)],
-            "a rung needs a batch size from 1, and a positive lr and epochs, but got Rung(",
-        ),
         ([rung("a", {}, lr=0.0)], "a rung needs a batch size from 1, and a positive lr and epochs, but got Rung("),
-        ([rung("a", {}, epochs=math.inf)], "a positive lr and epochs, but got Rung("),
         ([rung("a", {}), rung("a", {})], "every rung needs a name of its own, but 'a' stands twice"),
         ([rung("a", {"nope": 1})], "the rung 'a': the config has no option nope"),
         ([rung("a", {}, batch_size=1201)], "the rung 'a': its batch size 1201 is larger than the training data (1200"),
-        ([rung("a", {"precision": "17-true"})], "the rung 'a': precision must be one of auto"),
         (
             [rung("a", {"workload.module.loss": {"_target_": "no.Such"}})],
             "the rung 'a': workload.module cannot be built",
@@ -581,17 +540,3 @@ def test_a_rung_without_epochs_is_named(checked):
     del asked["epochs"]
     with pytest.raises(ConfigError, match=re.escape("no value is given for sweep.experiment.rungs[1].epochs")):
         checked(rungs=[LADDER[0], asked])
-
-
-def test_recorded_runs_cannot_be_trained():
-    config = compose_sweep("dawnbench", ("workload=replay", "workload.table=fashion_mlp"))
-    with pytest.raises(ConfigError, match=r"this sweep trains"):
-        run(check_sweep("dawnbench", config))
-
-
-def test_bad_input_ends_the_command_with_status_2_and_writes_nothing(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["sweep", "dawnbench", "workload=digits", "sweep.experiment.level=94"])
-    assert sweep_command.main() == 2
-    assert "sweep.experiment.level must lie between 0 and 1, but got 94" in capfd.readouterr().err
-    assert list(tmp_path.iterdir()) == []

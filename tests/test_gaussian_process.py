@@ -6,32 +6,29 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from bstune.search import gaussian_process
-from bstune.search.gaussian_process import AMPLITUDES, JITTER, LENGTHS, OTHER_LENGTH, Array, draw_process
+from bstune.search.gaussian_process import AMPLITUDES, JITTER, LENGTHS, OTHER_LENGTH, draw_process
 
-Residuals = tuple[Array, Array, Array]  # points, values, variances
 NOTHING = (np.zeros((0, 2)), np.zeros(0), np.zeros(0))
 
 
-def some(rng: np.random.Generator, count: int, others: int = 0, noise: float = 0.01) -> Residuals:
+def some(rng, count, others=0, noise=0.01):
     at = np.column_stack([rng.uniform(3, 12, count), rng.uniform(-8, 0, count), rng.random((count, others))])
     return at, 0.3 * rng.standard_normal(count), np.full(count, noise)
 
 
-def draws(residuals: Residuals, at: Array, count: int, seed: int = 0) -> Array:
+def draws(residuals, at, count, seed=0):
     rng = np.random.default_rng(seed)
     return np.array([draw_process(*residuals, rng).draw(at, rng) for _ in range(count)])
 
 
-def only(monkeypatch: pytest.MonkeyPatch, amplitude: float, lengths: tuple[float, float]) -> None:
+def only(monkeypatch, amplitude, lengths):
     monkeypatch.setattr(gaussian_process, "AMPLITUDES", {amplitude: 1.0})
     monkeypatch.setattr(gaussian_process, "LENGTHS", {lengths: 1.0})
 
 
 @pytest.mark.parametrize("others", [0, 2])
 @pytest.mark.parametrize("noise", [1e-4, 0.04])
-def test_draws_have_the_mean_and_covariance_of_a_gaussian_process(
-    monkeypatch: pytest.MonkeyPatch, others: int, noise: float
-) -> None:
+def test_draws_have_the_mean_and_covariance_of_a_gaussian_process(monkeypatch, others, noise):
     amplitude, lengths = 0.3, (1.5, 0.8)
     only(monkeypatch, amplitude, lengths)
     rng = np.random.default_rng(1)
@@ -47,7 +44,7 @@ def test_draws_have_the_mean_and_covariance_of_a_gaussian_process(
     np.testing.assert_allclose(draw_process(*residuals, rng).mean(at), mean, atol=1e-9)
 
 
-def test_without_trials_the_prior_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_trials_the_prior_is_drawn(monkeypatch):
     only(monkeypatch, 0.5, (2.0, 1.0))
     at = np.array([[5.0, -3.0], [7.0, -3.0], [5.0, -2.0], [12.0, 2.0]])
     drawn = draws(NOTHING, at, 6000)
@@ -57,7 +54,7 @@ def test_without_trials_the_prior_is_drawn(monkeypatch: pytest.MonkeyPatch) -> N
     assert not draw_process(*NOTHING, np.random.default_rng(0)).mean(at).any()
 
 
-def test_amplitudes_and_lengths_are_drawn_by_their_evidence() -> None:
+def test_amplitudes_and_lengths_are_drawn_by_their_evidence():
     points, value, variance = some(np.random.default_rng(2), 6)
     weights: dict[tuple[float, tuple[float, float]], float] = {}
     for amplitude, prior in AMPLITUDES.items():
@@ -77,7 +74,7 @@ def test_amplitudes_and_lengths_are_drawn_by_their_evidence() -> None:
 
 
 @pytest.mark.parametrize(("size", "largest"), [(0.01, True), (1.0, False)])
-def test_the_process_is_as_large_as_the_data_ask_for(size: float, largest: bool) -> None:
+def test_the_process_is_as_large_as_the_data_ask_for(size, largest):
     rng = np.random.default_rng(4)
     at = some(rng, 20)[0]
     value = size * np.sin(at[:, 0]) * np.cos(at[:, 1])
@@ -86,7 +83,7 @@ def test_the_process_is_as_large_as_the_data_ask_for(size: float, largest: bool)
     assert (np.mean(amplitudes) > 0.5) != largest
 
 
-def test_a_draw_passes_through_trials_without_noise_and_not_through_noisy_ones() -> None:
+def test_a_draw_passes_through_trials_without_noise_and_not_through_noisy_ones():
     at = np.array([[4.0, -3.0], [8.0, -2.0], [11.0, -1.0]])
     value = np.array([0.3, -0.4, 0.2])
     exact = draws((at, value, np.zeros(3)), at, 300)
@@ -95,7 +92,7 @@ def test_a_draw_passes_through_trials_without_noise_and_not_through_noisy_ones()
     assert np.abs(noisy.mean(axis=0) - value).min() > 0.1
 
 
-def test_one_point_asked_twice_gets_one_value() -> None:
+def test_one_point_asked_twice_gets_one_value():
     rng = np.random.default_rng(5)
     residuals = some(rng, 4)
     at = np.repeat(some(rng, 1)[0], 2, axis=0)
@@ -103,7 +100,7 @@ def test_one_point_asked_twice_gets_one_value() -> None:
     assert np.abs(drawn[:, 0] - drawn[:, 1]).max() < 0.1 * np.abs(drawn).max()
 
 
-def test_trials_at_the_same_point_are_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_at_the_same_point_are_averaged(monkeypatch):
     only(monkeypatch, 0.8, (1.0, 1.0))
     at = np.zeros((50, 2))
     drawn = draws((at, np.linspace(-0.1, 0.5, 50), np.full(50, 0.04)), at[:1], 400)
@@ -111,7 +108,7 @@ def test_trials_at_the_same_point_are_averaged(monkeypatch: pytest.MonkeyPatch) 
     assert drawn.std() == pytest.approx(0.2 / math.sqrt(50), rel=0.2)
 
 
-def test_the_same_generator_gives_the_same_draw() -> None:
+def test_the_same_generator_gives_the_same_draw():
     residuals = some(np.random.default_rng(6), 5)
     at = some(np.random.default_rng(7), 4)[0]
     np.testing.assert_array_equal(draws(residuals, at, 3, seed=1), draws(residuals, at, 3, seed=1))

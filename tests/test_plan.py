@@ -1,61 +1,49 @@
+"""A search's budget: seeds, stratified batch sizes, limits in seconds; and how long a study takes."""
+
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
+from toolbox import make_protocol
 
 from bstune.core import scaling
-from bstune.core.errors import ConfigError
+from bstune.core.records import Budget
 from bstune.core.search_space import Space
-from bstune.study.plan import SearchBudget
+from bstune.core.step_time import StepTime
+from bstune.study import plan
+from bstune.study.plan import SearchBudget, remaining_seconds
+from bstune.trial.backend import TrialBackend
 
 SPACE = Space(8, 512, 1, 1.0, partial(scaling.none, reference_batch_size=64, reference_lr=0.1))
 
 
-def plan(**changes):
-    values = {
-        "objective": "time",
-        "trials": 20,
-        "seconds": None,
-        "wall_seconds": None,
-        "stratified": 0.5,
-        "seed": 0,
-    }
-    return SearchBudget(**{**values, **changes})
+def budget(trials=20, seconds=None, **changes):
+    values = {"objective": "time", "wall_seconds": None, "stratified": 0.5, "seed": 0, **changes}
+    return SearchBudget(trials=trials, seconds=seconds, **values)
 
 
-def test_seeds_are_functions_of_seed_and_slot():
-    some = plan(seed=7)
+def test_seeds_are_functions_of_the_studys_seed_and_the_trials_index():
+    some = budget(seed=7)
     seeds = [some.trial_seed(trial_index) for trial_index in range(100)]
-    assert seeds == [plan(seed=7).trial_seed(trial_index) for trial_index in range(100)]
+    assert seeds == [budget(seed=7).trial_seed(trial_index) for trial_index in range(100)]
     assert len(set(seeds)) == 100
     assert not set(seeds) & {some.sampler_seed(trial_index) for trial_index in range(100)}
-    assert not set(seeds) & {plan(seed=8).trial_seed(trial_index) for trial_index in range(100)}
+    assert not set(seeds) & {budget(seed=8).trial_seed(trial_index) for trial_index in range(100)}
 
 
-def test_slots_and_seeds_of_confirmations_are_their_own_and_stay_as_their_number_grows():
-    few, more = plan(confirmations=3), plan(confirmations=5)
-    trial_indices = [
-        few.replicate_index(trial_index, replicate) for trial_index in range(100) for replicate in range(3)
-    ]
-    assert trial_indices == [
-        more.replicate_index(trial_index, replicate) for trial_index in range(100) for replicate in range(3)
-    ]
-    assert len({*trial_indices, *range(1000)}) == 300 + 1000
-    assert len({few.trial_seed(trial_index) for trial_index in [*trial_indices, *range(1000)]}) == 300 + 1000
+def test_replicates_have_indices_and_seeds_of_their_own():
+    indices = [budget().replicate_index(trial_index, number) for trial_index in range(100) for number in range(3)]
+    assert len({*indices, *range(1000)}) == 300 + 1000
+    assert len({budget().trial_seed(trial_index) for trial_index in [*indices, *range(1000)]}) == 300 + 1000
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.25, 5), (0.5, 10), (0.3, 6), (1.0, 20)])
-def test_the_stated_share_is_stratified_and_spread_over_the_plan(share, count):
-    strata = [plan(stratified=share).stratum(trial_index, SPACE) for trial_index in range(20)]
+def test_the_stated_share_is_stratified_and_spread_over_the_search(share, count):
+    strata = [budget(stratified=share).stratum(trial_index, SPACE) for trial_index in range(20)]
     assert sum(stratum is not None for stratum in strata) == count
-    first_half = sum(stratum is not None for stratum in strata[:10])
-    assert abs(first_half - count / 2) <= 1
-
-
-def test_strata_do_not_depend_on_the_length_of_the_plan():
-    assert [plan(trials=20).stratum(trial_index, SPACE) for trial_index in range(20)] == [
-        plan(trials=90).stratum(trial_index, SPACE) for trial_index in range(20)
-    ]
+    assert abs(sum(stratum is not None for stratum in strata[:10]) - count / 2) <= 1
+    assert strata == [budget(trials=90, stratified=share).stratum(trial_index, SPACE) for trial_index in range(20)]
 
 
 @pytest.mark.parametrize(
@@ -70,25 +58,55 @@ def test_strata_do_not_depend_on_the_length_of_the_plan():
 )
 def test_spent(make_result, limits, message):
     done = [make_result(), make_result(), make_result()]
-    assert plan(**limits).spent(done) == message
-    assert plan(**limits).spent([*done, make_result(replicate_of=0)]) == message, "a confirmation is not the search's"
+    assert budget(**limits).spent(done) == message
+    assert budget(**limits).spent([*done, make_result(replicate_of=0)]) == message, "a replicate is not the search's"
+
+
+def max_seconds(trials, limit, trial_budget, step_time, share=0.25, low=8, high=512):
+    backend = TrialBackend()
+    backend.step_time, backend.evaluation_share = step_time, share
+    space = SimpleNamespace(low=low, high=high)
+    return plan.max_seconds(budget(trials, limit), space, make_protocol(budget=trial_budget), backend)
+
+
+def test_a_study_takes_at_most_trials_times_their_budget_and_its_evaluation():
+    by_steps = max_seconds(12, None, Budget(100, 1), StepTime(0.02, 0.0))
+    assert by_steps == pytest.approx(12 * 100 * 0.02 * 1.25)
+    by_examples = max_seconds(12, None, Budget(1, 1_000_000), StepTime(0.0, 1e-4), 0.5)
+    assert by_examples == pytest.approx(12 * 1_000_000 * 1e-4 * 1.5, rel=0.01)
+    for low in (1, 3, 8):  # a bound is no lower for small batches
+        small = max_seconds(1, None, Budget(1, 100_000), StepTime(0.0, 1e-4), low=low, high=4 * low)
+        assert small == pytest.approx(100_000 * 1e-4 * 1.25, rel=1e-3)
+
+
+def test_the_mean_is_taken_evenly_over_the_logarithm():
+    """Half the octaves of 8 to 512 spend their steps, half their examples; against a much finer sum."""
+    step_time, n = StepTime(0.01, 0.001), 20_000
+    sizes = [8 * 64 ** ((i + 0.5) / n) for i in range(n)]
+    exact = sum(max(100, 6400 / size) * step_time(size) for size in sizes) / n
+    assert max_seconds(1, None, Budget(100, 6400), step_time) == pytest.approx(1.25 * exact, rel=0.02)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 2000.0), (1e9, 2000.0), (500.0, 500.0 + 200.0)])
+def test_a_limit_in_seconds_binds_with_one_trial_on_top(limit, expected):
+    assert max_seconds(10, limit, Budget(100, 1), StepTime(2.0, 0.0)) == pytest.approx(expected * 1.25)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("trials", "done", "expected"),
     [
-        ({"objective": "speed"}, "search.objective must be one of time, steps, both, curve, but got 'speed'"),
-        ({"trials": 0}, "search.trials must be at least 1, but got 0"),
-        ({"seconds": 0}, "search.seconds must be positive, or null for no limit, but got 0"),
-        ({"wall_seconds": -1}, "search.wall_seconds must be positive, or null for no limit, but got -1"),
-        ({"stratified": 1.5}, "search.stratified must be a share from 0 to 1, but got 1.5"),
-        ({"precision": 1.0}, "search.precision must be a factor over 1, or null for no such end, but got 1.0"),
-        ({"precision": math.nan}, "search.precision must be a factor over 1, or null for no such end, but got nan"),
-        ({"confirmations": -1}, "search.replicates must be at least 0 and search.candidates at least 1, but got -1"),
-        ({"finalists": 0}, "search.candidates at least 1, but got 0 and 0"),
-        ({"seed": -1}, "seed must be at least 0, but got -1"),
+        (10, [], None),
+        (10, [("failed", 5.0)], None),  # says nothing of the others
+        (10, [("reached", 4.0), ("censored", 6.0)], 8 * 5.0),
+        (10, [("reached", 4.0), ("failed", 100.0)], 9 * 4.0),
+        (10, [("diverged", 1.0), ("oom", 2.0), ("reached", 6.0)], 7 * 3.0),
+        (2, [("reached", 4.0)] * 3, 0.0),
     ],
 )
-def test_impossible_plans_are_refused(changes, message):
-    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
-        plan(**changes)
+def test_remaining_seconds(trials, done, expected, make_result):
+    results = [make_result(status=status, wall_seconds=seconds) for status, seconds in done]
+    remaining = remaining_seconds(budget(trials), results)
+    assert remaining == (None if expected is None else pytest.approx(expected))
+    assert remaining is None or math.isfinite(remaining)
+    replicate = make_result(wall_seconds=1000.0, replicate_of=0)
+    assert remaining_seconds(budget(trials), [*results, replicate]) == remaining

@@ -1,21 +1,18 @@
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from optuna.distributions import FloatDistribution, IntDistribution
 from scipy import stats
+from toolbox import make_result
 
 from bstune.search.posterior import (
     B_CRIT,
-    BEND,
     DIVERGED_PENALTY,
     DIVERGED_SPREAD,
     EXPONENT,
-    HIGH_WIDTH,
     LEVEL,
-    LOW_SLOPE,
-    LOW_WIDTH,
     NOISE,
     OTHER,
     OUTLIER_SHARE,
@@ -23,30 +20,32 @@ from bstune.search.posterior import (
     PARAMETERS,
     SHIFT,
     SHIFT_FREEDOM,
-    Array,
     LikelihoodData,
-    Prior,
     draw_prior,
     frontier,
     log_likelihood,
     log_prior,
     log_steps,
     make_prior,
+    measured_noise_scale,
+    noise_scale_prior,
+    noise_scale_row,
     off_optimum,
     optimum,
     penalty,
     sample_posterior,
 )
+from bstune.search.sampler import FrontierSampler
 
-LOW, HIGH = 8.0, 8192.0
+LOW, HIGH = 8, 8192
 MIDDLE = 8.0  # log2 of the geometric middle
 
 
-def sqrt_rule(x: Array) -> Array:
+def sqrt_rule(x):
     return -4.0 + 0.5 * x
 
 
-def make(others: int = 0, noise_scale: float | None = None, spread: float = 0.0) -> Prior:
+def make(others=0, noise_scale=None, spread=0.0):
     return make_prior(
         low=LOW,
         high=HIGH,
@@ -60,16 +59,16 @@ def make(others: int = 0, noise_scale: float | None = None, spread: float = 0.0)
     )
 
 
-def pinned(free: dict[int, tuple[float, float]], others: int = 0) -> Prior:
+def pinned(free):
     """Return a prior that is a point but for some parameters, {place: (mean, spread)}."""
-    prior = make(others)
+    prior = make()
     mean, spread = prior.mean.copy(), np.full(prior.mean.size, 1e-5)
     for place, (middle, width) in free.items():
         mean[place], spread[place] = middle, width
     return replace(prior, mean=mean, spread=spread)
 
 
-def at(prior: Prior, **values: float) -> Array:
+def at(prior, **values):
     """Return one set of parameters, (1, p): the prior's mean but for those named."""
     theta = prior.mean.copy()
     for name, value in values.items():
@@ -77,20 +76,14 @@ def at(prior: Prior, **values: float) -> Array:
     return theta[None]
 
 
-def observed(
-    points: Sequence[tuple[float, float, float]],
-    *,
-    status: str = "reached",
-    spread: float = 0.0,
-    other: Sequence[Sequence[float]] | None = None,
-) -> LikelihoodData:
+def observed(points, status="reached", spread=0.0):
     x, z, y = np.array(points, dtype=float).reshape(-1, 3).T
-    columns = np.zeros((len(x), 0)) if other is None else np.array(other, dtype=float)
     full = np.full(len(x), True)
-    return LikelihoodData(x, z, columns, y, full * spread, full & (status == "bound"), full & (status == "diverged"))
+    diverged = full & (status == "diverged")
+    return LikelihoodData(x, z, np.zeros((len(x), 0)), y, full * spread, full & (status == "bound"), diverged)
 
 
-def together(*parts: LikelihoodData) -> LikelihoodData:
+def together(*parts):
     names = ("x", "z", "other", "y", "spread", "bound", "diverged")
     return LikelihoodData(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
@@ -99,7 +92,7 @@ NOTHING = observed([])
 
 
 @pytest.mark.parametrize("b_crit", [16.0, 300.0, 1e5])
-def test_the_frontier_is_that_of_mccandlish(b_crit: float) -> None:
+def test_the_frontier_is_that_of_mccandlish(b_crit):
     prior = make()
     theta = at(prior, level=5.0, b_crit=math.log(b_crit / 2**MIDDLE))
     x = np.linspace(3.0, 13.0, 11)
@@ -117,12 +110,12 @@ def test_the_frontier_is_that_of_mccandlish(b_crit: float) -> None:
         (-1e6, 0.4 * (1e6 - 4.0)),  # its asymptote
     ],
 )
-def test_the_cost_of_being_off_the_optimum(octaves: float, expected: float) -> None:
+def test_the_cost_of_being_off_the_optimum(octaves, expected):
     theta = at(make(), low_slope=math.log(0.4), low_width=math.log(4.0), high_width=math.log(2.0))
     assert penalty(theta, np.array([[octaves]]))[0, 0] == pytest.approx(expected, rel=1e-5, abs=1e-12)
 
 
-def test_the_optimum_follows_the_rule_and_bends_at_b_crit() -> None:
+def test_the_optimum_follows_the_rule_and_bends_at_b_crit():
     prior = make()
     theta = at(prior, shift=0.7, exponent=0.2, bend=-0.4, b_crit=math.log(2.0**2))
     x = np.array([MIDDLE, -20.0, -21.0, 40.0, 41.0])
@@ -136,7 +129,7 @@ def test_the_optimum_follows_the_rule_and_bends_at_b_crit() -> None:
     assert below == pytest.approx(above, abs=1e-6)
 
 
-def test_other_hyper_parameters_cost_a_parabola_and_shift_the_learning_rate() -> None:
+def test_other_hyper_parameters_cost_a_parabola_and_shift_the_learning_rate():
     prior = make(others=2)
     theta = at(prior)
     theta[0, OTHER:] = [0.2, math.log(3.0), 1.5, 0.9, math.log(0.5), -2.0]
@@ -147,7 +140,7 @@ def test_other_hyper_parameters_cost_a_parabola_and_shift_the_learning_rate() ->
     assert log_steps(theta, x, z, other, prior)[0, 0] == pytest.approx(expected[0, 0])
 
 
-def test_the_prior_is_centred_on_the_budget_the_rule_and_the_noise_scale() -> None:
+def test_the_prior_is_centred_on_the_budget_the_rule_and_the_noise_scale():
     plain, hinted = make(), make(noise_scale=1000.0)
     assert plain.log_mid == MIDDLE
     assert plain.mean[SHIFT] == plain.mean[EXPONENT] == 0.0
@@ -160,7 +153,7 @@ def test_the_prior_is_centred_on_the_budget_the_rule_and_the_noise_scale() -> No
     assert make(others=3).mean.size == OTHER + 9
 
 
-def test_the_prior_density_is_normal_and_students() -> None:
+def test_the_prior_density_is_normal_and_students():
     prior = make(others=1)
     theta = draw_prior(prior, 50, np.random.default_rng(0))
     scaled = (theta - prior.mean) / prior.spread
@@ -170,7 +163,7 @@ def test_the_prior_density_is_normal_and_students() -> None:
     np.testing.assert_allclose(found - found[0], expected - expected[0], rtol=1e-9, atol=1e-9)
 
 
-def test_draws_of_the_prior_have_its_distribution() -> None:
+def test_draws_of_the_prior_have_its_distribution():
     prior = make(others=1)
     scaled = (draw_prior(prior, 4000, np.random.default_rng(1)) - prior.mean) / prior.spread
     for place in range(scaled.shape[1]):
@@ -178,7 +171,7 @@ def test_draws_of_the_prior_have_its_distribution() -> None:
         assert stats.kstest(scaled[:, place], law.cdf).pvalue > 1e-3
 
 
-def test_the_likelihood_is_the_sum_over_trials() -> None:
+def test_the_likelihood_is_the_sum_over_trials():
     prior = make()
     theta = draw_prior(prior, 6, np.random.default_rng(2))
     reached = observed([(6.0, -1.0, 7.0), (9.0, 0.0, 6.0)])
@@ -206,7 +199,7 @@ def test_the_likelihood_is_the_sum_over_trials() -> None:
     assert not log_likelihood(theta, NOTHING, prior).any()
 
 
-def test_without_observations_the_prior_is_returned() -> None:
+def test_without_observations_the_prior_is_returned():
     prior = make()
     found = sample_posterior(NOTHING, prior, np.random.default_rng(3), 64, 3)
     np.testing.assert_array_equal(found, draw_prior(prior, 64, np.random.default_rng(3)))
@@ -222,7 +215,7 @@ def test_without_observations_the_prior_is_returned() -> None:
     ],
     ids=["reached", "an outlier", "bound", "estimate and bound"],
 )
-def test_the_level_against_quadrature(seen: LikelihoodData) -> None:
+def test_the_level_against_quadrature(seen):
     prior = pinned({LEVEL: (7.0, 1.0)})
     grid = np.linspace(1.0, 14.0, 4000)
     theta = np.repeat(prior.mean[None], grid.size, axis=0)
@@ -239,7 +232,7 @@ def test_the_level_against_quadrature(seen: LikelihoodData) -> None:
         assert np.mean(drawn < quantile) == pytest.approx(share, abs=0.05)
 
 
-def test_level_and_shift_against_quadrature() -> None:
+def test_level_and_shift_against_quadrature():
     prior = pinned({LEVEL: (7.0, 1.0), SHIFT: (0.0, 1.0)})
     seen = together(
         observed([(MIDDLE, -1.5, 7.4), (MIDDLE, 0.5, 7.1)]),
@@ -263,39 +256,7 @@ def test_level_and_shift_against_quadrature() -> None:
     assert np.cov(drawn[:, LEVEL], drawn[:, SHIFT])[0, 1] == pytest.approx(both, abs=0.03)
 
 
-def test_a_bound_pushes_the_level_up_and_never_down() -> None:
-    prior = pinned({LEVEL: (7.0, 1.0)})
-    means = []
-    for bound in (4.0, 7.0, 8.0, 9.0):
-        seen = observed([(MIDDLE, 0.0, bound)], status="bound")
-        means.append(sample_posterior(seen, prior, np.random.default_rng(6), 1000, 4)[:, LEVEL].mean())
-    assert means[0] == pytest.approx(7.0, abs=0.1)  # far below: it says nothing
-    assert means[1] < means[2] < means[3]
-    assert means[3] > 8.5
-
-
-def test_a_diverged_trial_pushes_the_optimum_down() -> None:
-    prior = pinned({SHIFT: (0.0, 1.0)})
-    shifts = []
-    for z in (-2.0, 0.0, 8.0):
-        seen = observed([(MIDDLE, z, 0.0)], status="diverged")
-        shifts.append(np.median(sample_posterior(seen, prior, np.random.default_rng(7), 1000, 4)[:, SHIFT]))
-    assert shifts[0] < shifts[1] < -0.5
-    assert shifts[2] == pytest.approx(0.0, abs=0.15)
-
-
-def test_one_wild_trial_among_many_moves_little() -> None:
-    prior = pinned({LEVEL: (7.0, 2.0), NOISE: (math.log(0.12), 0.5)})
-    rng = np.random.default_rng(8)
-    good = observed([(MIDDLE, 0.0, 6.0 + value) for value in 0.1 * rng.standard_normal(8)])
-    wild = together(good, observed([(MIDDLE, 0.0, 8.5)]))
-    clean = sample_posterior(good, prior, np.random.default_rng(9), 500, 4)
-    moved = sample_posterior(wild, prior, np.random.default_rng(9), 500, 4)
-    assert moved[:, LEVEL].mean() == pytest.approx(clean[:, LEVEL].mean(), abs=0.06)
-    assert np.exp(moved[:, NOISE]).mean() < 0.3  # and it is not taken for noise; 0.8 without the mixture
-
-
-def simulated(theta: Array, prior: Prior, rng: np.random.Generator, trials: int) -> LikelihoodData:
+def simulated(theta, prior, rng, trials):
     """Return trials that the model itself would have made: normal noise and censoring at a limit."""
     x = rng.uniform(3.0, 13.0, trials)
     z = sqrt_rule(x) + rng.uniform(-2.5, 2.5, trials)
@@ -307,7 +268,7 @@ def simulated(theta: Array, prior: Prior, rng: np.random.Generator, trials: int)
     return LikelihoodData(x, z, np.zeros((trials, 0)), np.minimum(y, limit), np.zeros(trials), bound, none)
 
 
-def test_truths_drawn_from_the_prior_are_covered() -> None:
+def test_truths_drawn_from_the_prior_are_covered():
     prior = make()
     inside = []
     for study in range(30):
@@ -322,18 +283,7 @@ def test_truths_drawn_from_the_prior_are_covered() -> None:
     assert covered[:, [LEVEL, B_CRIT, SHIFT]].mean() > 0.65
 
 
-def test_many_trials_find_the_truth() -> None:
-    prior = make()
-    rng = np.random.default_rng(10)
-    truth = prior.mean.copy()
-    truth[[LEVEL, B_CRIT, SHIFT, EXPONENT, NOISE]] = 6.2, math.log(4.0), -1.6, 0.25, math.log(0.06)
-    drawn = sample_posterior(simulated(truth, prior, rng, 80), prior, rng, 256, 3)
-    for place, tolerance in ((LEVEL, 0.1), (B_CRIT, 0.4), (SHIFT, 0.3), (EXPONENT, 0.12)):
-        assert np.median(drawn[:, place]) == pytest.approx(truth[place], abs=tolerance)
-        assert drawn[:, place].std() < 0.35 * prior.spread[place]
-
-
-def test_the_best_value_of_another_hyper_parameter_is_found() -> None:
+def test_the_best_value_of_another_hyper_parameter_is_found():
     prior = make(others=1)
     truth = prior.mean.copy()
     truth[OTHER:] = 0.8, math.log(2.0), 1.0
@@ -349,15 +299,7 @@ def test_the_best_value_of_another_hyper_parameter_is_found() -> None:
     assert np.median(drawn[:, OTHER + 2]) == pytest.approx(1.0, abs=0.3)
 
 
-def test_the_same_generator_gives_the_same_draws() -> None:
-    prior = make()
-    seen = simulated(prior.mean, prior, np.random.default_rng(12), 10)
-    first, second, third = (sample_posterior(seen, prior, np.random.default_rng(seed), 96, 2) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first, second)
-    assert not np.array_equal(first, third)
-
-
-def test_contradictions_and_far_away_observations_give_finite_draws() -> None:
+def test_contradictions_and_far_away_observations_give_finite_draws():
     prior = make()
     seen = together(
         observed([(3.0, 20.0, 60.0), (13.0, -40.0, 0.0), (8.0, 0.0, 3.0)]),
@@ -368,16 +310,118 @@ def test_contradictions_and_far_away_observations_give_finite_draws() -> None:
     assert np.isfinite(drawn).all()
 
 
-def test_the_widths_of_the_penalty_are_learned_from_one_batch_size() -> None:
-    prior = make()
-    truth = at(prior, low_slope=math.log(0.7), low_width=math.log(0.5), high_width=math.log(2.5))[0]
-    rng = np.random.default_rng(14)
-    z = sqrt_rule(np.array(MIDDLE)) + np.repeat(np.linspace(-6.0, 5.0, 12), 4)
-    x = np.full(z.size, MIDDLE)
-    y = log_steps(truth[None], x, z, np.zeros((z.size, 0)), prior)[0] + 0.05 * rng.standard_normal(z.size)
-    none = np.full(z.size, False)
-    seen = LikelihoodData(x, z, np.zeros((z.size, 0)), y, np.zeros(z.size), none, none)
-    drawn = sample_posterior(seen, prior, rng, 256, 4)
-    for place, tolerance in ((LOW_SLOPE, 0.15), (LOW_WIDTH, 0.5), (HIGH_WIDTH, 0.2)):
-        assert np.median(drawn[:, place]) == pytest.approx(truth[place], abs=tolerance)
-    assert np.std(drawn[:, BEND]) > 0.5 * prior.spread[BEND]  # of which nothing was seen
+SPACE = {"batch_size": IntDistribution(LOW, HIGH, log=True), "lr": FloatDistribution(1e-3, 1.0, log=True)}
+
+
+def steps_of(noise_scale, trace=10.0, count=4):
+    """Return measurements whose means are ``trace`` and ``trace / noise_scale``, none of them the mean."""
+    gradient, away = trace / noise_scale, np.linspace(-1, 1, count)
+    return tuple((32 * (i + 1), gradient * (1 + 3 * a), trace * (1 + 0.5 * a)) for i, a in enumerate(away.tolist()))
+
+
+def trials(noise_scales, **changes):
+    """Return trials, each with its own noise scale and, in turn, gradients 100 times as large."""
+    return [
+        make_result(number=n, **{"noise_scale": steps_of(scale, 10.0 * 100.0 ** (n % 2))} | changes)
+        for n, scale in enumerate(noise_scales)
+    ]
+
+
+def prior(found, noise_scale=None):
+    sampler = FrontierSampler(seed=0, search_space=SPACE, noise_scale=noise_scale)
+    return sampler.posterior(found, particles=10, moves=1).prior
+
+
+def b_crit(found):
+    """Return the prior's B_crit and the standard deviation of its logarithm."""
+    return math.sqrt(LOW * HIGH) * math.exp(found.mean[B_CRIT]), found.spread[B_CRIT]
+
+
+def test_a_trial_is_a_block_in_units_of_its_own_trace():
+    scales = [100.0, 150.0, 200.0, 400.0, 90.0]
+    inverse = 1.0 / np.array(scales)
+    half = stats.t.ppf(0.95, len(scales) - 1) * inverse.std(ddof=1) / math.sqrt(len(scales))
+    estimate, steps = measured_noise_scale(trials(scales))
+    assert estimate.noise_scale == pytest.approx(1.0 / inverse.mean())
+    assert estimate.low == pytest.approx(1.0 / (inverse.mean() + half))
+    assert estimate.high == pytest.approx(1.0 / (inverse.mean() - half))
+    assert (estimate.measurements, steps) == (5, 20)
+
+
+def test_the_order_of_the_trials_does_not_matter():
+    found = trials([100.0 + 7.0 * n for n in range(40)])  # more than there are blocks
+    assert measured_noise_scale(found[::-1]) == measured_noise_scale(found)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": "censored"},
+        {"status": "diverged"},
+        {"status": "failed"},
+        {"noise_scale": ()},
+        {"noise_scale": steps_of(9.0)[:1]},  # a single step
+        {"noise_scale": ((32, 0.0, 0.0), (64, 0.0, 0.0))},  # no gradient at all
+    ],
+)
+def test_trials_that_say_nothing_of_the_whole_way_do_not_count(changes):
+    found = trials([100.0, 120.0, 140.0, 160.0])
+    others = trials([1.0, 2.0, 3.0, 4.0], **changes)
+    assert measured_noise_scale(others) is None
+    assert noise_scale_prior(others) is None
+    assert measured_noise_scale([*found, *others]) == measured_noise_scale(found)
+
+
+@pytest.mark.parametrize("scales", [[], [100.0] * 3, [100.0, -100.0, 100.0, -90.0, 80.0, -120.0]])
+def test_few_trials_or_a_gradient_lost_in_the_noise_give_no_prior(scales):
+    found = trials(scales)
+    assert noise_scale_prior(found) is None
+    assert b_crit(prior(found)) == (pytest.approx(math.sqrt(LOW * HIGH)), math.log(6.0))
+
+
+def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_the_wider_the_less_it_knows():
+    sure, unsure = trials([300.0, 301.0, 299.0, 300.0]), trials([150.0, 600.0, 250.0, 400.0, 280.0])
+    value, spread = b_crit(prior(sure))
+    assert value == pytest.approx(300.0, rel=1e-2)
+    assert spread == pytest.approx(math.log(4.0), rel=1e-2)  # as a given one: it may miss by several times
+    estimate = measured_noise_scale(unsure)[0]
+    value, spread = b_crit(prior(unsure))
+    assert value == pytest.approx(estimate.noise_scale)
+    assert spread == pytest.approx(math.hypot(math.log(4.0), 0.5 * math.log(estimate.high / estimate.low)))
+    assert spread > 1.05 * math.log(4.0)
+
+
+def test_a_noise_scale_that_is_given_takes_precedence():
+    found = prior(trials([300.0] * 5), noise_scale=50.0)
+    assert b_crit(found) == (pytest.approx(50.0), math.log(4.0))
+
+
+def test_the_row_of_the_report():
+    found = trials([100.0, 100.0, 100.0, 100.0])
+    row = noise_scale_row(found, (20.0, 50.0, 90.0), 200.0)
+    assert row == {
+        "noise_scale": pytest.approx(100.0),
+        "low": pytest.approx(100.0),
+        "high": pytest.approx(100.0),
+        "level": 0.9,
+        "trials": 4,
+        "steps": 16,
+        "undetermined": None,
+        "ratio_to_posterior": pytest.approx(2.0),
+        "ratio_to_fit": pytest.approx(0.5),
+    }
+    row = noise_scale_row(found, None, None)
+    assert (row["ratio_to_posterior"], row["ratio_to_fit"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("scales", "reason"),
+    [
+        ([100.0], "4 trials that reach the target are needed"),
+        ([100.0, -100.0, 100.0, -90.0], "|G|^2 does not differ from 0"),
+    ],
+)
+def test_the_row_says_why_there_is_no_value(scales, reason):
+    row = noise_scale_row(trials(scales), (20.0, 50.0, 90.0), 200.0)
+    assert (row["noise_scale"], row["high"], row["undetermined"]) == (None, None, reason)
+    assert (row["ratio_to_posterior"], row["ratio_to_fit"]) == (None, None)

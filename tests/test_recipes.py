@@ -1,13 +1,11 @@
 """The workloads that follow published recipes for CIFAR-10 have their sources' numbers, which sum the loss."""
 
 import math
-import os
-from pathlib import Path
 
 import pytest
 import torch
+from toolbox import data_root, make_spec
 
-from bstune.core.records import TrialSpec
 from bstune.study.prepare import compose_checked
 from bstune.trial.workload import build_module
 from bstune.workloads.averaging import ExponentialMovingAverage, Lookahead
@@ -19,8 +17,7 @@ RECIPES = ("resnet_cifar_fast", "airbench_cifar", "airbench_muon")
 def recipe(name, *overrides):
     """Return the config, and its module at the reference batch size and learning rate."""
     config = compose_checked([f"+workload={name}", "device=cpu", *overrides])
-    spec = TrialSpec(0, 0, int(config.scaling.batch_size), float(config.scaling.lr), None, 0)
-    return config, build_module(config, spec)
+    return config, build_module(config, make_spec(int(config.scaling.batch_size), float(config.scaling.lr)))
 
 
 def configured(module):
@@ -139,17 +136,13 @@ def test_airbench_with_muon():
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize(("batch_size", "lr"), [(64, 0.1), (8192, 3.0)])
 def test_each_is_built_at_any_batch_size_of_its_range(name, batch_size, lr):
-    config = compose_checked([f"+workload={name}", "device=cpu"])
+    config, at_reference = recipe(name)
     size = min(batch_size, config.search.batch_size.high)
-    module = build_module(config, TrialSpec(0, 0, size, lr, None, 0))
-    reference = float(config.scaling.lr)
-    assert {group["lr"] for group in module.configure_optimizers()["optimizer"].param_groups}
-    _, at_reference = recipe(name)
-    scales = [
-        group["initial_lr"] / other["initial_lr"]
-        for group, other in zip(configured(module)[0].values(), configured(at_reference)[0].values(), strict=True)
+    rates = [
+        [group["initial_lr"] for group in configured(module)[0].values()]
+        for module in (build_module(config, make_spec(size, lr)), at_reference)
     ]
-    assert scales == pytest.approx([lr / reference] * len(scales))
+    assert rates[0] == pytest.approx([rate * lr / float(config.scaling.lr) for rate in rates[1]])
 
 
 NARROW = {
@@ -157,14 +150,12 @@ NARROW = {
     "airbench_cifar": ["workload.module.model.widths=[8,16,16]"],
     "airbench_muon": ["workload.module.model.widths=[8,16,16]"],
 }
-DATA = os.environ.get("BSTUNE_DATA")
 
 
-@pytest.mark.skipif(
-    DATA is None or not (Path(DATA) / "cifar-10-batches-bin").exists(), reason="CIFAR-10 is not at hand (BSTUNE_DATA)"
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_learns_from_cifar10_when_it_is_narrow(name, bstune, tmp_path):
+    data_root("cifar-10-batches-bin")
     status, _, err = bstune(
         f"+workload={name}",
         *NARROW[name],

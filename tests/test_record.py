@@ -2,15 +2,18 @@
 
 import json
 import math
+import sys
 from dataclasses import replace as changed
 from pathlib import Path
 
 import numpy as np
 import pytest
+from toolbox import entries
 
+from bstune.__main__ import main
 from bstune.core.errors import TableError
 from bstune.core.records import Target, TrialResult, TrialSpec
-from bstune.study.record import Grid, main, record_grid, rows_of_study, write_table
+from bstune.study.record import Grid, record_grid, rows_of_study, write_table
 from bstune.trial import workload as training
 from bstune.trial.replay import read_table, replay
 
@@ -20,12 +23,24 @@ SHAPE = ("--batch-sizes", "32,128", "--lrs", "0.05,0.4", "--seeds", "0,1")
 TARGET = Target("val/error", 0.1, "min")
 
 
-def entries(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
 def rows_in(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def record(monkeypatch, capfd):
+    """Run the verb; return its exit status and what it printed."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["bstune", "record", *map(str, arguments)])
+        try:
+            status = main()
+        except SystemExit as exit_:  # argparse
+            status = exit_.code
+        printed = capfd.readouterr()
+        return status, printed.out, printed.err
+
+    return run
 
 
 @pytest.fixture
@@ -44,7 +59,7 @@ def trained(monkeypatch, tmp_path):
     return records
 
 
-def test_a_grid_is_recorded_resumed_and_replayed(trained, tmp_path, monkeypatch, capsys):
+def test_a_grid_is_recorded_resumed_and_replayed(trained, record, tmp_path, monkeypatch):
     command = ("grids/t.jsonl", *SHAPE, *DIGITS, *BUDGET)
     folder, keep = tmp_path / "grids", training.run_trial
 
@@ -54,21 +69,21 @@ def test_a_grid_is_recorded_resumed_and_replayed(trained, tmp_path, monkeypatch,
         return keep(*arguments, **named)
 
     monkeypatch.setattr(training, "run_trial", interrupt_the_fourth)
-    assert main(command) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    status, _, err = record(*command)
+    assert (status, "the same command continues" in err) == (130, True)
     assert entries(folder) == ["t.jsonl.runs", "t.jsonl.settings"]
     assert len(rows_in(folder / "t.jsonl.runs")) == 3
     with (folder / "t.jsonl.runs").open("a") as file:
         file.write('{"batch_size": 32, "lr": 0.')  # cut short
 
     monkeypatch.setattr(training, "run_trial", keep)
-    assert main((*command, "workload.target.value=0.2")) == 2
-    assert "workload.target.value: was 0.1, now 0.2" in capsys.readouterr().err
-    assert main(command) == 0
-    out = capsys.readouterr().out
+    status, _, err = record(*command, "workload.target.value=0.2")
+    assert (status, "workload.target.value: was 0.1, now 0.2" in err) == (2, True)
+    status, out, _ = record(*command)
+    assert status == 0
     assert "run 4/8  B 128  lr 0.4  seed 0  reached at" in out
     assert "run 3/8" not in out, "what is there is not trained again"
-    assert "wrote grids/t.jsonl: python -m bstune +workload=replay workload.table=grids/t.jsonl" in out
+    assert "wrote grids/t.jsonl: bstune workload=replay workload.table=grids/t.jsonl" in out
     assert entries(folder) == ["t.jsonl"]
     assert entries(tmp_path) == ["grids"], "nothing else is written"
     assert len(trained) == 8
@@ -128,7 +143,7 @@ def test_a_step_takes_the_median_time_of_its_batch_size(tmp_path):
     assert times == {(8, 0.01235), (16, 0.5)}
 
 
-def test_of_a_study_what_can_be_used_is_recorded(tmp_path):
+def test_of_a_study_what_can_be_used_is_recorded(record, tmp_path):
     stopped = fake("censored", 20, ((10, 0.5), (20, 0.3)), number=1)
     study = [
         fake(batch_size=16, lr=0.2),
@@ -141,7 +156,7 @@ def test_of_a_study_what_can_be_used_is_recorded(tmp_path):
     ]
     path = tmp_path / "trials.jsonl"
     path.write_text("".join(trial.to_json() + "\n" for trial in study))
-    assert main((str(tmp_path / "t.jsonl"), "--trials", str(path))) == 0
+    assert record(tmp_path / "t.jsonl", "--trials", path)[0] == 0
     runs = {(run.batch_size, run.lr): run for run in read_table(tmp_path / "t.jsonl").runs}
     assert set(runs) == {(8, 0.1), (16, 0.2), (16, 9.0), (16, 0.01)}
     assert runs[8, 0.1].steps == (10, 20, 40)
@@ -177,7 +192,6 @@ def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path, rows, messa
     ("arguments", "message"),
     [
         ((), "a grid needs --batch-sizes and --lrs; or give --trials=TRIALS_JSONL of a study"),
-        (DIGITS, "a grid needs --batch-sizes and --lrs"),
         (("--batch-sizes", "8,16", *DIGITS), "a grid needs --batch-sizes and --lrs"),
         (("--batch-sizes", "8,16", "--lrs", "0.1,fast"), "such as 0.001,0.002,0.004, but got '0.1,fast'"),
         (("--batch-sizes", "8,1.5", "--lrs", "0.1"), "such as 8,16,32, but got '8,1.5'"),
@@ -193,28 +207,22 @@ def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path, rows, messa
         (("--batch-sizes", "8", "--lrs", "0.1"), "a table needs two batch sizes or more, but got --batch-sizes 8"),
         (("--batch-sizes", "8,16", "--lrs", "0.1"), "no workload was given"),
         (("--batch-sizes", "8,16", "--lrs", "0.1", "+workload=no"), "there is no workload 'no'"),
-        (("--batch-sizes", "8,16", "--lrs", "0.1", *DIGITS, "budget.steps=0"), "budget.steps and budget.examples must"),
         (("--batch-sizes", "8,5000", "--lrs", "0.1", *DIGITS), "set --batch-sizes to at most 1200"),
         (("--trials", "no.jsonl"), "--trials=no.jsonl cannot be read: No such file or directory"),
         (("--trials", "."), "--trials=. cannot be read: Is a directory"),
-        (("--trials", "other.txt"), "--trials=other.txt is no trials.jsonl of bstune: "),
-        (("--trials", "bytes.txt"), "--trials=bytes.txt is no trials.jsonl of bstune: "),
-        (("--trials", "other.txt", *DIGITS), "--trials takes a study as it is: leave out the grid and"),
+        (("--trials", "other.txt"), "--trials=other.txt is no trials.jsonl of this version of bstune: "),
+        (("--trials", "bytes.txt"), "--trials=bytes.txt is no trials.jsonl of this version of bstune: "),
         (("--trials", "other.txt", "--lrs", "0.1"), "--trials takes a study as it is: leave out the grid and"),
     ],
 )
-def test_bad_input_ends_in_a_plain_line_and_writes_nothing(tmp_path, monkeypatch, capfd, arguments, message):
+def test_bad_input_ends_in_a_plain_line_and_writes_nothing(record, tmp_path, monkeypatch, arguments, message):
     (tmp_path / "other.txt").write_text('{"steps": 3}\n')
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
     monkeypatch.chdir(tmp_path)
-    try:
-        status = main(("t.jsonl", *arguments))
-    except SystemExit as exit_:  # argparse
-        status = exit_.code
-    printed = capfd.readouterr()
+    status, out, err = record("t.jsonl", *arguments)
     assert status == 2
-    assert message in printed.err
-    assert "Traceback" not in printed.out + printed.err
+    assert message in err
+    assert "Traceback" not in out + err
     assert entries(tmp_path) == ["bytes.txt", "other.txt"]
 
 
@@ -226,11 +234,11 @@ def test_bad_input_ends_in_a_plain_line_and_writes_nothing(tmp_path, monkeypatch
         ("there.jsonl/t.jsonl", "there.jsonl is not a folder"),
     ],
 )
-def test_a_file_that_cannot_be_written_is_found_before_training(tmp_path, monkeypatch, capsys, file, message):
+def test_a_file_that_cannot_be_written_is_found_before_training(record, tmp_path, monkeypatch, file, message):
     (tmp_path / "there.jsonl").write_text("mine\n")
     monkeypatch.chdir(tmp_path)
-    assert main((file, *SHAPE, *DIGITS)) == 2
-    assert message in capsys.readouterr().err
+    status, _, err = record(file, *SHAPE, *DIGITS)
+    assert (status, message in err) == (2, True)
     assert (tmp_path / "there.jsonl").read_text() == "mine\n"
 
 
@@ -248,4 +256,11 @@ def test_a_batch_size_that_does_not_fit_is_left_out(tmp_path):
         return fake(**point) if fits else fake("oom", 10, ((10, 0.5),), **point)
 
     record_grid(Grid((8, 16, 512), (0.1,), (0,)), train, tmp_path / "t.jsonl", lambda line: None)
+    assert read_table(tmp_path / "t.jsonl").batch_sizes == (8, 16)
+
+
+def test_an_earlier_versions_runs_are_continued(tmp_path):
+    older = {"batch_size": 8, "lr": 0.1, "seed": 0, "steps": [10], "metric": [0.5], "seconds_per_step": 0.1}
+    (tmp_path / "t.jsonl.runs").write_text(json.dumps(older | {"status": "budget"}) + "\n")
+    record_grid(Grid((8, 16), (0.1,), (0,)), lambda spec: fake(batch_size=16), tmp_path / "t.jsonl", lambda line: None)
     assert read_table(tmp_path / "t.jsonl").batch_sizes == (8, 16)

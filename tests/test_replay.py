@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from toolbox import entries, table_rows, write_rows
 
 from bstune.core.errors import TableError
-from bstune.core.records import Target, TrialResult, TrialSpec
-from bstune.trial.replay import Run, Table, always_reached, main, never_reached, read_table, replay
+from bstune.core.records import Budget, Target, TrialResult, TrialSpec
+from bstune.study.prepare import compose_checked, prepare
+from bstune.trial import replay as replay_module
+from bstune.trial.replay import Run, Table, always_reached, never_reached, read_table, replay
 
 TARGET = Target("val/error", 0.1, "min")
 
@@ -213,25 +216,18 @@ def test_a_trial_that_is_stopped_and_continued_comes_to_the_same_and_costs_what_
     assert min(first.train_seconds, second.train_seconds, last.train_seconds) >= 0.0
 
 
-def test_a_budget_below_the_steps_that_are_done_adds_none():
-    table = Table((run(8, 0.1, hit=100), run(16, 0.1, hit=90)))
-    first = replay(table, spec(), TARGET, 50)
-    second = replay(table, changed(spec(), number=8, resumed_from=7), TARGET, 20, first)
-    assert (second.steps, second.train_seconds) == (50, 0.0)
-
-
 @pytest.mark.parametrize(
-    ("own", "parent", "message"),
+    ("own", "earlier", "message"),
     [
-        ({"resumed_from": 3}, None, "the trial names parent 3, but got None"),
-        ({}, {}, "the trial names parent None, but got 7"),
+        ({"resumed_from": 3}, None, "the trial is resumed from 3, but got None"),
+        ({}, {}, "the trial is resumed from None, but got 7"),
         ({"resumed_from": 7}, {"lr": 0.2}, r"\(8, 0.2, 0\), but got \(8, 0.1, 0\)"),
         ({"resumed_from": 7}, {"seed": 2}, r"\(8, 0.1, 2\), but got \(8, 0.1, 0\)"),
     ],
 )
-def test_another_trial_cannot_be_continued(own, parent, message):
+def test_another_trial_cannot_be_continued(own, earlier, message):
     table = Table((run(8, 0.1, hit=100), run(16, 0.1, hit=90)))
-    earlier = None if parent is None else changed(replay(table, spec(), TARGET, 50), **parent)
+    earlier = None if earlier is None else changed(replay(table, spec(), TARGET, 50), **earlier)
     with pytest.raises(ValueError, match=message):
         replay(table, changed(spec(), **own), TARGET, 100, earlier)
 
@@ -269,15 +265,12 @@ GOOD = {
 }
 
 
-def write(path: Path, *rows: object) -> Path:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return path
-
-
 def test_a_table_is_read_back(tmp_path):
     none = GOOD | {"batch_size": 16, "steps": [], "metric": [], "status": "diverged"}
     whole = GOOD | {"batch_size": 32.0, "lr": 1, "seed": -1}
-    table = read_table(write(tmp_path / "t.jsonl", GOOD, "", none, {k: v for k, v in whole.items() if k != "status"}))
+    table = read_table(
+        write_rows(tmp_path / "t.jsonl", [GOOD, "", none, {k: v for k, v in whole.items() if k != "status"}])
+    )
     assert table.runs == (
         Run(8, 0.1, 0, (10, 20), (0.5, 0.09), 0.01, False),
         Run(16, 0.1, 0, (), (), 0.01, True),
@@ -318,7 +311,7 @@ BAD_ROWS = [
 @pytest.mark.parametrize(("rows", "message"), BAD_ROWS)
 def test_a_bad_row_is_named(tmp_path, rows, message):
     with pytest.raises(TableError) as error:
-        read_table(write(tmp_path / "t.jsonl", OTHER, *rows))
+        read_table(write_rows(tmp_path / "t.jsonl", [OTHER, *rows]))
     assert message in str(error.value)
 
 
@@ -371,7 +364,92 @@ def test_goals_that_a_table_says_nothing_of(target, never, always):
     assert always_reached(table, target) == always
 
 
-@pytest.mark.parametrize("arguments", [[], ["replay"], ["--help"]])
-def test_the_module_records_and_does_nothing_else(arguments, capsys):
-    assert main(arguments) == 2
-    assert "usage: python -m bstune.trial.replay record FILE" in capsys.readouterr().err
+REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return write_rows(tmp_path / "t.jsonl", table_rows())
+
+
+def test_the_backend_runs_a_spec_to_its_limit_and_on_from_there(table):
+    train = prepare(compose_checked(list(REPLAY))).backend.run
+    own = TrialSpec(0, 0, 32, 0.04, None, 5)
+    whole = train(own, None, None)
+    first = train(changed(own, max_steps=100), None, None)
+    rest = train(changed(own, number=1, resumed_from=0), None, first)
+    assert (first.status, first.steps) == ("censored", 100)
+    assert (rest.steps, rest.history) == (whole.steps, whole.history)
+    assert first.train_seconds + rest.train_seconds == pytest.approx(whole.train_seconds)
+    budgeted = prepare(compose_checked([*REPLAY, "budget.steps=60", "budget.examples=1"])).backend.run
+    assert budgeted(own, None, None).steps == 60
+    assert budgeted(changed(own, max_steps=100), None, None).steps == 100  # a limit replaces the budget
+
+
+def test_what_a_config_leaves_open_comes_from_the_table(table):
+    config = compose_checked(list(REPLAY))
+    assert config.scaling.lr == pytest.approx(0.08)
+    budget, runs = Budget(config.budget.steps, config.budget.examples), read_table(table).runs
+    assert all(budget.last_step(run.batch_size) >= run.end for run in runs), "a record exceeds the budget"
+    assert budget.steps == max(run.end for run in runs if run.batch_size == 512)
+    prepared = prepare(config)
+    assert prepared.backend.step_time(128) == pytest.approx(0.0228)
+    assert prepared.backend.step_time(64) == pytest.approx(math.sqrt(0.0132 * 0.0228))
+    for size in (8, 30, 512):
+        nearest = {8: 8, 30: 32, 512: 512}[size]
+        longest = max(run.end for run in runs if run.batch_size == nearest)
+        assert prepared.backend.longest(size, prepared.protocol) == longest
+
+
+def test_a_shipped_table_has_a_bare_name(monkeypatch, tmp_path):
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    write_rows(shipped / "some.jsonl", table_rows())
+    monkeypatch.setattr(replay_module, "SHIPPED", shipped)
+    monkeypatch.chdir(tmp_path)
+    assert replay_module.find_table("some") == shipped / "some.jsonl"
+    (tmp_path / "some").mkdir()
+    assert replay_module.find_table("some") == shipped / "some.jsonl"  # a folder is no table
+    (tmp_path / "some").rmdir()
+    write_rows(tmp_path / "some", table_rows())
+    assert replay_module.find_table("some") == Path("some")  # a file comes first
+    with pytest.raises(TableError, match=r"workload.table=other is no file: .*, or name a shipped one: some"):
+        replay_module.find_table("other")
+
+
+BARE = REPLAY[:2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (BARE[:1], "workload.table is missing: name a file of recorded runs, workload.table=FILE"),
+        ((BARE[0], "workload.table=no.jsonl"), "workload.table=no.jsonl is no file: give a file of recorded runs"),
+        ((BARE[0], "workload.table=."), "workload.table=. is a folder: give a file of recorded runs"),
+        ((BARE[0], "workload.table='~nobody-here/t.jsonl'"), "/t.jsonl' cannot be read: "),
+        ((BARE[0], f"workload.table={'t' * 300}"), "cannot be read: "),
+        (BARE, "workload.target.value is missing: give the value to reach, such as workload.target.value=0.1 (this"),
+        ((*REPLAY, "workload.target.value=0.12"), "val/error <= 0.12 is never reached in this table; lowest val/error"),
+        ((*REPLAY, "workload.target.value=0.7"), "val/error <= 0.7 is met by every run in this table at its first"),
+        ((*REPLAY, "search.batch_size.low=4"), "search.batch_size.low=4 lies outside of the table's batch sizes, 8 to"),
+        ((*REPLAY, "search.batch_size.high=600"), "search.batch_size.high=600 lies outside of the table's batch sizes"),
+        ((*REPLAY, "trial.batch_size=600", "trial.lr=0.1"), "trial.batch_size=600 lies outside of the table's batch"),
+        ((*REPLAY, "trial.batch_size=60", "trial.lr=1"), "trial.lr=1 lies outside of the table's learning rates, 0.01"),
+        ((*REPLAY, "compile=default"), "compile=default does not apply to recorded runs: leave it out"),
+        ((*REPLAY, "scaling=surge"), "the scaling rule surge needs a noise scale"),
+    ],
+)
+def test_bad_input_ends_in_a_plain_line_and_writes_nothing(bstune, tmp_path, table, arguments, message):
+    status, out, err = bstune(*arguments)
+    assert (status, err.startswith("error: ")) == (2, True)
+    assert message in err
+    assert "Traceback" not in out + err
+    assert entries(tmp_path) == ["t.jsonl"]
+
+
+def test_a_table_that_changed_since_the_config_was_checked_is_refused(table):
+    config = compose_checked(list(REPLAY))
+    table.unlink()
+    with pytest.raises(TableError, match="is no file"):
+        prepare(config)

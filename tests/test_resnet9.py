@@ -92,80 +92,29 @@ def test_it_is_that_of_david_page(parameters):
     assert parameters(resnet9(10, 64, 0.125)) == 6_573_120
 
 
-@pytest.mark.parametrize(("width", "classes"), [(4, 10), (8, 3)])
-def test_it_in_closed_form(width, classes, parameters, shapes):
-    model = resnet9(classes, width)
-    layers = [(3, 1), (1, 2), (2, 2), (2, 2), (2, 4), (4, 8), (8, 8), (8, 8)]  # in widths, but for the three colours
-    kernels = sum(9 * (3 if number == 0 else i * width) * o * width for number, (i, o) in enumerate(layers))
-    norms = sum(2 * o * width for _, o in layers)
-    assert parameters(model) == kernels + norms + 8 * width * classes
-    w = width
-    assert shapes(model.features, torch.zeros(2, 3, 32, 32)) == [
-        (w, 32, 32),
-        (2 * w, 16, 16),
-        (2 * w, 16, 16),
-        (4 * w, 8, 8),
-        (8 * w, 4, 4),
-        (8 * w, 4, 4),
-        (8 * w, 1, 1),
-        (8 * w,),
-    ]
-    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, classes)
-    assert model.head.bias is None
-
-
-def test_it_adds_its_branches():
-    """With branches that give nothing, it is the plain network."""
-    torch.manual_seed(0)
-    model = resnet9().eval()
-    residual = [child for child in model.features if hasattr(child, "branch")]
-    assert len(residual) == 2
-    whole = model(images())
-    for child in residual:
-        nn.init.zeros_(child.branch[1][1].weight)
-    plain = nn.Sequential(*(child for child in model.features if child not in residual))
-    torch.testing.assert_close(model(images()), model.head(plain(images())))
-    assert not torch.allclose(model(images()), whole)
-
-
-def test_it_scales_its_logits():
-    torch.manual_seed(0)
-    model = resnet9().eval()
-    before = model(images())
-    model.logit_scale = 0.125
-    torch.testing.assert_close(model(images()), before / 8)
-
-
 # Switches
 
 
 @pytest.mark.parametrize(
-    ("pool", "order"),
+    ("pool", "order", "same"),
     [
-        ("after_activation", [nn.Conv2d, BatchNorm, nn.ReLU, nn.MaxPool2d]),
-        ("before_activation", [nn.Conv2d, BatchNorm, nn.MaxPool2d, nn.ReLU]),
-        ("before_norm", [nn.Conv2d, nn.MaxPool2d, BatchNorm, nn.ReLU]),
+        ("after_activation", [nn.Conv2d, BatchNorm, nn.CELU, nn.MaxPool2d], True),
+        ("before_activation", [nn.Conv2d, BatchNorm, nn.MaxPool2d, nn.CELU], True),
+        ("before_norm", [nn.Conv2d, nn.MaxPool2d, BatchNorm, nn.CELU], False),  # statistics of the largest values
     ],
 )
-def test_where_it_pools(pool, order, parameters):
-    model = resnet9(pool=pool)
-    for place in (1, 3, 4):
-        assert [type(layer) for layer in model.features[place]] == order
-    without = [kind for kind in order if kind is not nn.MaxPool2d]
-    assert [type(layer) for layer in model.features[0]] == without
-    assert [type(layer) for layer in model.features[2].branch[1]] == without
-    assert parameters(model) == parameters(resnet9())
-
-
-@pytest.mark.parametrize(
-    ("pool", "same"), [("after_activation", True), ("before_activation", True), ("before_norm", False)]
-)
-def test_pooling_before_an_activation_that_never_falls_is_the_same_function(pool, same):
-    """Before the norm it is another one: its statistics are those of the largest values."""
+def test_where_it_pools(pool, order, same):
+    """Pooling before an activation that never falls is the same function."""
     networks = []
     for where in ("after_activation", pool):
         torch.manual_seed(0)
         networks.append(resnet9(pool=where, activation=partial(nn.CELU, alpha=0.075)))
+    features = networks[1].features
+    for place in (1, 3, 4):
+        assert [type(layer) for layer in features[place]] == order
+    without = [kind for kind in order if kind is not nn.MaxPool2d]
+    assert [type(layer) for layer in features[0]] == without
+    assert [type(layer) for layer in features[2].branch[1]] == without
     outputs = [network(images()) for network in networks]
     assert torch.allclose(*outputs, rtol=1e-5, atol=1e-6) == same
 
@@ -201,37 +150,27 @@ def test_scales_of_a_quarter_are_scales_of_one_with_another_activation():
         torch.testing.assert_close(mine.grad, its.grad * factor, rtol=1e-3, atol=1e-5)
 
 
-def test_whitening_takes_the_place_of_the_first_convolution(parameters):
-    whitening = Whitening(kernel_size=3, eps=1e-2, images=6, signed=False, bias=False, padding=1)
-    model = resnet9(width=8, whitening=whitening)
-    whitening.initialise_from(images())
-    kinds = [type(layer) for layer in model.features[0]]
-    assert kinds == [Whitening, nn.Conv2d, BatchNorm, nn.ReLU]
-    assert model.features[0][1].weight.shape == (8, 27, 1, 1)
-    assert parameters(model) == parameters(resnet9(width=8))  # 27 weights a filter, in the one convolution or the other
-    x = images()
-    first, plain = model.features[0], nn.functional.conv2d(x, whitening.weight, padding=1)
-    expected = nn.functional.conv2d(plain, first[1].weight)
-    norm = nn.BatchNorm2d(8)
-    torch.testing.assert_close(first(x), norm(expected).relu())
-    model(x).sum().backward()
-    assert "features.0.0.weight" in model.state_dict()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_identity_initialisation_reaches_every_learnt_convolution():
+def test_whitening_takes_the_place_of_the_first_convolution_and_the_others_start_as_identities(parameters):
     torch.manual_seed(0)
     whitening = Whitening(kernel_size=3, eps=1e-2, images=6, signed=False, bias=False, padding=1)
-    whitening.initialise_from(images())
-    filters = whitening.weight.clone()
     model = resnet9(width=8, whitening=whitening, identity_init=True)
+    whitening.initialise_from(images())
+    first = model.features[0]
+    assert [type(layer) for layer in first] == [Whitening, nn.Conv2d, BatchNorm, nn.ReLU]
+    assert first[1].weight.shape == (8, 27, 1, 1)
+    assert parameters(model) == parameters(resnet9(width=8))  # 27 weights a filter, in the one convolution or the other
+    x = images()
+    expected = nn.functional.conv2d(nn.functional.conv2d(x, whitening.weight, padding=1), first[1].weight)
+    torch.testing.assert_close(first(x), nn.BatchNorm2d(8)(expected).relu())
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     assert len(layers) == 8
     for layer in layers:
         x = torch.randn(2, layer.in_channels, 5, 5)
         passed = min(layer.in_channels, layer.out_channels)
         assert torch.equal(layer(x)[:, :passed], x[:, :passed])
-    assert torch.equal(whitening.weight, filters)
+    model(images()).sum().backward()
+    assert "features.0.0.weight" in model.state_dict()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_another_place_to_pool_is_refused():

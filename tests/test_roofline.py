@@ -1,5 +1,8 @@
+"""The device's limits, a step's FLOPs and bytes against closed forms, what the limits allow, and alignment."""
+
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,17 +10,21 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from bstune.core.errors import HardwareError
-from bstune.hardware.report import draw_roofline
 from bstune.hardware.roofline import (
     OUTSIDE,
+    AffineCost,
     DeviceLimits,
     LayerCost,
-    Line,
     StepCost,
+    _best_rate,
     achieved,
     allowed_seconds,
+    arithmetic_of,
     intensity,
+    measure_limits,
+    misalignments,
     step_cost,
+    tensor_core_multiple,
     training_loss,
     turning_batch_size,
 )
@@ -25,19 +32,31 @@ from bstune.workloads.classifier import Classifier
 from bstune.workloads.layers import BatchNorm
 from bstune.workloads.models import mlp, simple_cnn
 from bstune.workloads.resnet9 import ResNet9
+from tests.toolbox import FakeTime
 
 LIMITS = DeviceLimits("device", "fp16", 100.0, 10.0, misaligned_flops_per_second=50.0)
-NOTHING = Line(0.0, 0.0)
+NOTHING = AffineCost(0.0, 0.0)
+BATCH_NORM = partial(BatchNorm, ghost_size=2)
 RESNET9 = ResNet9(
-    10,
-    8,
-    0.125,
-    pool="before_norm",
-    activation=nn.CELU,
-    norm=partial(BatchNorm, ghost_size=2),
-    whitening=None,
-    identity_init=False,
+    10, 8, 0.125, pool="before_norm", activation=nn.CELU, norm=BATCH_NORM, whitening=None, identity_init=False
 )
+
+
+class Calls(nn.Module):
+    """Calls its parts as a function says."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        self.call = forward
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.call(self, x)
+
+
+def linear(inputs=4, outputs=4):
+    return nn.Linear(inputs, outputs, bias=False)
 
 
 def cost_of(module, shape, arithmetic="fp32", batch_sizes=(2, 4), needs_gradient=False, loss=None):
@@ -58,8 +77,10 @@ def step(*layers):
     return StepCost(layers, (), ())
 
 
-@pytest.mark.parametrize(("arithmetic", "width"), [("fp64", 8), ("fp32", 4), ("tf32", 4), ("bf16", 2), ("fp16", 2)])
-@pytest.mark.parametrize("needs_gradient", [True, False])
+@pytest.mark.parametrize(
+    ("arithmetic", "width", "needs_gradient"),
+    [("fp64", 8, True), ("fp32", 4, False), ("tf32", 4, True), ("bf16", 2, False), ("fp16", 2, True)],
+)
 def test_linear(arithmetic, width, needs_gradient):
     inputs, outputs = 12, 5
     cost = cost_of(nn.Linear(inputs, outputs), (inputs,), arithmetic, needs_gradient=needs_gradient)
@@ -67,11 +88,11 @@ def test_linear(arithmetic, width, needs_gradient):
     product = 2 * inputs * outputs
     weights = inputs * outputs + outputs
     # 2 B in out forward, 4 B in out backward: the first layer of a network has no gradient of its input to compute
-    assert only.flops == Line(0, product * (3 if needs_gradient else 2))
+    assert only.flops == AffineCost(0, product * (3 if needs_gradient else 2))
     # x forward, x and dx backward; y and dy; w forward, w and dw backward
-    assert only.inputs == Line(0, inputs * (3 if needs_gradient else 2) * width)
-    assert only.outputs == Line(0, outputs * 2 * width)
-    assert only.weights == Line(weights * (3 if needs_gradient else 2) * width, 0)
+    assert only.inputs == AffineCost(0, inputs * (3 if needs_gradient else 2) * width)
+    assert only.outputs == AffineCost(0, outputs * 2 * width)
+    assert only.weights == AffineCost(weights * (3 if needs_gradient else 2) * width, 0)
     assert (only.kind, only.calls, only.rows_per_example) == ("Linear", 1, 1)
     assert only.dimensions == (("in_features", inputs), ("out_features", outputs))
     assert intensity(cost, 10) == only.flops.at(10) / only.bytes.at(10)
@@ -82,30 +103,27 @@ def test_convolution(groups, dimensions):
     module = nn.Conv2d(4, 8, 3, padding=1, groups=groups, bias=False)
     (only,) = cost_of(module, (4, 6, 5), needs_gradient=True).layers
     product = 2 * 6 * 5 * 9 * 4 * 8 // groups
-    assert only.flops == Line(0, 3 * product)
-    assert only.inputs == Line(0, 3 * 4 * 30 * 4)
-    assert only.outputs == Line(0, 2 * 8 * 30 * 4)
-    assert only.weights == Line(3 * 9 * 4 * 8 // groups * 4, 0)
+    assert only.flops == AffineCost(0, 3 * product)
+    assert only.inputs == AffineCost(0, 3 * 4 * 30 * 4)
+    assert only.outputs == AffineCost(0, 2 * 8 * 30 * 4)
+    assert only.weights == AffineCost(3 * 9 * 4 * 8 // groups * 4, 0)
     expected = () if dimensions is None else (("in_channels", dimensions[0]), ("out_channels", dimensions[1]))
     assert only.dimensions == expected
 
 
 def test_transposed_convolution():
-    (only,) = cost_of(
-        nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2, bias=False), (4, 5, 5), needs_gradient=True
-    ).layers
-    assert only.flops == Line(0, 3 * 2 * 4 * 25 * 4 * 6 // 2)
+    module = nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2, bias=False)
+    (only,) = cost_of(module, (4, 5, 5), needs_gradient=True).layers
+    assert only.flops == AffineCost(0, 3 * 2 * 4 * 25 * 4 * 6 // 2)
 
 
 def test_two_layers():
     cost = cost_of(nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), (2, 3))
     assert [one.name for one in cost.layers] == ["1", "2", "3"]  # a view moves nothing
     assert [one.flops.per_example for one in cost.layers] == [4 * 24, 0, 6 * 12]
-    relu = cost.layers[1]
-    assert relu.bytes == Line(0, 4 * (4 * 3 + 4 * 2))
-    assert cost.uncounted == ("2",)
-    assert cost.superlinear == ()
-    assert cost.flops == Line(0, 4 * 24 + 6 * 12)
+    assert cost.layers[1].bytes == AffineCost(0, 4 * (4 * 3 + 4 * 2))
+    assert (cost.uncounted, cost.superlinear) == (("2",), ())
+    assert cost.flops == AffineCost(0, 4 * 24 + 6 * 12)
     assert cost.bytes.constant == 4 * (2 * 28 + 3 * 15)
 
 
@@ -116,96 +134,58 @@ def test_in_place_layers_move_bytes_and_cut_backward_as_others_do():
     assert cost_of(network(True), (6,)) == cost_of(network(False), (6,))
 
 
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=False)
-
-    def forward(self, x):
-        return self.first(x) + self.second(x)
-
-
 def test_layers_whose_input_needs_no_gradient_are_not_charged_for_others():
-    assert [one.flops.per_example for one in cost_of(Branches(), (6,)).layers] == [4 * 24, 4 * 24]
-
-
-class Repeated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4, bias=False)
-
-    def forward(self, x):
-        return self.layer(self.layer(self.layer(x)))
+    branches = Calls(lambda m, x: m.first(x) + m.second(x), first=linear(6), second=linear(6))
+    assert [one.flops.per_example for one in cost_of(branches, (6,)).layers] == [4 * 24, 4 * 24]
 
 
 def test_a_layer_called_several_times_moves_its_weights_once():
-    (only,) = cost_of(Repeated(), (4,)).layers
+    (only,) = cost_of(Calls(lambda m, x: m.part(m.part(m.part(x))), part=linear()), (4,)).layers
     assert only.calls == 3
-    assert only.flops == Line(0, (3 * 4 + 2 * 2) * 16)  # the first call has no gradient of its input
-    assert only.weights == Line(3 * 16 * 4, 0)
-    assert only.inputs == Line(0, (2 + 3 + 3) * 4 * 4)
+    assert only.flops == AffineCost(0, (3 * 4 + 2 * 2) * 16)  # the first call has no gradient of its input
+    assert only.weights == AffineCost(3 * 16 * 4, 0)
+    assert only.inputs == AffineCost(0, (2 + 3 + 3) * 4 * 4)
 
 
 def test_shared_weights_are_counted_once():
-    module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    module = nn.Sequential(linear(), linear())
     module[1].weight = module[0].weight
     first, second = cost_of(module, (4,)).layers
-    assert first.weights == Line(2 * 16 * 4, 0)
-    assert second.weights == NOTHING
-    assert second.flops == Line(0, 6 * 16)
+    assert first.weights == AffineCost(2 * 16 * 4, 0)
+    assert (second.weights, second.flops) == (NOTHING, AffineCost(0, 6 * 16))
 
 
 def test_frozen_weights_have_no_gradient():
-    module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    module = nn.Sequential(linear(), linear())
     module[1].weight.requires_grad = False
     second = cost_of(module, (4,)).layers[1]
-    assert second.flops == Line(0, 4 * 16)
-    assert second.weights == Line(2 * 16 * 4, 0)
-    assert second.inputs == Line(0, 2 * 4 * 4)  # x forward, dx backward
-
-
-class Functional(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(5, 4))
-        self.layer = nn.Linear(4, 4, bias=False)
-
-    def forward(self, x):
-        return nn.functional.linear(self.layer(x), self.weight)
+    assert second.flops == AffineCost(0, 4 * 16)
+    assert second.weights == AffineCost(2 * 16 * 4, 0)
+    assert second.inputs == AffineCost(0, 2 * 4 * 4)  # x forward, dx backward
 
 
 def test_what_no_layer_calls_is_seen_in_flops_and_weights():
-    inner, outside = cost_of(Functional(), (4,)).layers
-    assert (inner.name, inner.flops) == ("layer", Line(0, 4 * 16))
-    assert (outside.name, outside.flops) == (OUTSIDE, Line(0, 6 * 20))
-    assert (outside.inputs, outside.outputs, outside.weights) == (NOTHING, NOTHING, Line(3 * 20 * 4, 0))
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return checkpoint(self.inner, x, use_reentrant=False)
+    weight = nn.Parameter(torch.randn(5, 4))
+    functional = Calls(lambda m, x: nn.functional.linear(m.part(x), m.weight), weight=weight, part=linear())
+    inner, outside = cost_of(functional, (4,)).layers
+    assert (inner.name, inner.flops) == ("part", AffineCost(0, 4 * 16))
+    assert (outside.name, outside.flops) == (OUTSIDE, AffineCost(0, 6 * 20))
+    assert (outside.inputs, outside.outputs, outside.weights) == (NOTHING, NOTHING, AffineCost(3 * 20 * 4, 0))
 
 
 def test_checkpointing_repeats_the_forward_pass():
     inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
-    plain, again = cost_of(inner, (4,)), cost_of(Checkpointed(inner), (4,))
-    assert again.flops == plain.flops + Line(0, 2 * 2 * 16)
+    checkpointed = Calls(lambda m, x: checkpoint(m.inner, x, use_reentrant=False), inner=inner)
+    plain, again = cost_of(inner, (4,)), cost_of(checkpointed, (4,))
+    assert again.flops == plain.flops + AffineCost(0, 2 * 2 * 16)
     assert [one.flops.per_example for one in again.layers] == [6 * 16, 0, 8 * 16, 0]
 
 
 def test_a_cost_that_outgrows_the_batch_is_named():
-    class Pairs(nn.Module):
-        def forward(self, x):
-            return (x @ x.T).sum()
-
-    module = nn.Sequential(nn.Linear(4, 4, bias=False), Pairs())
+    module = nn.Sequential(linear(), Calls(lambda m, x: (x @ x.T).sum()))
     cost = cost_of(module, (4,), batch_sizes=(2, 8), loss=lambda model, batch: model(batch))
     assert cost.superlinear == ("1",)
-    assert cost.layers[1].flops == Line(0, 6 * 4 * 8)  # 2 B^2 4 forward and twice backward, at B = 8
+    assert cost.layers[1].flops == AffineCost(0, 6 * 4 * 8)  # 2 B^2 4 forward and twice backward, at B = 8
 
 
 def test_the_module_is_left_as_it_was():
@@ -241,11 +221,8 @@ def test_the_line_holds_at_other_batch_sizes(network):
 
 
 def test_losses_in_a_mapping():
-    class Module:
-        def training_step(self, batch, index):
-            return {"loss": batch, "other": 0}
-
-    assert training_loss(Module(), torch.ones(())) == 1
+    module = SimpleNamespace(training_step=lambda batch, index: {"loss": batch, "other": 0})
+    assert training_loss(module, torch.ones(())) == 1
 
 
 RIDGE = 10.0
@@ -254,13 +231,11 @@ RIDGE = 10.0
 @pytest.mark.parametrize(
     ("flops", "moved", "expected"),
     [
-        (Line(0, 40), Line(200, 2), 100.0),  # 40 B = 10 (200 + 2 B)
-        (Line(0, 40), Line(0, 2), 1.0),  # compute-bound at any size
-        (Line(0, 40), Line(1, 2), 1.0),  # from B = 1/2 on
-        (Line(0, 20), Line(200, 2), None),  # approaches the ridge from below
-        (Line(0, 10), Line(200, 2), None),
-        (Line(500, 40), Line(200, 2), 75.0),
-        (Line(0, 0), Line(0, 2), None),
+        (AffineCost(0, 40), AffineCost(200, 2), 100.0),  # 40 B = 10 (200 + 2 B)
+        (AffineCost(0, 40), AffineCost(0, 2), 1.0),  # compute-bound at any size
+        (AffineCost(0, 40), AffineCost(1, 2), 1.0),  # from B = 1/2 on
+        (AffineCost(0, 20), AffineCost(200, 2), None),  # approaches the ridge from below
+        (AffineCost(500, 40), AffineCost(200, 2), 75.0),
     ],
 )
 def test_turning_batch_size(flops, moved, expected):
@@ -279,7 +254,7 @@ def test_the_linear_layer_turns_where_its_closed_form_says(ridge, turns):
 
 
 def test_time_allowed_is_the_larger_of_each_layer():
-    cost = step(layer(Line(0, 100), Line(5, 1)), layer(Line(0, 10), Line(0, 8)))
+    cost = step(layer(AffineCost(0, 100), AffineCost(5, 1)), layer(AffineCost(0, 10), AffineCost(0, 8)))
     # at B = 10: 10 s of compute over 1.5 s of memory, and 8 s of memory over 1 s of compute
     assert allowed_seconds(cost, LIMITS, 10) == pytest.approx(10 + 8)
     far, near = achieved(cost, LIMITS, [(10, 36.0), (1, 2.0)])
@@ -289,22 +264,19 @@ def test_time_allowed_is_the_larger_of_each_layer():
     assert near.share_of_peak == pytest.approx(1100 / 36 / 100)
     assert near.compute_bound  # 1100 FLOPs over 95 bytes: above 10
     assert not far.compute_bound  # 110 over 14
-    assert achieved(cost, LIMITS, []) == []
+    assert intensity(layer(AffineCost(0, 4)), 2) is None
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: cost_of(nn.Linear(2, 2), (2,), batch_sizes=(0, 2)), r"batch_sizes must be two rising.*\(0, 2\)"),
         (lambda: cost_of(nn.Linear(2, 2), (2,), batch_sizes=(2, 2)), r"two rising sizes"),
-        (lambda: cost_of(nn.Linear(2, 2), (2,), "fp8"), "arithmetic must be one of .* but got 'fp8'"),
         (lambda: cost_of(nn.BatchNorm1d(2), (2,)), "the FLOP counter found none"),
         (lambda: cost_of(nn.Linear(2, 2).requires_grad_(False), (2,)), "loss has no gradient"),
-        (lambda: intensity(layer(), 0), "a batch size is at least 1 example, but got 0"),
-        (lambda: allowed_seconds(step(layer()), LIMITS, math.nan), "a batch size is at least 1 example, but got nan"),
-        (lambda: achieved(step(layer()), LIMITS, [(0, 1.0)]), "a batch size is at least 1"),
-        (lambda: achieved(step(layer()), LIMITS, [(2, math.nan)]), "seconds per step at batch size 2 .* but got nan"),
-        (lambda: turning_batch_size(layer(), math.inf), "the ridge must be .* but got inf"),
+        (lambda: DeviceLimits("x", "fp32", math.nan, 1.0), "flops_per_second of x must be .* but got nan"),
+        (lambda: DeviceLimits("x", "fp32", 1.0, 0.0), "bytes_per_second of x must be .* but got 0.0"),
+        (lambda: arithmetic_of("transformer-engine", "cpu"), "precision must be .* but got 'transformer-engine'"),
+        (lambda: measure_limits("cpu", "fp32", 0.01, [8], [10**15]), "ceilings of cpu cannot be measured in fp32: "),
     ],
 )
 def test_what_cannot_be_used(call, message):
@@ -312,19 +284,112 @@ def test_what_cannot_be_used(call, message):
         call()
 
 
-def test_a_layer_without_bytes_has_no_intensity():
-    assert intensity(layer(Line(0, 4)), 2) is None
+# The device's own limits, by a clock that only work moves
 
 
-@pytest.mark.parametrize("measured", [[], [(2, 1e-3), (64, 2e-3)]])
-def test_figure(tmp_path, measured):
-    cost = cost_of(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), (6,))
-    path = tmp_path / "roofline.png"
-    draw_roofline(cost, DeviceLimits("cpu", "fp32", 1e11, 2e10), (1, 8, 64), measured, "digits", path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert list(tmp_path.iterdir()) == [path]
+def machine(time, calls, speed=1e6):
+    """Prepare calls of ``size`` cubed operations at a speed; small ones are slower, the first one a thousandfold."""
+
+    def prepare(size):
+        def call():
+            slow = 1000.0 if size not in calls else 1.0
+            calls.append(size)
+            time.sleep(slow * 2 * size**3 / (speed * min(1.0, size / 100)))
+
+        return call
+
+    return prepare
 
 
-def test_figure_needs_a_batch_size(tmp_path):
-    with pytest.raises(HardwareError, match="at least one batch size"):
-        draw_roofline(step(layer(Line(0, 1), Line(0, 1))), LIMITS, (), [], "digits", tmp_path / "x.png")
+def rate(seconds, sizes):
+    """Return the best rate over the sizes, the sizes that were called, and the seconds that it took."""
+    time, calls = FakeTime(), []
+    found = _best_rate(machine(time, calls), lambda size: 2.0 * size**3, torch.device("cpu"), seconds, sizes, time)
+    return found, set(calls), time.now
+
+
+def test_the_best_of_the_sizes_is_the_limit_and_warm_up_is_left_out():
+    found, sizes, _ = rate(1e4, [20, 40, 80])
+    assert found == pytest.approx(0.8e6)
+    assert sizes == {20, 40, 80}
+
+
+def test_sizes_that_would_take_too_long_are_left_out():
+    # a first call at 20 takes 80 s, the next ones 0.08 s; 400 takes 128 s
+    found, sizes, seconds = rate(90.0, [20, 400])
+    assert found == pytest.approx(0.2e6)
+    assert sizes == {20}
+    assert seconds < 100.0
+
+
+@pytest.mark.parametrize("arithmetic", ["fp64", "fp32", "bf16"])
+def test_a_real_device_has_limits(arithmetic):
+    limits = measure_limits("cpu", arithmetic, 0.01, [32], [1000])
+    assert limits.device.startswith("cpu (")
+    assert (limits.dtype, limits.misaligned_flops_per_second) == (arithmetic, None)
+    assert limits.ridge == limits.flops_per_second / limits.bytes_per_second > 0
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [
+        ("64-true", "fp64"),
+        (32, "fp32"),
+        ("16-mixed", "fp16"),
+        ("bf16-mixed", "bf16"),
+        ("bf16", "bf16"),
+        ("tf32", "tf32"),
+    ],
+)
+def test_lightning_precisions(precision, expected):
+    assert arithmetic_of(precision, "cpu") == expected
+
+
+@pytest.mark.parametrize(
+    ("allowed", "capability", "expected"),
+    [("highest", (9, 0), "fp32"), ("high", (9, 0), "tf32"), ("medium", (8, 0), "tf32"), ("high", (7, 5), "fp32")],
+)
+def test_fp32_is_tf32_where_it_is_allowed(monkeypatch, allowed, capability, expected):
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: allowed)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert arithmetic_of("32-true", "cuda") == expected
+    assert arithmetic_of("16-mixed", "cuda") == "fp16"
+
+
+def test_multiples():
+    found = {name: tensor_core_multiple(name, "cuda") for name in ("fp16", "bf16", "tf32", "int8", "fp8", "fp32")}
+    assert found == {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16, "fp32": None}
+    assert tensor_core_multiple("fp16", "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "rows", "batch", "multiple", "expected"),
+    [
+        ((("in_features", 16), ("out_features", 8)), 1, 8, 8, []),
+        ((("in_features", 15), ("out_features", 10)), 1, 8, 4, [("in_features", 15, 16), ("out_features", 10, 12)]),
+        ((("in_channels", 3), ("out_channels", 64)), None, 7, 8, [("in_channels", 3, 8)]),
+        ((("in_features", 8), ("out_features", 8)), 1, 9, 8, [("batch", 9, 16)]),
+        ((("in_features", 8), ("out_features", 8)), 4, 9, 8, [("batch", 9, 10)]),
+        ((("in_features", 8), ("out_features", 8)), 8, 9, 8, []),
+        ((), None, 9, 8, []),
+        ((("in_features", 15), ("out_features", 10)), 1, 9, None, []),
+    ],
+)
+def test_alignment(dimensions, rows, batch, multiple, expected):
+    one = layer(AffineCost(0, 100), AffineCost(0, 1), dimensions=dimensions, rows_per_example=rows)
+    found = misalignments(step(one), LIMITS, multiple, batch)
+    assert [(row.dimension, row.size, row.padded) for row in found] == expected
+
+
+def test_gain_of_padding_is_predicted_from_the_measured_limits():
+    def padded(flops, weights, rows, limits=LIMITS):
+        parts = (AffineCost(0, flops), AffineCost(0, 1), AffineCost(0, weights), NOTHING)
+        one = LayerCost("l", "Linear", 1, *parts, (("in_features", 6),), rows)
+        return misalignments(step(one), limits, 8, 12)
+
+    feature, batch = padded(120, 1, 1)
+    assert feature.predicted_gain == pytest.approx((120 / 50) / (120 * 8 / 6 / 100))
+    assert (batch.padded, batch.predicted_gain) == (16, pytest.approx(2.0))
+    (feature,) = padded(1, 3, 8)
+    assert feature.predicted_gain == pytest.approx(4 / (8 / 6 + 3))  # memory-bound: padding only moves more
+    assert padded(120, 1, 1, DeviceLimits("device", "fp16", 100.0, 10.0))[0].predicted_gain is None

@@ -1,15 +1,15 @@
 import logging
 import math
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import RandomSampler
 from optuna.trial import TrialState, create_trial
 from synthetic import Law, synthetic_table
+from toolbox import make_result
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialResult, TrialSpec
@@ -23,18 +23,15 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)  # T is least at B = 283
 BEST = LAW.frontier(283) * LAW.tau(283)
 SPACE = {"batch_size": IntDistribution(8, 4096, log=True), "lr": FloatDistribution(1e-3, 2.0, log=True)}
-Objective = Callable[[optuna.Trial], float]
 
 
-def sqrt_rule(batch_size: float) -> float:
+def sqrt_rule(batch_size):
     return 0.1 * math.sqrt(batch_size / 128.0)
 
 
-def answer(trial: optuna.Trial, batch_size: int, lr: float, factor: float = 1.0) -> float:
+def answer(trial, batch_size, lr, factor=1.0):
     """Return the seconds that LAW says, with what the sampler needs to know; raise TrialPruned past a limit."""
-    max_steps = (
-        trial.study.sampler.max_steps(trial.number) if isinstance(trial.study.sampler, FrontierSampler) else None
-    )
+    max_steps = trial.study.sampler.max_steps(trial.number)
     steps = LAW.steps(batch_size, lr)
     trial.set_user_attr("seconds_per_step", LAW.tau(batch_size))
     if steps is None:
@@ -49,22 +46,22 @@ def answer(trial: optuna.Trial, batch_size: int, lr: float, factor: float = 1.0)
     return round(steps) * LAW.tau(batch_size)
 
 
-def plain(trial: optuna.Trial) -> float:
+def plain(trial):
     batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
     return answer(trial, batch_size, trial.suggest_float("lr", 1e-3, 2.0, log=True))
 
 
-def run(objective: Objective, count: int, sampler: BaseSampler | None = None, **arguments: Any) -> optuna.Study:
+def run(objective, count, sampler=None, **arguments):
     study = optuna.create_study(sampler=sampler or FrontierSampler(seed=0), **arguments)
     study.optimize(objective, n_trials=count)
     return study
 
 
-def distinct(study: optuna.Study, name: str) -> int:
+def distinct(study, name):
     return len({trial.params[name] for trial in study.trials})
 
 
-def test_define_by_run_without_a_known_space() -> None:
+def test_define_by_run_without_a_known_space():
     study = run(plain, 25)
     assert study.trials[0].params == {"batch_size": 181, "lr": pytest.approx(math.sqrt(2e-3))}  # the middle
     assert distinct(study, "batch_size") > 15
@@ -72,10 +69,8 @@ def test_define_by_run_without_a_known_space() -> None:
     assert {t.state for t in study.trials} <= {TrialState.COMPLETE, TrialState.PRUNED}
 
 
-
-
-def test_delta_with_a_rule() -> None:
-    def objective(trial: optuna.Trial) -> float:
+def test_delta_with_a_rule():
+    def objective(trial):
         batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
         return answer(trial, batch_size, sqrt_rule(batch_size) * 2 ** trial.suggest_float("delta", -3.0, 3.0))
 
@@ -87,7 +82,7 @@ def test_delta_with_a_rule() -> None:
 class OnlyOnceIndependent(FrontierSampler):
     """Refuses to fall back: Optuna asks for an independent value where a proposed one is not on the grid."""
 
-    def sample_independent(self, study: Any, trial: Any, *arguments: Any) -> Any:
+    def sample_independent(self, study, trial, *arguments):
         assert trial.number == 0
         return super().sample_independent(study, trial, *arguments)
 
@@ -101,7 +96,7 @@ class OnlyOnceIndependent(FrontierSampler):
     ],
     ids=["steps of batch size", "steps of lr", "linear"],
 )
-def test_spaces_with_a_grid_are_searched(suggest: Callable[[optuna.Trial], tuple[int, float]], grid: int) -> None:
+def test_spaces_with_a_grid_are_searched(suggest, grid):
     study = run(lambda trial: answer(trial, *suggest(trial)), 16, OnlyOnceIndependent(seed=0))
     assert distinct(study, "batch_size") > 8
     assert distinct(study, "lr") > 8
@@ -110,10 +105,10 @@ def test_spaces_with_a_grid_are_searched(suggest: Callable[[optuna.Trial], tuple
 
 
 @pytest.mark.parametrize("fixed", ["batch_size", "lr"])
-def test_a_space_with_a_single_batch_size_or_learning_rate(fixed: str) -> None:
+def test_a_space_with_a_single_batch_size_or_learning_rate(fixed):
     sizes, rates = ((283, 283), (1e-3, 1.0)) if fixed == "batch_size" else ((8, 4096), (0.1487, 0.1487))
 
-    def objective(trial: optuna.Trial) -> float:
+    def objective(trial):
         lr = trial.suggest_float("lr", *rates, log=True)
         return answer(trial, trial.suggest_int("batch_size", *sizes, log=True), lr)
 
@@ -122,8 +117,8 @@ def test_a_space_with_a_single_batch_size_or_learning_rate(fixed: str) -> None:
     assert study.best_value < 1.25 * BEST
 
 
-def test_other_hyper_parameters_are_searched_as_well() -> None:
-    def objective(trial: optuna.Trial) -> float:
+def test_other_hyper_parameters_are_searched_as_well():
+    def objective(trial):
         batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
         lr = trial.suggest_float("lr", 1e-3, 2.0, log=True)
         decay = trial.suggest_float("decay", 1e-5, 1e-1, log=True)
@@ -142,8 +137,8 @@ def test_other_hyper_parameters_are_searched_as_well() -> None:
     assert {trial.params["layers"] for trial in study.trials} <= {1, 3, 5, 7}
 
 
-def test_parameters_that_not_all_trials_have_are_sampled_anywhere() -> None:
-    def objective(trial: optuna.Trial) -> float:
+def test_parameters_that_not_all_trials_have_are_sampled_anywhere():
+    def objective(trial):
         if trial.suggest_categorical("kind", ["sgd", "adam"]) == "sgd":
             trial.suggest_float("momentum", 0.0, 1.0)
         return plain(trial)
@@ -153,8 +148,8 @@ def test_parameters_that_not_all_trials_have_are_sampled_anywhere() -> None:
     assert len(set(values)) == len(values) > 3
 
 
-def test_a_history_that_is_reported_is_read() -> None:
-    def objective(trial: optuna.Trial) -> float:
+def test_a_history_that_is_reported_is_read():
+    def objective(trial):
         batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
         needed = LAW.steps(batch_size, trial.suggest_float("lr", 1e-3, 2.0, log=True)) or 1e9
         max_steps = min(trial.study.sampler.max_steps(trial.number) or 1500, 1500)
@@ -181,8 +176,8 @@ def test_a_history_that_is_reported_is_read() -> None:
     assert study.best_value < 1.3 * BEST
 
 
-def test_a_first_trial_that_fails_is_not_asked_for_ever() -> None:
-    def objective(trial: optuna.Trial) -> float:
+def test_a_first_trial_that_fails_is_not_asked_for_ever():
+    def objective(trial):
         value = plain(trial)
         if trial.params["batch_size"] > 150:
             raise MemoryError
@@ -196,7 +191,7 @@ def test_a_first_trial_that_fails_is_not_asked_for_ever() -> None:
     assert distinct(study, "batch_size") > 10
 
 
-def test_workers_in_threads() -> None:
+def test_workers_in_threads():
     study = optuna.create_study(sampler=FrontierSampler(seed=0))
     study.optimize(plain, n_trials=24, n_jobs=2)
     assert len(study.trials) == 24
@@ -204,10 +199,10 @@ def test_workers_in_threads() -> None:
     assert study.best_value < 1.4 * BEST
 
 
-def test_trials_that_run_are_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_that_run_are_pending(monkeypatch):
     seen = []
 
-    def spy(posterior: Any, pending: Any, **arguments: Any) -> Suggestion:
+    def spy(posterior, pending, **arguments):
         seen.append(list(pending))
         return suggest(posterior, pending, **arguments)
 
@@ -222,8 +217,8 @@ def test_trials_that_run_are_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[-1] == [(*points[0], None), (*points[1], 2)]
 
 
-def test_two_directions_are_searched_in_turn() -> None:
-    def objective(trial: optuna.Trial) -> tuple[float, float]:
+def test_two_directions_are_searched_in_turn():
+    def objective(trial):
         batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
         steps = LAW.steps(batch_size, trial.suggest_float("lr", 1e-3, 2.0, log=True)) or 1e7
         return steps, steps * LAW.tau(batch_size)
@@ -242,9 +237,7 @@ def test_two_directions_are_searched_in_turn() -> None:
     assert min(trial.values[1] for trial in late) < 1.3 * BEST
 
 
-
-
-def test_a_resumed_study_goes_on() -> None:
+def test_a_resumed_study_goes_on():
     study = run(plain, 8, FrontierSampler(seed=5))
     asked = []
     for _ in range(2):  # a decision is a function of the trials and the seed
@@ -258,36 +251,43 @@ def test_a_resumed_study_goes_on() -> None:
     assert [trial.params for trial in again.trials] == [trial.params for trial in study.trials[:8]]
 
 
-def test_asking_for_the_posterior_does_not_change_the_search() -> None:
+def test_the_posterior_of_a_study_is_that_of_its_records():
+    study = run(plain, 8)
+    sampler = FrontierSampler(seed=0, search_space=SPACE)
+    coordinates = Coordinates(SPACE, None, round, None)
+    records = [trial_result(trial, coordinates, "time") for trial in study.trials]
+    options = {"particles": 32, "moves": 2}
+    first = sampler.posterior(study, **options, rng=np.random.default_rng(3))
+    second = sampler.posterior(records, **options, rng=np.random.default_rng(3))
+    np.testing.assert_array_equal(first.theta, second.theta)
+    assert first.theta.shape[0] == 32
+    assert (first.observations, first.spent) == (second.observations, second.spent)
+    failed = [*records, replace(records[0], number=9, status="failed")]
+    assert sampler.posterior(failed, **options).observations == first.observations
+    assert FrontierSampler(seed=0).posterior(optuna.create_study()) is None  # its parameters are not known yet
+
+
+def test_asking_for_the_posterior_does_not_change_the_search():
     first, second = (optuna.create_study(sampler=FrontierSampler(seed=0)) for _ in range(2))
     for _ in range(6):
         first.optimize(plain, n_trials=1)
         second.optimize(plain, n_trials=1)
-        second.sampler.posterior(second)  # type: ignore[attr-defined]
+        second.sampler.posterior(second)
     assert [trial.params for trial in first.trials] == [trial.params for trial in second.trials]
 
 
-
-
-def test_there_is_no_posterior_before_the_first_trial() -> None:
-    sampler = FrontierSampler(seed=0)
-    assert sampler.posterior(optuna.create_study()) is None
-    assert sampler.max_steps(0) is None
-    assert sampler.resumed_from(0) is None
-
-
-def test_without_a_budget_there_is_no_limit_until_something_has_reached_the_target() -> None:
+def test_without_a_budget_there_is_no_limit_until_something_has_reached_the_target():
     study = optuna.create_study(sampler=FrontierSampler(seed=0, search_space=SPACE))
     first = study.ask(SPACE)
-    assert study.sampler.max_steps(first.number) is None  # type: ignore[attr-defined]
+    assert study.sampler.max_steps(first.number) is None
     first.set_user_attr("steps", 1000)
     study.tell(first, 5.0)
     second = study.ask(SPACE)
-    assert study.sampler.max_steps(second.number) is not None  # type: ignore[attr-defined]
+    assert study.sampler.max_steps(second.number) is not None
 
 
 @pytest.mark.parametrize("budget", [None, lambda size: 50_000.0])
-def test_stopped_trials_are_continued_where_they_can_be(budget: Callable[[float], float] | None) -> None:
+def test_stopped_trials_are_continued_where_they_can_be(budget):
     sampler = FrontierSampler(seed=0, search_space=SPACE, budget=budget, resumable=lambda number: number % 3 != 0)
     study = optuna.create_study(sampler=sampler)
     parents = []
@@ -325,12 +325,12 @@ def test_stopped_trials_are_continued_where_they_can_be(budget: Callable[[float]
         (lambda t: t.suggest_int("batch_size", 8, 64) + t.suggest_int("lr", 1, 2), "must be a float"),
     ],
 )
-def test_a_space_that_it_cannot_search_is_refused(suggest: Objective, said: str) -> None:
+def test_a_space_that_it_cannot_search_is_refused(suggest, said):
     with pytest.raises(ConfigError, match=said):
         run(suggest, 3)
 
 
-def test_other_mistakes_are_refused() -> None:
+def test_other_mistakes_are_refused():
     with pytest.raises(ConfigError, match="time, steps, both, curve, but got 'speed'"):
         FrontierSampler(objective="speed")
     with pytest.raises(ConfigError, match="sigma must be a positive number, but got 0"):
@@ -355,10 +355,8 @@ def test_other_mistakes_are_refused() -> None:
         ("time", 3.0, {"steps": 100, "seconds_per_step": -1.0}),
     ],
 )
-def test_trials_that_say_nothing_are_passed_over_and_named_once(
-    caplog: pytest.LogCaptureFixture, objective: str, value: float, attributes: dict[str, float]
-) -> None:
-    def silent(trial: optuna.Trial) -> float:
+def test_trials_that_say_nothing_are_passed_over_and_named_once(caplog, objective, value, attributes):
+    def silent(trial):
         trial.suggest_int("batch_size", 8, 4096, log=True)
         trial.suggest_float("lr", 1e-3, 1.0, log=True)
         for name, given in attributes.items():
@@ -376,7 +374,7 @@ def test_trials_that_say_nothing_are_passed_over_and_named_once(
     assert found.observations == ()
 
 
-def known(**changes: Any) -> Coordinates:
+def coordinates_of(**changes):
     space = {**SPACE, "kind": CategoricalDistribution(["a", "b"]), "one": IntDistribution(3, 3)}
     space["depth"] = IntDistribution(2, 10, step=4)
     space["decay"] = FloatDistribution(1e-4, 1e-2, log=True)
@@ -384,8 +382,8 @@ def known(**changes: Any) -> Coordinates:
     return Coordinates(space, **(arguments | changes))
 
 
-def test_parameters_as_the_model_sees_them() -> None:
-    coordinates = known()
+def test_parameters_as_the_model_sees_them():
+    coordinates = coordinates_of()
     params = {"batch_size": 256, "lr": 0.125, "kind": "b", "one": 3, "depth": 6, "decay": 1e-3}
     assert coordinates.point(params) == (8.0, -3.0)
     assert coordinates.columns == 4
@@ -396,9 +394,16 @@ def test_parameters_as_the_model_sees_them() -> None:
     assert back == pytest.approx({name: value for name, value in params.items() if name != "one"})
 
 
+def test_batch_sizes_are_snapped():
+    coordinates = coordinates_of(snap=lambda size: 8 * round(size / 8))
+    assert (coordinates.domain().snap(21.0), coordinates.domain().snap(1e9)) == (24, 4096)
+    assert coordinates.parameters(Suggestion(math.log2(21), -3.0, (0.5,) * 4, 1, None))["batch_size"] == 24
+    assert coordinates.point({"batch_size": 21, "lr": 0.5}) == (math.log2(24), -1.0)
+
+
 @pytest.mark.parametrize("x", [3.0, 5.1, 12.0])
-def test_learning_rates_stay_within_what_can_be_had(x: float) -> None:
-    coordinates = known(lr_range=(0.01, 0.5))
+def test_learning_rates_stay_within_what_can_be_had(x):
+    coordinates = coordinates_of(lr_range=(0.01, 0.5))
     low, high = coordinates.domain().lrs(np.array([x]))
     assert (2.0 ** low[0], 2.0 ** high[0]) == pytest.approx((0.01, 0.5))
     offsets = {"batch_size": SPACE["batch_size"], "delta": FloatDistribution(-2.0, 2.0)}
@@ -408,15 +413,7 @@ def test_learning_rates_stay_within_what_can_be_had(x: float) -> None:
     assert 2.0 ** high[0] == pytest.approx(min(max(rule * 4, 0.01), 0.5))
 
 
-def test_batch_sizes_are_snapped() -> None:
-    coordinates = known(snap=lambda size: 8 * round(size / 8))
-    assert coordinates.domain().snap(21.0) == 24
-    assert coordinates.domain().snap(1e9) == 4096
-    assert coordinates.parameters(Suggestion(math.log2(21), -3.0, (0.5,) * 4, 1, None))["batch_size"] == 24
-    assert coordinates.point({"batch_size": 21, "lr": 0.5}) == (math.log2(24), -1.0)
-
-
-def test_the_record_of_a_trial_is_preferred(make_result: Callable[..., TrialResult]) -> None:
+def test_the_record_of_a_trial_is_preferred():
     record = make_result(number=7, steps=123)
     trial = create_trial(
         params={"batch_size": 64, "lr": 0.1},
@@ -424,10 +421,10 @@ def test_the_record_of_a_trial_is_preferred(make_result: Callable[..., TrialResu
         value=1.0,
         user_attrs={RECORD: record.to_json(), "steps": 5},
     )
-    assert trial_result(trial, known(), "time") == record
+    assert trial_result(trial, coordinates_of(), "time") == record
 
 
-def test_a_pruned_trial_is_censored_at_its_last_report() -> None:
+def test_a_pruned_trial_is_censored_at_its_last_report():
     trial = create_trial(
         state=TrialState.PRUNED,
         params={"batch_size": 64, "lr": 0.125},
@@ -435,7 +432,7 @@ def test_a_pruned_trial_is_censored_at_its_last_report() -> None:
         intermediate_values={10: 0.5, 20: math.nan, 40: 0.3},
         user_attrs={"seconds_per_step": 0.5},
     )
-    result = trial_result(trial, known(), "time")
+    result = trial_result(trial, coordinates_of(), "time")
     assert result is not None
     assert (result.status, result.steps, result.steps_low, result.batch_size) == ("censored", 40, 40, 64)
     assert result.lr == pytest.approx(0.125)
@@ -443,11 +440,7 @@ def test_a_pruned_trial_is_censored_at_its_last_report() -> None:
     assert result.history == ((10, 0.5), (20, None), (40, 0.3))
 
 
-
-
-
-
-def spending(sampler: BaseSampler, law: Law, seed: int, most: float = 20.0) -> float:
+def spending(sampler, law, seed, most=20.0):
     """Return what was spent, in costs of the best trial, until one was within 1.25 of it; infinite past ``most``."""
     table, target = synthetic_table(law, seeds=(0,)), Target("error", 0.1, "min")
     best = table.best(target)
@@ -458,7 +451,7 @@ def spending(sampler: BaseSampler, law: Law, seed: int, most: float = 20.0) -> f
     while spent < most * best[2]:
         trial = study.ask(SPACE)
         size, lr = trial.params["batch_size"], trial.params["lr"]
-        max_steps: int | None = max(1, round(min(budget, 2.0 * fastest) / law.tau(size)))
+        max_steps = max(1, round(min(budget, 2.0 * fastest) / law.tau(size)))
         resumed_from = None
         if isinstance(sampler, FrontierSampler):
             max_steps, resumed_from = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
@@ -481,9 +474,10 @@ def spending(sampler: BaseSampler, law: Law, seed: int, most: float = 20.0) -> f
 FLAT = Law(lr=0.02, exponent=0.0, b_crit=1500.0, overhead=3e-3)  # its best learning rate does not follow the rule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", [LAW, FLAT], ids=["rule", "no rule"])
-def test_it_finds_what_random_search_does_not(law: Law) -> None:
-    def own(seed: int) -> FrontierSampler:
+def test_it_finds_what_random_search_does_not(law):
+    def own(seed):
         steps = 4.0 * BEST / LAW.tau(283)
         ended: set[int] = set()
         return FrontierSampler(

@@ -1,178 +1,113 @@
-"""Step times on synthetic numbers whose truth is known, with a clock of our own."""
+"""tau(B) of bstune.core.step_time, on synthetic numbers whose truth is known."""
 
-from dataclasses import replace
-from functools import partial
-from itertools import pairwise
+import math
 
+import numpy as np
 import pytest
-import torch
 
 from bstune.core.errors import HardwareError
-from bstune.hardware.timing import Steps, ladder, measure_step_times, summarize, time_bare, time_trial, visits
-from bstune.study.prepare import compose_checked
-from bstune.trial.workload import load
+from bstune.core.step_time import (
+    BANDWIDTH,
+    SHRINKAGE,
+    StepTime,
+    StepTimes,
+    fit_line,
+    fit_step_model,
+    fit_step_times,
+    fit_sync,
+    iteration_seconds,
+    leave_one_out,
+    sync_seconds,
+)
 
-SIZES = (8, 32, 128, 500)
-
-
-def line(size: float) -> float:
-    return 2e-3 + 3e-5 * size
-
-
-def test_ladder_holds_both_ends():
-    assert ladder(8, 500, 4, 8) == (8, 32, 128, 500)
-    assert ladder(5, 5, 3, 1) == (5,)
-    with pytest.raises(HardwareError, match="a ladder needs 1 <= low <= ceiling"):
-        ladder(9, 8, 3, 1)
-
-
-def test_each_round_visits_every_size_in_its_own_order():
-    order = visits(SIZES, 6, 1)
-    rounds = [tuple(order[i : i + 4]) for i in range(0, 24, 4)]
-    assert all(sorted(each) == list(SIZES) for each in rounds)
-    assert len(set(rounds)) > 1
-    assert order == visits(SIZES, 6, 1)
+LINE = StepTime(2e-3, 3e-5)
 
 
-class Machine:
-    def __init__(self) -> None:
-        self.time, self.visited = 0.0, []
-
-    def __call__(self, size: int) -> Steps:
-        self.visited.append(size)
-        self.time += 100 * line(size)
-        return Steps((line(size),) * 3, (0.5 * line(size),))
-
-    def now(self) -> float:
-        return self.time
+def test_overhead_and_throughput_are_recovered():
+    pairs = [(size, LINE(size)) for size in (8, 64, 512, 4096)]
+    line = fit_line(pairs)
+    assert (line.overhead, line.per_example) == (pytest.approx(2e-3), pytest.approx(3e-5))
+    at = np.array([[1.0, 8.0], [100.0, 1e5]])
+    np.testing.assert_allclose(fit_step_times(pairs, 128.0)(at), 2e-3 + 3e-5 * at, rtol=1e-9)
 
 
-def test_enough_time_measures_all():
-    machine = Machine()
-    found = measure_step_times(machine, SIZES, 3, 0, 1e9, machine.now)
-    assert [t.batch_size for t in found.timings] == list(SIZES)
-    assert (found.left_out, found.cut) == ((), ())
-    assert [t.seconds for t in found.timings] == pytest.approx([line(size) for size in SIZES])
-    assert found.timings[0].overhead_share == pytest.approx(0.5)
-    assert found.timings[0].throughput == pytest.approx(8 / line(8))
+@pytest.mark.parametrize("count", [1, 5, 200])
+def test_what_was_measured_corrects_what_was_given(count):
+    tau = fit_step_times([(64, 3.0)] * count, 128.0, lambda size: 1.5)
+    octaves = np.array([0.0, 0.5 * BANDWIDTH, BANDWIDTH, 20.0 * BANDWIDTH])
+    weight = count * np.exp(-0.5 * (octaves / BANDWIDTH) ** 2)
+    expected = 1.5 * 2.0 ** (weight / (weight + SHRINKAGE))  # a normal kernel, shrunk to no correction
+    np.testing.assert_allclose(tau(64.0 * 2.0**octaves), expected, rtol=1e-9)
+    np.testing.assert_allclose(tau(64.0 * 2.0**-octaves), expected, rtol=1e-9)
 
 
-def test_a_cap_says_what_it_left_out():
-    machine = Machine()
-    found = measure_step_times(machine, (8, 100_000), 2, 0, 0.0, machine.now)
-    assert len(machine.visited) == 1
-    assert (*found.left_out, *found.cut) in ((100_000, 8), (8, 100_000))
+@pytest.mark.parametrize("given", [None, lambda size: 1e-3 * math.sqrt(size)])
+def test_many_measurements_outweigh_the_smooth_function_and_are_averaged(given):
+    measured = {8: (1e-3, 1e-3), 100: (5e-3, 5e-3), 400: (1e-3, 4e-3), 4096: (9e-3, 9e-3)}
+    tau = fit_step_times([(size, value) for size, values in measured.items() for value in values * 200], 128.0, given)
+    np.testing.assert_allclose(tau(np.array([8.0, 100.0, 400.0, 4096.0])), [1e-3, 5e-3, 2e-3, 9e-3], rtol=0.01)
 
 
-def test_a_run_without_steps_is_refused():
-    with pytest.raises(HardwareError, match="no step was timed at batch size"):
-        measure_step_times(lambda size: Steps(()), SIZES, 1, 0, 1.0, lambda: 0.0)
+@pytest.mark.parametrize(("measured", "size", "seconds"), [([(64, 0.2)], 64.0, 0.2), ([], 128.0, 256.0)])
+def test_with_one_or_none_half_of_a_step_is_overhead(measured, size, seconds):
+    tau = fit_step_times(measured, 128.0)
+    np.testing.assert_allclose(tau(size * np.array([1e-9, 1.0, 2.0])), seconds * np.array([0.5, 1.0, 1.5]))
 
 
-def test_summary():
-    timing = summarize(8, [Steps((1.0, 2.0, 3.0)), Steps((4.0, 5.0))])
-    assert (timing.seconds, timing.low, timing.high, timing.steps) == (3.0, 2.0, 4.0, 5)
-    assert timing.drift == pytest.approx(1.25)
-    assert timing.overhead_share is None
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_the_shape_is_that_of_the_batch_sizes(shape):
+    for tau in (StepTimes(LINE), fit_step_times([(8, 1.0)], 8.0), fit_step_times([], 8.0, lambda size: 2.0)):
+        assert tau(np.full(shape, 4.0)).shape == shape
 
 
-# Real trials, by a clock that moves only when batches are drawn
+def test_neither_overhead_nor_throughput_is_negative():
+    assert fit_line([(8, 1.0), (64, 0.5), (512, 0.4)]).per_example == 0.0
+    assert fit_line([(8, 0.01), (64, 1.0), (512, 100.0)]).overhead == 0.0
 
 
-class Passing:
-    """Batches that let time pass before each one."""
-
-    def __init__(self, batches, seconds, time):
-        self.batches, self.seconds, self.time = batches, seconds, time
-
-    def __iter__(self):
-        for number, batch in enumerate(self.batches):
-            self.time[0] += self.seconds(number)
-            yield batch
+def test_a_line_is_recovered_and_predicted_beyond_its_ends():
+    model = fit_step_model([(size, LINE(size)) for size in (8, 32, 128, 500)])
+    assert (model.overhead, model.per_example) == (pytest.approx(2e-3), pytest.approx(3e-5))
+    assert model.residual < 1e-9
+    assert (model(1), model(5000)) == (pytest.approx(LINE(1)), pytest.approx(LINE(5000)))
+    assert max(leave_one_out([(size, LINE(size)) for size in (8, 16, 32, 64, 128, 256)])) < 0.05
 
 
-def trial_of(time, training, *overrides):
-    """Return a workload whose n-th batch takes ``training(n)`` seconds, and one for evaluation 1000; and its protocol.
-
-    The evaluations are so many that nearly every step is followed by one.
-    """
-    config = compose_checked(["+workload=digits", "device=cpu", "protocol.evaluation_cost=1e-9", *overrides])
-    workload, protocol = load(config)
-    return replace(
-        workload,
-        train_batches=lambda spec: Passing(workload.train_batches(spec), training, time),
-        validation_batches=Passing(workload.validation_batches, lambda number: 1000.0, time),
-    ), protocol
+def test_noise_does_not_make_it_fall():
+    model = fit_step_model([(8, 1.0), (16, 0.9), (32, 1.5), (64, 1.4), (128, 3.0)])
+    values = [model(2 ** (i / 10)) for i in range(10, 90)]
+    assert values == sorted(values)
 
 
-@pytest.mark.parametrize("micro", ["null", "16"])
-def test_a_trials_steps_are_timed_without_warm_up_and_evaluation(micro):
-    time = [0.0]
-    of_step = {"null": 1, "16": 3}[micro]  # micro-batches of 48 examples
-    workload, protocol = trial_of(time, lambda n: 1.0 + n // of_step, f"protocol.micro_batch_size={micro}")
-    steps = time_trial(workload, protocol, 48, 0.01, 6, lambda: time[0])
-    # Each step takes longer than the one before by as many seconds as it has batches, from one request to the next.
-    assert len(steps) == 6
-    first = protocol.warmup_steps + 1
-    assert all(first * of_step <= seconds <= 1000 for seconds in steps)
-    assert [b - a for a, b in pairwise(steps)] == [float(of_step)] * 5
+@pytest.mark.parametrize("pairs", [[], [(8, 1.0)], [(8, 1.0), (8, 2.0)], [(8, 1.0), (9, 0.0)], [(8, 1), (9, math.nan)]])
+def test_what_cannot_be_fitted_is_refused(pairs):
+    with pytest.raises(HardwareError, match="needs positive seconds at two or more batch sizes"):
+        fit_step_model(pairs)
 
 
-def test_a_trial_that_ends_early_says_why():
-    class Full(torch.nn.Linear):
-        def forward(self, images):
-            raise torch.OutOfMemoryError("no memory for it\nand a long list")
-
-    workload, protocol = trial_of([0.0], lambda n: 1.0)
-    build = workload.build_module
-
-    def build_full(spec):
-        module = build(spec)
-        module.model = Full(1, 1)
-        return module
-
-    text = r"6 steps were to be timed at batch size 48, but the trial ended after 0 of 13 \(oom\): no memory for it$"
-    with pytest.raises(HardwareError, match=text):
-        time_trial(replace(workload, build_module=build_full), replace(protocol, warmup_steps=5), 48, 0.01, 6)
+@pytest.mark.parametrize(("gamma", "seconds"), [(1.0, 7.0), (2.0, 5.0), (math.inf, 4.0)])
+def test_iteration(gamma, seconds):
+    assert iteration_seconds(3.0, 4.0, gamma) == pytest.approx(seconds)
+    assert iteration_seconds(3.0, 0.0, gamma) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
-    ("precision", "compile_mode", "weights", "logits"),
+    ("measured", "alpha", "beta"),
     [
-        ("32-true", "null", torch.float32, torch.float32),
-        ("bf16-mixed", "null", torch.float32, torch.bfloat16),
-        ("bf16-true", "null", torch.bfloat16, torch.bfloat16),
-        ("bf16-true", "default", torch.bfloat16, torch.bfloat16),
+        ([(2, 0.01), (4, 0.014), (8, 0.022)], 0.01, 0.002),
+        ([(1, 0.0), (4, 0.014)], 0.014, 0.0),
+        ([(2, 0.02), (8, 0.01)], None, 0.0),  # falls: a constant
     ],
 )
-def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(
-    monkeypatch, precision, compile_mode, weights, logits
-):
-    seen, graphs = set(), []
+def test_a_line_through_all_reduces(measured, alpha, beta):
+    found = fit_sync(measured)
+    assert found[1] == pytest.approx(beta, abs=1e-12)
+    if alpha is not None:
+        assert found[0] == pytest.approx(alpha)
+        assert [sync_seconds(count, *found) for count, _ in measured] == pytest.approx([s for _, s in measured])
 
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
 
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    workload, protocol = trial_of([0.0], lambda n: 1.0, f"precision={precision}", f"compile={compile_mode}")
-    build = workload.build_module
-
-    class Loss(torch.nn.CrossEntropyLoss):
-        def forward(self, found, labels):
-            seen.add(found.dtype)
-            return super().forward(found, labels)
-
-    def watched(spec):
-        module = build(spec)
-        module.loss = Loss()
-        built.append(module)
-        return module
-
-    built = []
-    seconds = time_bare(replace(workload, build_module=watched), protocol, 48, 0.01, 4, torch.device("cpu"))
-    assert len(seconds) == 4
-    assert seen == {logits}
-    assert {parameter.dtype for parameter in built[0].parameters()} == {weights}
-    assert len(graphs) == (compile_mode != "null")
-    assert all(part._compiled_call_impl is None for part in built[0].modules())
+@pytest.mark.parametrize("measured", [[], [(1, 0.1)], [(2, 0.0)], [(2, -1.0)], [(2, math.nan)]])
+def test_no_all_reduce_to_fit(measured):
+    with pytest.raises(HardwareError, match="an all-reduce needs positive seconds at 2 devices or more"):
+        fit_sync(measured)

@@ -1,24 +1,20 @@
-"""The survey of the hardware: its command on a CPU, what it keeps, what it says, and what a study takes from it."""
+"""The survey of the hardware: its command on a CPU, its cache, and what a study takes from it."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
+from bstune.config import compose
 from bstune.core.errors import HardwareError
 from bstune.core.records import TrialSpec
-from bstune.hardware import __main__ as hardware
 from bstune.hardware import survey as survey_module
-from bstune.hardware.memory import Ceiling, MemoryLimit, MemoryModel, ProbeResult
-from bstune.hardware.report import advice, headline, survey_json
-from bstune.hardware.roofline import DeviceLimits, LayerCost, Line, StepCost
-from bstune.hardware.survey import FORM, Survey, _lost_device, identity, probe_text, read
-from bstune.hardware.timing import Measured, StepTiming
-from bstune.study.prepare import compose_checked
+from bstune.hardware.memory import MemoryLimit
+from bstune.hardware.survey import SURVEYS, _device_errors, cache_key, cached_survey, read, survey
 from bstune.trial.backend import make_protocol, make_space
-from bstune.trial.workload import build_module, resolve
+from bstune.trial.workload import build_module, load_data, resolve
+from tests.toolbox import entries, make_survey
 
 MiB = 2**20
 FAST = (
@@ -32,23 +28,14 @@ FAST = (
 )
 
 
-@pytest.fixture
-def command(tmp_path, monkeypatch, capfd):
-    """Run python -m bstune.hardware in an empty folder; return its exit status and what it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BSTUNE_CACHE", str(tmp_path / "kept"))
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hardware", *arguments])
-        status = hardware.main()
-        printed = capfd.readouterr()
-        return status, printed.out, printed.err
-
-    return run
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("BSTUNE_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
-def test_the_command_and_the_study_after_it(command, bstune, tmp_path):
-    status, out, err = command("+workload=digits", *FAST)
+def test_the_command_and_the_study_after_it(bstune, tmp_path, monkeypatch):
+    monkeypatch.setenv("BSTUNE_CACHE", str(tmp_path / "cache"))
+    status, out, err = bstune("survey", "workload=digits", *FAST)
     assert (status, err) == (0, "")
     for words in (
         "batch size 1200, the largest of the range, fits",
@@ -63,64 +50,53 @@ def test_the_command_and_the_study_after_it(command, bstune, tmp_path):
     assert all(0 < timing["low"] <= timing["seconds"] <= timing["high"] for timing in found["measured"]["timings"])
     assert found["limits"]["flops_per_second"] > 0
     # 64 x 128 + 128 x 10 weights: 2 FLOPs each forward, and backward for the weights and for all inputs but the data
-    flops = sum(layer["flops"]["per_example"] for layer in found["cost"]["layers"])
-    assert flops == 2 * (64 * 128 * 2 + 128 * 10 * 3)
+    assert sum(layer["flops"]["per_example"] for layer in found["cost"]["layers"]) == 2 * (64 * 128 * 2 + 128 * 10 * 3)
     assert (tmp_path / "outputs/digits/roofline.png").read_bytes()[:4] == b"\x89PNG"
-    assert "kept from before" in command("+workload=digits", *FAST)[1]
-    # another target is the same survey, another model is not
-    (path,) = (tmp_path / "kept/hardware").iterdir()
-    kept = read(path)
-    assert kept is not None
-    status, out, err = bstune("+workload=digits", *FAST, "search.trials=2", "mlflow.enabled=false")
+    # the survey is cached, for a study with another target too, whose range it narrows
+    (path,) = (tmp_path / "cache/hardware").iterdir()
+    cached = read(path)
+    low = replace(cached.ceiling, at=replace(cached.ceiling.at, batch_size=700), smallest=5)
+    path.write_bytes(SURVEYS.dump_json(replace(cached, ceiling=low)))
+    assert "kept from before" in bstune("survey", "workload=digits", *FAST)[1]
+    study = ("search.trials=2", "workload.target.value=0.2", "mlflow.enabled=false")
+    status, out, err = bstune("workload=digits", *FAST, *study)
     assert (status, err) == (0, "")
     assert "tau(B) at 3 batch sizes from 4 to 1200 (kept from before)" in out
-    # what was kept narrows the study's range
-    low = replace(kept.ceiling, at=replace(kept.ceiling.at, batch_size=700), smallest=5)
-    path.write_bytes(FORM.dump_json(replace(kept, ceiling=low)))
-    out = bstune("+workload=digits", *FAST, "search.trials=2", "mlflow.enabled=false", "study=narrow")[1]
     assert "batch sizes 5 to 700, " in out
 
 
 @pytest.mark.slow
-def test_a_batch_size_that_fails_for_another_reason_than_memory(command, tmp_path):
-    model = "workload.module.model._target_=tests.test_probe.needs_two"
-    status, out, _ = command("+workload=digits", model, "search.batch_size.low=1", *FAST)
-    assert status == 0
-    words = " ".join(out.split())
-    assert "batch size 1 fails: ValueError: one example is too few" in words
-    assert "fails for another reason than memory (ValueError: one example is too few): the range starts at 2" in words
+def test_a_batch_size_that_fails_for_another_reason_than_memory():
+    model = "workload.module.model._target_=tests.test_probe.NeedsTwo"
+    found = survey("workload=digits", model, "search.batch_size.low=1", *FAST)
+    assert found.ceiling.smallest == 2
+    assert found.notes == (
+        "batch size 1 fails for another reason than memory (ValueError: one example is too few): the range starts at 2",
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "no workload was given"),
-        (("+workload=replay", "workload.table=mnist_cnn"), "there is no hardware to survey"),
-        (("+workload=digits", "search.batch_size.high=2000"), "batch size 2000 is larger than the training data (1200"),
-        (("+workload=digits", "hardware.second=3"), "unknown option hardware.second"),
-        (("+workload=digits", "hardware.seconds=soon"), "hardware.seconds"),
-        (("+workload=digits", "hardware.step_time.rungs=1"), "hardware.step_time.rungs must be at least 2, but got 1"),
-        (("+workload=digits", "hardware.memory.relative.cpu=2"), "hardware.memory.relative must be shares"),
-        (("+workload=digits", "hardware.memory.free_share=1.5"), "hardware.memory.free_share must be a share up to 1"),
-        (("+workload=digits", "output=/proc/nowhere"), "output=/proc/nowhere"),
-        (
-            ("+workload=digits", f"hardware.memory.limit={64 * MiB}"),
-            "the data and the model alone do not fit in 64 MiB",
-        ),
+        (("workload=replay", "workload.table=mnist_cnn"), "there is no hardware to survey"),
+        (("workload=digits", "search.batch_size.high=2000"), "batch size 2000 is larger than the training data (1200"),
+        (("workload=digits", "hardware.second=3"), "unknown option hardware.second"),
+        (("workload=digits", "output=/proc/nowhere"), "output=/proc/nowhere"),
+        (("workload=digits", f"hardware.memory.limit={64 * MiB}"), "data and the model alone do not fit in 64 MiB"),
     ],
 )
-def test_bad_input(command, tmp_path, arguments, message):
-    status, _, err = command(*arguments)
+def test_bad_input(bstune, tmp_path, arguments, message):
+    status, _, err = bstune("survey", *arguments)
     assert status == 2
     assert message in err
     assert "Traceback" not in err
-    assert list(tmp_path.iterdir()) == []
+    assert entries(tmp_path) == []
 
 
-def test_a_device_that_is_lost_is_told_in_a_line():
-    with pytest.raises(HardwareError, match=r"the device was lost .*CUDA error: GPU is lost"), _lost_device():
+def test_a_device_that_is_lost_ends_in_a_line():
+    with pytest.raises(HardwareError, match=r"the device was lost .*CUDA error: GPU is lost"), _device_errors():
         raise RuntimeError("CUDA error: GPU is lost\nmore")
-    with pytest.raises(RuntimeError, match="another"), _lost_device():
+    with pytest.raises(RuntimeError, match="another"), _device_errors():
         raise RuntimeError("another")
 
 
@@ -131,6 +107,12 @@ def test_a_device_that_is_lost_is_told_in_a_line():
 def test_on_a_cpu_a_share_of_what_is_free_is_left(given, device, limit, monkeypatch):
     monkeypatch.setattr(survey_module, "memory_limit", lambda root, resident: MemoryLimit(1000, "free"))
     assert survey_module._limit(given, 0.5, torch.device(device)) == limit
+
+
+def ready(*overrides):
+    """Return a config of digits with its space and its protocol."""
+    config = resolve(compose(["workload=digits", "device=cpu", *overrides]))
+    return config, make_space(config), make_protocol(config)
 
 
 @pytest.mark.slow
@@ -152,89 +134,27 @@ def test_on_a_cpu_a_share_of_what_is_free_is_left(given, device, limit, monkeypa
     ],
 )
 def test_what_a_survey_depends_on(override, same):
-    def name(*overrides):
-        config = resolve(compose_checked(["+workload=digits", "device=cpu", *overrides]))
-        space = make_space(config)
-        protocol = make_protocol(config)
-        module = build_module(config, TrialSpec(0, 0, 4, 0.1, None, 0))
-        return identity(config, space, protocol, module, 1200)
+    def key(*overrides):
+        config, space, protocol = ready(*overrides)
+        return cache_key(config, space, protocol, build_module(config, TrialSpec(0, 0, 4, 0.1, None, 0)), 1200)
 
-    assert (name() == name(override)) == same
+    assert (key() == key(override)) == same
 
 
-def probe(size, outcome="fits", taken=100):
-    return ProbeResult(size, outcome, 1000 * MiB, taken * MiB, taken * MiB)
-
-
-def made(sizes=((4, 1e-3), (64, 1.2e-3), (1000, 5e-3)), above=None, high=1000, bare=None, **others):
-    timings = tuple(
-        StepTiming(size, tau, tau, tau, 0.0, 9, None if bare is None else bare * tau) for size, tau in sizes
-    )
-    ceiling = Ceiling(
-        probe(sizes[-1][0]), above, sizes[0][0], 3, 0.01, MemoryModel(90.0 * MiB, 1024.0, 0.0, 2), None, (probe(4),)
-    )
-    cost = StepCost((LayerCost("a", "Linear", 1, Line(0, 1e6), Line(0, 100), Line(0, 100), Line(1e5, 0)),), (), ())
-    limits = DeviceLimits("it", "fp32", 1e9, 1e6)
-    values = {"limits": limits, "cost": cost, "notes": ()} | others
-    return Survey(
-        "w", "it", "cpu", "32-true", {"torch": "2"}, high, ceiling, Measured(timings, (), ()), seconds=2.0, **values
-    )
-
-
-def test_a_survey_is_kept_whole(tmp_path):
-    survey = made(notes=("so",))
-    path = tmp_path / "a.json"
-    path.write_bytes(FORM.dump_json(survey))
-    assert read(path) == survey
-    for broken in (b"", b"{}", FORM.dump_json(survey).replace(b'"fp32"', b'"fp31"'), b'{"workload": 3}'):
+def test_the_cache(tmp_path, monkeypatch):
+    config, space, protocol = ready(f"hardware.cache={tmp_path}")
+    (tmp_path / "digits-0123.json").write_text('{"ceiling": {"foretold": 0.1}}')
+    lines, made = [], make_survey(notes=("so",))
+    monkeypatch.setattr(survey_module, "measure", lambda *arguments: made)
+    arguments = (config, space, protocol, load_data(config), None, lines.append)
+    assert cached_survey(*arguments) == (made, False)
+    assert lines == [
+        f"{tmp_path / 'digits-0123.json'} cannot be read by this version of bstune, as if written by a former one: "
+        "measuring again"
+    ]
+    assert cached_survey(*arguments) == (made, True)
+    path = tmp_path / "broken.json"
+    for broken in (b"", b"{}", SURVEYS.dump_json(made).replace(b'"fp32"', b'"fp31"'), b'{"workload": 3}'):
         path.write_bytes(broken)
         assert read(path) is None
     assert read(tmp_path / "nowhere") is None
-
-
-@pytest.mark.parametrize(
-    ("survey", "words"),
-    [
-        (made(), "examples a second still rise at the largest batch size, 1000"),
-        (made(((4, 1e-3), (500, 2e-3), (1000, 3.9e-3))), "from batch size 500 on"),
-        (made(), "the range ends at 1000, not the memory"),
-        (made(above=probe(1010, "training")), "1000 fits: no need to fall back to 512, the power of two below it"),
-        (made(bare=0.6), "the framework takes 40% of a step at batch size 4, over 20% up to 1000"),
-    ],
-)
-def test_advice(survey, words):
-    assert any(words in line for line in advice(survey))
-
-
-def test_a_power_of_two_needs_no_advice():
-    survey = made(((4, 1e-3), (512, 5e-3)), above=probe(520, "training"), high=600)
-    assert not any("power" in line for line in advice(survey))
-
-
-def test_what_follows_from_a_survey():
-    survey = made()
-    derived = json.loads(survey_json(survey))["derived"]
-    # bytes 200 B + 1e5, FLOPs 1e6 B, ridge 1000: 1e6 B = 1000 (200 B + 1e5)
-    assert derived["turning_batch_size"] == pytest.approx(125.0)
-    assert derived["plateau"] == 1000
-    assert len(derived["achieved"]) == 3
-    assert survey.step_time(64) == pytest.approx(1.2e-3)
-    assert made(cost=None).turning_batch_size is None
-    assert made(limits=None).achieved == []
-    one = made(((4, 1e-3),))
-    assert one.step_time is None
-    assert one.left_out_error is None
-    assert "kept" in headline(one, True)[0]
-
-
-@pytest.mark.parametrize(
-    ("result", "text"),
-    [
-        (probe(1200), "batch size 1,200 fits (100 of 1,000 MiB)"),
-        (probe(8, "training"), "batch size 8 does not fit (100 of 1,000 MiB)"),
-        (probe(8, "evaluation"), "batch size 8 trains, but its evaluation does not fit (100 of 1,000 MiB)"),
-        (ProbeResult(1, "error", 9, message="ValueError: no"), "batch size 1 fails: ValueError: no"),
-    ],
-)
-def test_probes_in_words(result, text):
-    assert probe_text(result) == text

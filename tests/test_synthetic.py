@@ -1,11 +1,9 @@
 import math
 
-import numpy as np
 import pytest
-from synthetic import CADENCE, Law, Metric, synthetic_table
+from synthetic import Law, synthetic_table
 
 from bstune.core.curve import fit_curve, frontier_points
-from bstune.core.errors import TableError
 from bstune.core.records import Target, TrialSpec
 from bstune.trial.replay import replay
 
@@ -66,40 +64,3 @@ def test_a_run_too_far_off_is_censored_at_its_longest() -> None:
     result = replay(synthetic_table(law, (64, 128), (lr,), longest=4.0), spec(128, lr), TARGET, 10**9)
     assert result.status == "censored"
     assert result.steps == result.steps_low == 4 * 825
-
-
-def test_noise_from_run_to_run_has_its_size() -> None:
-    law = Law(noise=0.2, s_min=2000)
-    table = synthetic_table(law, (64, 128), (0.1,), seeds=range(400))
-    logs = [math.log(run.steps_to(TARGET) or 0) for run in table.cells[128, 0.1]]
-    assert np.std(logs) == pytest.approx(0.2, rel=0.1)
-    assert np.mean(logs) == pytest.approx(math.log(8250), abs=0.04)
-    other = [run.steps_to(TARGET) for run in table.cells[64, 0.1]]
-    assert np.corrcoef(logs, np.log(np.array(other, dtype=float)))[0, 1] < 0.2  # every cell has its own noise
-    assert synthetic_table(law, (64, 128), (0.1,), seeds=range(400)) == table  # and the same each time
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_history_falls_to_the_target_at_the_last_step(noise: float) -> None:
-    run = synthetic_table(Law(), (64, 128), (0.1,), metric=Metric(noise=noise)).cells[128, 0.1][0]
-    assert run.steps_to(TARGET) == run.steps[-1] == 825
-    assert all(b <= max(a * CADENCE + 1, a + 1) for a, b in zip(run.steps, run.steps[1:], strict=False))
-    assert run.metric[0] > 0.5
-    assert (np.diff(run.metric) < 0).all() == (noise == 0.0)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Law(b_crit=0), "positive b_crit, but got 0"),
-        (lambda: Law(lr=math.nan), "positive lr, but got nan"),
-        (lambda: Law(noise=-1), "noise of at least 0, but got -1"),
-        (lambda: Law(exponent=math.inf), "finite exponent, but got inf"),
-        (lambda: Metric(target=0.01), "floor < target"),
-        (lambda: synthetic_table(Law(), (8,)), "two or more batch sizes"),
-        (lambda: synthetic_table(Law(), lrs=()), "a learning rate"),
-    ],
-)
-def test_bad_arguments_are_named(make: object, message: str) -> None:
-    with pytest.raises(TableError, match=message):
-        make()  # type: ignore[operator]

@@ -20,20 +20,20 @@ from bstune.trial.replay import (
 )
 
 INDEX = read_index(SHIPPED)
-RECORD = ["python", "-m", "bstune.trial.replay", "record"]
+RECORD = ["bstune", "record"]
 
 
 def recordings(name):
     """Return (file, grid, overrides) of each recording in the command that made a table."""
     *recorded, last = (shlex.split(part) for part in INDEX[name].command.split("&&"))
     if last[0] != "cat":
-        recorded, last = [*recorded, last], ["cat", last[4], ">", last[4]]
+        recorded, last = [*recorded, last], ["cat", last[2], ">", last[2]]
     found = []
     for words in recorded:
-        assert words[:4] == RECORD
-        options = dict(zip(words[5:11:2], words[6:11:2], strict=True))
+        assert words[:2] == RECORD
+        options = dict(zip(words[3:9:2], words[4:9:2], strict=True))
         grid = Grid(*([float(value) for value in options[o].split(",")] for o in ("--batch-sizes", "--lrs", "--seeds")))
-        found.append((words[4], grid, words[11:]))
+        found.append((words[2], grid, words[9:]))
     assert last[1:] == [*(file for file, _, _ in found), ">", f"{name}.jsonl"]
     return found
 

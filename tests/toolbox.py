@@ -1,11 +1,22 @@
 """What several test modules work with: made records and protocols, a clock that a test moves, a folder's entries."""
 
-from collections.abc import Mapping
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from bstune.core.curve import CurveFit, FrontierPoint
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
+from bstune.hardware.memory import Ceiling, MemoryModel, Outcome, ProbeResult
+from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
+from bstune.hardware.survey import Survey
+from bstune.hardware.timing import Measured, StepTiming
 
 EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
 TRAINER = {"accelerator": "cpu", "devices": 1}
@@ -76,3 +87,95 @@ RESULT = TrialResult(
 def make_result(**changes: Any) -> TrialResult:
     """Return the record of a trial that reached the target."""
     return replace(RESULT, **changes)
+
+
+def steps_to_target(batch_size: float, lr: float) -> int:
+    """Return the steps of a made frontier: B_crit at 64, and a best learning rate that grows as B's root."""
+    best = 0.16 * (batch_size / 128) ** 0.5
+    return round(200 * (1 + 64 / batch_size) * (1 + math.log2(lr / best) ** 2))
+
+
+def table_rows(seeds: Iterable[int] = (0, 1), missed: Callable[[float], bool] = lambda lr: False) -> list[dict]:
+    """Return the rows of a replay table of that frontier, error 0.14 the target; ``missed`` says at which rates."""
+    rows = []
+    for batch_size, lr, seed in product((8, 32, 128, 512), (0.01, 0.04, 0.16, 0.64), seeds):
+        hit = steps_to_target(batch_size, lr) + 5 * seed
+        steps = sorted({max(1, round(hit * 1.1**-i)) for i in range(31)})
+        metric = [0.13 + 0.5 * (1 - step / hit) ** 2 + 0.02 * (step < hit or missed(lr)) for step in steps]
+        point = {"batch_size": batch_size, "lr": lr, "seed": seed, "seconds_per_step": 0.01 + 0.0001 * batch_size}
+        rows.append(point | {"steps": steps, "metric": metric})
+    return rows
+
+
+def write_rows(path: Path, rows: Iterable[object]) -> Path:
+    """Write rows as JSON lines; text as it is."""
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def trials_of(study: Path) -> list[TrialResult]:
+    """Return the records in a study's output folder."""
+    return [TrialResult.from_json(line) for line in (study / "trials.jsonl").read_text().splitlines()]
+
+
+def make_trial(
+    number: int = 0, batch_size: int = 64, lr: float = 0.1, status: Any = "reached", steps: int = 400,
+    steps_low: int = 390, tau: float | None = 0.01, **changes: Any,
+) -> TrialResult:  # fmt: skip
+    """Return the record of a trial with seeds, times and a history that fit its steps."""
+    seconds = steps * (tau or 0.0)
+    values: Mapping[str, Any] = {
+        **{"number": number, "trial_index": number, "batch_size": batch_size, "lr": lr, "seed": 1000 + number},
+        **{"status": status, "steps": steps, "steps_low": steps_low, "examples": steps * batch_size},
+        **{"train_seconds": seconds, "wall_seconds": 2.0 + seconds, "seconds_per_step": tau, "device": "NVIDIA H200"},
+        "history": ((1, 0.9), (steps, 0.0995)),
+    }
+    return make_result(**{**values, **changes})
+
+
+def hand_fit(b_crit: float | None, low: float | None, high: float | None) -> CurveFit:
+    """Return a fit with this B_crit and interval, to points of S = 100 (1 + 300/B)."""
+    points = tuple(FrontierPoint(size, 100.0 * (1 + 300.0 / size), False, None) for size in (16, 64, 256, 1024, 4096))
+    below, above = (None, None) if b_crit is None else (b_crit / 9, b_crit * 9)
+    return CurveFit(100.0, b_crit, low, high, None, below, above, 0.9, 0.05, None, points)
+
+
+def data_root(folder: str) -> str:
+    """Return BSTUNE_DATA if it holds real data in ``folder``; skip the test otherwise."""
+    root = os.environ.get("BSTUNE_DATA", "")
+    if not root or not (Path(root).expanduser() / folder).is_dir():
+        pytest.skip(f"BSTUNE_DATA={root!r} is not a folder with {folder}/")
+    return root
+
+
+def make_probe_result(size: int, outcome: Outcome = "fits", mib: int = 100) -> ProbeResult:
+    """Return a probe that took so many MiB of 1,000."""
+    return ProbeResult(size, outcome, 1000 * 2**20, mib * 2**20, mib * 2**20)
+
+
+def make_survey(
+    taus: Sequence[tuple[int, float]] = ((4, 1e-3), (64, 1.2e-3), (1000, 5e-3)),
+    above: ProbeResult | None = None,
+    bare: float | None = None,
+    **changes: Any,
+) -> Survey:
+    """Return a survey of a Linear with seconds per step ``taus``, ``bare`` of them without the framework."""
+    timings = (StepTiming(size, tau, tau, tau, 0.0, 9, None if bare is None else bare * tau) for size, tau in taus)
+    at, smallest = make_probe_result(taus[-1][0]), make_probe_result(taus[0][0])
+    model = MemoryModel(90.0 * 2**20, 1024.0, 0.0, 2)
+    moved = AffineCost(0, 100)
+    layer = LayerCost("a", "Linear", 1, AffineCost(0, 1e6), moved, moved, AffineCost(1e5, 0))
+    values: Mapping[str, Any] = {
+        "workload": "w",
+        "device": "it",
+        "device_type": "cpu",
+        "precision": "32-true",
+        "versions": {"torch": "2"},
+        "high": 1000,
+        "ceiling": Ceiling(at, above, taus[0][0], 3, 0.01, model, None, (smallest,)),
+        "measured": Measured(tuple(timings), (), ()),
+        "limits": DeviceLimits("it", "fp32", 1e9, 1e6),
+        "cost": StepCost((layer,), (), ()),
+        "seconds": 2.0,
+    }
+    return Survey(**{**values, **changes})

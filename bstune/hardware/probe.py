@@ -200,7 +200,8 @@ def _read(
     request: _Request, messages: list[Any], stopped: str | int | None, exitcode: int | None, errors: str
 ) -> ProbeResult:
     """Return the result among a probe's messages, or else what its phases, its exit and its error output mean."""
-    size, limit, last = request.batch_size, request.limit or 0, messages[-1] if messages else "startup"
+    size, limit = request.batch_size, request.limit or 0
+    last: Any = messages[-1] if messages else "startup"
     if isinstance(last, BstuneError):
         raise ConfigError(str(last))
     if isinstance(last, ProbeResult):

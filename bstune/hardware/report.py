@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,21 +12,17 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from bstune.core.console import format_count, format_number, format_seconds
-from bstune.core.errors import HardwareError
 from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.files import Output, check_writable, locked, write_text
 from bstune.core.records import dump_json
 from bstune.hardware.roofline import (
     TENSOR_CORE_SOURCE,
-    Achieved,
     DeviceLimits,
     LayerCost,
     StepCost,
-    achieved,
     allowed_seconds,
     intensity,
     layer_seconds,
-    turning_batch_size,
 )
 from bstune.hardware.survey import Survey, compose_survey, probe_text, survey_of
 
@@ -65,10 +61,8 @@ def survey_json(survey: Survey) -> str:
     """Return the survey as strict JSON, with what follows from it."""
     model, values = survey.step_time, asdict(survey)
     values["ceiling"]["foretold"] = values["ceiling"].pop("model_error")  # the file's key since its first version
-    derived = {
-        "step_time": None
-        if model is None
-        else {"overhead": model.overhead, "per_example": model.per_example, "residual": model.residual},
+    values["derived"] = {
+        "step_time": model and {name: getattr(model, name) for name in ("overhead", "per_example", "residual")},
         "left_out_error": survey.left_out_error,
         "turning_batch_size": survey.turning_batch_size,
         "achieved": [asdict(row) for row in survey.achieved],
@@ -76,26 +70,21 @@ def survey_json(survey: Survey) -> str:
         "plateau": survey.plateau.batch_size,
         "advice": advice(survey),
     }
-    return dump_json({**values, "derived": derived}, indent=2) + "\n"
+    return dump_json(values, indent=2) + "\n"
 
 
 def write_survey(survey: Survey, output: Output) -> None:
     """Write ``hardware.json`` and, where the step's cost is known, ``roofline.png``."""
     write_text(output.survey, survey_json(survey))
-    if survey.cost is not None and survey.limits is not None:
-        sizes = [size for size, _ in survey.pairs]
-        draw_roofline(survey.cost, survey.limits, sizes, survey.pairs, survey.workload, output.roofline)
+    draw_roofline(survey, output.roofline)
 
 
-def headline(survey: Survey, kept: bool) -> tuple[str, ...]:
-    """Return the lines that a study's plan says of a survey; ``kept``: it was measured before."""
-    sizes = [timing.batch_size for timing in survey.measured.timings]
-    taken = "kept from before" if kept else f"measured in {format_seconds(survey.seconds)}"
-    lines = [
-        f"{_ceiling_text(survey)}; tau(B) at {len(sizes)} batch sizes from {format_count(sizes[0])} to "
-        f"{format_count(sizes[-1])} ({taken})"
-    ]
-    return (*lines, *survey.notes)
+def headline(survey: Survey, cached: bool) -> tuple[str, ...]:
+    """Return the lines of a survey in a study's plan."""
+    sizes = [format_count(size) for size, _ in survey.pairs]
+    taken = "kept from before" if cached else f"measured in {format_seconds(survey.seconds)}"
+    times = f"tau(B) at {len(sizes)} batch sizes from {sizes[0]} to {sizes[-1]} ({taken})"
+    return (f"{_ceiling_text(survey)}; {times}", *survey.notes)
 
 
 def survey_tables(survey: Survey) -> Group:
@@ -103,12 +92,13 @@ def survey_tables(survey: Survey) -> Group:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True, style="bold")
     facts.add_column(overflow="fold")
-    facts.add_row("device", f"{survey.device} in {survey.precision}{_limits_text(survey)}")
+    limits = "" if survey.limits is None else f"; {_limits_text(survey.limits)}"
+    facts.add_row("device", f"{survey.device} in {survey.precision}{limits}")
     facts.add_row("memory", _ceiling_text(survey))
     facts.add_row("probes", f"{len(survey.ceiling.probes)}: " + "; ".join(map(probe_text, survey.ceiling.probes)))
     facts.add_row("step time", _model_text(survey))
     if survey.cost is not None:
-        facts.add_row("roofline", _roofline_text(survey))
+        facts.add_row("roofline", f"by its shapes the step is {_bound_text(survey)}")
     for note in survey.notes:
         facts.add_row("note", note)
     for line in advice(survey):
@@ -121,12 +111,13 @@ def advice(survey: Survey) -> list[str]:
     """Return what follows for the choice of a batch size, each with its number."""
     lines = []
     plateau, ceiling = survey.plateau, survey.ceiling.batch_size
+    most = max(timing.throughput for timing in survey.measured.timings)
     if len(survey.pairs) < 2:
         lines.append("too little was timed to say more: raise hardware.seconds")
     elif plateau.batch_size < ceiling:
         lines.append(
             f"from batch size {format_count(plateau.batch_size)} on, a larger one hardly gives more examples a second "
-            f"({format_number(plateau.throughput)} there, {format_number(_most(survey))} at most): beyond it only "
+            f"({format_number(plateau.throughput)} there, {format_number(most)} at most): beyond it only "
             "fewer steps can pay"
         )
     else:
@@ -155,10 +146,6 @@ def advice(survey: Survey) -> list[str]:
     return lines
 
 
-def _most(survey: Survey) -> float:
-    return max(timing.throughput for timing in survey.measured.timings)
-
-
 def _ceiling_text(survey: Survey) -> str:
     found = survey.ceiling
     limit, law = f"{found.at.limit / 2**20:,.0f} MiB", ""
@@ -175,13 +162,17 @@ def _ceiling_text(survey: Survey) -> str:
     return f"ceiling {format_count(found.batch_size)} {exact}: {beyond} does not fit in {limit}{law}{noise}"
 
 
-def _limits_text(survey: Survey) -> str:
-    limits = survey.limits
-    if limits is None:
-        return ""
+def _limits_text(limits: DeviceLimits) -> str:
     flops, moved = (format_number(rate / 1e9) for rate in (limits.flops_per_second, limits.bytes_per_second))
     ridge = format_number(limits.ridge)
-    return f"; measured ceilings {flops} GFLOP/s in {limits.dtype}, {moved} GB/s, ridge {ridge} FLOPs per byte"
+    return f"measured ceilings {flops} GFLOP/s in {limits.dtype}, {moved} GB/s, ridge {ridge} FLOPs per byte"
+
+
+def _bound_text(survey: Survey) -> str:
+    turning = survey.turning_batch_size
+    if turning is None:
+        return "memory-bound at any batch size"
+    return f"memory-bound below batch size {format_count(turning)}, compute-bound from there on"
 
 
 def _model_text(survey: Survey) -> str:
@@ -199,16 +190,6 @@ def _model_text(survey: Survey) -> str:
     if measured.cut:
         text += f"; fewer repeats for time: {', '.join(map(format_count, measured.cut))}"
     return text
-
-
-def _roofline_text(survey: Survey) -> str:
-    turning = survey.turning_batch_size
-    turns = (
-        "memory-bound at any batch size"
-        if turning is None
-        else f"memory-bound below batch size {format_count(turning)}, compute-bound from there on"
-    )
-    return f"by its shapes the step is {turns}"
 
 
 def _timings_table(survey: Survey) -> Table:
@@ -233,152 +214,79 @@ def _timings_table(survey: Survey) -> Table:
 
 
 FIGURE_WIDTH, ROOF_HEIGHT, ROW_HEIGHT = 11.0, 3.6, 0.24  # inches
-MOST_ROWS = 14  # of layers: those that take the most of the time allowed
+MAX_ROWS = 14  # of layers: those that take the most of the time allowed
 
 
-def draw_roofline(
-    cost: StepCost,
-    limits: DeviceLimits,
-    batch_sizes: Sequence[int],
-    measured: Iterable[tuple[int, float]],
-    title: str,
-    path: Path,
-) -> None:
+def draw_roofline(survey: Survey, path: Path) -> None:
     """Write the roofline: attainable FLOP/s over FLOPs per byte, layers and the whole step on it, measured steps below.
 
-    Args:
-        cost: of the step.
-        limits: of the device.
-        batch_sizes: those at which layers and step are drawn, at least one; each layer is a line through them.
-        measured: (B, tau(B) in seconds) pairs; none are drawn for none.
-        title: names the workload; device and ceilings are added.
-        path: written under a temporary name beside it, then renamed.
-
-    Raises:
-        HardwareError: for no batch size, one below 1, or seconds that are not positive.
+    Nothing is written where the device's limits or the step's cost are not known.
     """
-    if not batch_sizes:
-        raise HardwareError("the roofline needs at least one batch size to draw the layers at")
-    steps = achieved(cost, limits, measured)
-    paint = functools.partial(
-        _paint, cost=cost, limits=limits, batch_sizes=sorted(set(batch_sizes)), steps=steps, title=title
-    )
-    save_figure(paint, (FIGURE_WIDTH, ROOF_HEIGHT), path)
+    cost, limits = survey.cost, survey.limits
+    if cost is not None and limits is not None:
+        save_figure(functools.partial(_paint, survey=survey, cost=cost, limits=limits), (FIGURE_WIDTH, 1.0), path)
 
 
-def _paint(
-    figure: "Figure",
-    cost: StepCost,
-    limits: DeviceLimits,
-    batch_sizes: Sequence[int],
-    steps: Sequence[Achieved],
-    title: str,
-) -> None:
-    sizes = batch_sizes
-    layers = [layer for layer in cost.layers if layer.flops.at(sizes[-1]) and layer.bytes.at(sizes[-1])]
-    layers = sorted(layers, key=lambda layer: -layer_seconds(layer, limits, sizes[-1]))[:MOST_ROWS]
-    rows = len(layers) + 1
-    figure.set_size_inches(FIGURE_WIDTH, ROOF_HEIGHT + ROW_HEIGHT * rows + 1.4)
-    heights = [ROOF_HEIGHT, ROW_HEIGHT * rows]
-    roof, ranges = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": heights})
+def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimits) -> None:
+    sizes = [size for size, _ in survey.pairs]
+    largest = sizes[-1]
+    layers = [layer for layer in cost.layers if layer.flops.at(largest) and layer.bytes.at(largest)]
+    layers = sorted(layers, key=lambda layer: -layer_seconds(layer, limits, largest))[:MAX_ROWS]
+    rows_height = ROW_HEIGHT * (len(layers) + 1)
+    figure.set_size_inches(FIGURE_WIDTH, ROOF_HEIGHT + rows_height + 1.4)
+    roof, ranges = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [ROOF_HEIGHT, rows_height]})
     parts: list[LayerCost | StepCost] = [cost, *layers]
-    points = [[_point(part, size) for size in sizes] for part in parts]
+    points = [[intensity(part, size) or 0.0 for size in sizes] for part in parts]
     _draw_roof(roof, limits, points)
-    _draw_step(roof, cost, limits, points[0], sizes, steps)
-    _draw_ranges(ranges, limits, points, sizes, _names(cost, layers, limits, sizes[-1]))
+    _draw_step(roof, limits, points[0], survey)
+    # Each layer has its share of the time that the roofline allows the step.
+    shares = [layer_seconds(layer, limits, largest) / allowed_seconds(cost, limits, largest) for layer in layers]
+    names = [f"{layer.name} ({layer.kind}), {share:.0%}" for layer, share in zip(layers, shares, strict=True)]
+    rest = f"whole step; layers without FLOPs or not listed take {max(0.0, 1.0 - sum(shares)):.0%}"
+    _draw_ranges(ranges, limits, points, sizes, [rest, *names])
     for axes in (roof, ranges):
         axes.axvline(limits.ridge, color=GREY, linewidth=0.9, linestyle="--", zorder=1)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
-    figure.suptitle(_title(cost, limits, title), fontsize=10.5, parse_math=False)
+    title = (
+        f"{survey.workload}: by its shapes the step is {_bound_text(survey)}\n{limits.device}; {_limits_text(limits)}"
+    )
+    figure.suptitle(title, fontsize=10.5, parse_math=False)
     handles, labels = roof.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
 
 
-def _title(cost: StepCost, limits: DeviceLimits, title: str) -> str:
-    turning = turning_batch_size(cost, limits.ridge)
-    turns = "memory-bound at any batch size" if turning is None else f"compute-bound from batch size {turning:,.0f} on"
-    flops, moved = (format_number(rate / 1e9) for rate in (limits.flops_per_second, limits.bytes_per_second))
-    return (
-        f"{title}: the step is {turns}, by its shapes\n"
-        f"{limits.device}; measured ceilings: {flops} GFLOP/s in {limits.dtype}, {moved} GB/s"
-    )
-
-
-def _names(cost: StepCost, layers: Sequence[LayerCost], limits: DeviceLimits, size: int) -> list[str]:
-    """Return the rows' names, each layer with its share of the time that the roofline allows the step."""
-    whole = allowed_seconds(cost, limits, size)
-    shares = [layer_seconds(layer, limits, size) / whole for layer in layers]
-    named = [f"{layer.name} ({layer.kind}), {share:.0%}" for layer, share in zip(layers, shares, strict=True)]
-    return [f"whole step; layers without FLOPs or not listed take {max(0.0, 1.0 - sum(shares)):.0%}", *named]
-
-
-def _point(part: LayerCost | StepCost, size: int) -> float:
-    return intensity(part, size) or 0.0
-
-
-def _attainable(limits: DeviceLimits, x: float) -> float:
-    return min(limits.flops_per_second, limits.bytes_per_second * x) / 1e9
+def _attainable(limits: DeviceLimits, intensities: Sequence[float]) -> list[float]:
+    """Return GFLOP/s on the roof."""
+    return [min(limits.flops_per_second, limits.bytes_per_second * x) / 1e9 for x in intensities]
 
 
 def _draw_roof(axes: "Axes", limits: DeviceLimits, points: Sequence[Sequence[float]]) -> None:
     every = [limits.ridge, *(value for row in points for value in row if value)]
-    low, high = min(every) / 2.0, max(every) * 2.0
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylabel="attainable GFLOP/s")
-    axes.set_ylim(_attainable(limits, low) / 1.5, limits.flops_per_second / 1e9 * 2.5)  # room for labels above the roof
-    x = [low, limits.ridge, high]
-    axes.plot(x, [_attainable(limits, value) for value in x], color=INK, linewidth=1.8, label="ceilings of the device")
+    corners = [min(every) / 2.0, limits.ridge, max(every) * 2.0]
+    roof = _attainable(limits, corners)
+    axes.set(xscale="log", yscale="log", xlim=(corners[0], corners[-1]), ylabel="attainable GFLOP/s")
+    axes.set_ylim(roof[0] / 1.5, limits.flops_per_second / 1e9 * 2.5)  # room for labels above the roof
+    axes.plot(corners, roof, color=INK, linewidth=1.8, label="ceilings of the device")
     for row in points[1:]:
-        axes.plot(row, [_attainable(limits, value) for value in row], "o", color=BLUE, markersize=4, alpha=0.5)
-    axes.annotate(
-        f"ridge: {format_number(limits.ridge)} FLOPs per byte",
-        (limits.ridge, 0.03),
-        xycoords=("data", "axes fraction"),
-        xytext=(5.0, 0.0),
-        textcoords="offset points",
-        color="#555555",
-        fontsize=8.5,
-    )
-
-
-def _draw_step(
-    axes: "Axes",
-    cost: StepCost,
-    limits: DeviceLimits,
-    points: Sequence[float],
-    sizes: Sequence[int],
-    steps: Sequence[Achieved],
-) -> None:
-    """Draw the whole step on the roof, and what was measured below it."""
+        axes.plot(row, _attainable(limits, row), "o", color=BLUE, markersize=4, alpha=0.5)
     axes.plot([], [], "o", color=BLUE, markersize=4, label="layers, where the roofline puts them")
-    roof = [_attainable(limits, value) for value in points]
+    axes.text(limits.ridge, 0.03, "  ridge", transform=axes.get_xaxis_transform(), color="#555555", fontsize=8.5)
+
+
+def _draw_step(axes: "Axes", limits: DeviceLimits, points: Sequence[float], survey: Survey) -> None:
+    """Draw the whole step on the roof, and what was measured below it, the first and the last with their batch size."""
+    roof = _attainable(limits, points)
     axes.plot(points, roof, "D", color=VERMILION, markersize=6.5, label="whole step, by the sum of its bytes")
-    for at in {0, len(sizes) - 1}:
-        axes.annotate(
-            f"B = {sizes[at]:,}",
-            (points[at], roof[at]),
-            xytext=(0.0, 8.0),
-            textcoords="offset points",
-            ha="left" if at else "right",
-            color=VERMILION,
-            fontsize=8.5,
-        )
-    if not steps:
-        return
-    x = [_point(cost, row.batch_size) for row in steps]
+    steps = survey.achieved  # at the same batch sizes
     y = [row.share_of_peak * limits.flops_per_second / 1e9 for row in steps]
     axes.set_ylim(bottom=min(axes.get_ylim()[0], min(y) / 2.5))  # room for a label below
-    axes.plot(x, y, "*-", color=PURPLE, markersize=10, linewidth=0.8, label="whole step, measured: share of peak")
-    for at in {0, len(steps) - 1}:
-        axes.annotate(
-            f"B = {steps[at].batch_size:,}: {steps[at].share_of_peak:.0%}",
-            (x[at], y[at]),
-            xytext=(0.0, -9.0),
-            textcoords="offset points",
-            ha="left" if at else "right",
-            va="top",
-            color=PURPLE,
-            fontsize=8.5,
-        )
+    axes.plot(points, y, "*-", color=PURPLE, markersize=10, linewidth=0.8, label="whole step, measured: share of peak")
+    for at, side in ((0, "right"), (-1, "left")):
+        size = f"B = {steps[at].batch_size:,}"
+        label = functools.partial(axes.annotate, textcoords="offset points", ha=side, fontsize=8.5)
+        label(size, (points[at], roof[at]), xytext=(0.0, 8.0), color=VERMILION)
+        share = f"{size}: {steps[at].share_of_peak:.0%}"
+        label(share, (points[at], y[at]), xytext=(0.0, -9.0), va="top", color=PURPLE)
 
 
 def _draw_ranges(
@@ -389,11 +297,11 @@ def _draw_ranges(
     names: Sequence[str],
 ) -> None:
     """Draw one row for the step and for each layer: FLOPs per byte from the smallest to the largest batch size."""
+    areas = [14.0 + 46.0 * at / max(1, len(sizes) - 1) for at in range(len(sizes))]
     for row, values in enumerate(points):
-        colour = BLUE if row else VERMILION
-        axes.plot(values, [row] * len(values), color=colour, linewidth=1.2, alpha=0.6)
-        areas = [14.0 + 46.0 * at / max(1, len(sizes) - 1) for at in range(len(sizes))]
-        axes.scatter(values, [row] * len(values), s=areas, color=colour, zorder=3)
+        color = BLUE if row else VERMILION
+        axes.plot(values, [row] * len(values), color=color, linewidth=1.2, alpha=0.6)
+        axes.scatter(values, [row] * len(values), s=areas, color=color, zorder=3)
     axes.set_yticks(range(len(names)), names, fontsize=8.5)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.axvspan(limits.ridge, axes.get_xlim()[1], color="#e6f0f8", linewidth=0, zorder=-2)

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,23 +35,18 @@ from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from bstune.core.errors import HardwareError
-from bstune.trial.device import synchronize
+from bstune.trial.device import device_name, synchronize
 
 Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
-DTYPES: dict[str, torch.dtype] = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32}
+DTYPES |= {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Lightning's names of a precision are these, alone or with "-true" or "-mixed".
 PRECISIONS = {"64": "fp64", "32": "fp32", "16": "fp16", "bf16": "bf16"}
 # Multiples of 16 bytes. fp32 has none, whatever other sources ask for (16, say): without tf32 its products do not run
 # on tensor cores at all.
 TENSOR_CORE_MULTIPLES = {"tf32": 4, "bf16": 8, "fp16": 8, "int8": 16, "fp8": 16}
 TENSOR_CORE_SOURCE = "NVIDIA, Matrix Multiplication Background, table 1"
-TIMER_CALLS = 4  # of a size at least: two to warm up, one to choose the block, one block
+TIMER_CALLS = 5  # of a size at least: three to warm up, one to choose the block, one block
 
 
 @dataclass(frozen=True)
@@ -66,8 +61,6 @@ class DeviceLimits:
     misaligned_flops_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in get_args(Arithmetic):
-            raise HardwareError(f"dtype must be one of {', '.join(DTYPES)}, but got {self.dtype!r}")
         for name in ("flops_per_second", "bytes_per_second", "misaligned_flops_per_second"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0.0):
@@ -85,14 +78,13 @@ def arithmetic_of(precision: str | int, device_type: str) -> Arithmetic:
     fp32 is tf32 on CUDA where PyTorch's float32 matmul precision is not ``highest`` and the device has it.
     """
     name = PRECISIONS.get(str(precision).removesuffix("-true").removesuffix("-mixed"), str(precision))
-    for arithmetic in get_args(Arithmetic):
-        if arithmetic == name:
-            lowered = name == "fp32" and device_type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-            return "tf32" if lowered and torch.cuda.get_device_capability()[0] >= 8 else arithmetic
-    raise HardwareError(
-        f"precision must be 64, 32, 16 or bf16, with -true or -mixed, or one of {', '.join(DTYPES)}, but got "
-        f"{precision!r}: the roofline knows no ceiling for it"
-    )
+    if name not in DTYPES:
+        raise HardwareError(
+            f"precision must be 64, 32, 16 or bf16, with -true or -mixed, or one of {', '.join(DTYPES)}, but got "
+            f"{precision!r}: the roofline knows no ceiling for it"
+        )
+    lowered = name == "fp32" and device_type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return cast(Arithmetic, "tf32" if lowered and torch.cuda.get_device_capability()[0] >= 8 else name)
 
 
 def tensor_core_multiple(arithmetic: str, device_type: str) -> int | None:
@@ -114,9 +106,6 @@ def measure_limits(
     The smallest size of each is timed in any case, a larger one only where the time left is enough for it.
     """
     device = torch.device(device)
-    for name, values in (("seconds", [seconds]), ("matrix_sizes", matrix_sizes), ("copy_bytes", copy_bytes)):
-        if not values or not all(math.isfinite(value) and value > 0 for value in values):
-            raise HardwareError(f"{name} must be positive and finite, but got {values}")
     multiple = tensor_core_multiple(arithmetic, device.type)
     share = seconds / (2.0 if multiple is None else 3.0)
     dtype = DTYPES[arithmetic]
@@ -139,16 +128,11 @@ def measure_limits(
             flops = best(product, 3, matrix_sizes)
             misaligned = None if multiple is None else best(product, 3, (size + 1 for size in matrix_sizes))
         bandwidth = best(copy, 1, copy_bytes)
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else _host_name(device)
+        name = device_name({"accelerator": device.type, "devices": [device.index or 0]})
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise HardwareError(f"the ceilings of {device} cannot be measured in {arithmetic}: {reason}") from error
     return DeviceLimits(name, arithmetic, flops, bandwidth, misaligned)
-
-
-def _host_name(device: torch.device) -> str:
-    threads = torch.get_num_threads()
-    return f"{device.type} ({threads} thread{'s' if threads > 1 else ''})"
 
 
 @contextmanager
@@ -181,11 +165,12 @@ def _best_rate(
     end = clock() + seconds
     best = per_work = 0.0
     for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
-        remaining = end - clock()
-        if best and TIMER_CALLS * per_work * work(size) > remaining:
+        if best and TIMER_CALLS * per_work * work(size) > end - clock():
             break
-        timer = Timer("call()", timer=read, globals={"call": prepare(size)}, num_threads=torch.get_num_threads())
-        per_work = min(timer.blocked_autorange(min_run_time=max(remaining / left, 0.0)).times) / work(size)
+        call = prepare(size)
+        call()  # libraries load and choose their kernels here
+        timer = Timer("call()", timer=read, globals={"call": call}, num_threads=torch.get_num_threads())
+        per_work = min(timer.blocked_autorange(min_run_time=max(0.0, (end - read()) / left)).times) / work(size)
         best = max(best, 1.0 / per_work)
     return best
 
@@ -213,22 +198,19 @@ class AffineCost:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer costs in a training step, forward and backward.
-
-    ``inputs``, ``outputs`` and ``weights`` are the bytes moved of each and of its gradients; ``calls`` is how often a
-    step calls it. ``dimensions`` are those that tensor cores care about: in and out features of a Linear, in and out
-    channels (of a group) of a convolution that is not depthwise; ``rows_per_example`` those of a Linear's product.
-    """
+    """What one layer costs in a training step, forward and backward."""
 
     name: str
     kind: str
-    calls: int
+    calls: int  # in a step
     flops: AffineCost
-    inputs: AffineCost
+    inputs: AffineCost  # bytes moved of them and of their gradients, as in the next two
     outputs: AffineCost
     weights: AffineCost
+    # Those that tensor cores care about: in and out features of a Linear, in and out channels (of a group) of a
+    # convolution that is not depthwise.
     dimensions: tuple[tuple[str, int], ...] = ()
-    rows_per_example: int | None = None
+    rows_per_example: int | None = None  # of a Linear's product
 
     @property
     def bytes(self) -> AffineCost:
@@ -238,15 +220,12 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a training step costs.
+    """What a training step costs."""
 
-    ``layers`` are in the order of their first call, without those that neither count FLOPs nor move bytes.
-    ``uncounted`` names those that move bytes while the counter finds no FLOPs in them, ``superlinear`` those whose cost
-    grows faster than the batch (a loss over pairs, say): the line through 0 and the larger traced batch stands for it.
-    """
-
-    layers: tuple[LayerCost, ...]
-    uncounted: tuple[str, ...]
+    layers: tuple[LayerCost, ...]  # in the order of their first call, without those of no FLOPs and no bytes
+    uncounted: tuple[str, ...]  # those that move bytes while the counter finds no FLOPs in them
+    # Those whose cost grows faster than the batch (a loss over pairs, say): the line through 0 and the larger traced
+    # batch stands for it.
     superlinear: tuple[str, ...]
 
     @property
@@ -262,19 +241,14 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Achieved:
-    """How near a measured step came to the ceilings.
-
-    ``seconds`` a step as measured, ``allowed_seconds`` by the roofline; ``share_of_peak`` is FLOP/s over the device's,
-    ``share_of_roofline`` allowed over measured seconds (above 1 where tensors stay in caches between layers);
-    ``compute_bound`` says whether the step's FLOPs per byte exceed the ridge.
-    """
+    """How near a measured step came to the device's limits."""
 
     batch_size: int
-    seconds: float
-    allowed_seconds: float
-    share_of_peak: float
-    share_of_roofline: float
-    compute_bound: bool
+    seconds: float  # as measured
+    allowed_seconds: float  # by the roofline
+    share_of_peak: float  # FLOP/s over the device's
+    share_of_roofline: float  # allowed over measured seconds; above 1 where tensors stay in caches between layers
+    compute_bound: bool  # the step's FLOPs per byte exceed the ridge
 
 
 def training_loss(module: Any, batch: Any) -> Tensor:
@@ -287,8 +261,8 @@ def step_cost(
     module: nn.Module,
     make_batch: Callable[[int], Any],
     loss: Callable[[Any, Any], Tensor],
-    arithmetic: str,
-    batch_sizes: tuple[int, int] = (2, 4),
+    arithmetic: Arithmetic,
+    batch_sizes: Sequence[int] = (2, 4),
 ) -> StepCost:
     """Trace a training step at two batch sizes and return its cost over batch size.
 
@@ -296,11 +270,8 @@ def step_cost(
     the random number generators too. ``make_batch`` returns so many examples on its device; batch normalisation needs
     2 of them.
     """
-    small, large = batch_sizes
-    if not 1 <= small < large:
-        raise HardwareError(f"batch_sizes must be two rising sizes of at least 1, but got {batch_sizes}")
-    if arithmetic not in DTYPES:
-        raise HardwareError(f"arithmetic must be one of {', '.join(DTYPES)}, but got {arithmetic!r}")
+    if len(batch_sizes) != 2 or not 1 <= batch_sizes[0] < batch_sizes[1]:
+        raise HardwareError(f"hardware.ceilings.traced_batch_sizes must be two rising sizes, but got {batch_sizes}")
     width = DTYPES[arithmetic].itemsize
     low, high = (_trace(module, make_batch(size), loss, width) for size in batch_sizes)
     if not any(layer.flops for layer in high):
@@ -318,7 +289,7 @@ def step_cost(
     )
 
 
-def _layer(first: "_Traced", second: "_Traced", batch_sizes: tuple[int, int]) -> tuple[LayerCost, bool]:
+def _layer(first: "_Traced", second: "_Traced", batch_sizes: Sequence[int]) -> tuple[LayerCost, bool]:
     """Return the layer's cost over batch size, and whether it grows faster than the batch."""
     small, large = batch_sizes
     lines: dict[str, Any] = {}
@@ -335,19 +306,16 @@ def _layer(first: "_Traced", second: "_Traced", batch_sizes: tuple[int, int]) ->
 
 
 def intensity(cost: LayerCost | StepCost, batch_size: float) -> float | None:
-    """Return FLOPs per byte at ``batch_size``; None where no bytes are known. HardwareError for a size below 1."""
-    moved = cost.bytes.at(check_batch_size(batch_size))
+    """Return FLOPs per byte at ``batch_size``; None where no bytes are known."""
+    moved = cost.bytes.at(batch_size)
     return cost.flops.at(batch_size) / moved if moved else None
 
 
 def turning_batch_size(cost: LayerCost | StepCost, ridge: float) -> float | None:
     """Return the batch size from which on the cost is compute-bound: F(B)/bytes(B) = ridge, at least 1; None for never.
 
-    With F = f + F' B and bytes = a + b B, it is B = (ridge a - f)/(F' - ridge b). Of the whole step, it is where the
-    step's FLOPs per byte reach the ridge. HardwareError is raised for a ridge that is not positive and finite.
+    With F = f + F' B and bytes = a + b B, it is B = (ridge a - f)/(F' - ridge b).
     """
-    if not (math.isfinite(ridge) and ridge > 0.0):
-        raise HardwareError(f"the ridge must be a positive, finite number of FLOPs per byte, but got {ridge}")
     gain = cost.flops.per_example - ridge * cost.bytes.per_example
     if gain <= 0.0:
         return None
@@ -360,35 +328,22 @@ def allowed_seconds(cost: StepCost, limits: DeviceLimits, batch_size: float) -> 
 
 
 def layer_seconds(layer: LayerCost, limits: DeviceLimits, batch_size: float) -> float:
-    """Return the larger of the seconds that FLOPs and bytes take at the ceilings. HardwareError for a size below 1."""
-    check_batch_size(batch_size)
+    """Return the larger of the seconds that FLOPs and bytes take at the device's limits."""
     return max(
         layer.flops.at(batch_size) / limits.flops_per_second, layer.bytes.at(batch_size) / limits.bytes_per_second
     )
 
 
 def achieved(cost: StepCost, limits: DeviceLimits, measured: Iterable[tuple[int, float]]) -> list[Achieved]:
-    """Return how near each measured (B, tau(B) in seconds) came to the ceilings, in order of B; none for none.
-
-    HardwareError is raised for a batch size below 1, or seconds that are not positive and finite (NaN too).
-    """
+    """Return how near each measured (B, tau(B) in seconds) came to the device's limits, in order of B."""
     rows = []
     for batch_size, seconds in sorted(measured):
         allowed = allowed_seconds(cost, limits, batch_size)
-        if not (math.isfinite(seconds) and seconds > 0.0):
-            raise HardwareError(f"seconds per step at batch size {batch_size} must be positive, but got {seconds}")
         flops = cost.flops.at(batch_size)
         bound = flops > limits.ridge * cost.bytes.at(batch_size)
         share = flops / seconds / limits.flops_per_second
         rows.append(Achieved(batch_size, seconds, allowed, share, allowed / seconds, bound))
     return rows
-
-
-def check_batch_size(batch_size: float) -> float:
-    """Return the batch size. HardwareError is raised for one below 1 (NaN too)."""
-    if not (math.isfinite(batch_size) and batch_size >= 1):
-        raise HardwareError(f"a batch size is at least 1 example, but got {batch_size}")
-    return batch_size
 
 
 @dataclass
@@ -515,14 +470,11 @@ class _Tracer:
                 continue
             self._nodes.add(node)
             node.register_prehook(self._enter)
-            node.register_hook(functools.partial(self._leave, layer))
+            node.register_hook(lambda *gradients, layer=layer: self._charge(layer))
             stack.extend(following for following, _ in node.next_functions)
 
     def _enter(self, gradients: Any) -> None:
         self._counted = self.counter.get_total_flops()
-
-    def _leave(self, layer: _Traced, *gradients: Any) -> None:
-        self._charge(layer)
 
     def _charge(self, layer: _Traced) -> None:
         total = self.counter.get_total_flops()
@@ -577,10 +529,9 @@ def misalignments(
     The dimensions are those of NVIDIA's guides to linear layers and convolutions; embeddings and depthwise convolutions
     do not run on tensor cores.
     """
-    check_batch_size(batch_size)
-    rows = []
+    rows: list[TensorCoreMisalignment] = []
     if multiple is None:
-        return []
+        return rows
     for layer in cost.layers:
         for dimension, size in layer.dimensions:
             if size % multiple:

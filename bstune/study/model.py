@@ -6,7 +6,7 @@ beside it: an exponent that the trials do not narrow is not identified.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -129,24 +129,23 @@ def _exponent(posterior: Posterior, start: float, end: float, level: float) -> L
 
 def slopes(theta: Array, prior: Prior, low: float, high: float) -> Array:
     """Return the least-squares slope of log2 lr*(B) over log2 B from ``low`` to ``high``: draws (m, p) give (m,)."""
-    return np.asarray(_slope(lambda x: optimum(theta, x, prior), low, high))
+    x = np.linspace(math.log2(low), math.log2(high), GRID)
+    return np.asarray(_slope(x, optimum(theta, x, prior)))
 
 
 def rule_exponents(low: float, high: float, noise_scale: float) -> dict[str, float]:
     """Return the slope of each scaling rule's log lr over log B, by the same least squares, in rising order."""
+    x = np.linspace(math.log2(low), math.log2(high), GRID)
     # The three powers by their exponents, not by a sum of rounded logarithms: an interval may end there.
     exponents = {none.__name__: 0.0, sqrt.__name__: 0.5, linear.__name__: 1.0}
     for rule in (saturating, surge):
-        exponents[rule.__name__] = float(
-            _slope(lambda x, rule=rule: np.log2([rule(2.0**size, 1.0, 1.0, noise_scale) for size in x]), low, high)
-        )
+        exponents[rule.__name__] = float(_slope(x, np.log2([rule(2.0**size, 1.0, 1.0, noise_scale) for size in x])))
     return dict(sorted(exponents.items(), key=lambda item: item[1]))
 
 
-def _slope(values: Callable[[Array], Array], low: float, high: float) -> Any:
-    x = np.linspace(math.log2(low), math.log2(high), GRID)
+def _slope(x: Array, y: Array) -> Any:
     away = x - x.mean()
-    return values(x) @ away / (away @ away)
+    return y @ away / (away @ away)
 
 
 def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:

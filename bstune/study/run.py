@@ -303,8 +303,10 @@ class _Search:
 
     def _store(self, asked: Asked, finished: Finished) -> None:
         trial, spec = asked
+        # What the training raised goes up: the trials that end meanwhile are stored before the others are ended.
+        result = with_solo_step_time(finished.result(), self._prepared.backend.step_time)
         with cut_short(self._study, spec, self._budget.objective):
-            self._tell(trial, with_solo_step_time(finished.result(), self._prepared.backend.step_time))
+            self._tell(trial, result)
 
     def _tell(self, trial: optuna.Trial, result: TrialResult) -> None:
         tell(self._study, trial, result, self._budget.objective, self._prepared.protocol.target)

@@ -138,15 +138,18 @@ def _refuse_another_format(study: optuna.Study) -> None:
         )
 
 
-def _refuse_changes(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
-    before, now = json.loads(study.user_attrs[FROZEN_SETTINGS]), json.loads(dump_json(frozen_settings))
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the settings that differ, a line each."""
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
-    if changed:
-        lines = [f"  {key}: was {before.get(key)!r}, now {now.get(key)!r}" for key in changed]
+    return "\n".join(f"  {key}: was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
+
+
+def _refuse_changes(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
+    lines = changes(json.loads(study.user_attrs[FROZEN_SETTINGS]), json.loads(dump_json(frozen_settings)))
+    if lines:
         raise StudyError(
-            f"the study {study.study_name!r} began with other settings:\n"
-            + "\n".join(lines)
-            + "\ncontinue it with the settings it began with, or begin another one with study=NAME"
+            f"the study {study.study_name!r} began with other settings:\n{lines}\n"
+            "continue it with the settings it began with, or begin another one with study=NAME"
         )
 
 

@@ -61,11 +61,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the table says of one (batch size, learning rate, seed).
-
-    ``steps`` are steps to target, None if it was not reached within ``end`` steps; ``history`` is (step, metric) up to
-    there, and no value in it but that at ``steps`` meets the target.
-    """
+    """Steps to target at one (batch size, learning rate, seed), None if not reached, and the history to ``end``."""
 
     steps: int | None
     end: int
@@ -112,7 +108,7 @@ class Table:
         return cells[int(distance.argmin())]
 
     def outcome(self, batch_size: float, lr: float, seed: int, target: Target) -> Outcome:
-        """Return what a trial comes to; outside of the table's range its edge speaks.
+        """Return what a trial comes to; outside of the table's range as at its edge.
 
         Where all corners of the grid around the point reached the target, log S and log tau are bilinear in
         (log B, log lr), and the history is the nearest corner's with its steps rescaled; elsewhere the outcome is the
@@ -189,21 +185,13 @@ def _rescaled(run: Run, end: int, scale: float) -> tuple[tuple[int, float], ...]
 
 
 def replay(
-    table: Table, spec: TrialSpec, target: Target, last_step: int, parent: TrialResult | None = None
+    table: Table, spec: TrialSpec, target: Target, last_step: int, resumed_from: TrialResult | None = None
 ) -> TrialResult:
     """Return the record of a trial that is answered from the table.
 
-    Args:
-        table: the recorded runs.
-        spec: batch size, learning rate and seed.
-        target: what to reach.
-        last_step: the trial's budget in steps, counted from the first step of the trial that it continues, if any.
-        parent: a trial at the same point that was stopped; steps go on from there, and only what is added costs.
-
-    Raises:
-        ValueError: if ``spec`` names another parent, or ``parent`` is of another batch size, learning rate or seed.
+    ``last_step`` counts from the first step of the trial that it continues, if any; only what is added costs seconds.
     """
-    done = _steps_done(spec, parent)
+    done = _steps_done(spec, resumed_from)
     outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
     steps = min(outcome.end, max(last_step, done))
     reached = outcome.steps is not None and outcome.steps <= steps
@@ -229,24 +217,21 @@ def replay(
     )
 
 
-def _steps_done(spec: TrialSpec, parent: TrialResult | None) -> int:
+def _steps_done(spec: TrialSpec, resumed_from: TrialResult | None) -> int:
     """Return the steps that the trial continues from."""
-    if (None if parent is None else parent.number) != spec.resumed_from:
-        raise ValueError(f"the trial names parent {spec.resumed_from}, but got {parent and parent.number}")
-    if parent is None:
+    number = None if resumed_from is None else resumed_from.number
+    if number != spec.resumed_from:
+        raise ValueError(f"the trial is resumed from {spec.resumed_from}, but got {number}")
+    if resumed_from is None:
         return 0
-    here, there = ((trial.batch_size, trial.lr, trial.seed) for trial in (spec, parent))
+    here, there = ((trial.batch_size, trial.lr, trial.seed) for trial in (spec, resumed_from))
     if here != there:
-        raise ValueError(f"a trial continues at its parent's batch size, lr and seed, {there}, but got {here}")
-    return parent.steps
+        raise ValueError(f"a trial is resumed at the same batch size, lr and seed, {there}, but got {here}")
+    return resumed_from.steps
 
 
 def read_table(path: Path) -> Table:
-    """Return the table in a file of JSON lines.
-
-    Raises:
-        TableError: if it cannot be read, a line is no such run, a run is there twice, or there is one batch size only.
-    """
+    """Return the table in a file of JSON lines; TableError if it is none, or says nothing of a search."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -363,11 +348,7 @@ def shipped_tables() -> list[str]:
 
 
 def find_table(name: str) -> Path:
-    """Return the path of a table: a file, relative to the working directory, or a shipped table's bare name.
-
-    Raises:
-        TableError: if there is neither.
-    """
+    """Return the path of a table: a file, relative to the working directory, or a shipped table's bare name."""
     try:
         path = Path(name).expanduser()
         if path.is_file():
@@ -506,7 +487,10 @@ class ReplayBackend(TrialBackend):
         if reason is not None:
             raise TableError(reason)
         if trial is None:
-            asked = [("search.batch_size.low", space.low), ("search.batch_size.high", space.high)]
+            asked: list[tuple[str, float]] = [
+                ("search.batch_size.low", space.low),
+                ("search.batch_size.high", space.high),
+            ]
         else:
             asked = [("trial.batch_size", trial.batch_size), ("trial.lr", trial.lr)]
         for option, value in asked:

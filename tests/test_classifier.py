@@ -1,0 +1,158 @@
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from toolbox import TRAINER, make_spec
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+from bstune.core.errors import ConfigError
+from bstune.study.prepare import compose_checked
+from bstune.trial.loop import make_trainer
+from bstune.trial.workload import build_module
+from bstune.workloads.classifier import Classifier
+from bstune.workloads.layers import BatchNorm
+
+
+def classifier(model=None, **options):
+    values = {"loss": nn.CrossEntropyLoss(), "optimizer": torch.optim.SGD, "lr": 0.3} | options
+    return Classifier(model or nn.Identity(), **values)
+
+
+def labelled(n, wrong, classes=10):
+    """Return logits (n, classes) that name the label in all but the first ``wrong`` of shuffled examples."""
+    generator = torch.Generator().manual_seed(n + wrong)
+    labels = torch.randint(classes, (n,), generator=generator)
+    named = labels.clone()
+    named[:wrong] = (named[:wrong] + 1) % classes
+    order = torch.randperm(n, generator=generator)
+    return torch.nn.functional.one_hot(named, classes).float()[order], labels[order]
+
+
+def evaluate(module, stage, logits, labels, batch_size=None):
+    """Return a Trainer's metrics of logits that are passed on as images."""
+    size = batch_size or len(labels)
+    batches = DataLoader(list(zip(logits.split(size), labels.split(size), strict=True)), batch_size=None)
+    trainer = make_trainer(TRAINER)
+    metrics = (trainer.validate if stage == "val" else trainer.test)(module, batches, verbose=False)[0]
+    assert set(metrics) == {f"{stage}/error", f"{stage}/loss"}
+    return metrics[f"{stage}/error"], metrics[f"{stage}/loss"]
+
+
+@pytest.mark.parametrize("batch_size", [7, 500, 777, 5000])
+@pytest.mark.parametrize(("n", "wrong"), [(5000, 500), (5000, 0), (5000, 5000), (4999, 1), (333, 33)])
+def test_errors_are_exact_counts(n, wrong, batch_size):
+    logits, labels = labelled(n, wrong)
+    module, logged = classifier(), {}
+    module.log_dict = logged.update
+    for _ in range(2):  # each evaluation starts from nothing
+        for number, batch in enumerate(zip(logits.split(batch_size), labels.split(batch_size), strict=True)):
+            module.validation_step(batch, number)
+        module.on_validation_epoch_end()
+        assert torch.equal(logged["val/error"], torch.tensor(wrong, dtype=torch.float32) / n)
+        torch.testing.assert_close(logged["val/loss"], nn.functional.cross_entropy(logits, labels))
+
+
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_a_trainer_evaluates_the_same(stage):
+    logits, labels = labelled(20, 5)
+    for wrong in (5, 2):
+        logits, labels = labelled(20, wrong)
+        error, loss = evaluate(classifier(), stage, logits, labels, batch_size=8)
+        assert error == pytest.approx(wrong / 20)
+        assert loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item())
+
+
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_views_and_smoothed_labels_are_in_what_is_evaluated(stage):
+    def reversed_views(model, images):
+        return model(images).flip(1)
+
+    smoothed = nn.CrossEntropyLoss(label_smoothing=0.2)
+    module = classifier(test_time=reversed_views, loss=smoothed)
+    logits, labels = labelled(20, 5)
+    torch.testing.assert_close(module.training_step((logits, labels), 0), smoothed(logits, labels))
+    error, loss = evaluate(module, stage, logits, labels)
+    assert error == (logits.flip(1).argmax(1) != labels).float().mean()
+    assert error > 0.5
+    assert loss == pytest.approx(smoothed(logits.flip(1), labels).item())
+
+
+def test_optimizer_schedule_and_call_backs():
+    average, other = Callback(), Callback()
+    module = classifier(nn.Linear(4, 3), optimizer=partial(torch.optim.SGD, momentum=0.9))
+    optimizer = module.configure_optimizers()
+    assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.3, 0.9)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2]
+    assert module.configure_callbacks() == []
+
+    schedule = partial(LambdaLR, lr_lambda=lambda step: 0.5)
+    module = classifier(nn.Linear(4, 3), schedule=schedule, average=average, callbacks=[other])
+    configured = module.configure_optimizers()
+    assert configured["lr_scheduler"]["interval"] == "step"
+    assert configured["lr_scheduler"]["scheduler"].optimizer is configured["optimizer"]
+    assert configured["optimizer"].param_groups[0]["lr"] == 0.15
+    assert module.configure_callbacks() == [other, average]
+
+
+@pytest.mark.parametrize(
+    ("workload", "option", "text"),
+    [
+        ("resnet_cifar", "workload.module.optimizer.momentum=0.0", "Nesterov momentum requires a momentum and zero"),
+        ("fashion_mlp", "workload.module.optimizer.momentum=-1", "Invalid momentum value: -1"),
+        ("airfoil", "+workload.module.optimizer.momentun=0.1", "unexpected keyword argument 'momentun'"),
+    ],
+)
+def test_an_option_that_the_optimizer_refuses_is_a_plain_line(workload, option, text):
+    module = build_module(compose_checked([f"+workload={workload}", option, "device=cpu"]), make_spec(64))
+    with pytest.raises(
+        ConfigError, match=rf"workload\.module: \w+ cannot build its optimizers .*: .*{text}.* \(\w+Error"
+    ):
+        module.configure_optimizers()
+    assert isinstance(module, LightningModule)
+
+
+class Wanting(nn.Module):
+    """Notes the images that it is given."""
+
+    def __init__(self, images):
+        super().__init__()
+        self.images, self.given = images, None
+
+    def initialise_from(self, images):
+        self.given = images
+
+
+def test_parts_that_start_from_images_are_handed_them():
+    parts = [Wanting(3), Wanting(7)]
+    module = classifier(nn.Sequential(parts[0], nn.Sequential(nn.Linear(4, 3), parts[1])))
+    assert module.initial_images == 7
+    images = torch.randn(7, 4)
+    module.initialise_from(images)
+    assert all(part.given is images for part in parts)
+    assert classifier(nn.Linear(4, 3)).initial_images == 0
+
+
+def test_channels_last_changes_only_the_format():
+    def convolutional(**options):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNorm(4, ghost_size=4), nn.Flatten(), nn.Linear(4 * 36, 5))
+        return classifier(model, **options)
+
+    batch = torch.randn(8, 3, 8, 8), torch.arange(8) % 5
+    plain, last = convolutional(), convolutional(channels_last=True)
+    assert last.model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    seen = []
+    last.model[1].register_forward_hook(lambda layer, inputs, output: seen.extend([inputs[0], output]))
+    losses = [module.training_step(batch, 0) for module in (plain, last)]
+    assert all(images.is_contiguous(memory_format=torch.channels_last) for images in seen)
+    torch.testing.assert_close(*losses)
+    for loss in losses:
+        loss.backward()
+    for mine, its in zip(plain.parameters(), last.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad, rtol=1e-4, atol=1e-5)
+    assert list(plain.state_dict()) == list(last.state_dict())
+    with pytest.raises(ConfigError, match="channels_last is for convolutions, but the model, Linear, has none"):
+        classifier(nn.Linear(4, 3), channels_last=True)

@@ -1,0 +1,68 @@
+from pathlib import Path
+
+import pytest
+from toolbox import entries
+
+from bstune.core.errors import StudyError
+from bstune.core.files import Output, check_writable, locked, write_text
+
+
+def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
+    path = tmp_path / "curve.json"
+    write_text(path, "one")
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        write_text(path, "two")
+    assert path.read_text() == "one"
+
+
+def test_the_folder_stays_once_it_holds_something(tmp_path):
+    output = Output(tmp_path / "outputs" / "study")
+    with locked(output):
+        write_text(output.trials, "")
+    assert output.trials.exists()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_body_that_fails_at_once_leaves_what_was_there(tmp_path, there):
+    if there:
+        (tmp_path / "outputs").mkdir()
+    with pytest.raises(StudyError, match="refused"), locked(Output(tmp_path / "outputs" / "study")):
+        raise StudyError("refused")
+    assert entries(tmp_path) == ["outputs"] * there
+    assert not list(tmp_path.glob("outputs/*"))
+
+
+def test_one_lock_a_study(tmp_path):
+    with (
+        locked(Output(tmp_path / "study")),
+        pytest.raises(StudyError, match="another process runs this study"),
+        locked(Output(tmp_path / "study")),
+    ):
+        pass
+
+
+def test_places_are_checked_without_writing(tmp_path):
+    (tmp_path / "file").touch()
+    check_writable(tmp_path / "missing/below", "output")
+    with pytest.raises(StudyError, match="file is not a folder: choose another place"):
+        check_writable(tmp_path / "file/below", "output")
+    assert entries(tmp_path) == ["file"]
+
+
+def test_files_of_other_trials_are_deleted_but_what_running_ones_write(tmp_path):
+    output = Output(tmp_path)
+    output.keep_states({0})  # there may be none
+    theirs = ["trial-3.ckpt", "trial-3.ckpt.partial", "trial-3.partial"]
+    for folder, keep in ((output.checkpoints, output.keep_checkpoints), (output.states, output.keep_states)):
+        folder.mkdir()
+        for name in ("trial-1.ckpt", "trial-2.ckpt", "trial-4.ckpt.partial", "trial-31.ckpt", *theirs):
+            (folder / name).touch()
+        keep({1, 7}, {3})
+        assert entries(folder) == ["trial-1.ckpt", *theirs]
+    assert output.checkpoint(1).exists()
+    assert output.state(1).exists()

@@ -1,0 +1,85 @@
+"""A survey in words, as JSON and as a figure."""
+
+import json
+
+import pytest
+
+from bstune.hardware.memory import ProbeResult
+from bstune.hardware.report import advice, draw_roofline, headline, survey_json
+from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
+from bstune.hardware.survey import probe_text
+from tests.toolbox import entries, make_probe_result, make_survey
+
+ODD = LayerCost(
+    "fc", "Linear", 1, AffineCost(0, 1e6), AffineCost(0, 9), AffineCost(0, 9), AffineCost(9, 0), (("in_features", 15),)
+)
+
+
+def on_cuda(dtype):
+    limits = DeviceLimits("H100", dtype, 1e9, 1e6, 5e8)
+    return make_survey(device_type="cuda", limits=limits, cost=StepCost((ODD,), (), ()))
+
+
+@pytest.mark.parametrize(
+    ("survey", "words"),
+    [
+        (make_survey(), "examples a second still rise at the largest batch size, 1000"),
+        (make_survey(((4, 1e-3), (500, 2e-3), (1000, 3.9e-3))), "from batch size 500 on"),
+        (make_survey(), "the range ends at 1000, not the memory"),
+        (
+            make_survey(above=make_probe_result(1010, "training")),
+            "1000 fits: no need to fall back to 512, the power of two below it",
+        ),
+        (make_survey(bare=0.6), "the framework takes 40% of a step at batch size 4, over 20% up to 1000"),
+        (on_cuda("tf32"), "tensor cores take tf32 in multiples of 4, 16 bytes (NVIDIA, Matrix Multiplication"),
+        (on_cuda("bf16"), "tensor cores take bf16 in multiples of 8, 16 bytes"),
+        (on_cuda("bf16"), "fc (Linear): pad in_features from 15 to 16: predicted 1.88 times its throughput"),
+        (on_cuda("fp32"), "fp32 does not run on tensor cores, so no multiple is asked of layers or batch"),
+    ],
+)
+def test_advice(survey, words):
+    assert any(words in line for line in advice(survey))
+
+
+def test_advice_that_is_not_needed():
+    lines = advice(make_survey(((4, 1e-3), (512, 5e-3)), above=make_probe_result(520, "training"), high=600))
+    assert not any("power" in line or "tensor cores" in line for line in lines)
+
+
+def test_what_follows_from_a_survey():
+    survey = make_survey()
+    written = json.loads(survey_json(survey))
+    derived = written["derived"]
+    assert written["ceiling"]["foretold"] is None
+    # bytes 200 B + 1e5, FLOPs 1e6 B, ridge 1000: 1e6 B = 1000 (200 B + 1e5)
+    assert derived["turning_batch_size"] == pytest.approx(125.0)
+    assert derived["plateau"] == 1000
+    assert len(derived["achieved"]) == 3
+    assert survey.step_time(64) == pytest.approx(1.2e-3)
+    assert make_survey(cost=None).turning_batch_size is None
+    assert make_survey(limits=None).achieved == []
+    one = make_survey(((4, 1e-3),))
+    assert (one.step_time, one.left_out_error) == (None, None)
+    assert "kept" in headline(one, True)[0]
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (make_probe_result(1200), "batch size 1,200 fits (100 of 1,000 MiB)"),
+        (make_probe_result(8, "training"), "batch size 8 does not fit (100 of 1,000 MiB)"),
+        (make_probe_result(8, "evaluation"), "batch size 8 trains, but its evaluation does not fit (100 of 1,000 MiB)"),
+        (ProbeResult(1, "error", 9, message="ValueError: no"), "batch size 1 fails: ValueError: no"),
+    ],
+)
+def test_probes_in_words(result, text):
+    assert probe_text(result) == text
+
+
+@pytest.mark.parametrize("survey", [make_survey(), make_survey(((4, 1e-3),))])
+def test_figure(survey, tmp_path):
+    draw_roofline(survey, tmp_path / "roofline.png")
+    assert (tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
+    assert entries(tmp_path) == ["roofline.png"]
+    draw_roofline(make_survey(cost=None), tmp_path / "none.png")
+    assert entries(tmp_path) == ["roofline.png"]

@@ -1,0 +1,195 @@
+"""``bstune sweep``: every sweep composes, bad input writes nothing, and outputs are whole or not there."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError
+from bstune.sweeps.harness import Finding, check_sweep, compose_sweep, main, show, sweep_names, write
+
+NAMES = ["dawnbench", "minibatch_sgd", "powers_of_two", "search_benchmark", "vectorization"]
+TINY = ("sweep.experiment.size=4", "sweep.experiment.block=2", "sweep.experiment.repeats=2")
+TINY = (*TINY, "sweep.experiment.segment_seconds=1e-5", "sweep.experiment.device=cpu")
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch, capfd):
+    """Run the command in an empty folder; return what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        main(list(arguments))
+        return capfd.readouterr().out
+
+    return run
+
+
+def files_in(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_sweep_composes_and_its_experiment_takes_its_parameters(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checked = check_sweep(name, compose_sweep(name, ()))
+    assert checked.experiment.func.__module__ == f"bstune.sweeps.{name}"
+    assert checked.result == Path("outputs/sweeps") / name / "result.json"
+    assert "http" in checked.source
+    assert set(checked.parameters) == set(checked.plain_parameters)
+    assert OmegaConf.missing_keys(checked.config) == set()
+    assert "sweep" not in checked.config
+
+
+def test_without_a_name_the_sweeps_are_listed(sweep, tmp_path):
+    out = sweep()
+    assert [line for line in out.splitlines() if line in NAMES] == NAMES == sweep_names()
+    assert "https://d2l.ai/chapter_optimization/minibatch-sgd.html" in out
+    assert "python -m bstune sweep NAME" in out
+    assert "usage" in sweep("--help")
+    assert OmegaConf.create(sweep("vectorization", "sweep.experiment.size=8", "--help")).sweep.experiment.size == 8
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nope",), f"there is no sweep 'nope'; sweeps: {', '.join(NAMES)}"),
+        (("../conf/config",), "there is no sweep '../conf/config'"),
+        (("vectorization", "sweep.nope=1"), "unknown option sweep.nope"),
+        (("vectorization", "+sweep.nope=1"), "unknown option sweep.nope"),
+        (("vectorization", "+sweep.experiment.nope=1"), "unknown option sweep.experiment.nope"),
+        (("vectorization", "+nope=1"), "unknown option nope"),
+        (("vectorization", "+workload=digits"), "unknown option workload"),
+        (("vectorization", "~sweep"), "sweep must have the keys source, output and experiment, but got None"),
+        (("vectorization", "sweep.output=null"), "sweep: Incompatible value 'None'"),
+        (("vectorization", "sweep.output=${nope}"), "sweep: Interpolation key 'nope' not found"),
+        (("vectorization", "~sweep.experiment.size"), "no value is given for sweep.experiment.size"),
+        (("vectorization", "sweep.experiment.size=abc"), "sweep.experiment.size: Value 'abc' of type 'str'"),
+        (("vectorization", "sweep.experiment._target_=no.Such"), "sweep.experiment cannot be built: Error locating"),
+        (
+            ("vectorization", "sweep.experiment._partial_=false", "sweep.experiment._target_=builtins.dict"),
+            "sweep.experiment must have _partial_: true",
+        ),
+        (("vectorization", "nonsense"), "Error parsing override 'nonsense'"),
+        (("vectorization", "sweep.output=/dev/null/x"), "sweep.output=/dev/null/x: /dev/null is not a folder"),
+        (("minibatch_sgd", "search.nope=1"), "unknown option search.nope"),
+        (("minibatch_sgd", "protocol.warmup_steps=abc"), "protocol.warmup_steps"),
+        (("minibatch_sgd", "sweep.experiment.runs=[3]"), "sweep.experiment.runs[0]: "),
+        (("minibatch_sgd", "sweep.experiment.runs=[{name: a}]"), "no value is given for sweep.experiment.runs[0]."),
+        (("minibatch_sgd", "workload=replay", "workload.table=fashion_mlp"), "the sweep minibatch_sgd trains, and"),
+    ],
+)
+def test_bad_input_is_refused_and_writes_nothing(sweep, tmp_path, arguments, message):
+    with pytest.raises(BstuneError) as caught:
+        sweep(*arguments)
+    assert message in str(caught.value)
+    assert files_in(tmp_path) == []
+
+
+def test_a_run_leaves_its_result_and_its_figure_and_prints_the_sentence(sweep, tmp_path):
+    out = sweep("vectorization", *TINY, "sweep.output=here/there")
+    assert files_in(tmp_path) == ["here", "here/there", "here/there/figure.png", "here/there/result.json"]
+    assert (tmp_path / "here/there/figure.png").read_bytes().startswith(b"\x89PNG")
+    result = json.loads((tmp_path / "here/there/result.json").read_text(), parse_constant=pytest.fail)
+    assert result["source"] == compose_sweep("vectorization", ()).sweep.source
+    assert (result["sweep"], result["n"], result["parameters"]["size"]) == ("vectorization", 2, 4)
+    assert result["device"].startswith("cpu (")
+    assert set(result["versions"]) >= {"bstune", "torch"}
+    assert result["command"].startswith("python -m bstune sweep vectorization sweep.experiment.size=4")
+    for text in (result["source"], result["sentence"], "here/there/result.json", "here/there/figure.png", "whole"):
+        assert text in out
+
+
+def paint(figure):
+    figure.subplots().plot([1.0, 2.0])
+
+
+def found(sentence="So it is.", rows=(), **changes):
+    return Finding(
+        **{"sentence": sentence, "rows": rows, "n": 3, "device": "x", "paint": paint, "inches": (2, 1)} | changes
+    )
+
+
+@pytest.fixture
+def checked(tmp_path):
+    return check_sweep("vectorization", compose_sweep("vectorization", (f"sweep.output={tmp_path}/out/deep",)))
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a bug")])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_outputs_are_whole_or_as_they_were(checked, tmp_path, error, earlier):
+    def failing(figure):
+        raise error
+
+    if earlier:
+        write(checked, found(), ("storage=mysql://me:secret@host/db",))
+        assert "secret" not in checked.result.read_text()
+    before = {path: path.read_bytes() for path in checked.output.glob("*")}
+    assert len(before) == (2 if earlier else 0)
+    with pytest.raises((StudyError, RuntimeError), match=r"cannot be written: No space left|a bug"):
+        write(checked, found("Another.", paint=failing), ())
+    assert {path: path.read_bytes() for path in checked.output.glob("*")} == before
+    assert earlier or files_in(tmp_path) == []
+
+
+def interrupted(config, console):
+    raise SystemExit(1)
+
+
+def test_an_interruption_says_that_nothing_is_written(sweep, tmp_path):
+    own = set(compose_sweep("vectorization", ()).sweep.experiment) - {"_target_", "_partial_"}
+    bare = [f"~sweep.experiment.{name}" for name in sorted(own)]
+    with pytest.raises(Interrupted, match="interrupted: the sweep has written nothing"):
+        sweep("vectorization", *bare, f"sweep.experiment._target_={__name__}.interrupted")
+    assert files_in(tmp_path) == []
+
+
+@dataclass(frozen=True)
+class Pair:
+    low: int
+    high: float
+
+
+def typed(config, console, *, pairs: list[Pair], names: list[str], share: float, clock: object = None):
+    return found(f"{pairs}, {names}, {share}")
+
+
+def typed_config(**changes):
+    values = {"pairs": [{"low": 1, "high": 2}], "names": ["a"], "share": 1, **changes}
+    experiment = {"_target_": f"{__name__}.typed", "_partial_": True, **values}
+    return OmegaConf.create({"sweep": {"source": "s", "output": "o", "experiment": experiment}})
+
+
+def test_parameters_are_of_their_annotated_types():
+    checked = check_sweep("typed", typed_config())
+    assert checked.parameters == {"pairs": [Pair(1, 2.0)], "names": ["a"], "share": 1.0}
+    assert checked.plain_parameters == {"pairs": [{"low": 1, "high": 2.0}], "names": ["a"], "share": 1.0}
+    for changes, message in (
+        ({"pairs": [{"low": 1}]}, "no value is given for sweep.experiment.pairs[0].high"),
+        ({"names": "a"}, "sweep.experiment.names: "),
+        ({"clock": 1}, "unknown option sweep.experiment.clock"),  # with a default: tests' alone
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check_sweep("typed", typed_config(**changes))
+        assert message in str(caught.value)
+
+
+def test_brackets_are_printed_as_they_are(checked, capfd):
+    row = {"what": "[bold]x", "interval": [1, 2], "value": None}
+    show(checked, found("Within [red] of it, [/].", [row], notes=["[b]"]), Console(width=60))
+    printed = capfd.readouterr().out
+    for text in ("Within [red] of it, [/].", "[bold]x", "- [b]"):
+        assert text in printed
+    assert "interval" not in printed  # a list is not for the table
+
+
+def test_the_list_is_light():
+    code = "import sys; from bstune.sweeps.harness import main; main([]); print({'torch', 'mlflow'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"

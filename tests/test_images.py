@@ -1,0 +1,229 @@
+from functools import partial
+from itertools import islice
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from toolbox import TRAINER
+
+from bstune.core.errors import ConfigError, DataError
+from bstune.trial.device import resolve_device
+from bstune.trial.loop import make_trainer
+from bstune.workloads.datasets import ImageDataset, Images
+from bstune.workloads.images import ImageData, channel_mean_std, random_crop_flip, split_images
+
+
+def fake_images(n, seed=0, channels=2):
+    images = np.random.RandomState(seed).randint(0, 17, (n, channels, 4, 4)).astype(np.uint8)
+    return Images(images, np.arange(n))
+
+
+def fake_dataset(with_test=True):
+    return ImageDataset("fake", 16, fake_images(40), fake_images(7, seed=1) if with_test else None)
+
+
+def image_data(load=fake_dataset, **options):
+    values = {"device": "cpu", "validation": 10, "split_seed": 0, "eval_batch_size": 4} | options
+    return ImageData(load=load, **values)
+
+
+@pytest.mark.parametrize(
+    ("with_test", "validation", "test", "sizes"),
+    [
+        (True, 10, None, (30, 10, 7)),
+        (True, "test", None, (40, 7, 0)),
+        (False, 10, None, (30, 10, 0)),
+        (False, 10, 5, (25, 10, 5)),
+        (False, "test", 5, (35, 5, 0)),
+    ],
+)
+def test_split_sizes(with_test, validation, test, sizes):
+    dataset = fake_dataset(with_test)
+    parts = split_images(dataset, validation, test, seed=3)
+    assert tuple(len(part) for part in parts) == sizes
+    data = image_data(partial(fake_dataset, with_test), validation=validation, test=test)
+    assert (data.train_size, data.validation_size, data.test_size) == sizes
+    assert data.validates_on_test == (validation == "test")
+
+    held_out = [part for part in parts if dataset.test is None or len(part) != len(dataset.test)]
+    labels = np.concatenate([part.labels for part in held_out])
+    assert sorted(labels) == list(range(40))  # disjoint, and nothing lost
+    for part in held_out:
+        assert np.array_equal(part.images, dataset.train.images[part.labels])
+
+
+@pytest.mark.parametrize(("mean", "std"), [(None, None), ([0.25, 0.5], [0.5, 2.0])])
+def test_images_are_normalised_on_the_scale_from_black_to_white(mean, std):
+    data = image_data(mean=mean, std=std, eval_batch_size=10, augment=partial(random_crop_flip, padding=1))
+    parts = split_images(fake_dataset(), 10, None, 0)
+    own_mean, own_std = (mean, std) if mean else channel_mean_std(parts[0].images, 16)
+
+    def check(x, images):
+        expected = (images / 16 - np.reshape(own_mean, (2, 1, 1))) / np.reshape(own_std, (2, 1, 1))
+        assert x.dtype == torch.float32
+        torch.testing.assert_close(x.double(), torch.from_numpy(expected), rtol=1e-4, atol=1e-5)
+
+    check(next(iter(data.val_dataloader()))[0], parts[1].images)
+    for count in (1, 30, 99):  # never augmented
+        check(data.first_images(count), parts[0].images[:count])
+    if mean is None:
+        x, _ = next(iter(image_data().train_batches(30, None, seed=0)))
+        torch.testing.assert_close(x.mean((0, 2, 3)), torch.zeros(2), rtol=0, atol=1e-6)
+        torch.testing.assert_close(x.std((0, 2, 3), correction=0), torch.ones(2), rtol=0, atol=1e-6)
+
+
+def test_split_is_the_same_in_every_version():
+    train, validation, _ = split_images(fake_dataset(), 5, None, seed=0)
+    assert validation.labels.tolist() == [22, 20, 25, 4, 10]
+    assert train.labels[:5].tolist() == [15, 28, 11, 18, 29]
+    assert split_images(fake_dataset(), 5, None, seed=1)[1].labels.tolist() != validation.labels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("with_test", "validation", "test", "text"),
+    [
+        (True, 0, None, "data.validation must be a positive integer or 'test', but got 0"),
+        (True, "all", None, "data.validation must be a positive integer or 'test', but got 'all'"),
+        (True, True, None, "but got True"),
+        (False, 10, 0, "data.test must be a positive integer or null, but got 0"),
+        (True, 10, 5, "fake has 7 test images: set data.test to null, not to 5"),
+        (False, "test", None, "fake has no test images to validate on: set data.test"),
+        (True, 40, None, "leave nothing to train on: fake has 40 training images"),
+        (False, 30, 10, "data.validation=30 and data.test=10 leave nothing"),
+    ],
+)
+def test_split_refuses(with_test, validation, test, text):
+    with pytest.raises(ConfigError, match=text):
+        image_data(partial(fake_dataset, with_test), validation=validation, test=test).prepare_data()
+
+
+@pytest.mark.parametrize("n", [1, 999, 1000, 2500])
+def test_channel_mean_std_is_numpys(n):
+    images = fake_images(n, channels=3).images
+    mean, std = channel_mean_std(images, 16)
+    scaled = images.astype(np.float64) / 16
+    np.testing.assert_allclose(mean, scaled.mean((0, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(std, scaled.std((0, 2, 3)), rtol=1e-12)
+
+
+def test_channel_mean_std_refuses_a_constant_channel():
+    images = fake_images(5).images
+    images[:, 1] = 3
+    with pytest.raises(DataError, match="channel 1 of the images is constant"):
+        channel_mean_std(images, 16)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"), [([0.5], [0.5]), ([0.5, 0.5], None), (None, [1.0, 1.0]), ([0.5, 0.5], [1.0, 0.0])]
+)
+def test_mean_and_std_that_do_not_fit(mean, std):
+    with pytest.raises(ConfigError, match=r"must have 2 value\(s\) each"):
+        image_data(mean=mean, std=std).prepare_data()
+
+
+def test_data_are_read_once_and_stay_on_the_device():
+    calls = []
+
+    def load():
+        calls.append("load")
+        return fake_dataset()
+
+    data = image_data(load)
+    assert calls == []
+    data.prepare_data()
+    data.prepare_data()
+    data.setup("fit")
+    data.setup("test")
+    streams = [data.train_batches(8, None, seed) for seed in (0, 1)]
+    assert calls == ["load"]
+    assert streams[0]._images.data_ptr() == streams[1]._images.data_ptr()
+    assert streams[0]._images.dtype == torch.uint8
+    data.prepare_data()
+    assert calls == ["load"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"eval_batch_size": 0}, r"data\.eval_batch_size must be a positive integer, but got 0"),
+        ({"augment": partial(random_crop_flip, padding=4)}, "below the image's 4x4 pixels, but got 4"),
+        ({"augment": partial(random_crop_flip, padding=1, cutout=5)}, "at most the image's 4x4 pixels, but got 5"),
+        (
+            {"augment": lambda images, generator: images, "alternating_flip": True},
+            "needs an augmentation with an argument mirror",
+        ),
+    ],
+)
+def test_settings_that_only_a_trial_would_use_are_checked_too(options, text):
+    with pytest.raises(ConfigError, match=text):
+        image_data(**options).prepare_data()
+
+
+def test_flips_alternate_where_the_option_says_so():
+    def epochs(**options):
+        batches = image_data(augment=partial(random_crop_flip, padding=0), **options).train_batches(30, None, seed=0)
+        (a, first), (b, second) = islice(batches, 2)
+        return a[first.argsort()], b[second.argsort()]
+
+    one, two = epochs(alternating_flip=True)
+    assert torch.equal(one.flip(-1), two)
+    one, two = epochs()
+    assert not torch.equal(one.flip(-1), two)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "expected"),
+    [
+        *[("auto", 0, "cpu"), ("auto", 1, "cuda"), ("cpu", 1, "cpu"), ("cuda", 1, "cuda"), ("cuda:1", 2, "cuda:1")],
+        *((name, 1, "device must be auto, cpu, cuda or cuda:N, but got") for name in ("mps", "cuda:x", "", 0)),
+        ("cuda", 0, "device=cuda, but torch sees 0 CUDA devices"),
+        ("cuda:1", 1, "device=cuda:1, but torch sees 1 CUDA devices"),
+    ],
+)
+def test_resolve_device(monkeypatch, name, devices, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    if " " in expected:
+        with pytest.raises(ConfigError, match=expected):
+            image_data(device=name).prepare_data()
+    else:
+        assert str(resolve_device(name)) == expected
+
+
+def test_train_dataloader_needs_a_batch_size():
+    with pytest.raises(ConfigError, match=r"data\.batch_size is not set"):
+        image_data().train_dataloader()
+
+
+class Recorder(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 40)
+        self.train_labels, self.test_labels = [], []
+
+    def training_step(self, batch):
+        x, y = batch
+        self.train_labels += y.tolist()
+        return torch.nn.functional.cross_entropy(self.layer(x.flatten(1)), y)
+
+    def test_step(self, batch):
+        self.test_labels += batch[1].tolist()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_plain_lightning_trains_on_one_stream_over_its_epochs():
+    torch.manual_seed(5)
+    data = image_data(batch_size=10, augment=partial(random_crop_flip, padding=1))
+    module = Recorder()
+    # not in make_trainer's one endless epoch
+    make_trainer(
+        TRAINER | {"max_steps": 6, "max_epochs": -1, "limit_train_batches": 3, "check_val_every_n_epoch": 1}
+    ).fit(module, datamodule=data)
+    assert len(module.train_labels) == 60
+    assert len(set(module.train_labels[:30])) == 30
+    assert module.train_labels[:30] != module.train_labels[30:]
+    make_trainer(TRAINER).test(module, datamodule=data, verbose=False)
+    assert module.test_labels == list(range(7))

@@ -1,0 +1,436 @@
+"""Ghost batch normalisation, patch whitening, identity initialisation and views at test time."""
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from toolbox import data_root
+from torch import nn
+
+from bstune.core.errors import ConfigError
+from bstune.workloads import layers
+from bstune.workloads.datasets import load_cifar10
+from bstune.workloads.images import ImageData
+from bstune.workloads.layers import BatchNorm, Whitening, dirac_init, mirrored, mirrored_and_shifted, patch_moments
+
+CHANNELS = 5
+FORMATS = (torch.contiguous_format, torch.channels_last)
+
+
+# Batch normalisation
+
+
+def images(n, height=3, width=4, dtype=torch.float32, memory=torch.contiguous_format, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    values = 2.0 * torch.randn(n, CHANNELS, height, width, generator=generator) + torch.arange(CHANNELS).view(-1, 1, 1)
+    return values.to(dtype).contiguous(memory_format=memory)
+
+
+def filled(layer, seed=1):
+    """Give a layer parameters and statistics that are not where it starts."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in (*layer.parameters(), layer.running_mean, layer.running_var):
+            tensor.copy_(torch.rand(CHANNELS, generator=generator) + 0.5)
+    return layer
+
+
+def gradients(layer, x, weights):
+    """Return output, gradient of the input and of the parameters for the loss sum(weights * output)."""
+    x = x.detach().requires_grad_()
+    output = layer(x)
+    (output * weights).sum().backward()
+    return output.detach(), x.grad, {name: parameter.grad for name, parameter in layer.named_parameters()}
+
+
+def by_a_loop(layer, x, weights, groups):
+    """Return what ``layer`` should give: torch's layer on each group by itself, in float64."""
+    n = len(x)
+    x = x.detach().double().requires_grad_()
+    output = torch.zeros_like(x)
+    reference = nn.BatchNorm2d(CHANNELS, eps=layer.eps, momentum=1.0).double()
+    with torch.no_grad():
+        reference.weight.copy_(layer.weight)
+        reference.bias.copy_(layer.bias)
+    mean, var = 0.0, 0.0
+    for group in groups:
+        output[group] = reference(x[group])
+        mean, var = mean + reference.running_mean * len(group) / n, var + reference.running_var * len(group) / n
+    (output * weights.double()).sum().backward()
+    m = layer.momentum
+    running = (layer.running_mean.double() * (1 - m) + m * mean, layer.running_var.double() * (1 - m) + m * var)
+    return output.detach(), x.grad, {"weight": reference.weight.grad, "bias": reference.bias.grad}, running
+
+
+def groups_of(n, size):
+    """Return which examples are in which group, as the class says."""
+    if n <= size:
+        return [list(range(n))]
+    count = n // size
+    groups = [[i for i in range(count * size) if i % count == group] for group in range(count)]
+    rest = list(range(count * size, n))
+    return groups + ([rest] if rest else [])
+
+
+@pytest.mark.parametrize("memory", FORMATS)
+@pytest.mark.parametrize("scale", [None, 0.25])
+@pytest.mark.parametrize(
+    ("pixels", "size", "groups"),
+    [
+        *(
+            ((3, 4), size, groups_of(n, size))
+            for n, size in [(12, 4), (13, 4), (7, 4), (5, 4), (3, 4), (9, 1), (64, 32)]
+        ),
+        ((1, 1), 4, [[0, 1, 2, 3], [4, 5, 6, 7, 8]]),  # 4, 4, 1: a last group of one value is joined to the one before
+        ((1, 1), 4, [[0, 1, 2, 3, 4]]),
+        ((1, 1), 4, [[0, 2, 4, 6], [1, 3, 5, 7], [8, 9]]),
+        ((1, 1), 4, [[0, 2, 4, 6], [1, 3, 5, 7], [8, 9, 10, 11, 12]]),
+    ],
+)
+def test_it_is_torchs_layer_on_each_group(pixels, size, groups, scale, memory):
+    n = sum(len(group) for group in groups)
+    layer = filled(BatchNorm(CHANNELS, ghost_size=size, scale=scale, momentum=0.3, eps=0.01))
+    assert torch.equal(layer.weight, torch.full((CHANNELS,), 0.25)) == (scale is not None)
+    x, weights = images(n, *pixels, memory=memory), images(n, *pixels, seed=7)
+    output, of_input, of_parameters, running = by_a_loop(layer, x, weights, groups)
+    got, got_input, got_parameters = gradients(layer, x, weights)
+    torch.testing.assert_close(got, output.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got_input, of_input.float(), rtol=1e-4, atol=1e-5)
+    assert set(got_parameters) == ({"weight", "bias"} if scale is None else {"bias"})
+    for name, gradient in got_parameters.items():
+        torch.testing.assert_close(gradient, of_parameters[name].float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(layer.running_mean, running[0].float())
+    torch.testing.assert_close(layer.running_var, running[1].float())
+    assert got.is_contiguous(memory_format=memory)
+    assert got_input.is_contiguous(memory_format=memory)
+
+
+@pytest.mark.parametrize("size", [None, 8, 100])
+@pytest.mark.parametrize("memory", FORMATS)
+def test_without_options_or_in_one_group_it_is_torchs_layer_to_the_bit(size, memory):
+    ours, torchs = filled(BatchNorm(CHANNELS, ghost_size=size)), filled(nn.BatchNorm2d(CHANNELS))
+    assert list(ours.state_dict()) == list(torchs.state_dict())
+    for step in range(3):
+        x, weights = images(8, memory=memory, seed=step), images(8, seed=7)
+        mine, its = gradients(ours, x, weights), gradients(torchs, x, weights)
+        assert torch.equal(mine[0], its[0])
+        assert torch.equal(mine[1], its[1])
+        assert all(torch.equal(gradient, its[2][name]) for name, gradient in mine[2].items())
+    x = images(20, memory=memory)
+    assert torch.equal(ours.eval()(x), torchs.eval()(x))  # by the running statistics, whatever the group size
+    assert all(torch.equal(value, torchs.state_dict()[name]) for name, value in ours.state_dict().items())
+
+
+@pytest.mark.parametrize("memory", FORMATS)
+@pytest.mark.parametrize("n", [12, 13])
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_it_stays_in_float32_when_the_network_is_cast(kind, n, memory):
+    layer = filled(BatchNorm(CHANNELS, ghost_size=4))
+    network = nn.Sequential(copy.deepcopy(layer), nn.Conv2d(CHANNELS, 1, 1)).to(kind)
+    assert network[1].weight.dtype == kind
+    cast = network[0]
+    for name, value in cast.state_dict().items():
+        assert torch.equal(value, layer.state_dict()[name])
+        assert value.dtype == layer.state_dict()[name].dtype
+    x, weights = images(n, dtype=kind, memory=memory), images(n, seed=7)
+    # The images have few bits; all else is as in float32.
+    output, of_input, of_parameters = gradients(layer, x.float(), weights)
+    got, got_input, got_parameters = gradients(cast, x, weights)
+    assert (got.dtype, got_input.dtype) == (kind, kind)
+    bits = torch.finfo(kind).eps
+    torch.testing.assert_close(got.float(), output, rtol=bits, atol=bits)
+    torch.testing.assert_close(got_input.float(), of_input, rtol=4 * bits, atol=8 * bits)
+    torch.testing.assert_close(got_parameters["bias"], of_parameters["bias"], rtol=4 * bits, atol=8 * bits)
+    torch.testing.assert_close(cast.running_var, layer.running_var)
+
+
+def test_it_is_float32_in_a_network_that_is_built_in_half_precision():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        layer = BatchNorm(CHANNELS, ghost_size=4, scale=1.0)
+        layer(images(13))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {value.dtype for value in layer.state_dict().values() if value.is_floating_point()} == {torch.float32}
+    assert BatchNorm(CHANNELS).double().weight.dtype == torch.float64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", FORMATS)
+@pytest.mark.parametrize("n", [12, 14])
+def test_compiled_it_gives_the_same(n, memory):
+    torch.compiler.reset()
+    eager = filled(BatchNorm(CHANNELS, ghost_size=4, scale=0.25))
+    own = copy.deepcopy(eager)
+    x, weights = images(n, memory=memory), images(n, seed=7)
+    expected = gradients(eager, x, weights)
+    got = gradients(torch.compile(own, fullgraph=True), x, weights)
+    torch.testing.assert_close(got[0], expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got[1], expected[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(own.bias.grad, expected[2]["bias"], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(own.running_mean, eager.running_mean)
+    torch.testing.assert_close(own.running_var, eager.running_var)
+
+
+@pytest.mark.parametrize("memory", FORMATS)
+def test_an_activation_in_place_may_follow(memory):
+    networks = [nn.Sequential(BatchNorm(CHANNELS, ghost_size=4), nn.ReLU(inplace=inplace)) for inplace in (True, False)]
+    x, weights = images(8, memory=memory), images(8, seed=7)
+    inplace, apart = (gradients(network, x, weights) for network in networks)
+    assert torch.equal(inplace[0], apart[0])
+    assert torch.equal(inplace[1], apart[1])
+
+
+def test_a_frozen_scale_survives_a_reset():
+    layer = BatchNorm(CHANNELS, scale=0.25)
+    layer.reset_parameters()
+    assert torch.equal(layer.state_dict()["weight"], torch.full((CHANNELS,), 0.25))
+    assert "ghost_size=None, scale=0.25" in repr(layer)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"ghost_size": 2.5}, "the ghost size of batch normalisation must be a positive integer, but got 2.5"),
+        ({"scale": 0.0}, "the frozen scale of batch normalisation must be positive, but got 0.0"),
+        ({"scale": float("nan")}, "the frozen scale of batch normalisation must be positive, but got nan"),
+    ],
+)
+def test_a_normalisation_that_cannot_be(options, text):
+    with pytest.raises(ConfigError) as error:
+        BatchNorm(CHANNELS, **options)
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        (
+            (3, None),
+            r"ghost size 4 is over the batch size 3: lower workload\.module\.model\.norm\.ghost_size, or raise",
+        ),
+        ((8, 3), "ghost size 4 is over the micro-batch size 3: lower"),
+    ],
+)
+def test_batches_below_the_ghost_size_are_refused(sizes, text):
+    BatchNorm(CHANNELS).check_batch(*sizes)
+    BatchNorm(CHANNELS, ghost_size=4).check_batch(4, None)
+    BatchNorm(CHANNELS, ghost_size=4).check_batch(100, 4)
+    with pytest.raises(ConfigError, match=text):
+        BatchNorm(CHANNELS, ghost_size=4).check_batch(*sizes)
+
+
+def test_single_values_and_other_shapes_are_refused_as_by_torch():
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        BatchNorm(CHANNELS, ghost_size=1)(images(4, 1, 1))
+    with pytest.raises(ValueError, match="expected 4D input"):
+        BatchNorm(CHANNELS, ghost_size=1)(torch.zeros(4, CHANNELS))
+
+
+# Whitening
+
+PAGE = {"kernel_size": 3, "eps": 1e-2, "images": 60, "signed": False, "bias": False, "padding": 1}
+AIRBENCH = {"kernel_size": 2, "eps": 5e-4, "images": 60, "signed": True, "bias": True, "padding": 0}
+
+
+def correlated(n=60, channels=3, height=9, width=7, seed=0):
+    """Return images whose pixels go with their neighbours and channels with one another."""
+    generator = torch.Generator().manual_seed(seed)
+    smooth = nn.functional.avg_pool2d(torch.randn(n, channels, height + 2, width + 2, generator=generator), 3, 1)
+    return 3.0 * (smooth + smooth.mean(dim=1, keepdim=True)) + 0.1
+
+
+def patches_of(images, k):
+    """Return all patches (n, C k k) in the plainest way."""
+    array = images.double().numpy()
+    _, _, height, width = array.shape
+    cut = [array[:, :, y : y + k, x : x + k] for y in range(height - k + 1) for x in range(width - k + 1)]
+    return np.concatenate([piece.reshape(len(array), -1) for piece in cut])
+
+
+@pytest.mark.parametrize(("k", "channels", "chunk"), [(1, 3, 7), (2, 3, 1000), (3, 3, 7), (2, 1, 7)])
+def test_moments_are_numpys(k, channels, chunk, monkeypatch):
+    monkeypatch.setattr(layers, "CHUNK", chunk)
+    x = correlated(channels=channels)
+    values, vectors = patch_moments(x, k)
+    rows = patches_of(x, k)
+    expected, basis = np.linalg.eigh(rows.T @ rows / len(rows))
+    np.testing.assert_allclose(values.numpy(), expected[::-1], rtol=1e-8, atol=1e-12)
+    flat = vectors.flatten(1).numpy()
+    np.testing.assert_allclose(np.abs(flat @ basis[:, ::-1]), np.eye(len(flat)), atol=1e-5)  # up to the signs
+    assert vectors.shape == (channels * k * k, channels, k, k)
+    torch.testing.assert_close(patch_moments(x.contiguous(memory_format=torch.channels_last), k)[0], values)
+    torch.testing.assert_close(patch_moments(x.bfloat16(), k)[0], values, rtol=0.05, atol=0.01)
+
+
+@pytest.mark.parametrize(("k", "eps"), [(2, 1e-2), (3, 1e-2), (2, 5e-4), (3, 5e-4)])
+def test_whitened_patches_have_the_moments_of_the_closed_form(k, eps):
+    """With W = diag(1/sqrt(L + eps)) V' and moments V diag(L) V', those of W x are diag(L/(L + eps))."""
+    x = correlated()
+    values, _ = patch_moments(x, k)
+    layer = Whitening(kernel_size=k, eps=eps, images=60, signed=False, bias=False, padding=0)
+    layer.initialise_from(x)
+    rows = layer(x).permute(0, 2, 3, 1).reshape(-1, layer.out_channels).double()
+    moments = rows.T @ rows / len(rows)
+    torch.testing.assert_close(moments, torch.diag(values / (values + eps)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("source", [PAGE, AIRBENCH])
+def test_on_real_images_all_but_the_faintest_directions_come_out_alike(source):
+    data = ImageData(
+        load=partial(load_cifar10, root=data_root("cifar-10-batches-bin")),
+        device="cpu",
+        validation="test",
+        split_seed=0,
+        eval_batch_size=1000,
+    )
+    x = data.first_images(2000)
+    assert (x.dtype, x.shape) == (torch.float32, (2000, 3, 32, 32))
+    layer = Whitening(**{**source, "images": 2000, "padding": 0})
+    layer.initialise_from(x)
+    with torch.no_grad():
+        rows = layer(x).permute(0, 2, 3, 1).reshape(-1, layer.out_channels).double()
+    own = layer.channels * layer.kernel_size**2
+    moments = rows.T @ rows / len(rows)
+    values, _ = patch_moments(x, layer.kernel_size)
+    assert values[0] > 100 * values[-1]  # they are far from alike before it
+    torch.testing.assert_close(moments[:own, :own], torch.diag(values / (values + layer.eps)), rtol=1e-3, atol=1e-3)
+    large = values > 20 * layer.eps
+    assert large.sum() >= 5
+    assert (moments.diagonal()[:own][large] - 1.0).abs().max() < 0.05
+    if layer.signed:
+        torch.testing.assert_close(moments[:own, own:], -moments[:own, :own])
+
+
+@pytest.mark.parametrize(("source", "channels", "size"), [(PAGE, 27, (9, 7)), (AIRBENCH, 24, (8, 6))])
+def test_the_sources_layers(source, channels, size):
+    before = torch.get_rng_state()
+    layer = Whitening(**source)
+    x = correlated()
+    layer.initialise_from(x)
+    assert torch.equal(torch.get_rng_state(), before)
+    output = layer(x)
+    assert output.shape == (60, channels, *size)
+    assert layer.out_channels == channels
+    assert [name for name, _ in layer.named_parameters()] == (["bias"] if source["bias"] else [])
+    if source["signed"]:
+        torch.testing.assert_close(output[:, 12:], -output[:, :12])
+        output.sum().backward()
+        assert layer.bias.grad is not None
+    else:
+        assert not output.requires_grad
+
+
+def test_only_the_first_images_count_and_constant_ones_stay_finite():
+    x = correlated()
+    first, changed, constant = (Whitening(**{**PAGE, "images": 20}) for _ in range(3))
+    first.initialise_from(x[:20])
+    changed.initialise_from(torch.cat([x[:20], torch.zeros_like(x[20:])]))
+    assert torch.equal(first.weight, changed.weight)
+    constant.initialise_from(torch.ones_like(x))
+    assert constant.weight.isfinite().all()
+
+
+def test_the_filters_go_with_the_state_and_with_copies():
+    layer, x = Whitening(**AIRBENCH), correlated()
+    with pytest.raises(ConfigError, match="the whitening has no filters yet: call initialise_from with training"):
+        layer(x)
+    layer.initialise_from(x)
+    loaded = Whitening(**AIRBENCH)
+    loaded.load_state_dict(layer.state_dict())
+    assert torch.equal(loaded(x), layer(x))
+    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+    network = nn.Sequential(Whitening(**AIRBENCH), nn.GELU()).to(torch.bfloat16, memory_format=torch.channels_last)
+    network[0].initialise_from(x)
+    assert network[0].weight.dtype == torch.bfloat16
+    assert network[0].weight.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(network[0].weight, layer.weight.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ((60, 1, 9, 9), r"whitening needs images of 3 channel\(s\) and at least 3 pixels a side, but got"),
+        ((60, 3, 2, 9), r"at least 3 pixels a side, but got the shape \(60, 3, 2, 9\)"),
+        ((60, 4), r"but got the shape \(60, 4\)"),
+        ((59, 3, 9, 9), "takes its statistics from 60 images, but there are 59: lower whitening.images"),
+    ],
+)
+def test_images_that_cannot_be_whitened(shape, text):
+    with pytest.raises(ConfigError, match=text):
+        Whitening(**PAGE).initialise_from(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"kernel_size": 0}, r"whitening\.kernel_size must be a positive integer, but got 0"),
+        ({"eps": 0.0}, r"whitening\.eps must be positive, but got 0\.0"),
+        ({"padding": -1}, r"whitening\.padding must be at least 0, but got -1"),
+    ],
+)
+def test_a_whitening_that_cannot_be(options, text):
+    with pytest.raises(ConfigError, match=text):
+        Whitening(**(PAGE | options))
+
+
+# Convolutions that start as the identity
+
+
+@pytest.mark.parametrize("kernel_size", [1, 3])
+@pytest.mark.parametrize(("inputs", "outputs"), [(4, 4), (4, 9), (6, 3)])
+def test_a_convolution_passes_its_input_on(inputs, outputs, kernel_size):
+    layer = nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2, bias=False)
+    drawn = layer.weight.detach().clone()
+    dirac_init(nn.Sequential(layer, nn.ReLU()))
+    x = torch.randn(2, inputs, 5, 6)
+    passed = min(inputs, outputs)
+    assert torch.equal(layer(x)[:, :passed], x[:, :passed])
+    assert torch.equal(layer.weight[inputs:], drawn[inputs:])
+    assert layer.weight.requires_grad
+
+
+def test_frozen_and_other_layers_stay_as_they_were():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2))
+    network[0].weight.requires_grad_(False)
+    before = [value.clone() for value in network.state_dict().values()]
+    dirac_init(network)
+    assert all(torch.equal(a, b) for a, b in zip(before, network.state_dict().values(), strict=True))
+
+
+# Views at test time
+
+
+def moved(x, by):
+    """Return images moved down and to the right by ``by`` pixels; what comes in is the reflection."""
+
+    def index(size):
+        places = [abs(place - by) for place in range(size)]
+        return [place if place < size else 2 * (size - 1) - place for place in places]
+
+    return x[:, :, index(x.shape[2])][:, :, :, index(x.shape[3])]
+
+
+@pytest.mark.parametrize(
+    ("views", "moves"), [(mirrored, [(0.5, 0)]), (mirrored_and_shifted, [(0.25, 0), (0.125, 1), (0.125, -1)])]
+)
+def test_logits_are_the_weighted_mean_over_the_views(views, moves):
+    x = torch.randn(4, 2, 5, 6, generator=torch.Generator().manual_seed(0))
+    seen = []
+
+    def model(images):
+        seen.append(images)
+        return images[:, 0, 1].exp()  # of a row that differs in all views; not linear in the weights of the views
+
+    expected = [(weight, view) for weight, by in moves for view in (moved(x, by), moved(x, by).flip(-1))]
+    torch.testing.assert_close(views(model, x), sum(weight * view[:, 0, 1].exp() for weight, view in expected))
+    assert {tuple(view.flatten().tolist()) for view in seen} == {tuple(v.flatten().tolist()) for _, v in expected}
+
+
+@pytest.mark.parametrize("views", [mirrored, mirrored_and_shifted])
+def test_views_of_anything_but_images_are_refused(views):
+    text = r"test_time mirrors images \(N, C, H, W\), but got the shape \(7, 5\): set workload\.module\.test_time=null"
+    with pytest.raises(ConfigError, match=text):
+        views(nn.Linear(5, 3), torch.zeros(7, 5))

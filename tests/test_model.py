@@ -1,0 +1,207 @@
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bstune.core.records import dump_json
+from bstune.core.step_time import StepTime, StepTimes
+from bstune.search.observations import Observation, Posterior, likelihood_data
+from bstune.search.posterior import B_CRIT, BEND, EXPONENT, SHIFT, make_prior
+from bstune.study.model import fit_lr_exponent, rule_exponents, slopes, study_posterior, verdict
+from bstune.study.prepare import compose_checked, prepare
+
+LOW, HIGH = 8, 2048  # B_mid is 128
+NORMAL90 = 1.6449
+
+
+def prior_of(slope=0.5, exponent_sigma=0.35, bends=False):
+    prior = make_prior(
+        low=LOW,
+        high=HIGH,
+        rule=lambda x: -5.0 + slope * x,
+        log_budget=math.log(1000.0),
+        sigma=1.0,
+        exponent_sigma=exponent_sigma,
+        noise_scale=None,
+        others=0,
+    )
+    if bends:
+        return prior
+    mean, spread = prior.mean.copy(), prior.spread.copy()
+    mean[BEND], spread[BEND] = 0.0, 0.0
+    return replace(prior, mean=mean, spread=spread)
+
+
+def draws(prior, exponents, b_crit=128.0, bend=0.0):
+    theta = np.tile(prior.mean, (len(exponents), 1))
+    theta[:, EXPONENT], theta[:, BEND] = exponents, bend
+    theta[:, SHIFT] = np.linspace(-1.0, 1.0, len(exponents))  # of no account
+    theta[:, B_CRIT] = math.log(b_crit) - prior.log_mid * math.log(2.0)
+    return theta
+
+
+def posterior_of(prior, theta, sizes=(8, 16, 32, 64, 256, 1024), status="reached"):
+    observations = tuple(
+        Observation(i, status, 100, 0.01, math.log2(size), -4.0, (), None, 0.0, stuck=False)
+        for i, size in enumerate(sizes)
+    )
+    return Posterior(
+        observations, likelihood_data(observations, 0), theta, StepTimes(StepTime(1.0, 1.0)), 1.0, prior, math.inf
+    )
+
+
+def fitted(posterior, low=LOW, high=HIGH, **options):
+    b_crit = 2.0**posterior.prior.log_mid * math.exp(float(np.median(posterior.theta[:, B_CRIT])))
+    return fit_lr_exponent(posterior, low, high, b_crit, **options)
+
+
+@pytest.mark.parametrize(
+    ("b_crit", "low", "high", "share"),
+    [
+        (2.0**-12, LOW, HIGH, 1.0),  # the bend is over before the range begins
+        (2.0**40, LOW, HIGH, 0.0),  # and after it ends
+        (128.0, LOW, HIGH, 0.5),  # symmetric about B_crit: half of it
+        (32.0, 8, 128, 0.5),
+    ],
+)
+def test_slopes_in_closed_form(b_crit, low, high, share):
+    prior = prior_of(slope=0.5)
+    theta = draws(prior, [-0.2, 0.0, 0.3], b_crit, bend=-0.4)
+    expected = 0.5 + np.array([-0.2, 0.0, 0.3]) - 0.4 * share
+    assert slopes(theta, prior, low, high) == pytest.approx(expected, abs=1e-6)
+
+
+def test_exponent_and_interval_are_quantiles_of_the_draws():
+    prior = prior_of(slope=0.5)
+    posterior = posterior_of(prior, draws(prior, np.linspace(-0.1, 0.1, 101) + 0.12, b_crit=256.0))
+    whole = fitted(posterior)
+    for row, end, reached in ((whole, HIGH, 6), (whole["below_b_crit"], 256.0, 5)):
+        assert (row["exponent"], row["low"], row["high"]) == pytest.approx((0.62, 0.53, 0.71))
+        assert (row["start"], row["end"]) == pytest.approx((LOW, end))
+        assert (row["reached"], row["identified"]) == (reached, True)
+        alone = (0.5 - NORMAL90 * 0.35, 0.5 + NORMAL90 * 0.35)
+        assert (row["prior_low"], row["prior_high"]) == pytest.approx(alone, abs=0.04)
+    half = fitted(posterior, level=0.5)
+    assert (half["level"], half["low"], half["high"]) == pytest.approx((0.5, 0.57, 0.67))
+    assert fitted(posterior) == whole == json.loads(dump_json(whole))
+
+
+def test_the_bend_counts_above_b_crit_only():
+    prior = prior_of(slope=1.0, bends=True)
+    row = fitted(posterior_of(prior, draws(prior, np.linspace(-0.05, 0.05, 11), b_crit=128.0, bend=-0.8)))
+    assert row["exponent"] == pytest.approx(1.0 - 0.8 * 0.5)
+    assert 0.85 < row["below_b_crit"]["exponent"] < 1.15
+
+
+@pytest.mark.parametrize(
+    ("b_crit", "sizes", "reached"),
+    [
+        (15.0, (8, 9, 10, 12, 14), None),  # less than an octave
+        (4.0, (8, 9, 10, 12, 14), None),  # below all batch sizes
+        (128.0, (8, 16, 256, 512), None),  # two reached there
+        (128.0, (8, 16, 128, 512), 3),
+        (1e6, (8, 16, 512), 3),
+    ],
+)
+def test_below_b_crit_it_takes_an_octave_and_three_trials(b_crit, sizes, reached):
+    prior = prior_of()
+    row = fitted(posterior_of(prior, draws(prior, [0.0, 0.01], b_crit), sizes))
+    assert (row["below_b_crit"] and row["below_b_crit"]["reached"]) == reached
+    assert ("there are too few batch sizes or reached trials" in row["text"]) == (reached is None)
+
+
+@pytest.mark.parametrize(("share", "identified"), [(0.1, True), (0.7, True), (0.9, False), (1.1, False)])
+def test_an_interval_as_wide_as_the_priors_identifies_nothing(share, identified):
+    prior = prior_of()
+    half = NORMAL90 * 0.35 * share / 0.9
+    row = fitted(posterior_of(prior, draws(prior, np.linspace(-half, half, 1001))))
+    assert row["identified"] is identified
+    assert ("not identified" in row["text"]) != identified
+    assert "the prior alone: [-0." in row["text"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (-0.1, 0.2, "no scaling, as none says"),
+        (0.5, 0.5, "as sqrt says"),
+        (0.75, 1.4, "saturating and linear both fit"),
+        (-0.1, 1.1, "none, surge, sqrt, saturating and linear all fit"),
+        (0.55, 0.65, "between sqrt and saturating"),
+        (1.1, 1.3, "faster than linear"),
+        (-0.5, -0.1, "slower than none"),
+    ],
+)
+def test_what_an_interval_says_of_the_rules(low, high, text):
+    assert verdict(low, high, {"none": 0.0, "surge": 0.3, "sqrt": 0.5, "saturating": 0.8, "linear": 1.0}) == text
+
+
+@pytest.mark.parametrize(
+    ("noise_scale", "expected"),
+    [
+        (2.0**60, {"none": 0.0, "sqrt": 0.5, "surge": 0.5, "linear": 1.0, "saturating": 1.0}),
+        (2.0**-60, {"surge": -0.5, "none": 0.0, "saturating": 0.0, "sqrt": 0.5, "linear": 1.0}),
+        (128.0, {"none": 0.0, "surge": 0.0, "saturating": 0.5, "sqrt": 0.5, "linear": 1.0}),  # the middle of the range
+    ],
+)
+def test_exponents_of_the_five_rules(noise_scale, expected):
+    found = rule_exponents(LOW, HIGH, noise_scale)
+    assert found == pytest.approx(expected, abs=1e-9)
+    assert list(found.values()) == sorted(found.values())
+
+
+@pytest.mark.parametrize(
+    ("exponents", "b_crit", "start"),
+    [
+        (
+            (0.03, 0.12, 0.21),
+            912.0,
+            "lr grew as B^0.62 [0.54, 0.70] up to B = 910, the posterior's B_crit: between sqrt and saturating (the",
+        ),
+        (
+            (-0.2, -0.1, -0.06),
+            1e5,
+            "lr grew as B^0.40 [0.31, 0.44] up to B = 2048, all of it below the posterior's B_crit: between none and",
+        ),
+        (
+            (-1.0, -0.9, -0.8),
+            3.0,
+            "lr fell as B^-0.40 [-0.49, -0.31] from B = 8 to 2048: as surge says (the prior",
+        ),
+    ],
+)
+def test_in_words(exponents, b_crit, start):
+    prior = prior_of()
+    text = fitted(posterior_of(prior, draws(prior, exponents, b_crit)))["text"]
+    assert text.startswith(start)
+    both = "; lr grew as B^0.62 [0.54, 0.70] from B = 8 to 2048: "
+    assert (both in text) == (b_crit == 912.0)
+
+
+@pytest.mark.parametrize(("sizes", "count"), [((), "0 trials"), ((8,), "1 trial"), ((8, 64), "2 trials")])
+def test_too_few_reached_trials_identify_nothing(sizes, count):
+    prior = prior_of()
+    row = fitted(posterior_of(prior, draws(prior, [0.0, 0.01]), sizes))
+    start = f"not identified: {count} reached the target, and it takes 3; the prior alone says an exponent of [-0."
+    assert row["text"].startswith(start)
+    assert not row["identified"]
+    assert fitted(posterior_of(prior, draws(prior, [0.0]), (8, 64, 512), status="censored"))["reached"] == 0
+
+
+@pytest.mark.parametrize("high", [8, 15])
+def test_a_range_under_an_octave_has_no_exponent(high):
+    prior = prior_of()
+    assert fitted(posterior_of(prior, draws(prior, [0.0])), 8, high) is None
+
+
+@pytest.mark.parametrize("given", [None, 900.0])
+def test_the_posterior_takes_the_noise_scale_given_or_measured(tmp_path, monkeypatch, make_result, given):
+    monkeypatch.chdir(tmp_path)
+    replayed = ["+workload=replay", "workload.table=mnist_cnn", "mlflow.enabled=false"]
+    prepared = prepare(compose_checked([*replayed, f"scaling.noise_scale={'null' if given is None else given}"]))
+    measured = tuple((32 * i, 0.1, 5.0) for i in range(1, 4))
+    done = [make_result(number=n, batch_size=2 ** (4 + n), noise_scale=measured) for n in range(4)]
+    prior = study_posterior(prepared, done, 20).prior
+    assert 2**prior.log_mid * math.exp(prior.mean[B_CRIT]) == pytest.approx(given or 50.0)

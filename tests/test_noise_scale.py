@@ -1,0 +1,720 @@
+import collections
+import copy
+import json
+import math
+import random
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.plugins.precision import MixedPrecision
+from scipy.stats import t as student
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.aggregation import MeanMetric
+
+from bstune.core.errors import ConfigError
+from bstune.core.noise_scale import GradientNorms, combine_norms, estimate_noise_scale, moving_estimate
+from bstune.trial.batches import weight_micro_batches
+from bstune.trial.noise_scale import NoiseScale, count_examples, split_batch
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*num_workers.*", "ignore:.*(returned `None`|logging interval|not resumable).*"
+)
+
+EXACT = {"rel": 1e-12}
+
+
+def draw_norms(rng, mean, spread, sizes, weights, draws):
+    """Return |g_i|^2, (draws, k), and |sum w_i g_i|^2, (draws,), of micro-batches of normal per-example gradients."""
+    noise = rng.normal(size=(draws, len(sizes), len(mean))) * spread / np.sqrt(sizes)[:, None]
+    gradients = mean + noise
+    return (gradients**2).sum(axis=2), ((weights @ gradients) ** 2).sum(axis=1), gradients
+
+
+# ---------------------------------------------------------------------------------------------------- arithmetic
+
+
+@pytest.mark.parametrize(("small_size", "big_size"), [(1, 2), (4, 16), (3.5, 100.25)])
+def test_expected_norms_give_back_both_terms(small_size, big_size):
+    norms = GradientNorms(2 + 30 / small_size, small_size, 2 + 30 / big_size, big_size)
+    assert norms.squared_gradient == pytest.approx(2.0, **EXACT)
+    assert norms.trace == pytest.approx(30.0, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weights", "small_size", "big_size"),
+    [
+        ((8, 8), None, 8, 16),
+        ((8, 8, 3), None, 19 / 3, 19),
+        ((8, 8, 3), (1 / 3, 1 / 3, 1 / 3), 3 / (1 / 8 + 1 / 8 + 1 / 3), 9 / (1 / 8 + 1 / 8 + 1 / 3)),
+        ((100, 1), (0.5, 0.5), 2 / 1.01, 4 / 1.01),
+    ],
+)
+def test_sizes_that_a_step_stands_for(sizes, weights, small_size, big_size):
+    norms = combine_norms([1.0] * len(sizes), sizes, 1.0, weights)
+    assert (norms.small_size, norms.big_size) == (pytest.approx(small_size, **EXACT), pytest.approx(big_size, **EXACT))
+
+
+@pytest.mark.parametrize(("sizes", "weighted"), [((4, 4), True), ((8, 8, 8, 3), True), ((100, 1), False)])
+def test_unequal_micro_batches_are_unbiased(sizes, weighted):
+    rng = np.random.default_rng(0)
+    mean, spread = np.array([1.0, -0.5, 0.2, 0.0]), np.array([1.0, 3.0, 0.5, 2.0])
+    n = np.array(sizes, float)
+    weights = n / n.sum() if weighted else np.full(len(n), 1 / len(n))
+    norms, big, gradients = draw_norms(rng, mean, spread, n, weights, 20_000)
+    steps = [combine_norms(a, sizes, b, None if weighted else weights) for a, b in zip(norms, big, strict=True)]
+    for found, exact in (
+        ([s.squared_gradient for s in steps], (mean**2).sum()),
+        ([s.trace for s in steps], (spread**2).sum()),
+    ):
+        assert np.mean(found) == pytest.approx(exact, abs=4 * np.std(found) / math.sqrt(len(found)))
+    assert min(s.trace for s in steps) >= 0.0
+    if weighted:  # the textbook's pooled variance between groups
+        around = gradients - np.einsum("i,sid->sd", weights, gradients)[:, None]
+        pooled = np.einsum("i,sid->s", n, around**2) / (len(n) - 1)
+        np.testing.assert_allclose([s.trace for s in steps], pooled, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "batch_size", "determined"),
+    [
+        pytest.param(0.5, 64, "all", marks=pytest.mark.slow),
+        (0.15, 64, "most"),
+        pytest.param(0.15, 16, "few", marks=pytest.mark.slow),
+        pytest.param(0.0, 64, "hardly any", marks=pytest.mark.slow),
+    ],
+)
+def test_the_interval_holds_the_exact_noise_scale_of_a_quadratic(gradient, batch_size, determined):
+    """L = 0.5 (w - x)' H (w - x) with x ~ N(0, C): gradient H w, covariance H C H."""
+    rng = np.random.default_rng(1)
+    dimension, seeds, steps = 20, 600, 48
+    hessian = np.geomspace(0.1, 2.0, dimension)
+    spread = hessian * np.geomspace(3.0, 0.3, dimension)
+    direction = hessian * rng.normal(size=dimension)
+    mean = gradient * direction / np.linalg.norm(direction)
+    trace, squared = (spread**2).sum(), (mean**2).sum()
+    exact = trace / squared if squared else math.inf
+    sizes = np.full(2, batch_size / 2)
+    held = finite = 0
+    for _ in range(seeds):
+        norms, big, _ = draw_norms(rng, mean, spread, sizes, np.full(2, 0.5), steps)
+        terms = [combine_norms(a, sizes, b) for a, b in zip(norms, big, strict=True)]
+        found = estimate_noise_scale([s.squared_gradient for s in terms], [s.trace for s in terms])
+        assert (found.noise_scale is None) == (found.high is None) == (found.undetermined is not None)
+        held += (found.low or 0.0) <= exact <= (math.inf if found.high is None else found.high)
+        finite += found.high is not None
+    assert held / seeds == pytest.approx(0.9, abs=0.05)
+    least, most = {"all": (1, 1), "most": (0.9, 1), "few": (0.05, 0.7), "hardly any": (0, 0.1)}[determined]
+    assert least <= finite / seeds <= most
+
+
+def random_terms(seed, mean, steps):
+    rng = np.random.default_rng(seed)
+    return rng.normal(mean, 1.0, steps), rng.gamma(9.0, 1.0, steps)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-200])
+@pytest.mark.parametrize(("seed", "mean", "steps"), [(0, 1.0, 12), (1, 3.0, 16), (2, 0.2, 16), (3, -0.1, 9)])
+def test_at_the_ends_of_the_interval_the_t_test_is_at_its_level(seed, mean, steps, unit):
+    gradients, traces = random_terms(seed, mean, steps)
+    found = estimate_noise_scale(gradients * unit, traces, level=0.8)
+    assert found.low is not None
+    assert (found.high is not None) == (mean >= 1.0)
+    for end in (found.low, found.high):
+        if end is not None:
+            difference = traces - end * unit * gradients
+            statistic = abs(difference.mean()) / (difference.std(ddof=1) / math.sqrt(steps))
+            assert statistic == pytest.approx(student.ppf(0.9, steps - 1), rel=1e-9)
+    if found.noise_scale is not None:
+        assert found.noise_scale == pytest.approx(traces.mean() / gradients.mean() / unit)
+        assert found.low < found.noise_scale < found.high
+
+
+def test_many_steps_are_blocked_so_that_a_drift_widens_the_interval():
+    gradients, traces = random_terms(0, 10.0, 320)
+    drift = np.linspace(0.5, 1.5, 320)
+    shuffled = np.random.default_rng(0).permutation(320)
+    drifting = estimate_noise_scale(gradients, traces * drift)
+    mixed = estimate_noise_scale(gradients, (traces * drift)[shuffled])
+    assert drifting.measurements == 320
+    assert drifting.noise_scale == pytest.approx(mixed.noise_scale)
+    assert drifting.high - drifting.low > 2 * (mixed.high - mixed.low)
+
+
+def test_the_oldest_steps_that_fill_no_block_are_left_out():
+    gradients, traces = random_terms(0, 10.0, 33)
+    whole, late = (estimate_noise_scale(gradients[i:], traces[i:]) for i in (0, 0 + 33 % 3))
+    assert (whole.noise_scale, whole.low, whole.high) == (late.noise_scale, late.low, late.high)
+    assert whole.squared_gradient == pytest.approx(gradients.mean())
+    extra = estimate_noise_scale([99.0, *gradients], [99.0, *traces])
+    assert (extra.noise_scale, extra.low, extra.measurements) == (whole.noise_scale, whole.low, 34)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "traces", "reason"),
+    [
+        ([], [], "no step was measured"),
+        ([1.0] * 3, [2.0] * 3, "3 of at least 4 steps were measured"),
+        (
+            [-1.0, -1.1] * 4,
+            [2.0, 2.1] * 4,
+            "|G|^2 = -1.05 does not differ significantly from 0 after 8 steps: measure more of them",
+        ),
+        (
+            [5.0, -4.0] * 4,
+            [2.0, 2.1] * 4,
+            "|G|^2 = 0.5 does not differ significantly from 0 after 8 steps: measure more of them",
+        ),
+    ],
+)
+def test_undetermined_says_so_and_leaves_the_ends_open(gradients, traces, reason):
+    found = estimate_noise_scale(gradients, traces)
+    assert (found.noise_scale, found.high, found.undetermined) == (None, None, reason)
+    assert f"undetermined ({reason})" in str(found)
+    assert "inf" not in str(found)
+
+
+def test_an_undetermined_one_still_has_its_lower_end():
+    gradients, traces = random_terms(2, 0.2, 16)
+    found = estimate_noise_scale(gradients, traces)
+    assert found.noise_scale is None
+    assert found.low > 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: GradientNorms(1, 4, 1, 4), ConfigError, "0 < B_small < B_big, but got 4 and 4: measure at least two"),
+        (lambda: combine_norms([1], [8], 1), ConfigError, "two or more micro-batches .* but got sizes .8.0. and"),
+        (lambda: combine_norms([1, 1], [8, 0], 1), ConfigError, "but got sizes .8.0, 0.0. and"),
+        (lambda: combine_norms([1, 1], [8], 1), ValueError, "must be [(]k,[)], but got [(]2,[)], [(]1,[)]"),
+        (lambda: combine_norms([1, 1], [8, 8], 1, [1, 1]), ValueError, "weights must sum to 1, but got 2"),
+        (lambda: estimate_noise_scale([1], [1], 1.0), ConfigError, r"must lie in [(]0, 1[)], but got 1.0"),
+        (lambda: estimate_noise_scale([math.nan], [1]), ValueError, "must be finite and"),
+    ],
+)
+def test_arithmetic_refuses(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+# ------------------------------------------------------------------------------------------------------ call-back
+
+
+class Recorder(Logger):
+    name, version = "recorder", 0
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+    def log_metrics(self, metrics, step):
+        self.lines.append((step, dict(metrics)))
+
+    def own(self):
+        return [(step, line) for step, line in self.lines if not any("noise_scale" in key for key in line)]
+
+    def noise(self):
+        return [(step, line) for step, line in self.lines if any("noise_scale" in key for key in line)]
+
+
+def fit(module, batches, callback=None, steps=-1, **options):
+    options = {"accelerator": "cpu", "logger": False, "max_epochs": 1, "max_steps": steps, **options}
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(**quiet, **options, callbacks=[] if callback is None else [callback])
+    trainer.fit(module, batches, ckpt_path=None)
+    return trainer
+
+
+class Regression(LightningModule):
+    """Least squares at weights that stay where they are."""
+
+    def __init__(self, dimension=4, lr=0.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-0.5, 0.7, dimension, dtype=torch.float64))
+        self.lr = lr
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return 0.5 * ((x @ self.weight - y) ** 2).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD([self.weight], lr=self.lr)
+
+
+def regression_data(n=128, dimension=4):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, dimension, generator=generator, dtype=torch.float64)
+    y = x @ torch.ones(dimension, dtype=torch.float64) + 2 * torch.randn(n, generator=generator, dtype=torch.float64)
+    return x, y
+
+
+def drawn(sizes, steps, seed=0):
+    """Return a loader of micro-batches of examples drawn with replacement."""
+    x, y = regression_data()
+    generator = torch.Generator().manual_seed(seed)
+    indices = [torch.randint(len(x), (n,), generator=generator) for _ in range(steps) for n in sizes]
+    return serve((x[i], y[i]) for i in indices)
+
+
+def serve(batches):
+    """Return a loader of these batches: a plain list would be several loaders to Lightning."""
+    return DataLoader(list(batches), batch_size=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "parts", "weights"),
+    [
+        ((32,), 2, "equal"),
+        ((31,), 3, "equal"),
+        ((8,) * 4, 2, "equal"),
+        ((16, 16, 5), 2, "equal"),
+        ((16, 16, 5), 2, "examples"),
+    ],
+)
+def test_linear_regression_recovers_what_all_data_give(sizes, parts, weights):
+    x, y = regression_data()
+    module = Regression()
+    with torch.no_grad():
+        gradients = (x * (x @ module.weight - y)[:, None]).numpy()
+    squared, trace = (gradients.mean(axis=0) ** 2).sum(), gradients.var(axis=0).sum()
+    if weights == "examples":
+        weight_micro_batches(module, sizes)
+    callback = NoiseScale(every=1, parts=parts, window=300, level=0.99, weights=weights)
+    fit(module, drawn(sizes, 300), callback, accumulate_grad_batches=len(sizes))
+    steps, *terms = np.array(callback.measurements).T
+    assert steps.tolist() == list(range(1, 301))
+    for found, exact in zip(terms, (squared, trace), strict=True):
+        assert found.mean() == pytest.approx(exact, abs=4 * found.std() / math.sqrt(300))
+    found = callback.estimate
+    assert found.low < trace / squared < found.high
+    assert found.high < 3 * found.low  # it says something
+    assert callback.passed_over == 0
+
+
+def test_parts_are_measured_in_the_context_that_is_given_and_micro_batches_outside_of_it():
+    entered = []
+
+    @contextmanager
+    def around():
+        entered.append(len(callback.measurements))
+        yield
+        entered.append(len(callback.measurements))
+
+    callback = NoiseScale(every=2, around=around)
+    fit(Regression(), drawn((20,), 5), callback)
+    assert [step for step, _, _ in callback.measurements] == [2, 4]
+    assert entered == [0, 1, 1, 2]
+    callback = NoiseScale(every=2, around=around)
+    fit(Regression(), drawn((10, 10), 5), callback, accumulate_grad_batches=2)
+    assert len(callback.measurements) == 2
+    assert len(entered) == 4
+
+
+def test_both_ways_measure_the_same_step_the_same():
+    sizes, batches = (10, 10), drawn((20,), 5)
+    split, accumulated = NoiseScale(every=1), NoiseScale(every=1)
+    fit(Regression(), batches, split)
+    halves = [(x[i : i + 10], y[i : i + 10]) for x, y in batches for i in (0, 10)]
+    fit(Regression(), serve(halves), accumulated, accumulate_grad_batches=len(sizes))
+    np.testing.assert_allclose(split.measurements, accumulated.measurements, rtol=1e-10)
+
+
+class Everything(LightningModule):
+    """Batch norm, dropout, metrics, counters, generators and logging: what a second pass could disturb."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
+        self.mean = MeanMetric()
+        self.seen, self.losses, self.counts = 0, [], collections.Counter()
+        self.own = torch.Generator().manual_seed(3)
+        self.total = torch.zeros(1)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        x = x + 0.01 * torch.randn(x.shape, generator=self.own) + 0.01 * random.gauss(0, 1) + 0.01 * np.random.rand()
+        loss = ((self.body(x)[:, 0] - y) ** 2).mean()
+        self.seen += len(x)
+        self.losses.append(float(loss.detach()))
+        self.counts["steps"] += 1
+        self.total += loss.detach()
+        self.mean(loss.detach())
+        self.log("loss", loss)
+        self.log_dict({"mean": self.mean})
+        self.logger.log_metrics({"direct": self.seen}, step=batch_idx)
+        return {"loss": loss}
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+def everything_that_is_left(callback, accumulate):
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    module, recorder = Everything(), Recorder()
+    generator = torch.Generator().manual_seed(5)
+    data = TensorDataset(torch.randn(95, 6, generator=generator), torch.randn(95, generator=generator))
+    loader = DataLoader(data, batch_size=10, shuffle=True)
+    trainer = fit(
+        module, loader, callback, max_epochs=2, accumulate_grad_batches=accumulate,
+        logger=recorder, log_every_n_steps=1, gradient_clip_val=0.5,
+    )  # fmt: skip
+    state = copy.deepcopy({**module.state_dict(), **trainer.optimizers[0].state_dict()})
+    state |= {"grad": [p.grad for p in module.parameters()], "own": module.own.get_state(), "total": module.total}
+    state |= {"torch": torch.get_rng_state(), "mean": module.mean.mean_value, "updates": module.mean._update_count}
+    rest = (random.getstate(), np.random.rand(), module.seen, module.losses, module.counts, recorder.own())
+    assert "log" not in vars(module)
+    assert all(not p._backward_hooks for p in module.parameters())
+    return state, rest, recorder
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_training_is_the_same_bit_for_bit_with_and_without(accumulate):
+    state, rest, _ = everything_that_is_left(None, accumulate)
+    callback = NoiseScale(every=1)
+    same, same_rest, recorder = everything_that_is_left(callback, accumulate)
+    torch.testing.assert_close(same, state, rtol=0, atol=0)
+    assert str(same_rest) == str(rest)
+    assert len(callback.measurements) == len(recorder.noise())
+    # Ten batches an epoch, in threes: the last is left over.
+    assert (len(callback.measurements), callback.passed_over) == ((20, 0) if accumulate == 1 else (6, 2))
+
+
+def test_that_comparison_can_fail():
+    state, _, _ = everything_that_is_left(None, 1)
+
+    class Careless(NoiseScale):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            pl_module.training_step(batch, batch_idx)
+
+    other, _, _ = everything_that_is_left(Careless(), 1)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(other, state, rtol=0, atol=0)
+
+
+def test_logs_the_moving_estimate_at_the_steps_that_are_measured():
+    recorder, callback = Recorder(), NoiseScale(every=3, window=8)
+    fit(Regression(), drawn((64,), 50), callback, logger=recorder)
+    assert [step for step, _ in recorder.noise()] == list(range(3, 50, 3))
+    terms = {"noise_scale_squared_gradient", "noise_scale_trace"}
+    assert set(recorder.noise()[0][1]) == terms
+    estimate, (_, last) = callback.estimate, recorder.noise()[-1]
+    assert set(last) == terms | {"noise_scale", "noise_scale_low", "noise_scale_high"}
+    assert (last["noise_scale"], last["noise_scale_low"]) == (estimate.noise_scale, estimate.low)
+    assert (estimate.measurements, len(callback.measurements)) == (8, 16)
+    late = np.array(callback.measurements)[-8:]
+    assert estimate.noise_scale == pytest.approx(late[:, 2].mean() / late[:, 1].mean())
+
+
+@pytest.mark.parametrize(("accumulate", "parts", "expected"), [(1, 2, [256]), (1, 3, [384]), (2, 2, [32, 64])])
+def test_default_interval(accumulate, parts, expected):
+    callback = NoiseScale(parts=parts)
+    fit(Regression(), drawn((6,), 400 if accumulate == 1 else 150), callback, accumulate_grad_batches=accumulate)
+    assert [step for step, *_ in callback.measurements] == expected
+
+
+def test_clipping_comes_after():
+    free, clipped = NoiseScale(every=1), NoiseScale(every=1)
+    fit(Regression(), drawn((9, 9), 4), free, accumulate_grad_batches=2)
+    fit(Regression(), drawn((9, 9), 4), clipped, accumulate_grad_batches=2, gradient_clip_val=1e-3)
+    assert clipped.measurements == free.measurements
+
+
+class Narrow(LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 1)
+
+    def training_step(self, batch):
+        x, y = batch
+        return ((self.layer(x.float())[:, 0].float() - y.float()) ** 2).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_gradient_scaler_is_taken_out_and_an_overflow_passed_over(accumulate):
+    def train(scale):
+        callback = NoiseScale(every=1)
+        precision = {}
+        if scale is not None:
+            scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
+            precision = {"plugins": MixedPrecision("16-mixed", "cpu", scaler)}
+        fit(Narrow(), drawn((32,), 4 * accumulate), callback, accumulate_grad_batches=accumulate, **precision)
+        return callback
+
+    plain, scaled, overflown = train(None), train(2.0**9), train(2.0**100)
+    np.testing.assert_allclose(scaled.measurements, plain.measurements, rtol=0.05, atol=0.02)
+    assert (len(overflown.measurements), overflown.passed_over) == (0, 4)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, None])
+def test_a_step_without_a_finite_gradient_is_passed_over_and_counted(bad, accumulate):
+    class Faulty(Regression):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            if batch_idx != 3:
+                return loss
+            return None if bad is None else loss * bad
+
+        def on_before_optimizer_step(self, optimizer):
+            if self.weight.grad is not None:
+                self.weight.grad.nan_to_num_(0.0, 0.0, 0.0)
+
+    callback = NoiseScale(every=1)
+    fit(Faulty(), drawn((8,), 8), callback, accumulate_grad_batches=accumulate)
+    # Lightning counts a step without gradient all the same.
+    missed = 4 // accumulate
+    steps = [step for step in range(1, 8 // accumulate + 1) if step != missed]
+    assert [step for step, *_ in callback.measurements] == steps
+    assert callback.passed_over == 1
+    assert np.isfinite(callback.measurements).all()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_parameters_without_gradient_or_optimizer_count_as_nothing(accumulate):
+    class More(Regression):
+        def __init__(self):
+            super().__init__()
+            self.unused = nn.Parameter(torch.ones(3))
+            self.apart = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) + self.apart.sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD([self.weight, self.unused], lr=0.0)
+
+    more, plain = NoiseScale(every=1), NoiseScale(every=1)
+    for module, callback in ((More(), more), (Regression(), plain)):
+        fit(module, drawn((8,), 4), callback, accumulate_grad_batches=accumulate)
+    assert more.measurements == plain.measurements
+
+
+def test_parts_may_share_one_gradient():
+    class Sum(Regression):
+        def __init__(self):
+            super().__init__()
+            self.other = nn.Parameter(self.weight.detach() / 2)
+            self.weight.data /= 2
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return 0.5 * ((x @ (self.weight + self.other) - y) ** 2).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    twice, plain = NoiseScale(every=1), NoiseScale(every=1)
+    fit(Sum(), drawn((8,), 4), twice)
+    fit(Regression(), drawn((8,), 4), plain)
+    expected = np.array(plain.measurements) * [1, 2, 2]
+    np.testing.assert_allclose(twice.measurements, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_goes_on_where_it_was_stopped(tmp_path, accumulate):
+    batches = list(drawn((8,), 13 * accumulate))
+
+    class Stream:  # without length, as bstune's: a trial that goes on takes up its own place in it
+        def __init__(self, first):
+            self.first = first
+
+        def __iter__(self):
+            return iter(batches[self.first * accumulate :])
+
+    def train(callback, steps, resume=None, first=0):
+        trainer = Trainer(
+            accelerator="cpu", logger=False, max_steps=steps, max_epochs=-1, callbacks=[callback],
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            accumulate_grad_batches=accumulate,
+        )  # fmt: skip
+        trainer.fit(Regression(lr=0.01), Stream(first), ckpt_path=resume, weights_only=True)
+        trainer.save_checkpoint(tmp_path / "state")
+        return callback
+
+    whole = train(NoiseScale(every=2), 12)
+    first = train(NoiseScale(every=2), 7)
+    first.passed_over = 3
+    second = NoiseScale(every=2)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert (second.measurements, second.passed_over) == (first.measurements, 3)
+    train(NoiseScale(every=2), 7)
+    resumed = train(NoiseScale(every=2), 12, tmp_path / "state", first=7)
+    assert resumed.measurements == whole.measurements
+    assert resumed.estimate == whole.estimate
+
+
+class Local(Regression):
+    """Has a part of the data on each device, and writes down what the first one measured."""
+
+    path = None
+
+    def train_dataloader(self):
+        x, y = (value[self.trainer.global_rank :: 2] for value in regression_data(32))
+        return DataLoader(TensorDataset(x, y), batch_size=4)
+
+    def on_train_end(self):
+        (callback,) = (c for c in self.trainer.callbacks if isinstance(c, NoiseScale))
+        if self.trainer.is_global_zero:
+            self.path.write_text(json.dumps(callback.measurements))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_several_devices_are_read_before_their_gradients_are_reduced(tmp_path):
+    """Two processes, two micro-batches each: as one device with the same four."""
+    x, y = regression_data(32)
+    module = Local()
+    module.path = tmp_path / "measured"
+    two = {"strategy": "ddp_spawn", "devices": 2, "use_distributed_sampler": False}
+    fit(module, None, NoiseScale(every=1), accumulate_grad_batches=2, **two)
+    micro_batches = [(x[r::2][i : i + 4], y[r::2][i : i + 4]) for i in range(0, 16, 4) for r in (0, 1)]
+    alone = NoiseScale(every=1)
+    fit(Regression(), serve(micro_batches), alone, accumulate_grad_batches=4)
+    assert len(alone.measurements) == 2
+    np.testing.assert_allclose(json.loads(module.path.read_text()), alone.measurements, rtol=1e-9)
+
+
+Pair = collections.namedtuple("Pair", ["x", "y"])
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.arange(5),
+        (torch.arange(5), torch.zeros(5, 2)),
+        [torch.arange(5), list("abcde")],
+        {"x": torch.arange(5), "more": {"y": torch.zeros(5, 2)}},
+        Pair(torch.arange(5), torch.zeros(5)),
+    ],
+)
+def test_splits_along_dimension_0(batch):
+    def first(value):
+        while not isinstance(value, torch.Tensor):
+            value = next(iter(value.values())) if isinstance(value, dict) else value[0]
+        return value.tolist()
+
+    assert count_examples(batch) == 5
+    parts = split_batch(batch, 2)
+    assert [type(part) for part in parts] == [type(batch)] * 2
+    assert [first(part) for part in parts] == [[0, 1], [2, 3, 4]]
+    assert [count_examples(part) for part in parts] == [2, 3]
+    assert len(split_batch(batch, 9)) == 5
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [
+        (torch.tensor(1.0), "but batch is or holds a tensor without dimensions"),
+        ((torch.zeros(4), torch.zeros(3)), "but batch is or holds tensors of lengths 3, 4"),
+        ((torch.zeros(4), 7), "but batch[1] is or holds int"),
+        ({"x": torch.zeros(4), "graph": object()}, "but batch['graph'] is or holds object"),
+        ((), "but batch is or holds no tensor"),
+    ],
+)
+def test_refuses_batches_that_cannot_be_split(batch, found):
+    with pytest.raises(ConfigError) as error:
+        split_batch(batch, 2)
+    assert found in str(error.value)
+    assert "make the batch of tensors of one length" in str(error.value)
+
+
+class Embedded(Narrow):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 4, sparse=True)
+
+    def training_step(self, batch):
+        return super().training_step((batch[0] + self.table(torch.arange(len(batch[0]))), batch[1]))
+
+
+class Manual(Narrow):
+    automatic_optimization = False
+
+
+class Iterating(Narrow):
+    def training_step(self, dataloader_iter):
+        return super().training_step(next(dataloader_iter)[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*dataloader_iter.*")
+@pytest.mark.parametrize(
+    ("module", "sizes", "accumulate", "message"),
+    [
+        (Manual, (8,), 1, "Manual steps its optimizers itself [(]manual optimization[)]"),
+        (Iterating, (8,), 1, "Iterating.training_step takes dataloader_iter"),
+        (Narrow, (1,), 1, "a batch of 1 example cannot be split .* take a larger batch, or accumulate"),
+        (Embedded, (8,), 1, "the gradient of table.weight is sparse .* set sparse=False"),
+        (Embedded, (8,), 2, "the gradient of table.weight is sparse .* set sparse=False"),
+    ],
+)
+def test_refuses_in_training(module, sizes, accumulate, message):
+    callback = NoiseScale(every=1)
+    with pytest.raises(ConfigError, match=message):
+        fit(module(), drawn(sizes, 4), callback, accumulate_grad_batches=accumulate)
+    assert callback._reading is None
+
+
+def test_terms_that_are_not_finite_are_passed_over():
+    """Norms of 1e154 squared still are, but not when they are multiplied by the batch size."""
+    callback = NoiseScale(every=1)
+    trainer = type("T", (), {"global_step": 0})()
+    callback._add(trainer, GradientNorms(1.0e308, 4, 0.9e308, 8))
+    callback._add(trainer, GradientNorms(math.nan, 4, 1.0, 8))
+    callback._add(trainer, GradientNorms(3.0, 4, 2.0, 8))
+    assert (callback.measurements, callback.passed_over) == (((1, 1.0, 8.0),), 2)
+
+
+def test_the_moving_estimate_is_that_of_the_latest_steps():
+    rng = np.random.default_rng(0)
+    measured = [(step, *pair) for step, pair in enumerate(rng.uniform([1.0, 50.0], [2.0, 70.0], (20, 2)).tolist())]
+    _, gradients, traces = zip(*measured[-6:], strict=True)
+    assert moving_estimate(measured, 6) == estimate_noise_scale(gradients, traces)
+    assert moving_estimate(measured[:5], 6).measurements == 5
+    assert moving_estimate([]).noise_scale is None
+
+
+def test_refuses_a_strategy_that_shards_gradients():
+    class Sharded:
+        pass
+
+    trainer = type("T", (), {"strategy": Sharded()})()
+    with pytest.raises(ConfigError, match="the strategy is Sharded: train on a single device or with strategy='ddp'"):
+        NoiseScale().setup(trainer, Narrow(), "fit")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"every": 0}, "the noise scale's every must be a positive integer, but got 0"),
+        ({"every": 1.5}, "the noise scale's every must be a positive integer, but got 1.5"),
+        ({"parts": 1}, "the noise scale's parts must be at least 2, but got 1"),
+        ({"window": 3}, "the noise scale's window must be at least 4, but got 3"),
+        ({"level": 0.0}, "the level of the noise scale's interval must lie in (0, 1), but got 0.0"),
+        ({"weights": "size"}, "the noise scale's weights must be equal or examples, but got 'size'"),
+    ],
+)
+def test_refuses_settings(setting, message):
+    with pytest.raises(ConfigError) as error:
+        NoiseScale(**setting)
+    assert str(error.value) == message
+
+
+def test_the_last_small_batch_of_an_epoch_is_passed_over():
+    callback = NoiseScale(every=1)
+    fit(Regression(), serve([*drawn((8,), 3), *drawn((1,), 1)]), callback)
+    assert (len(callback.measurements), callback.passed_over) == (3, 1)

@@ -1,0 +1,289 @@
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from bstune.core.errors import ConfigError
+from bstune.workloads.classifier import Classifier
+from bstune.workloads.layers import BatchNorm, Whitening
+from bstune.workloads.models import mlp
+from bstune.workloads.optim import KINDS, Muon, orthogonalised, parameter_groups
+
+SETTINGS = {"momentum": 0.9, "nesterov": True, "steps": 5, "normalise_weights": False}
+MATRICES = [(8, 20), (20, 8), (6, 6), (1, 9), (8, 20)]
+FILTERS = [(8, 4, 3, 3), (8, 4, 3, 3), (16, 8, 3, 3), (40, 2, 2, 2)]
+
+
+def random_parameters(shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+def set_gradients(parameters, step):
+    generator = torch.Generator().manual_seed(1000 + step)
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def train(steps, *pairs):
+    """Step optimizers, each given with its parameters, on the same gradients."""
+    for step in steps:
+        for optimizer, parameters in pairs:
+            set_gradients(parameters, step)
+            optimizer.step()
+
+
+# Muon
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_matrices_go_as_with_torchs_muon(nesterov, weight_decay):
+    """Torch's iterates in bfloat16 on every device, and scales the step by sqrt(max(1, rows/columns))."""
+    ours, theirs = random_parameters(MATRICES), random_parameters(MATRICES)
+    settings = SETTINGS | {"nesterov": nesterov, "weight_decay": weight_decay}
+    mine = Muon([{"params": ours, "orthogonalise": True}], lr=0.05, **settings)
+    groups = [
+        {"params": [p], "lr": 0.05 / math.sqrt(max(1.0, p.shape[0] / p.shape[1])), "weight_decay": 0.0} for p in theirs
+    ]
+    reference = torch.optim.Muon(groups, momentum=0.9, nesterov=nesterov)
+    for step in range(6):
+        with torch.no_grad():
+            for parameter in theirs:  # its decay is by the group's rate, which is another here
+                parameter.mul_(1 - 0.05 * weight_decay)
+        train([step], (mine, ours), (reference, theirs))
+    for a, b, start in zip(ours, theirs, random_parameters(MATRICES), strict=True):
+        assert (a - b).norm() < 0.02 * (b - start).norm()
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+@pytest.mark.parametrize("shape", [(3, 10, 17), (3, 17, 10)])
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_the_iteration_is_its_polynomial_on_each_singular_value(steps, shape, scale):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    for matrix, result in zip(matrices.double(), orthogonalised(scale * matrices, steps).double(), strict=True):
+        left, values, right = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
+        for _ in range(steps):
+            values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+        torch.testing.assert_close(result, left @ values.diag() @ right, rtol=0, atol=1e-4)
+        assert steps < 5 or 0.65 < values.min() <= values.max() < 1.25
+
+
+def test_weights_are_normalised_before_the_step_as_in_the_source():
+    """The order of airbench94_muon.py, written out, one filter bank at a time."""
+    ours = random_parameters(FILTERS)
+    theirs = [parameter.detach().clone() for parameter in ours]
+    buffers = [torch.zeros_like(weight) for weight in theirs]
+    optimizer = Muon(ours, lr=0.24, orthogonalise=True, momentum=0.6, nesterov=True, steps=3, normalise_weights=True)
+    for step in range(4):
+        train([step], (optimizer, ours))
+        for weight, buffer, parameter in zip(theirs, buffers, ours, strict=True):
+            buffer.mul_(0.6).add_(parameter.grad)
+            update = parameter.grad + 0.6 * buffer
+            weight.mul_(len(weight) ** 0.5 / weight.norm())
+            weight.sub_(orthogonalised(update.reshape(1, len(update), -1), 3).view(weight.shape), alpha=0.24)
+    for weight, parameter in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(parameter.detach(), weight, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.85, False), (0.85, True)])
+@pytest.mark.parametrize("weight_decay", [0.0, 5e-4])
+def test_other_groups_are_torchs_sgd_bit_for_bit(momentum, nesterov, weight_decay):
+    shapes = [(7,), (3, 5), (2, 3, 3, 3)]
+    ours, theirs, filters = random_parameters(shapes), random_parameters(shapes), random_parameters([(4, 3)], 5)
+    plain = {"lr": 0.3, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+    groups = [{"params": ours, **plain}, {"params": filters, "orthogonalise": True}]
+    mine, reference = Muon(groups, lr=0.1, **SETTINGS), torch.optim.SGD(theirs, **plain)
+    for step in range(7):
+        for parameters in (ours, theirs, filters):
+            set_gradients(parameters, step)
+        if step == 3:  # one that has no gradient is left alone
+            ours[0].grad = theirs[0].grad = None
+        mine.step()
+        reference.step()
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_muon_goes_on_from_its_state():
+    def groups(parameters):
+        return [{"params": parameters[:-1], "orthogonalise": True}, {"params": parameters[-1:]}]
+
+    whole = random_parameters([*FILTERS, (5,)])
+    optimizer = Muon(groups(whole), lr=0.1, **SETTINGS)
+    train(range(3), (optimizer, whole))
+    again = [nn.Parameter(parameter.detach().clone()) for parameter in whole]
+    other = Muon(groups(again), lr=0.7, **SETTINGS)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train((3, 4), (optimizer, whole), (other, again))
+    assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
+
+
+def test_a_closure_is_called_with_gradients_on():
+    (weight,) = random_parameters([(3, 4)])
+    optimizer = Muon([weight], lr=0.1, orthogonalise=True, **SETTINGS)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (weight**2).sum()
+        loss.backward()
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(5)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_zeros_stay_finite_and_nothing_waits_for_the_device(device):
+    """Tensors of the device meta have no values: to read one on the host is an error there."""
+    parameters = [nn.Parameter(torch.zeros(shape, device=device)) for shape in FILTERS]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    Muon(parameters, lr=0.1, orthogonalise=True, **SETTINGS | {"normalise_weights": True}).step()
+    assert device == "meta" or not any(parameter.any() for parameter in parameters)
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "text"),
+    [
+        ((3, 4), {"orthogonalise": False}, "muon has nothing to orthogonalise: give a group of filters or matrices"),
+        ((3,), {}, "but a group with orthogonalise: true holds a parameter of the shape (3,): leave it to a group"),
+        ((3, 4), {"steps": 0}, "the steps of muon's iteration must be a positive integer, but got 0"),
+        ((3, 4), {"momentum": 1.0}, "momentum must lie in [0, 1), but got 1.0"),
+        ((3, 4), {"momentum": 0.0}, "nesterov=true needs a momentum over 0"),
+        ((3, 4), {"lr": -0.1}, "a learning rate must be at least 0, but got -0.1"),
+    ],
+)
+def test_muon_refuses(shape, changes, text):
+    with pytest.raises(ConfigError) as error:
+        Muon([nn.Parameter(torch.zeros(shape))], **{"lr": 0.1, "orthogonalise": True, **SETTINGS, **changes})
+    assert text in str(error.value)
+
+
+# Groups of parameters
+
+ALL = {kind: {} for kind in KINDS}
+
+
+def network(scale=None):
+    """One of each kind; the last linear layer is the head, the other one is not."""
+    return nn.Sequential(
+        Whitening(kernel_size=2, eps=1e-3, images=8, signed=True, bias=True, padding=0),
+        nn.Conv2d(24, 8, 3, bias=True),
+        BatchNorm(8, scale=scale),
+        nn.Flatten(),
+        nn.Linear(8, 8),
+        nn.LayerNorm(8),
+        nn.Linear(8, 10),
+    )
+
+
+def names(module, groups):
+    """Return the names of each group's parameters."""
+    name_of = {id(parameter): name for name, parameter in module.named_parameters()}
+    return [sorted(name_of[id(parameter)] for parameter in group["params"]) for group in groups]
+
+
+def groups_of(module, kinds, lr=0.5, weight_decay=0.01, batch_size=100):
+    return parameter_groups(module, lr, weight_decay, batch_size, kinds)
+
+
+def test_each_kind():
+    module = network()
+    assert dict(zip(KINDS, names(module, groups_of(module, ALL)), strict=True)) == {
+        "norm_bias": ["2.bias", "5.bias"],
+        "whitening_bias": ["0.bias"],
+        "head": ["6.bias", "6.weight"],
+        "filters": ["1.weight"],
+        "rest": ["1.bias", "2.weight", "4.bias", "4.weight", "5.weight"],
+    }
+
+
+@pytest.mark.parametrize("kinds", [{}, {"filters": {}, "head": {}}, ALL, {"rest": {}}, {k: {} for k in KINDS[:4]}])
+@pytest.mark.parametrize("scale", [None, 0.25])
+def test_each_trained_parameter_is_in_exactly_one_group(kinds, scale):
+    module = network(scale)
+    module[4].weight.requires_grad = False
+    grouped = [name for group in names(module, groups_of(module, kinds)) for name in group]
+    assert sorted(grouped) == sorted(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    assert ("2.weight" in grouped) == (scale is None)
+    assert "4.weight" not in grouped
+
+
+def test_weights_that_are_shared_are_in_one_group():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    module[1].weight = module[0].weight
+    assert names(module, groups_of(module, {"head": {"rate": 3.0}})) == [["0.weight", "1.bias"], ["0.bias"]]
+
+
+def test_rates_are_factors_and_the_decay_a_step_stays():
+    kinds = {"norm_bias": {"rate": 64.0}, "head": {"rate": 0.5, "decay": 3.0}, "filters": {"decay": 0.0}}
+    groups = groups_of(network(), kinds, lr=0.4, weight_decay=5e-4)
+    assert [group["lr"] for group in groups] == pytest.approx([25.6, 0.2, 0.4, 0.4])
+    assert [group["weight_decay"] for group in groups] == pytest.approx([5e-4 / 64, 3e-3, 0.0, 5e-4])
+    shrinks = [group["lr"] * group["weight_decay"] for group in groups]
+    assert shrinks == pytest.approx([2e-4, 6e-4, 0.0, 2e-4])
+
+
+@pytest.mark.parametrize(("examples", "steps"), [(147_456, 144), (1, 1), (1024, 1), (1025, 2)])
+def test_examples_become_steps(examples, steps):
+    kinds = {"whitening_bias": {"examples": examples}, "norm_bias": {}}
+    first, second, rest = groups_of(network(), kinds, batch_size=1024)
+    assert (first["steps"], first["fade"]) == (steps, False)
+    assert "steps" not in second
+    assert "steps" not in rest
+
+
+def test_a_classifier_trains_its_groups():
+    kinds = {"head": {"rate": 3.0, "examples": 200, "momentum": 0.9}}
+    groups = partial(parameter_groups, weight_decay=0.0, batch_size=100, kinds=kinds)
+    module = Classifier(mlp(4, [5], 3), nn.CrossEntropyLoss(), torch.optim.SGD, lr=0.5, groups=groups)
+    configured = module.configure_optimizers()
+    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    assert [(group["lr"], group["momentum"]) for group in optimizer.param_groups] == [(1.5, 0.9), (0.5, 0)]
+    head, other = module.model[-1].weight, next(module.model.parameters())
+    seen = []
+    for _ in range(4):  # 200 examples are two steps
+        before = head.detach().clone(), other.detach().clone()
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        schedule.step()
+        seen.append((not torch.equal(head, before[0]), not torch.equal(other, before[1])))
+    assert seen == [(True, True), (True, True), (False, True), (False, True)]
+
+
+def test_an_option_that_the_optimizer_does_not_read_is_refused():
+    """Torch keeps it in the group and never reads it."""
+    groups = partial(parameter_groups, weight_decay=0.0, batch_size=8, kinds={"head": {"rates": 64.0}})
+    module = Classifier(mlp(4, [8], 2), nn.CrossEntropyLoss(), torch.optim.SGD, 0.1, groups=groups)
+    with pytest.raises(ConfigError, match="SGD knows no option 'rates' of a group of parameters"):
+        module.configure_optimizers()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text"),
+    [
+        ({"b": {}}, "there is no kind of parameter 'b': the kinds are norm_bias, whitening_bias, head, filters, rest"),
+        ({"filters": {}}, "the network has no parameters of the kind filters: leave its group out"),
+        ({"head": {"rate": 0.0}}, "groups.kinds.head.rate is a factor of the learning rate, over 0, but got 0.0"),
+        ({"head": {"rate": math.inf}}, "groups.kinds.head.rate is a factor of the learning rate, over 0, but got inf"),
+        (
+            {"head": {"decay": -1.0}},
+            "groups.kinds.head.decay is a factor of the weight decay, at least 0, but got -1.0",
+        ),
+        ({"head": {"examples": 0}}, "groups.kinds.head.examples must be a positive integer, but got 0"),
+        ({"head": {"fade": True}}, "groups.kinds.head.fade needs head.examples, over which its rate falls"),
+    ],
+)
+def test_groups_refuse(kinds, text):
+    with pytest.raises(ConfigError) as error:
+        groups_of(mlp(4, [5], 3), kinds)
+    assert str(error.value) == text
+
+
+def test_a_negative_weight_decay_is_refused():
+    with pytest.raises(ConfigError, match="weight decay must be at least 0, but got -1"):
+        groups_of(mlp(4, [5], 3), {}, weight_decay=-1)

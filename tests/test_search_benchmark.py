@@ -1,0 +1,864 @@
+"""The comparison of searches: its accounting, the searches, their figures of merit, and the sweep."""
+
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import TrialState
+from rich.console import Console
+from synthetic import Law, Metric, synthetic_table
+
+from bstune.core.curve import fit_curve, frontier_points
+from bstune.core.errors import BstuneError, ConfigError, Interrupted, TableError
+from bstune.core.records import Target, TrialResult, TrialSpec, dump_json
+from bstune.sweeps import search_benchmark, search_problem
+from bstune.sweeps.baselines import (
+    AXES,
+    MAX_GP_TRIALS,
+    EachBatchSize,
+    FittedSearch,
+    FrontierSearch,
+    OptunaSearch,
+    Zeus,
+    next_to_prune,
+    rule_of,
+    searches,
+)
+from bstune.sweeps.harness import check_sweep, compose_sweep, write
+from bstune.sweeps.search_benchmark import QUICK, QUICK_SEEDS, append_run, choose, read_runs
+from bstune.sweeps.search_benchmark_report import best_by, make_finding, sentence, standing
+from bstune.sweeps.search_problem import (
+    MULTIPLES,
+    Search,
+    SearchRun,
+    critical,
+    dense_points,
+    factor,
+    fastest,
+    make_benchmark,
+    percentile,
+    ratio_after,
+    run_search,
+    spending_within,
+    stopping_step,
+)
+from bstune.trial.replay import Run, Table, replay
+
+TARGET = Target("error", 0.1, "min")
+ENTRIES = {entry.key: entry for entry in searches()}
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    yield
+    optuna.logging.set_verbosity(before)
+
+
+# The accounting
+
+
+def recorded(batch_size, lr, reached, tau=1.0, seed=0, end=1000, diverged=False):
+    """Return a run that meets the target at step ``reached``, or misses it up to step ``end``."""
+    last = end if reached is None else reached
+    return Run(batch_size, lr, seed, (last // 2, last), (0.5, 0.5 if reached is None else 0.05), tau, diverged=diverged)
+
+
+# B 40 is fastest with 50 s; the budget is 4 x 50 = 200 steps or 8000 examples, 800 steps at B 10.
+TABLE = Table((recorded(10, 0.1, 100), recorded(10, 1.0, None), recorded(40, 0.1, 50), recorded(40, 1.0, 80)))
+# B_crit = 400, S_min = 200: 10200, 1450, 600, 400, 300 steps at B 8, 64, 200, 400, 800
+CURVE = synthetic_table(Law(exponent=0.0, overhead=1.0, per_example=1e-9), (8, 64, 200, 400, 800), (0.05, 0.1, 0.2))
+
+
+class Scripted(Search):
+    """Proposes the given (batch size, lr, max_steps, resumed_from), then the first again and again."""
+
+    def __init__(self, *script):
+        self.script = script
+        self.asked_for_b_crit: list[int] = []
+
+    def propose(self, finished):
+        n = len(finished)
+        size, lr, *rest = self.script[n] if n < len(self.script) else self.script[0]
+        max_steps, resumed_from = rest or (None, None)
+        return TrialSpec(n, n, size, lr, None, 0, max_steps, resumed_from)
+
+    def b_crit(self, finished):
+        self.asked_for_b_crit.append(len(finished))
+        return 100.0 * len(finished) or None
+
+
+def posed(table=TABLE, objective="time", **factors):
+    return make_benchmark("t", table, TARGET, objective, **factors)
+
+
+def trials(*script, table=TABLE, objective="time") -> list[TrialResult]:
+    """Return the results of a script's trials."""
+    kept: list[TrialResult] = []
+
+    class Keeping(Scripted):
+        def incumbent(self, finished):
+            kept[:] = finished
+
+    run_search(Keeping(*script), posed(table, objective), (math.inf,), max_trials=len(script))
+    return kept
+
+
+def test_the_benchmark_has_the_best_cell_the_frontiers_cost_and_the_budget():
+    t = posed()
+    assert (t.best, t.frontier_seconds, t.unit) == ((40, 0.1, 50.0), 150.0, 50.0)
+    assert [t.problem.budget.last_step(size) for size in (10, 20, 40, 80)] == [800, 400, 200, 200]
+    assert (t.problem.reference_batch_size, t.problem.reference_lr) == pytest.approx((20.0, 0.1**0.5))
+    assert t.b_crit is None  # two points
+    off = posed(lr_factor=10, budget_factor=0.1).problem
+    assert off.reference_lr == pytest.approx(10 * 0.1**0.5)
+    assert [off.budget.last_step(size) for size in (10, 40)] == [80, 20]
+
+
+def test_every_trial_is_charged_and_counts_from_when_it_has_finished():
+    # 800 s until the budget ends the first (16 times 50 s), then 80 s and 50 s, then 800 s again
+    result = run_search(Scripted((10, 1.0), (40, 1.0), (40, 0.1)), posed(), (20.0,))
+    assert result == SearchRun(((17.6, 1.6), (18.6, 1.0)), (None,), 3, 18.6, True)
+
+
+@pytest.mark.parametrize(("multiple", "expected"), [(18.6, 3), (18.59, 2), (15.9, 0), (34.6, 4)])
+def test_a_trial_that_the_spending_cuts_through_is_left_out(multiple, expected):
+    result = run_search(Scripted((10, 1.0), (40, 1.0), (40, 0.1)), posed(), (multiple,))
+    assert result.trials == expected
+    assert result.spent <= multiple
+
+
+def test_a_multiple_that_is_met_exactly_counts_whatever_the_rounding():
+    table = Table((recorded(10, 0.1, 100, tau=0.7), recorded(40, 0.1, 1, tau=0.7)))
+    assert sum([0.7] * 6) > 6 * 0.7
+    assert run_search(Scripted((40, 0.1)), posed(table), (6.0,)).trials == 6
+
+
+def test_a_continued_trial_pays_what_it_adds():
+    script = (40, 1.0, 30, None), (40, 1.0, 60, 0), (40, 1.0, 90, 1)  # 30 s, 30 s more, 20 s more: reached at 80
+    result = run_search(Scripted(*script), posed(), (1.6,))
+    assert (result.spent, result.path) == (1.6, ((1.6, 1.6),))
+    kept = trials(*script)
+    assert [(t.status, t.steps, t.train_seconds) for t in kept] == [
+        ("censored", 30, 30.0),
+        ("censored", 60, 30.0),
+        ("reached", 80, 20.0),
+    ]
+    assert kept[-1].time_to_target == 80.0  # not the 20 s that it added
+
+
+def test_the_cap_on_trials_ends_a_search_that_keeps_its_result():
+    result = run_search(Scripted((40, 1.0)), posed(), (5.0, 60.0), max_trials=4)
+    assert (result.trials, result.complete, result.spent) == (4, False, 6.4)
+    assert ratio_after(result.path, 60.0) == 1.6
+
+
+def test_the_ratio_is_of_the_median_over_the_tables_seeds():
+    # the trial may draw 20 s or 100 s at lr 1; its point's median is 60 s, the best cell's 50 s
+    table = Table((*TABLE.runs[:3], recorded(40, 1.0, 20), recorded(40, 1.0, 100, seed=1)))
+    assert {ratio for _, ratio in run_search(Scripted((40, 1.0)), posed(table), (5.0,)).path} == {1.2}
+    missed = (recorded(40, 1.0, None, seed=seed) for seed in (1, 2))
+    table = Table((*TABLE.runs[:3], recorded(40, 1.0, 20), *missed))
+    lucky = next(s for s in range(100) if np.random.default_rng(s).random() < 1 / 3)
+
+    class Lucky(Scripted):
+        def propose(self, finished):
+            return replace(super().propose(finished), seed=lucky)
+
+    path = run_search(Lucky((40, 1.0)), posed(table), (2.0,)).path
+    assert path == ((0.4, None),)  # most seeds miss the target there
+    assert ratio_after(path, 2.0) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("script", "changes", "message"),
+    [
+        ([(40, 0.1, 20, None), (40, 0.1, 20, 0)], {}, "max_steps past the 20 steps it has, but got 20"),
+        ([(40, 0.1, 20, None), (40, 1.0, 40, 0)], {}, "trial 1 continues trial 0, which is no stopped trial"),
+        ([(40, 0.1), (40, 0.1, 80, 0)], {}, "no stopped trial"),  # it had reached the target
+        ([(40, 0.1, 20, 0)], {}, "no stopped trial"),
+        ([(40, 0.1)], {"number": 7}, "expected 0, but got 7"),
+    ],
+)
+def test_a_search_that_breaks_the_rules_is_refused(script, changes, message):
+    class Breaking(Scripted):
+        def propose(self, finished):
+            return replace(super().propose(finished), **changes)
+
+    with pytest.raises(ConfigError, match=message):
+        run_search(Breaking(*script), posed(), (60.0,))
+
+
+def test_b_crit_is_asked_for_at_each_multiple():
+    t = posed(CURVE, "curve")
+    assert t.b_crit == pytest.approx(400, rel=0.1)
+    assert t.unit == t.frontier_seconds > t.best[2]
+    search = Scripted((800, 0.1))
+    result = run_search(search, t, (1.0, 3.0))
+    seconds = trials((800, 0.1), table=CURVE, objective="curve")[0].train_seconds
+    expected = [int(multiple * t.unit / seconds) for multiple in (1.0, 3.0)]
+    assert search.asked_for_b_crit == expected
+    assert result.b_crit == pytest.approx([100 * n / t.b_crit for n in expected])
+
+    class Default(Scripted):
+        b_crit = Search.b_crit
+
+    assert run_search(Default((800, 0.1)), t, MULTIPLES["curve"]).b_crit == (None, None, None)  # one point
+
+
+TAU_3 = Table((recorded(10, 0.1, 100, tau=3.0), *TABLE.runs[2:]))
+FRACTIONAL = Table((recorded(10, 0.1, 100, tau=0.7), recorded(40, 0.1, 29, tau=0.7)))
+
+
+@pytest.mark.parametrize(
+    ("table", "script", "batch_size", "expected"),
+    [
+        (TABLE, [], 10, 800),
+        (TABLE, [(10, 1.0)], 40, 200),  # nothing has reached the target: the budget
+        (TABLE, [(40, 1.0)], 10, 160),  # twice 80 s
+        (TABLE, [(40, 1.0), (40, 0.1)], 10, 100),
+        (TABLE, [(10, 0.1)], 40, 200),  # twice 100 s, no further than the budget
+        (TABLE, [(40, 1.0, 60, None), (40, 1.0, 90, 0)], 40, 160),  # all that the continued trial needed
+        (FRACTIONAL, [(40, 0.1)], 40, 58),  # though 2 x (29 x 0.7 / 0.7) is under 58 in floats
+        (TAU_3, [(40, 0.1)], 10, 33),  # seconds, not steps
+        (CURVE, [(200, 0.1)], 400, 1200),  # twice the 600 steps at a smaller batch size
+        (CURVE, [(200, 0.1), (64, 0.1)], 100, 2400),  # twice the 120000 examples at a larger one
+        (CURVE, [(64, 0.1), (800, 0.1)], 200, 2400),  # 2 x 1200, of 2 x 1450
+    ],
+)
+def test_the_common_stopping_rule(table, script, batch_size, expected):
+    objective = "curve" if table is CURVE else "time"
+    problem = posed(table, objective).problem
+    finished = trials(*script, table=table, objective=objective) if script else []
+    assert stopping_step(problem, batch_size, finished) == min(expected, problem.budget.last_step(batch_size))
+
+
+def test_fastest_is_the_least_time_and_the_first_of_equals():
+    finished = trials((10, 1.0), (40, 1.0), (40, 0.1), (40, 0.1))
+    assert fastest(finished) == finished[2]
+    assert fastest(finished[:1]) is None
+
+
+@pytest.mark.parametrize(("spent", "expected"), [(1.9, math.inf), (2.0, 3.0), (5.0, 1.2), (9.0, 1.3), (11, math.inf)])
+def test_ratio_after_a_spending(spent, expected):
+    path = ((2.0, 3.0), (5.0, 1.2), (9.0, 1.3), (10.0, None))
+    assert ratio_after(path, spent) == expected
+    assert (spending_within(path), spending_within(path, 1.1)) == (5.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [
+        (range(1, 21), 0.9, 18),  # 18 of 20 are at most 18
+        ([1.0, math.inf], 0.9, math.inf),
+        (range(1, 101), 0.07, 7),  # 0.07 x 100 is more than 7 in floats
+    ],
+)
+def test_percentile_is_a_value_that_this_share_does_not_exceed(values, share, expected):
+    assert percentile(list(values), share) == expected
+    assert [factor(ratio) for ratio in (None, 2.0, 0.5, 0.0)] == [math.inf, 2.0, 2.0, math.inf]
+
+
+def test_dense_points_are_the_medians_of_the_cheapest_cells():
+    runs = (
+        *(recorded(10, 0.1, steps, seed=k) for k, steps in enumerate((90, 100, 200))),
+        recorded(10, 1.0, 120),
+        recorded(40, 0.1, 50),
+        *(recorded(40, 0.1, None, seed=seed, end=end) for seed, end in ((1, 300), (2, 400))),
+        recorded(40, 1.0, None, end=250),
+        recorded(160, 0.1, None, end=20, diverged=True),
+    )
+    points = dense_points(Table(runs), TARGET)
+    assert [(p.batch_size, p.steps, p.censored) for p in points] == [(10, 100, False), (40, 250, True)]
+    table = synthetic_table(Law(b_crit=300), lrs=[Law(b_crit=300).best_lr(2**k) for k in range(3, 13)])
+    assert fit_curve(dense_points(table, TARGET)).b_crit == pytest.approx(300, rel=0.02)
+
+
+def test_tau_between_and_beyond_the_batch_sizes():
+    problem = posed(Table((recorded(10, 0.1, 100, tau=1.0), recorded(40, 0.1, 50, tau=4.0)))).problem
+    assert [problem.tau(size) for size in (5, 10, 20, 40, 80)] == pytest.approx([1, 1, 2, 4, 4])
+
+
+@pytest.mark.parametrize(
+    ("runs", "options", "error", "message"),
+    [
+        ((recorded(10, 0.1, None), recorded(40, 0.1, None)), {}, TableError, "never reached in this table"),
+        (
+            (recorded(10, 0.1, None), recorded(40, 0.1, 50), *(recorded(40, 0.1, None, seed=k) for k in (1, 2))),
+            {},
+            TableError,
+            "in no cell do more than half the runs reach error <= 0.1",
+        ),
+        (TABLE.runs, {"objective": "curve"}, TableError, "do not determine B_crit"),
+        (TABLE.runs, {"lr_factor": 0.0}, ConfigError, "experiment.lr_factor must be a positive number, but got 0.0"),
+    ],
+)
+def test_a_table_that_poses_no_problem_is_refused(runs, options, error, message):
+    with pytest.raises(error, match=message):
+        posed(Table(runs), **options)
+
+
+# The searches
+
+NOISY = make_benchmark("t", synthetic_table(Law(noise=0.1), (8, 32, 128, 512), (0.01, 0.1, 1.0)), TARGET, "time")
+# B 40 is fastest, 50 s; lr 1 never reaches the target, and diverges at B 40 after 5 steps
+HAND = posed(Table((*TABLE.runs[:3], recorded(40, 1.0, None, end=5, diverged=True))))
+REACHED, STOPPED, DIVERGED = (40, 0.1), (10, 1.0), (40, 1.0)
+
+
+class Given(BaseSampler):
+    """Suggests the given parameters, one dictionary a trial, and keeps the distributions that it saw."""
+
+    def __init__(self, *params):
+        self.params, self.seen = params, {}
+
+    def infer_relative_search_space(self, study, trial):
+        return {}
+
+    def sample_relative(self, study, trial, search_space):
+        return {}
+
+    def sample_independent(self, study, trial, param_name, param_distribution):
+        self.seen[param_name] = param_distribution
+        return self.params[trial.number][param_name]
+
+
+def answer(search, benchmark, count, last=None):
+    """Return the first ``count`` trials of a search."""
+    finished = []
+    for _ in range(count):
+        spec = search.propose(finished)
+        finished.append(replay(benchmark.table, spec, TARGET, last or spec.max_steps))
+    return finished
+
+
+def in_study(form, *points):
+    """Return the Optuna trials after trials at ``points``."""
+    params = [{"batch_size": size, "lr": lr} for size, lr in (*points, REACHED)]
+    search = OptunaSearch(HAND.problem, 0, Given(*params), None, form)
+    search.propose(answer(search, HAND, len(points)))
+    return search.study.trials[:-1]
+
+
+@pytest.mark.parametrize(
+    ("points", "bound"),
+    [
+        ([STOPPED], 800),  # 8000 examples, the budget
+        ([REACHED, STOPPED], 100),  # twice the fastest
+        ([REACHED, DIVERGED], 100),  # not the 5 s that it lasted
+    ],
+)
+def test_a_stopped_trial_is_recorded_in_either_form(points, bound):
+    complete, pruned = in_study("bound", *points)[-1], in_study("pruned", *points)[-1]
+    assert (complete.state, complete.value) == (TrialState.COMPLETE, pytest.approx(math.log(bound)))
+    assert pruned.state == TrialState.PRUNED
+    for form in ("bound", "pruned"):
+        [reached] = in_study(form, REACHED)
+        assert (reached.state, reached.value) == (TrialState.COMPLETE, pytest.approx(math.log(50)))
+
+
+def test_a_pruned_trial_is_ranked_by_its_distance_from_the_target():
+    benchmark = make_benchmark("t", synthetic_table(Law(), (8, 128), (0.001, 0.01, 0.1)), TARGET, "time")
+    search = OptunaSearch(benchmark.problem, 0, Given(*[{"batch_size": 8, "lr": 0.001}] * 2), None, "pruned")
+    finished = answer(search, benchmark, 1)
+    search.propose(finished)
+    gap = finished[0].history[-1][1] - 0.1
+    assert search.study.trials[0].intermediate_values == {1: pytest.approx(gap)}
+    assert 0.02 < gap < 0.5
+
+
+@pytest.mark.parametrize(("batch_size", "delta", "expected"), [(64, 1, 0.2), (16, 1, 0.1), (512, 3, 1.0)])
+def test_the_axis_is_delta_around_the_rule_and_lr_is_clipped(batch_size, delta, expected):
+    sampler = Given({"batch_size": batch_size, "delta": delta})
+    spec = OptunaSearch(NOISY.problem, 0, sampler, rule_of(NOISY.problem, "sqrt"), "bound").propose([])
+    assert (spec.batch_size, spec.delta, spec.lr) == (batch_size, delta, pytest.approx(expected))  # through B 64, 0.1
+    assert spec.max_steps == stopping_step(NOISY.problem, batch_size, [])
+    half = math.log2(100) / 2
+    assert sampler.seen == {"batch_size": IntDistribution(8, 512, log=True), "delta": FloatDistribution(-half, half)}
+
+
+@pytest.mark.parametrize(
+    ("axis", "ratio"),
+    [
+        ("none", 1.0),
+        ("sqrt", 2.0),
+        ("linear", 4.0),
+        ("saturating", 4 * (64 + 100) / (256 + 100)),
+        ("surge", 2 * 164 / 356),
+    ],
+)
+def test_rules_go_through_the_reference(axis, ratio):
+    rule = rule_of(replace(NOISY.problem, noise_scale=100.0), axis)
+    assert rule(64) == pytest.approx(0.1)
+    assert rule(256) / rule(64) == pytest.approx(ratio)
+    if axis in ("saturating", "surge"):
+        with pytest.raises(ConfigError, match=f"the axis {axis} needs a noise scale"):
+            rule_of(replace(NOISY.problem, noise_scale=None), axis)
+
+
+def test_each_batch_size_gets_as_many_trials_spread_over_the_learning_rates():
+    finished = answer(EachBatchSize(NOISY.problem, 3), NOISY, 32, last=1)
+    assert all(set(Counter(t.batch_size for t in finished[: 4 * k]).values()) == {k} for k in range(1, 9))
+    assert len({tuple(t.batch_size for t in finished[k : k + 4]) for k in range(0, 32, 4)}) > 1
+    shares = {B: [math.log(t.lr / 0.01) / math.log(100) for t in finished if t.batch_size == B] for B in (8, 512)}
+    for values in shares.values():  # quasi-random: after 8 terms no gap is wider than an eighth
+        ordered = sorted(values)
+        gaps = [b - a for a, b in zip(ordered, [*ordered[1:], ordered[0] + 1], strict=True)]
+        assert max(gaps) == pytest.approx(1 / 8)
+    assert min(abs(a - b) for a in shares[8] for b in shares[512]) > 1e-4  # independent of each other
+
+
+def result(batch_size, reached):
+    table = Table((recorded(batch_size, 0.1, 50 if reached else None), recorded(9999, 0.1, 50)))
+    return replay(table, TrialSpec(0, 0, batch_size, 0.1, None, 0), TARGET, 100)
+
+
+@pytest.mark.parametrize(
+    ("tried", "expected"),
+    [
+        ([], 32),
+        ([(32, True), (16, True)], 8),
+        ([(32, True), (16, False)], 64),  # no smaller one
+        ([(32, True), (16, True), (8, True)], 64),
+        ([(32, False)], 64),
+        ([(32, False), (64, False)], None),
+        ([(32, True), (16, False), (64, True), (128, True)], None),
+    ],
+)
+def test_pruning_goes_down_then_up_each_to_the_first_failure(tried, expected):
+    assert next_to_prune((8, 16, 32, 64, 128), 32, [result(*each) for each in tried]) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected", "left"),
+    [
+        # 8 costs more than twice the least and 128 never gets there; the second round starts at the cheapest
+        ({8: 300, 16: 80, 32: 60, 64: 50, 128: None}, [32, 16, 8, 64, 128, 64, 32, 16, 64, 64, 64], (16, 32, 64)),
+        # 32 fails at once, upwards goes on
+        ({8: 60, 16: 60, 32: None, 64: 50, 128: 40}, [32, 64, 128, 128, 64, 128, 128], (64, 128)),
+        # nothing reaches the target before the limit: the pruning starts over
+        ({10: 100, 40: 50}, [10, 40, 10, 40, 10, 40], (10, 40)),
+    ],
+)
+def test_zeus_prunes_twice_then_takes_the_cheapest(steps, expected, left):
+    benchmark = posed(Table(tuple(recorded(size, 0.1, s, end=4000) for size, s in steps.items())))
+    search = Zeus(benchmark.problem, 0)
+    finished = answer(search, benchmark, len(expected), last=1 if 10 in steps else None)
+    assert [trial.batch_size for trial in finished] == expected
+    assert search.left == left
+
+
+def test_zeus_keeps_trying_batch_sizes_that_may_be_as_good_at_the_rate_of_the_rule():
+    table = synthetic_table(Law(noise=0.2, right=0, left=0), seeds=range(8))
+    finished = answer(Zeus(posed(table).problem, 1), posed(table), 120)
+    law, tried = Law(), Counter(trial.batch_size for trial in finished[20:])
+    times = {size: law.frontier(size) * law.tau(size) for size in table.batch_sizes}
+    assert len(tried) > 1
+    assert sum(tried[size] for size in sorted(times, key=times.get)[:3]) > 0.6 * sum(tried.values())
+    for trial in answer(Zeus(NOISY.problem, 0), NOISY, 6):
+        assert trial.lr == pytest.approx(min(max(0.1 * math.sqrt(trial.batch_size / 64), 0.01), 1.0))
+
+
+def test_every_search_has_a_name():
+    groups = Counter(entry.group for entry in ENTRIES.values())
+    assert list(groups)[:3] == ["bstune", "bstune/none", "bstune/linear"]
+    optunas = {f"{name}/{axis}" for name in ("random", "qmc", "tpe", "gp") for axis in AXES}
+    assert set(groups) == {*list(groups)[:3], *optunas, "shallue", "zeus"}
+    assert {group for group, forms in groups.items() if forms == 2} == {g for g in groups if g[:2] in ("tp", "gp")}
+    assert ENTRIES["gp/sqrt/bound"].max_trials == MAX_GP_TRIALS
+
+
+@pytest.mark.parametrize("key", ["random/lr", "qmc/linear", "tpe/sqrt/pruned", "tpe/surge/bound", "shallue", "zeus"])
+def test_the_same_seed_runs_the_same_search(key):
+    def once(seed):
+        return run_search(ENTRIES[key].make(NOISY.problem, seed), NOISY, (30.0,))
+
+    assert once(1) == once(1)
+    assert key == "zeus" or once(1) != once(2)  # Zeus's pruning draws nothing
+    assert once(1).trials > 5
+
+
+@pytest.mark.slow
+def test_optunas_gp_runs():
+    assert run_search(ENTRIES["gp/sqrt/bound"].make(NOISY.problem, 0), NOISY, (1000.0,), max_trials=12).trials == 12
+
+
+# bstune's own search
+
+LAW = Law(noise=0.1)
+OWN, OWN_CURVE = (
+    make_benchmark("t", synthetic_table(LAW, metric=Metric(noise=0.05)), TARGET, objective)
+    for objective in ("time", "curve")
+)
+
+
+class Kept(FrontierSearch):
+    """Keeps what it proposed and the results."""
+
+    def propose(self, finished):
+        spec = super().propose(finished)
+        self.specs = [*getattr(self, "specs", []), spec]
+        self.finished = list(finished)
+        return spec
+
+
+@pytest.fixture(scope="module")
+def kept():
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    search = Kept(OWN.problem, 3)
+    return search, run_search(search, OWN, (20.0,))
+
+
+def test_a_continued_trial_has_the_samplers_max_steps_and_the_study_its_record(kept):
+    search, own = kept
+    continued = [spec for spec in search.specs if spec.resumed_from is not None]
+    assert own.trials > len(continued) > 3
+    assert own.path[-1][1] < 1.5
+    for spec in continued:
+        before = search.specs[spec.resumed_from]
+        assert (spec.batch_size, spec.lr, spec.seed) == (before.batch_size, before.lr, before.seed)
+        assert spec.max_steps == search.sampler.max_steps(spec.number) > before.max_steps
+    fresh = [spec.seed for spec in search.specs if spec.resumed_from is None]
+    assert len(set(fresh)) == len(fresh)
+    for trial, one in zip(search.study.trials, search.finished, strict=False):
+        assert TrialResult.from_json(trial.user_attrs["bstune:record"]) == one
+        expected = (TrialState.COMPLETE, math.log(one.time_to_target)) if one.reached else (TrialState.PRUNED, None)
+        assert (trial.state, trial.value if one.reached else None) == expected
+
+
+def test_the_incumbent_is_the_posteriors_not_the_fastest(kept, monkeypatch):
+    search, _ = kept
+    reached = [trial for trial in search.finished if trial.reached]
+    first, other = reached[0], max(reached, key=lambda trial: trial.time_to_target)
+    monkeypatch.setattr(search.sampler, "recommended", lambda study: other.number)
+    before = search.incumbent([])
+    assert search.incumbent(search.finished[: first.number]) == before  # the last trial did not reach the target
+    assert search.incumbent(search.finished[: other.number + 1]) == other != fastest(search.finished)
+
+
+@pytest.mark.slow
+def test_the_same_seed_runs_bstunes_search_again(kept):
+    assert run_search(FrontierSearch(OWN.problem, 3), OWN, (20.0,)) == kept[1]
+    assert run_search(FrontierSearch(OWN.problem, 4), OWN, (5.0,)).path != kept[1].path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget_factor", [0.01, 10.0])
+def test_the_budget_is_a_scale_and_no_limit(budget_factor):
+    benchmark = make_benchmark("t", OWN.table, TARGET, "time", budget_factor=budget_factor)
+    search = Kept(benchmark.problem, 0)
+    assert run_search(search, benchmark, (30.0,)).path != ()
+    outlived = any(trial.steps > benchmark.problem.budget.last_step(trial.batch_size) for trial in search.finished)
+    assert outlived == (budget_factor < 1)
+
+
+@pytest.mark.slow
+def test_a_trial_whose_record_ended_is_not_continued():
+    """Only one learning rate reaches the target; the records of the others end early."""
+    steps = tuple(range(5, 101, 5))
+    falls, stays = (tuple(0.9 - (0.9 - end) * step / 100 for step in steps) for end in (0.05, 0.15))
+    runs = [Run(size, 0.5, 0, steps, falls, 0.01, diverged=False) for size in (8, 16, 32)]
+    for size, lr in product((8, 16, 32), (0.01, 0.03, 0.1, 0.25)):
+        runs.append(Run(size, lr, 0, steps[:8], stays[:8], 0.01, diverged=False))
+    benchmark = posed(Table(tuple(runs)))
+    search = Kept(benchmark.problem, 0)
+    assert run_search(search, benchmark, (20.0,), max_trials=150).complete
+    ended = [trial.number for trial in search.finished if trial.status == "censored" and trial.steps == 40]
+    assert ended
+    assert not {spec.resumed_from for spec in search.specs} & set(ended)
+
+
+@pytest.mark.slow
+def test_b_crit_is_the_posteriors_median_or_that_of_the_fit():
+    search = FrontierSearch(OWN_CURVE.problem, 0)
+    assert search.b_crit([]) is None
+    own = run_search(search, OWN_CURVE, (2.0,))
+    assert own.b_crit[0] * OWN_CURVE.b_crit == pytest.approx(LAW.b_crit, rel=0.3)
+    low, middle, high = search.b_crit_quantiles((0.05, 0.5, 0.95))
+    assert low < middle < high
+
+    class Fitted(FittedSearch):
+        def b_crit(self, finished):
+            self.pair = super().b_crit(finished), critical(frontier_points(finished))
+            return self.pair[0]
+
+    fitted = Fitted(OWN_CURVE.problem, 0)
+    run_search(fitted, OWN_CURVE, (1.0,))
+    assert fitted.pair[0] == fitted.pair[1] is not None
+
+
+# Figures of merit
+
+NONE = SearchRun((), (), 3, 59.0, True)
+
+
+def of_path(*path, trials=10, complete=True):
+    return SearchRun(path, (None,) * 5, trials, 59.0, complete)
+
+
+def test_marks_are_the_median_and_the_90th_percentile_over_seeds():
+    seeds = [of_path((1.0, 2.0), (4.0 + k, 1.0 + k / 100), trials=k, complete=k > 0) for k in range(20)]
+    one = standing(NOISY, ENTRIES["zeus"], seeds)
+    assert [mark.spending for mark in one.marks] == [5, 10, 20, 40, 60]
+    assert (one.marks[1].median, one.marks[1].p90) == (2.0, 2.0)  # 7 of 20 are further after 10
+    assert one.marks[2].median == pytest.approx(1 + 9.5 / 100)  # 17 of 20 after 20
+    assert one.marks[4].p90 == pytest.approx(1.17)
+    assert (one.within, one.trials, one.cut_short) == ((4 + 9.5, 4 + 17), 9.5, 1)
+    one = standing(NOISY, ENTRIES["zeus"], [NONE, NONE, of_path((1.0, 1.1))])
+    assert {mark.median for mark in one.marks} == {*one.within} == {math.inf}  # what most seeds lack
+    values = [(None, 0.5, 1.0), (None, 1.5, 1.1), (1.0, 1.2, 0.9)]
+    one = standing(OWN_CURVE, ENTRIES["shallue"], [SearchRun((), v, 10, 9.0, True) for v in values])
+    assert [mark.median for mark in one.marks] == [math.inf, 1.5, pytest.approx(1.1)]  # off either way
+    assert [mark.p90 for mark in one.marks] == [math.inf, 2.0, pytest.approx(1 / 0.9)]
+
+
+def test_the_better_form_is_shown_and_the_best_search_comes_first(tmp_path):
+    standings = [
+        standing(NOISY, ENTRIES["zeus"], [NONE] * 3),
+        standing(NOISY, ENTRIES["tpe/lr/pruned"], [of_path((30.0, 1.1))] * 3),
+        standing(NOISY, ENTRIES["tpe/lr/bound"], [of_path((2.0, 3.25), (20.0, 1.2), trials=7, complete=False)] * 3),
+        standing(NOISY, ENTRIES["bstune"], [of_path((6.0, 1.0))] * 3),
+        standing(NOISY, ENTRIES["bstune/linear"], [of_path((5.0, 1.0))] * 3),
+    ]
+    finding = make_finding([NOISY], standings, ["left out"], [{"digest": "abc"}], 3)
+    assert [row["search"] for row in finding.rows] == ["bstune/linear", "bstune", "tpe/lr", "zeus"]
+    row = {"table": "t", "search": "tpe/lr", "form": "bound", "5x": "3.25/3.25", "10x": "3.25/3.25", "20x": "1.20/1.20"}
+    assert finding.rows[2] == {**row, "40x": "1.20/1.20", "60x": "1.20/1.20", "to_1.25": "20.0", "trials": "7*"}
+    assert (finding.rows[3]["5x"], finding.rows[3]["to_1.25"]) == ("none/none", "> 60")
+    # the usual rule of bstune's, not the best one of these seeds
+    assert finding.sentence.endswith("t: tpe/lr after 20.0, bstune after 6.0, 3.3 times as much.")
+    details = json.loads(dump_json(finding.details))
+    assert details["tables"][0]["digest"] == "abc"
+    zeus, pruned = details["results"][:2]
+    assert zeus["after"][0] == {"spending": 5.0, "median": None, "p90": None}
+    assert (zeus["shown"], pruned["shown"]) == (True, False)
+    assert "left out" in finding.notes
+    assert any("Optuna's GP" in note for note in finding.notes) is False
+
+
+def test_of_two_that_never_come_within_the_lower_at_the_end_is_better():
+    worse, better = (
+        standing(NOISY, ENTRIES[f"tpe/lr/{form}"], [of_path((9.0, ratio))])
+        for form, ratio in (("pruned", 3.0), ("bound", 2.0))
+    )
+    assert best_by([worse, better], lambda one: one.entry.group) == [better]
+
+
+@pytest.mark.parametrize(
+    ("zeus", "optuna_", "expected"),
+    [
+        (5.0, None, "tpe/lr not after 60, zeus after 5.0, 12.0 times as much or more."),
+        (None, 20.0, "tpe/lr after 20.0, zeus not after 60."),
+    ],
+)
+def test_the_sentence_compares_with_the_best_of_optuna(zeus, optuna_, expected):
+    standings = [
+        standing(NOISY, ENTRIES[key], [of_path((spent, 1.0)) if spent else NONE])
+        for key, spent in (("zeus", zeus), ("tpe/lr/bound", optuna_))
+    ]
+    assert (
+        sentence([NOISY], standings) == f"Spending until within 1.25 of the best, in its cost (median): t: {expected}"
+    )
+
+
+# The sweep
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, write_table):
+    """Two shipped tables with their index; the working directory is another one."""
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    for name, law in (("easy", Law(noise=0.1)), ("flat", Law(exponent=0.0, noise=0.1))):
+        table = synthetic_table(law, (8, 32, 128, 512, 2048), (0.01, 0.03, 0.1, 0.3))
+        write_table(shipped / f"{name}.jsonl", table, "censored")
+    (shipped / "tables.yaml").write_text(
+        "".join(f"{name}: {{metric: val/error, target: 0.1, command: make {name}}}\n" for name in ("easy", "flat"))
+    )
+    monkeypatch.setattr(search_benchmark, "SHIPPED", shipped)
+    monkeypatch.chdir(tmp_path)
+    return shipped
+
+
+def go(**options):
+    """Run the sweep and write its files to ``out``; return the finding."""
+    config = compose_sweep("search_benchmark", ())
+    config.sweep.output = options.pop("output", "out")
+    config.sweep.experiment.update(options)
+    sweep = check_sweep("search_benchmark", config)
+    finding = sweep.experiment.func(sweep.config, Console(quiet=True), **sweep.parameters)
+    write(sweep, finding, ())
+    return finding
+
+
+def keys(path):
+    return [json.loads(line)["key"] for line in path.read_text().splitlines()]
+
+
+def best_point(problem, seed):
+    """Return a search that knows the best point of the table ``easy``."""
+
+    class Knowing(Search):
+        def propose(self, finished):
+            steps = stopping_step(problem, 128, finished)
+            return TrialSpec(len(finished), len(finished), 128, 0.1, None, seed, steps)
+
+    return Knowing()
+
+
+def test_all_tables_by_default_and_three_files(folder, tmp_path):
+    go(searches=["tpe/lr", "zeus"], seeds=2)
+    written = json.loads((tmp_path / "out/result.json").read_text())
+    assert [(table["table"], table["command"]) for table in written["tables"]] == [
+        ("easy", "make easy"),
+        ("flat", "make flat"),
+    ]
+    assert len(written["results"]) == 6  # tpe in two forms, and zeus, on two tables
+    assert (written["n"], written["tables"][0]["target"]) == (2, "val/error <= 0.1")
+    assert (tmp_path / "out/figure.png").read_bytes()[:4] == b"\x89PNG"
+    assert {(key["search"], key["seed"]) for key in keys(tmp_path / "out/runs.jsonl")} == set(
+        product(("tpe/lr/pruned", "tpe/lr/bound", "zeus"), (0, 1))
+    )
+
+
+def test_kept_runs_are_not_run_again(folder, tmp_path, monkeypatch, write_table):
+    ran, run = [], search_benchmark.Case.run
+    monkeypatch.setattr(search_benchmark.Case, "run", lambda case: ran.append((case.entry.key, case.seed)) or run(case))
+    common = {"searches": ["random/lr", "zeus"], "tables": ["easy"]}
+
+    def runs(**options):
+        ran.clear()
+        return go(**common, **options), list(ran)
+
+    first, _ = runs(seeds=2)
+    again, new = runs(seeds=2)
+    assert (again.details, new) == (first.details, [])
+    assert runs(seeds=3)[1] == [("random/lr", 2), ("zeus", 2)]
+    fewer, new = runs(seeds=1)  # the first ones
+    assert (fewer.details["results"][0]["seeds"], new) == (1, [])
+    path = tmp_path / "out/runs.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-40])  # a killed process left the last line half written
+    assert runs(seeds=3)[1] == [("zeus", 2)]
+    assert path.read_text() == whole
+    both = [("random/lr", 0), ("zeus", 0)]
+    for changed in ({"lr_factor": 10}, {"budget_factor": 0.5}, {"target": 0.2}, {"objective": "curve"}):
+        assert runs(seeds=1, **changed)[1] == both, changed
+    assert runs(seeds=1, again=["zeus"])[1] == [("zeus", 0)]
+    assert sum(key["search"] == "zeus" for key in keys(path)) == 1  # with any options: the search has changed
+    write_table(folder / "easy.jsonl", synthetic_table(Law(noise=0.2), (8, 128, 2048), (0.03, 0.1)), "censored")
+    assert runs(seeds=1)[1] == both
+    path.write_text("{}\n" + whole)
+    with pytest.raises(TableError, match=r"line 1 is no run of a search"):
+        runs(seeds=1)
+
+
+def test_runs_are_read_as_they_were_written(tmp_path):
+    own = SearchRun(((1.5, None), (2.0, 1.25)), (None, 1.5), 7, 2.5, False)
+    path, key = tmp_path / "runs.jsonl", dump_json({"search": "tpe/lr/bound", "seed": 0})
+    append_run(path, key, own)
+    assert read_runs(path) == read_runs(path, ("tpe/sqrt", "random", "tpe/l")) == {key: own}
+    assert read_runs(path, ("tpe/lr",)) == {}
+    assert path.read_text() == ""
+
+
+@pytest.mark.slow
+def test_processes_find_the_same(folder, tmp_path):
+    common = {"searches": ["tpe/lr", "zeus"], "tables": ["easy"], "seeds": 3}
+    one, two = go(**common, output="one"), go(**common, output="two", workers=2)
+    assert (one.rows, one.details) == (two.rows, two.details)
+
+
+def test_quick_has_few_searches_and_seeds(folder, monkeypatch):
+    monkeypatch.setitem(search_problem.MULTIPLES, "time", (1.0, 2.0))
+    finding = go(quick=True, tables=["easy"])
+    assert {row["search"] for row in finding.rows} == set(QUICK)
+    assert finding.n == QUICK_SEEDS
+
+
+def test_anyones_search_can_take_part(folder):
+    name = f"{__name__}:best_point"
+    finding = go(searches=[name], tables=[str(folder / "easy.jsonl")], seeds=2)  # a shipped table by its path
+    [row] = finding.details["results"]
+    assert (row["search"], finding.details["tables"][0]["target"]) == (name, "val/error <= 0.1")
+    assert row["after"][0] == {"spending": 5.0, "median": 1.0, "p90": 1.0}
+    assert 0.7 < row["within"]["median"] < 1.4  # its first trial, with the noise of one run
+
+
+def test_the_curve(folder):
+    finding = go(searches=["shallue"], tables=["easy"], seeds=3, objective="curve")
+    [row] = finding.details["results"]
+    assert [mark["spending"] for mark in row["after"]] == [1, 3, 10]
+    assert 1 <= row["after"][2]["median"] < 2
+    assert finding.sentence.startswith(
+        "After 10 times the frontier's cost B_crit is off least (median factor) with easy"
+    )
+
+
+def test_a_rule_without_a_noise_scale_is_left_out(tmp_path, write_table, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "two.jsonl", synthetic_table(Law(), (8, 32), (0.03, 0.1)), "censored")  # no B_crit
+    finding = go(tables=["two.jsonl"], target=0.1, searches=["random/surge", "random/lr"], seeds=1)
+    assert finding.notes[-1].startswith("two: random/surge is left out: its rule takes a noise scale")
+    assert [row["search"] for row in finding.rows] == ["random/lr"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"searches": ["x"]}, "no search is named 'x': choose from bstune, bstune/none, bstune/linear, random/lr"),
+        ({"searches": ["nowhere:make"]}, "the search 'nowhere:make' cannot be imported"),
+        ({"searches": ["math:nothing"]}, "cannot be imported"),
+        ({"tables": ["missing.jsonl"]}, "there is no table missing.jsonl: give the path of a file"),
+        ({"tables": ["own.jsonl"]}, "own.jsonl is not one of bstune's own tables"),
+        ({"tables": ["easy"], "target": 0.01}, "is never reached in this table; lowest val/error 0.1"),
+        ({"seeds": 0}, "seeds and .workers must be at least 1, but got 0"),
+        ({"objective": "steps"}, "objective must be one of time, curve, but got 'steps'"),
+        ({"runs": "own.jsonl/x"}, "sweep.experiment.runs=own.jsonl/x"),
+    ],
+)
+def test_unusable_input_is_refused_before_anything_runs(folder, tmp_path, options, message, write_table):
+    write_table(tmp_path / "own.jsonl", synthetic_table(Law(), (8, 32), (0.03, 0.1)), "censored")
+    with pytest.raises(BstuneError) as caught:
+        go(**options)
+    assert message in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interruption_names_the_file_of_kept_runs(folder, monkeypatch):
+    def interrupted(case):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search_benchmark.Case, "run", interrupted)
+    with pytest.raises(Interrupted, match=r"kept in out/runs\.jsonl; the same command goes on"):
+        go(tables=["easy"], searches=["zeus"])
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["bstune"], ["bstune"]),  # alone: the one with its usual rule
+        (["bstune/none", "bstune"], ["bstune/none", "bstune"]),
+        (["tpe/sqrt"], ["tpe/sqrt/pruned", "tpe/sqrt/bound"]),
+        (["qmc"], [f"qmc/{axis}" for axis in AXES]),
+        ([], list(ENTRIES)),
+    ],
+)
+def test_searches_are_chosen_by_name_axis_and_form(names, expected):
+    assert [entry.key for entry in choose(names, quick=False)] == expected
+
+
+def test_imports_neither_torch_nor_lightning():
+    code = "import sys, bstune.sweeps.search_benchmark; print({'torch', 'lightning', 'matplotlib'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

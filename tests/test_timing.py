@@ -1,0 +1,172 @@
+"""Step times on synthetic numbers whose truth is known, with a clock of our own."""
+
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+
+from bstune.config import compose
+from bstune.core.errors import HardwareError
+from bstune.hardware.timing import Steps, ladder, measure_step_times, summarize, time_bare, time_trial, visits
+from bstune.trial.workload import load
+from tests.toolbox import FakeTime
+
+SIZES = (8, 32, 128, 500)
+
+
+def line(size: float) -> float:
+    return 2e-3 + 3e-5 * size
+
+
+def test_ladder_holds_both_ends():
+    assert ladder(8, 500, 4, 8) == (8, 32, 128, 500)
+    assert ladder(5, 5, 3, 1) == (5,)
+    with pytest.raises(HardwareError, match="a ladder needs 1 <= low <= ceiling"):
+        ladder(9, 8, 3, 1)
+
+
+def test_each_round_visits_every_size_in_its_own_order():
+    order = visits(SIZES, 6, 1)
+    rounds = [tuple(order[i : i + 4]) for i in range(0, 24, 4)]
+    assert all(sorted(each) == list(SIZES) for each in rounds)
+    assert len(set(rounds)) > 1
+    assert order == visits(SIZES, 6, 1)
+
+
+def machine(time, visited):
+    def run(size: int) -> Steps:
+        visited.append(size)
+        time.sleep(100 * line(size))
+        return Steps((line(size),) * 3, (0.5 * line(size),))
+
+    return run
+
+
+def test_enough_time_measures_all():
+    time = FakeTime()
+    found = measure_step_times(machine(time, []), SIZES, 3, 0, 1e9, time)
+    assert [t.batch_size for t in found.timings] == list(SIZES)
+    assert (found.left_out, found.cut) == ((), ())
+    assert [t.seconds for t in found.timings] == pytest.approx([line(size) for size in SIZES])
+    assert found.timings[0].overhead_share == pytest.approx(0.5)
+    assert found.timings[0].throughput == pytest.approx(8 / line(8))
+
+
+def test_without_time_one_visit_is_made():
+    time, visited = FakeTime(), []
+    found = measure_step_times(machine(time, visited), (8, 100_000), 2, 0, 0.0, time)
+    assert len(visited) == 1
+    assert (*found.left_out, *found.cut) in ((100_000, 8), (8, 100_000))
+
+
+def test_a_run_without_steps_is_refused():
+    with pytest.raises(HardwareError, match="no step was timed at batch size"):
+        measure_step_times(lambda size: Steps(()), SIZES, 1, 0, 1.0, lambda: 0.0)
+
+
+def test_summary():
+    timing = summarize(8, [Steps((1.0, 2.0, 3.0)), Steps((4.0, 5.0))])
+    assert (timing.seconds, timing.low, timing.high, timing.steps) == (3.0, 2.0, 4.0, 5)
+    assert timing.drift == pytest.approx(1.25)
+    assert timing.overhead_share is None
+
+
+# Real trials, by a clock that moves only when batches are drawn
+
+
+class Passing:
+    """Batches that let time pass before each one."""
+
+    def __init__(self, batches, seconds, time):
+        self.batches, self.seconds, self.time = batches, seconds, time
+
+    def __iter__(self):
+        for number, batch in enumerate(self.batches):
+            self.time.sleep(self.seconds(number))
+            yield batch
+
+
+def trial_of(time, training, *overrides):
+    """Return a workload whose n-th batch takes ``training(n)`` seconds, and one for evaluation 1000; and its protocol.
+
+    The evaluations are so many that nearly every step is followed by one.
+    """
+    config = compose(["workload=digits", "device=cpu", "protocol.evaluation_cost=1e-9", *overrides])
+    workload, protocol = load(config)
+    return replace(
+        workload,
+        train_batches=lambda spec: Passing(workload.train_batches(spec), training, time),
+        validation_batches=Passing(workload.validation_batches, lambda number: 1000.0, time),
+    ), protocol
+
+
+@pytest.mark.parametrize(("micro", "of_step"), [("null", 1), ("16", 3)])
+def test_a_trials_steps_are_timed_without_warm_up_and_evaluation(micro, of_step):
+    time = FakeTime()
+    workload, protocol = trial_of(time, lambda n: 1.0 + n // of_step, f"protocol.micro_batch_size={micro}")
+    steps = time_trial(workload, protocol, 48, 0.01, 6, time)
+    # Each step takes longer than the one before by as many seconds as it has batches, from one request to the next.
+    assert len(steps) == 6
+    first = protocol.warmup_steps + 1
+    assert all(first * of_step <= seconds <= 1000 for seconds in steps)
+    assert [b - a for a, b in pairwise(steps)] == [float(of_step)] * 5
+
+
+def test_a_trial_that_ends_early_says_why():
+    class Full(torch.nn.Linear):
+        def forward(self, images):
+            raise torch.OutOfMemoryError("no memory for it\nand a long list")
+
+    workload, protocol = trial_of(FakeTime(), lambda n: 1.0)
+
+    def full(spec):
+        module = workload.build_module(spec)
+        module.model = Full(1, 1)
+        return module
+
+    text = r"6 steps were to be timed at batch size 48, but the trial ended after 0 of 13 \(oom\): no memory for it$"
+    with pytest.raises(HardwareError, match=text):
+        time_trial(replace(workload, build_module=full), replace(protocol, warmup_steps=5), 48, 0.01, 6)
+
+
+@pytest.mark.parametrize(
+    ("precision", "compile_mode", "weights", "logits"),
+    [
+        ("32-true", "null", torch.float32, torch.float32),
+        ("bf16-mixed", "null", torch.float32, torch.bfloat16),
+        ("bf16-true", "null", torch.bfloat16, torch.bfloat16),
+        ("bf16-true", "default", torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(
+    monkeypatch, precision, compile_mode, weights, logits
+):
+    seen, graphs = set(), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    workload, protocol = trial_of(FakeTime(), lambda n: 1.0, f"precision={precision}", f"compile={compile_mode}")
+    built = []
+
+    class Loss(torch.nn.CrossEntropyLoss):
+        def forward(self, found, labels):
+            seen.add(found.dtype)
+            return super().forward(found, labels)
+
+    def watched(spec):
+        module = workload.build_module(spec)
+        module.loss = Loss()
+        built.append(module)
+        return module
+
+    seconds = time_bare(replace(workload, build_module=watched), protocol, 48, 0.01, 4, torch.device("cpu"))
+    assert len(seconds) == 4
+    assert seen == {logits}
+    assert {parameter.dtype for parameter in built[0].parameters()} == {weights}
+    assert len(graphs) == (compile_mode != "null")
+    assert all(part._compiled_call_impl is None for part in built[0].modules())
