@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from bstune.config import build, plain
+from bstune.config import instantiate, to_dict
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialSpec
 from bstune.trial.batches import TrainBatches
@@ -40,7 +40,7 @@ def node(**values):
 
 
 def test_build_instantiates_and_hands_over_plain_containers():
-    built = build(node(_target_="builtins.dict", sizes=[1, 2]), "it")
+    built = instantiate(node(_target_="builtins.dict", sizes=[1, 2]), "it")
     assert built == {"sizes": [1, 2]}
     assert type(built["sizes"]) is list
 
@@ -56,7 +56,7 @@ def test_build_instantiates_and_hands_over_plain_containers():
 )
 def test_build_says_what_cannot_be_built(target, texts):
     with pytest.raises(ConfigError) as error:
-        build(target, "workload.data")
+        instantiate(target, "workload.data")
     assert all(text in str(error.value) for text in texts)
     assert "\n" not in str(error.value)
 
@@ -64,13 +64,13 @@ def test_build_says_what_cannot_be_built(target, texts):
 def test_an_error_of_our_own_keeps_its_words():
     target = node(_target_="bstune.workloads.averaging.RunningWeightAverage", fraction=2.0)
     with pytest.raises(ConfigError) as error:
-        build(target, "workload.module")
+        instantiate(target, "workload.module")
     assert str(error.value) == "the fraction of steps that is averaged must lie in (0, 1], but got 2.0"
 
 
 def test_plain():
     config = OmegaConf.create({"a": 2, "b": {"c": "${a}", "d": [1, "${a}"]}})
-    values = plain(config)
+    values = to_dict(config)
     assert values == {"a": 2, "b": {"c": 2, "d": [1, 2]}}
     assert type(values["b"]) is dict
     assert type(values["b"]["d"]) is list
