@@ -60,31 +60,21 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class CurveFit:
-    """S*(B) = S_min (1 + B_crit/B) as far as the points determine it; None is what they do not determine.
+    """S*(B) = S_min (1 + B_crit/B) as far as the points determine it; None is what they do not determine."""
 
-    - ``s_min``: fewest steps, at unlimited batch size; None where B_crit may be infinite.
-    - ``b_crit``: the most likely critical batch size, in examples. None where 0 or infinity is nearly as likely
-      (deviance at most 1 higher): then even a 68% interval is open.
-    - ``b_crit_low``, ``b_crit_high``: its interval; None where every smaller, every larger value fits the points.
-    - ``e_min``: fewest examples, S_min B_crit; None where B_crit may be 0.
-    - ``perfect_scaling_below`` and ``maximal_data_parallelism_above``: B_crit/9 and 9 B_crit, None without a B_crit.
-    - ``level``: nominal coverage of the interval.
-    - ``noise``: sigma, the standard deviation of log S around the curve; 0.1 is about 10%.
-    - ``note``: what to run where an end is None, else None.
-    - ``points``: the points that were fitted.
-    """
-
-    s_min: float | None
+    s_min: float | None  # fewest steps, at unlimited batch size; None where B_crit may be infinite
+    # The most likely critical batch size, in examples. None where 0 or infinity is nearly as likely (deviance at most 1
+    # higher): then even a 68% interval is open.
     b_crit: float | None
-    b_crit_low: float | None
-    b_crit_high: float | None
-    e_min: float | None
-    perfect_scaling_below: float | None
-    maximal_data_parallelism_above: float | None
-    level: float
-    noise: float
-    note: str | None
-    points: tuple[FrontierPoint, ...]
+    b_crit_low: float | None  # end of its interval; None where every smaller value fits the points
+    b_crit_high: float | None  # likewise every larger one
+    e_min: float | None  # fewest examples, S_min B_crit; None where B_crit may be 0
+    perfect_scaling_below: float | None  # B_crit/9
+    maximal_data_parallelism_above: float | None  # 9 B_crit
+    level: float  # nominal coverage of the interval
+    noise: float  # sigma, the standard deviation of log S around the curve; 0.1 is about 10%
+    note: str | None  # what to run where an end is None
+    points: tuple[FrontierPoint, ...]  # that were fitted
 
 
 @dataclass(frozen=True)
@@ -125,20 +115,20 @@ def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
     target, the censored trial with the largest bound on S x B does. That it bounds S*, not only S at that trial's
     learning rate, is an assumption. Trials that diverged, ran out of memory or failed do not count.
     """
+
+    def rank(trial: TrialResult) -> tuple[bool, int, int, int]:
+        examples = trial.batch_size * (trial.steps if trial.reached else -trial.steps_low)
+        return not trial.reached, examples, trial.batch_size, trial.number
+
     octaves: dict[int, list[TrialResult]] = {}
     for trial in trials:
         if trial.reached or (trial.status == "censored" and trial.steps_low > 0):
             # floor(log2(B^2)) in integers: 2 log2 B in floats can fall on the wrong side of an edge
             octaves.setdefault((trial.batch_size**2).bit_length() - 1, []).append(trial)
-    best = [min(octaves[octave], key=_rank) for octave in sorted(octaves)]
+    best = [min(octaves[octave], key=rank) for octave in sorted(octaves)]
     return [
         FrontierPoint(t.batch_size, t.steps if t.reached else t.steps_low, not t.reached, t.steps_low) for t in best
     ]
-
-
-def _rank(trial: TrialResult) -> tuple[bool, int, int, int]:
-    examples = trial.batch_size * (trial.steps if trial.reached else -trial.steps_low)
-    return not trial.reached, examples, trial.batch_size, trial.number
 
 
 def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90) -> CurveFit:
@@ -308,12 +298,12 @@ def _profile(observed: _Observed, odds: Array, log_height: Array | None = None) 
     for _ in range(22):
         deviance = _deviance(residual, observed.censored, height, log_sigma)
         k = deviance.argmin(1)
-        found = _Profile(odds, deviance[rows, k], height[rows, k], log_sigma[rows, k])
-        scale = step * np.exp(found.log_sigma)
-        height = found.log_height[:, None] + scale[:, None] * moves[:, 0]
-        log_sigma = found.log_sigma[:, None] + step * moves[:, 1]
+        best = _Profile(odds, deviance[rows, k], height[rows, k], log_sigma[rows, k])
+        scale = step * np.exp(best.log_sigma)
+        height = best.log_height[:, None] + scale[:, None] * moves[:, 0]
+        log_sigma = best.log_sigma[:, None] + step * moves[:, 1]
         step *= 0.7
-    return found
+    return best
 
 
 def _locate(observed: _Observed, rise: float) -> _Profile:

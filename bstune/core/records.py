@@ -243,18 +243,13 @@ def is_near(history: Sequence[tuple[int, float | None]], target: Target, near: f
 
 
 def next_evaluation(
-    step: int,
-    batch_size: int,
-    validation_examples: int,
-    evaluations: int,
-    near: bool,
-    evaluation_schedule: EvaluationSchedule,
+    step: int, batch_size: int, validation_examples: int, evaluations: int, near: bool, schedule: EvaluationSchedule
 ) -> int:
     """Return the step of the next evaluation after ``evaluations`` of them, the last one at ``step`` (0: none)."""
-    cost = (evaluations + 1) * evaluation_schedule.cost * validation_examples
-    allowed = evaluation_schedule.share if near else evaluation_schedule.share / 2
+    cost = (evaluations + 1) * schedule.cost * validation_examples
+    allowed = schedule.share if near else schedule.share / 2
     affordable = math.ceil(cost / (allowed * batch_size))
-    return max(step + 1, math.floor(evaluation_schedule.ratio * step), affordable)
+    return max(step + 1, math.floor(schedule.ratio * step), affordable)
 
 
 @dataclass(frozen=True)

@@ -167,28 +167,28 @@ def suggest(
         cost = ranked[0][1].steps * float(posterior.tau(np.exp2(ranked[0][1].x)))
         maps = posterior.spent > policy.curve_after * cost and rng.random() < policy.curve_share
     maps &= bool(reached)  # before that, the objective ``curve`` too looks for what is fast
-    found = _candidates(posterior, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
+    options = _candidates(posterior, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
     if maps:
-        chosen, expected = max_variance_reduction(posterior, found, pending, rng)
+        chosen, expected = max_variance_reduction(posterior, options, pending, rng)
         probe = policy.probe_fraction * expected
-        max_steps = GIVEN_UP_AT * expected if found.done[chosen] >= probe else probe
-        return found.suggestion(chosen, max(max_steps, 1.3 * float(found.done[chosen])))
+        max_steps = GIVEN_UP_AT * expected if options.done[chosen] >= probe else probe
+        return options.suggestion(chosen, max(max_steps, 1.3 * float(options.done[chosen])))
     draw = posterior.theta[int(rng.integers(len(posterior.theta)))]
     if posterior.observations and rng.random() < policy.random_fraction:
-        chosen, predicted = len(found.stopped) + 2, math.inf
-        found.x[chosen], found.z[chosen] = _random_point(domain, rng)
+        chosen, predicted = len(options.stopped) + 2, math.inf
+        options.x[chosen], options.z[chosen] = _random_point(domain, rng)
     else:
-        chosen, predicted = thompson_sample(posterior, found, draw, weight, pending, policy, rng)
-    done, seconds = float(found.done[chosen]), float(posterior.tau(np.exp2(found.x[chosen])))
+        chosen, predicted = thompson_sample(posterior, options, draw, weight, pending, policy, rng)
+    done, seconds = float(options.done[chosen]), float(posterior.tau(np.exp2(options.x[chosen])))
     if incumbent is None:
         growth = policy.max_growth if done else policy.max_first_growth
-        first = max(policy.initial_fraction * budget(float(np.exp2(found.x[chosen]))), MIN_STEPS)
+        first = max(policy.initial_fraction * budget(float(np.exp2(options.x[chosen]))), MIN_STEPS)
         added = max(growth * posterior.spent / seconds, first)
-        return found.suggestion(chosen, done + max(added, 0.4 * done))
-    cap = policy.stop_factor * incumbent / float(weight(found.x[chosen]))
+        return options.suggestion(chosen, done + max(added, 0.4 * done))
+    cap = policy.stop_factor * incumbent / float(weight(options.x[chosen]))
     # A second stage: where nothing can be continued, the first probe is the last.
     probe = min(policy.probe_fraction * cap, policy.max_predicted_fraction * predicted)
-    return found.suggestion(chosen, probe if resumable is not None and done < 0.75 * probe else cap)
+    return options.suggestion(chosen, probe if resumable is not None and done < 0.75 * probe else cap)
 
 
 def _candidates(

@@ -94,7 +94,7 @@ class FrontierSampler(BaseSampler):
         snap: returns the batch size that a trial uses; None for rounding.
         lr_range: smallest and largest learning rate that can be had; None for what the parameters allow.
         step_time: seconds per step over batch size, measured before the first trial; None: not measured.
-        search_space: of the study, if it is known before the first trial.
+        search_space: of the study, if it is fixed before the first trial.
         policy: how to spend; None for that of ``conf/sampler/frontier.yaml``.
         seed: None for one that is drawn.
 
@@ -242,7 +242,7 @@ class FrontierSampler(BaseSampler):
         moves: int | None = None,
         rng: np.random.Generator | None = None,
     ) -> Posterior | None:
-        """Return the posterior of the frontier; None while the study's parameters are not known. It changes nothing.
+        """Return the posterior of the frontier; None before the study has parameters. It changes nothing.
 
         Args:
             trials: a study, or records of its trials, whose ``hyperparameters`` are the further parameters; records
@@ -460,7 +460,7 @@ def _nearest(value: float, distribution: IntDistribution | FloatDistribution) ->
 def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -> TrialResult | None:
     """Return a finished trial's record: bstune's own, or one made of a foreign trial's values and attributes.
 
-    None where the steps that it was trained for, or a positive, finite number of seconds or steps, are not known.
+    None without the steps that it was trained for, or without a positive, finite number of seconds or steps.
     """
     if RECORD in trial.user_attrs:
         return TrialResult.from_json(trial.user_attrs[RECORD])

@@ -10,30 +10,25 @@ would have to be multiplied by to hold the truth in 90% of the seeds.
 Noise is drawn anew for every run of a cell, so that few ``--runs`` make trials at one place repeat each other, which no
 real seeds do.
 
-    python tests/benchmarks/bench_coverage.py [--seeds 200] [--out FILE]
+    python tests/benchmarks/bench_coverage.py [--seeds 200] [--json FILE]
 
 It takes 5 to 9 s a seed on one core; no clock goes into the results.
 """
 
-import argparse
 import math
 import statistics
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
+from common import machine, options_of, write
 from synthetic import Law, Metric, synthetic_table
 
 from bstune.core.curve import CurveError, fit_curve, frontier_points
-from bstune.core.files import write_text
-from bstune.core.records import Target, TrialResult, dump_json
-from bstune.sweeps.baselines import OwnSearch
-from bstune.sweeps.contest import Problem, Task, factor, make_task, percentile, play
+from bstune.core.records import Target, TrialResult
+from bstune.sweeps.baselines import FrontierSearch
+from bstune.sweeps.search_problem import Benchmark, factor, make_benchmark, percentile, run_search
 
 SPENDINGS = (1.0, 3.0)  # in the frontier's cost
 LEVEL, Z = 0.9, 1.645  # of the intervals, and its two-sided normal quantile
@@ -53,51 +48,32 @@ class Estimate:
     spread: float | None
 
     def z(self, truth: float) -> float | None:
-        """Return how many standard deviations the estimate is too high, in log B_crit."""
         if self.b_crit is None or not self.spread:
             return None
         return math.log(self.b_crit / truth) / self.spread
 
     def covers(self, truth: float) -> bool:
-        """Return whether the interval holds the truth."""
         return (self.low is None or self.low <= truth) and (self.high is None or truth <= self.high)
 
     def widen(self, truth: float) -> float | None:
-        """Return what the half width towards the truth would have to be multiplied by to end there."""
+        # what the half width towards the truth would have to be multiplied by to end there
         end = self.high if self.b_crit is not None and truth > self.b_crit else self.low
         if self.b_crit is None or end is None:
             return None
         return math.log(truth / self.b_crit) / math.log(end / self.b_crit)
 
 
-@dataclass(frozen=True)
-class Row:
-    """One seed: the law, and the estimates after each spending."""
-
-    seed: int
-    law: Law
-    trials: int
-    posterior: tuple[Estimate, ...]
-    fit: tuple[Estimate | None, ...]
-
-
-class Watched(OwnSearch):
+class Watched(FrontierSearch):
     """bstune's own search, which keeps both estimates whenever it is asked for B_crit."""
-
-    def __init__(self, problem: Problem, seed: int) -> None:
-        super().__init__(problem, seed)
-        self.posterior: list[Estimate] = []
-        self.fit: list[Estimate | None] = []
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
         quantiles = self.b_crit_quantiles((0.05, 0.5, 0.95, 0.16, 0.84))
-        if quantiles is None:
-            self.posterior.append(Estimate(None, None, None, None))
-        else:
+        estimate = Estimate(None, None, None, None)
+        if quantiles is not None:
             low, middle, high, minus, plus = quantiles
-            self.posterior.append(Estimate(middle, low, high, 0.5 * math.log(plus / minus)))
-        self.fit.append(fitted(finished))
-        return self.posterior[-1].b_crit
+            estimate = Estimate(middle, low, high, 0.5 * math.log(plus / minus))
+        self.pairs = [*getattr(self, "pairs", []), (estimate, fitted(finished))]
+        return estimate.b_crit
 
 
 def fitted(finished: Sequence[TrialResult]) -> Estimate | None:
@@ -131,27 +107,23 @@ def draw_law(seed: int) -> Law:
     )
 
 
-def pose(law: Law, lr_step: float, runs: int) -> Task:
-    """Return the task of a law's table."""
+def measure(seed: int, lr_step: float, runs: int) -> dict[str, Any]:
+    """Run one seed; return its law, its number of trials, and (posterior, fit) after each spending."""
+    law = draw_law(seed)
     octaves = np.arange(OCTAVES[0], OCTAVES[1] + 0.5 * lr_step, lr_step)
     table = synthetic_table(law, lrs=[float(2.0**z) for z in octaves], seeds=range(runs), metric=METRIC)
-    return make_task("law", table, Target("error", METRIC.target, "min"), "curve")
+    benchmark: Benchmark = make_benchmark("law", table, Target("error", METRIC.target, "min"), "curve")
+    search = Watched(benchmark.problem, seed)
+    trials = run_search(search, benchmark, SPENDINGS).trials
+    return {"seed": seed, "law": law, "trials": trials, "estimates": search.pairs}
 
 
-def measure(seed: int, lr_step: float, runs: int) -> Row:
-    """Play one seed."""
-    law = draw_law(seed)
-    task = pose(law, lr_step, runs)
-    search = Watched(task.problem, seed)
-    played = play(search, task, SPENDINGS)
-    return Row(seed, law, played.trials, tuple(search.posterior), tuple(search.fit))
-
-
-def summarize(rows: Sequence[Row], index: int) -> list[dict[str, Any]]:
+def summarize(rows: Sequence[dict[str, Any]], index: int) -> list[dict[str, Any]]:
     """Return how both estimates did after the spending ``index``."""
     found = []
-    for name in ("posterior", "fit"):
-        pairs = [(estimate, row.law.b_crit) for row in rows if (estimate := getattr(row, name)[index]) is not None]
+    for place, name in enumerate(("posterior", "fit")):
+        truths = [(row["estimates"][index][place], row["law"].b_crit) for row in rows]
+        pairs = [(estimate, truth) for estimate, truth in truths if estimate is not None]
         offs = [factor(None if e.b_crit is None else e.b_crit / truth) for e, truth in pairs]
         zs = [z for e, truth in pairs if (z := e.z(truth)) is not None]
         widths = [math.log(e.high / e.low) for e, _ in pairs if e.low is not None and e.high is not None]
@@ -195,37 +167,21 @@ def _cell(value: float | None, width: int, digits: int = 2) -> str:
     return f"{'-' if value is None else format(value, f'.{digits}f'):>{width}}"
 
 
-def main() -> int:
-    """Play all seeds, print the table, and write the JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=200, help="laws, one search each")
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--lr-step", type=float, default=0.5, help="octaves between the tables' learning rates")
-    parser.add_argument("--runs", type=int, default=8, help="runs in a cell of the tables")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write every number to FILE")
-    options = parser.parse_args()
-    if min(options.seeds, options.runs) < 1 or not 0 < options.lr_step <= 2:
-        parser.error("--seeds and --runs must be at least 1, --lr-step above 0 and at most 2")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    began = time.perf_counter()
-    rows = []
-    for seed in range(options.first, options.first + options.seeds):
-        rows.append(measure(seed, options.lr_step, options.runs))
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{len(rows)}/{options.seeds}", end="", file=sys.stderr, flush=True)
-    summary = [line for index in range(len(SPENDINGS)) for line in summarize(rows, index)]
-    trials = statistics.median(row.trials for row in rows)
-    print(
-        f"{len(rows)} laws, {trials:g} trials (median), tables of {options.runs} runs a cell at every "
-        f"{options.lr_step:g} octaves; {(time.perf_counter() - began) / len(rows):.1f} s a law"
-    )
-    show(summary)
-    if options.out is not None:
-        settings = {"lr_step": options.lr_step, "runs": options.runs, "level": LEVEL}
-        found = {"settings": settings, "summary": summary, "rows": [asdict(row) for row in rows]}
-        write_text(options.out, dump_json(found, indent=1) + "\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    options = options_of(
+        __doc__,
+        ("--seeds", {"type": int, "default": 200, "help": "laws, one search each"}),
+        ("--first", {"type": int, "default": 0, "help": "the first seed"}),
+        ("--lr-step", {"type": float, "default": 0.5, "help": "octaves between the tables' learning rates"}),
+        ("--runs", {"type": int, "default": 8, "help": "runs in a cell of the tables"}),
+    )
+    about = machine(options.device, options.seeds)
+    rows = [measure(options.first + i, options.lr_step, options.runs) for i in range(options.seeds)]
+    summary = [row for index in range(len(SPENDINGS)) for row in summarize(rows, index)]
+    trials = statistics.median(row["trials"] for row in rows)
+    print(f"{trials:g} trials (median), tables of {options.runs} runs a cell at every {options.lr_step:g} octaves")
+    show(summary)
+    for row in rows:
+        row["law"] = asdict(row["law"])
+        row["estimates"] = [[one and asdict(one) for one in pair] for pair in row["estimates"]]
+    write(options.json, about, rows, summary=summary)

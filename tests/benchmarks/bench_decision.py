@@ -2,33 +2,25 @@
 
 The study is in memory and holds trials of a synthetic table (:mod:`synthetic`, run to run noise 0.1), each with
 its record and its history, as bstune's own studies do: those that the sampler itself asked for, stopped where it said.
-At each size the same study is asked again and again with other seeds; the trial that was asked for is told to have
+At each size the same study is asked again and again with other seeds; the trial that was asked for is recorded as
 failed, so that nothing is learned from it. The first decision is thrown away. Seconds are the wall's; the processor's
 own are beside them, and are the ones to read on a busy machine. The aim is 0.2 s at 200 trials.
 
     python tests/benchmarks/bench_decision.py [--trials 10 50 100 200] [--repeats 20] [--others 0] [--json FILE]
 """
 
-import argparse
-import json
 import math
-import os
-import platform
 import statistics
-import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import numpy
 import optuna
-import scipy
+from common import machine, options_of, write
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from synthetic import Law, synthetic_table
 
-import bstune
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler
 from bstune.trial.replay import Table, replay
@@ -38,53 +30,9 @@ LAW = Law(noise=0.1)
 BUDGET = 40_000.0  # steps
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds a decision with ``trials`` in the study, ``reached`` of which reached the target; ``cpu``: the median."""
-
-    objective: str
-    trials: int
-    reached: int
-    median: float
-    longest: float
-    cpu: float
-    repeats: int
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Print a table of timings, and write them as JSON."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--trials", type=int, nargs="+", default=[10, 50, 100, 200])
-    parser.add_argument("--repeats", type=int, default=20, help="decisions timed at each size")
-    parser.add_argument("--others", type=int, default=0, help="other hyper-parameters beside batch size and lr")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(arguments)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    print(
-        f"{_processor()}, {os.environ.get('OMP_NUM_THREADS', 'all')} threads, {platform.system()}; "
-        f"Python {platform.python_version()}, numpy {numpy.__version__}, scipy {scipy.__version__}, "
-        f"optuna {optuna.__version__}, bstune {bstune.__version__}; {options.others} other hyper-parameters"
-    )
-    print(f"{'objective':10}{'trials':>8}{'reached':>9}{'median s':>10}{'max s':>8}{'cpu s':>8}{'n':>5}")
-    timings = []
-    for objective in ("time", "curve"):
-        for timing in measure(objective, sorted(options.trials), options.repeats, options.others):
-            timings.append(timing)
-            print(
-                f"{timing.objective:10}{timing.trials:8}{timing.reached:9}{timing.median:10.3f}{timing.longest:8.3f}"
-                f"{timing.cpu:8.3f}{timing.repeats:5}",
-                flush=True,
-            )
-    if options.json:
-        options.json.write_text(json.dumps([asdict(timing) for timing in timings], indent=1), encoding="utf-8")
-
-
-def measure(objective: str, sizes: Sequence[int], repeats: int, others: int) -> list[Timing]:
-    """Return the timings of one study as it grows to each of ``sizes``."""
-    table = synthetic_table(LAW)
-    space = _space(others)
-    study = optuna.create_study()
-    timings = []
+def measure(objective: str, sizes: Sequence[int], repeats: int, others: int) -> Iterator[dict[str, Any]]:
+    """Yield the timings of one study as it grows to each of ``sizes``."""
+    table, space, study = synthetic_table(LAW), _space(others), optuna.create_study()
     for size in sizes:
         while len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))) < size:
             _run(study, table, objective, space)
@@ -97,9 +45,8 @@ def measure(objective: str, sizes: Sequence[int], repeats: int, others: int) -> 
             seconds.append(time.perf_counter() - start)
             cpu.append(time.process_time() - busy)
             study.tell(trial, state=TrialState.FAIL)
-        middle, longest = statistics.median(seconds[1:]), max(seconds[1:])
-        timings.append(Timing(objective, size, reached, middle, longest, statistics.median(cpu[1:]), repeats))
-    return timings
+        times = {"median": statistics.median(seconds[1:]), "longest": max(seconds[1:])}
+        yield {"objective": objective, "trials": size, "reached": reached, **times, "cpu": statistics.median(cpu[1:])}
 
 
 def _space(others: int) -> dict[str, BaseDistribution]:
@@ -143,12 +90,20 @@ def _run(study: optuna.Study, table: Table, objective: str, space: dict[str, Bas
         study.tell(trial, result.time_to_target)
 
 
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    options = options_of(
+        __doc__,
+        ("--trials", {"type": int, "nargs": "+", "default": [10, 50, 100, 200]}),
+        ("--repeats", {"type": int, "default": 20, "help": "decisions timed at each size"}),
+        ("--others", {"type": int, "default": 0, "help": "other hyper-parameters beside batch size and lr"}),
+    )
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    about = machine(options.device, options.repeats) | {"others": options.others}
+    print(f"{'objective':10}{'trials':>8}{'reached':>9}{'median s':>10}{'max s':>8}{'cpu s':>8}")
+    rows = []
+    for objective in ("time", "curve"):
+        for row in measure(objective, sorted(options.trials), options.repeats, options.others):
+            numbers = f"{row['trials']:8}{row['reached']:9}{row['median']:10.3f}{row['longest']:8.3f}{row['cpu']:8.3f}"
+            print(f"{objective:10}{numbers}", flush=True)
+            rows.append(row)
+    write(options.json, about, rows)

@@ -2,20 +2,20 @@
 
 Both are asked for the largest batch size under a law of memory that is linear in it; no memory is really taken, as only
 probes are counted: Lightning's is a real Trainer whose module raises an out-of-memory error above the limit, with one
-step a probe, no margin, and no cap below the data's length.
+step a probe, no margin, and no cap below the data's length. The last column is the ratio of the probes, Lightning's
+over ours to 1%.
 
     python tests/benchmarks/bench_memory.py
 """
 
-import sys
 import warnings
 
 import torch
+from common import machine, options_of
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, TensorDataset
 
-from bstune.core.console import quieten
 from bstune.hardware.memory import ProbeResult, find_ceiling
 
 CEILINGS = (30, 130, 500, 1163)
@@ -47,13 +47,10 @@ class Limited(LightningModule):
 def lightning(ceiling: int) -> tuple[int, int]:
     """Return Lightning's answer and its number of probes."""
     module = Limited(ceiling)
-    trainer = Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=1
-    )
-    found = Tuner(trainer).scale_batch_size(
-        module, mode="binsearch", steps_per_trial=1, max_trials=100, margin=0.0, max_val=EXAMPLES
-    )
-    return int(found or 0), len(module.asked)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    tuner = Tuner(Trainer(accelerator="cpu", max_epochs=1, **quiet))
+    options = {"mode": "binsearch", "steps_per_trial": 1, "max_trials": 100, "margin": 0.0, "max_val": EXAMPLES}
+    return int(tuner.scale_batch_size(module, **options) or 0), len(module.asked)
 
 
 def ours(ceiling: int, relative: float) -> tuple[int, int]:
@@ -64,22 +61,17 @@ def ours(ceiling: int, relative: float) -> tuple[int, int]:
         taken = BASE + PER_EXAMPLE * size
         return ProbeResult(size, "fits" if taken <= limit else "training", limit, taken, taken)
 
-    found = find_ceiling(
-        probe, 1, EXAMPLES, multiple=1, relative=relative, largest_first=False, verify=1 if relative else 0
-    )
+    verify = 1 if relative else 0
+    found = find_ceiling(probe, 1, EXAMPLES, multiple=1, relative=relative, largest_first=False, verify=verify)
     return found.batch_size, len(found.probes)
 
 
-def main() -> int:
-    """Print the table."""
-    quieten()
+if __name__ == "__main__":
+    options = options_of(__doc__)
     warnings.filterwarnings("ignore")
-    print(f"{'ceiling':>8} {'exact':>12} {'to 1%, verified':>16} {'Lightning':>12}   (found / probes)")
+    machine(options.device, 1)
+    print(f"{'ceiling':>8} {'exact':>12} {'to 1%, verified':>16} {'Lightning':>12} {'ratio':>6}   (found / probes)")
     for ceiling in CEILINGS:
         rows = ours(ceiling, 0.0), ours(ceiling, 0.01), lightning(ceiling)
-        print(f"{ceiling:>8} " + " ".join(f"{f'{a} / {n}':>{w}}" for (a, n), w in zip(rows, (12, 16, 12), strict=True)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        cells = " ".join(f"{f'{a} / {n}':>{w}}" for (a, n), w in zip(rows, (12, 16, 12), strict=True))
+        print(f"{ceiling:>8} {cells} {rows[2][1] / rows[1][1]:>6.1f}")

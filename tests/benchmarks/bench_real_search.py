@@ -1,8 +1,8 @@
 """bstune's search against Optuna's TPE on the square-root rule as axis, in real training: seconds to the same answer.
 
-Both are asked and told as in ``python -m bstune.sweeps.search_benchmark``, with the same stopping rule for TPE (a trial ends once it has
-cost twice the fastest so far), the same first budget, tau(B) known, and the same range of learning rates; trials are
-trained in place of being read from a table. The searches take turns, seed by seed. Afterwards every point that was an
+Both propose trials as in ``bstune sweep search_benchmark``, with the same stopping rule for TPE (a trial ends once it
+has cost twice the fastest so far), the same first budget, tau(B) known, and the same range of learning rates; trials
+are trained in place of being read from a table. The searches take turns, seed by seed. Afterwards every point that was an
 incumbent is trained on fresh seeds: its time is the geometric mean over them of steps to target times tau(B), the
 median of all segments' seconds per step that were measured near that batch size by anyone. A search has found the
 answer when its incumbent first comes within 1.25 of the best such point of all searches, and is charged its own
@@ -13,29 +13,25 @@ training seconds up to then. A point of which a fresh run misses the target is n
 Run nothing else meanwhile: time to target is the machine's.
 """
 
-import argparse
 import math
-import platform
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import optuna
+from common import machine, options_of, write
 
-from bstune.core.console import quieten
-from bstune.core.files import Output, write_text
-from bstune.core.records import TrialResult, TrialSpec, dump_json
+from bstune.core.files import Output
+from bstune.core.records import TrialResult, TrialSpec
 from bstune.study.prepare import PreparedStudy, compose_checked, prepare
-from bstune.sweeps.baselines import OwnSearch, baselines
-from bstune.sweeps.contest import WITHIN, Problem, Search
+from bstune.sweeps.baselines import FRONTIER, searches
+from bstune.sweeps.search_problem import WITHIN, Problem, Search
 
 RANGE = 5.0  # octaves of learning rate to either side of the reference
 NEAR = 0.5  # octaves of batch size over which tau(B) is pooled
-OPTUNA = ("tpe/sqrt/pruned", "tpe/sqrt/bound")
+SEARCHES = (FRONTIER, "tpe/sqrt/pruned", "tpe/sqrt/bound")
 Point = tuple[int, float]
 
 
@@ -51,7 +47,7 @@ class Course:
 
 
 def problem_of(prepared: PreparedStudy) -> Problem:
-    """Return what a search is told of the job's workload."""
+    """Return what a search knows of the study's workload."""
     space, scaling = prepared.space, prepared.config.scaling
     octaves = math.ceil(math.log2(space.high / space.low))
     sizes = sorted({round(space.low * (space.high / space.low) ** (i / octaves)) for i in range(octaves + 1)})
@@ -97,7 +93,9 @@ def tau(batch_size: int, trials: Sequence[TrialResult]) -> float:
     return statistics.median(t.seconds_per_step for t in near if t.seconds_per_step is not None)
 
 
-def fresh_times(prepared: PreparedStudy, points: Sequence[Point], fresh: int, trials: list[TrialResult]) -> dict[Point, float]:
+def fresh_times(
+    prepared: PreparedStudy, points: Sequence[Point], fresh: int, trials: list[TrialResult]
+) -> dict[Point, float]:
     """Return each point's seconds to target over fresh seeds; infinite where one of them misses it."""
     runs: dict[Point, list[TrialResult]] = {point: [] for point in points}
     for replicate in range(fresh):
@@ -120,31 +118,21 @@ def spending(course: Course, times: dict[Point, float], best: float) -> float:
     return math.inf
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the comparison and print it."""
-    parser = argparse.ArgumentParser(description="bstune against TPE in real training")
-    parser.add_argument("--workload", default="digits")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of training that each search may spend")
-    parser.add_argument("--fresh", type=int, default=3, help="seeds on which every incumbent is trained again")
-    parser.add_argument("--json", type=Path, default=None)
-    options = parser.parse_args(argv)
-    quieten()
+if __name__ == "__main__":
+    options = options_of(
+        __doc__,
+        ("--workload", {"default": "digits"}),
+        ("--seeds", {"type": int, "default": 5}),
+        ("--seconds", {"type": float, "default": 4.0, "help": "of training that each search may spend"}),
+        ("--fresh", {"type": int, "default": 3, "help": "seeds on which every incumbent is trained again"}),
+    )
+    about = machine(options.device, options.seeds)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
-        prepared = prepare(
-            compose_checked(
-                [
-                    f"+workload={options.workload}",
-                    "mlflow.enabled=false",
-                    "hardware.enabled=false",
-                    f"output={folder}/o",
-                ]
-            )
-        )
+        arguments = [f"workload={options.workload}", f"device={options.device}", f"output={folder}/o"]
+        prepared = prepare(compose_checked([*arguments, "mlflow.enabled=false", "hardware.enabled=false"]))
         problem = problem_of(prepared)
-        entries = {entry.key: entry.make for entry in baselines() if entry.key in OPTUNA}
-        makers = {"bstune": OwnSearch, **entries}
+        makers = {entry.key: entry.make for entry in searches() if entry.key in SEARCHES}
         courses, trials = [], []
         for seed in range(options.seeds):
             for name, make in makers.items():
@@ -154,28 +142,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 trials += ran
         points = sorted({point for course in courses for point in course.incumbent if point is not None})
         times = fresh_times(prepared, points, options.fresh, trials)
-    best_point = min(times, key=lambda point: times[point])
-    best = times[best_point]
-    versions = ", ".join(f"{name} {number}" for name, number in prepared.backend.versions.items())
-    print(f"{options.workload} on {prepared.backend.device} ({platform.processor() or platform.machine()}), {versions}")
-    print(f"best: B {best_point[0]}, lr {best_point[1]:.4g}, {1e3 * best:.1f} ms; {options.fresh} fresh seeds a point")
+    best = min(times, key=lambda point: times[point])
+    print(f"best: B {best[0]}, lr {best[1]:.4g}, {1e3 * times[best]:.1f} ms; {options.fresh} fresh seeds a point")
     rows = []
     for course in courses:
-        spent = spending(course, times, best)
-        last = course.incumbent[-1]
-        ratio = math.inf if last is None else times[last] / best
+        spent, last = spending(course, times, times[best]), course.incumbent[-1]
+        ratio = math.inf if last is None else times[last] / times[best]
         rows.append(
             {"search": course.search, "seed": course.seed, "trials": course.trials, "spent": spent, "last": ratio}
         )
-        found = f"{spent:7.2f} s to within {WITHIN}; at the end {ratio:.2f} ({course.trials} trials)"
-        print(f"{course.search:16s} seed {course.seed}: {found}")
+        result = f"{spent:7.2f} s to within {WITHIN}; at the end {ratio:.2f} ({course.trials} trials)"
+        print(f"{course.search:16s} seed {course.seed}: {result}")
     for name in makers:
         own = [row["spent"] for row in rows if row["search"] == name]
-        print(f"{name:16s} median {np.median(own):.2f} s of training, {min(own):.2f} to {max(own):.2f}, n = {len(own)}")
-    if options.json is not None:
-        write_text(options.json, dump_json({"best": best, "point": best_point, "rows": rows}, indent=2) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        middle = statistics.median(own)
+        print(f"{name:16s} median {middle:.2f} s of training, {min(own):.2f} to {max(own):.2f}, n = {len(own)}")
+    write(options.json, about, rows, best=times[best], point=best)
