@@ -1,4 +1,3 @@
-import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -38,23 +37,13 @@ def test_a_body_that_fails_at_once_leaves_what_was_there(tmp_path, there):
     assert not list(tmp_path.glob("outputs/*"))
 
 
-def _try_lock(root: Path, queue: "multiprocessing.Queue[str]") -> None:
-    try:
-        with locked(Output(root)):
-            queue.put("locked")
-    except StudyError as error:
-        queue.put(str(error))
-
-
-def test_one_process_a_study(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    with locked(Output(tmp_path / "study")):
-        other = context.Process(target=_try_lock, args=(tmp_path / "study", queue))
-        other.start()
-        message = queue.get(timeout=120)
-        other.join()
-    assert message.startswith("another process runs this study")
+def test_one_lock_a_study(tmp_path):
+    with (
+        locked(Output(tmp_path / "study")),
+        pytest.raises(StudyError, match="another process runs this study"),
+        locked(Output(tmp_path / "study")),
+    ):
+        pass
 
 
 def test_places_are_checked_without_writing(tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,16 +36,27 @@ from tests.toolbox import FakeTime
 
 LIMITS = DeviceLimits("device", "fp16", 100.0, 10.0, misaligned_flops_per_second=50.0)
 NOTHING = AffineCost(0.0, 0.0)
+BATCH_NORM = partial(BatchNorm, ghost_size=2)
 RESNET9 = ResNet9(
-    10,
-    8,
-    0.125,
-    pool="before_norm",
-    activation=nn.CELU,
-    norm=partial(BatchNorm, ghost_size=2),
-    whitening=None,
-    identity_init=False,
+    10, 8, 0.125, pool="before_norm", activation=nn.CELU, norm=BATCH_NORM, whitening=None, identity_init=False
 )
+
+
+class Calls(nn.Module):
+    """Calls its parts as a function says."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        self.call = forward
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.call(self, x)
+
+
+def linear(inputs=4, outputs=4):
+    return nn.Linear(inputs, outputs, bias=False)
 
 
 def cost_of(module, shape, arithmetic="fp32", batch_sizes=(2, 4), needs_gradient=False, loss=None):
@@ -100,9 +112,8 @@ def test_convolution(groups, dimensions):
 
 
 def test_transposed_convolution():
-    (only,) = cost_of(
-        nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2, bias=False), (4, 5, 5), needs_gradient=True
-    ).layers
+    module = nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2, bias=False)
+    (only,) = cost_of(module, (4, 5, 5), needs_gradient=True).layers
     assert only.flops == AffineCost(0, 3 * 2 * 4 * 25 * 4 * 6 // 2)
 
 
@@ -110,10 +121,8 @@ def test_two_layers():
     cost = cost_of(nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), (2, 3))
     assert [one.name for one in cost.layers] == ["1", "2", "3"]  # a view moves nothing
     assert [one.flops.per_example for one in cost.layers] == [4 * 24, 0, 6 * 12]
-    relu = cost.layers[1]
-    assert relu.bytes == AffineCost(0, 4 * (4 * 3 + 4 * 2))
-    assert cost.uncounted == ("2",)
-    assert cost.superlinear == ()
+    assert cost.layers[1].bytes == AffineCost(0, 4 * (4 * 3 + 4 * 2))
+    assert (cost.uncounted, cost.superlinear) == (("2",), ())
     assert cost.flops == AffineCost(0, 4 * 24 + 6 * 12)
     assert cost.bytes.constant == 4 * (2 * 28 + 3 * 15)
 
@@ -125,30 +134,13 @@ def test_in_place_layers_move_bytes_and_cut_backward_as_others_do():
     assert cost_of(network(True), (6,)) == cost_of(network(False), (6,))
 
 
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=False)
-
-    def forward(self, x):
-        return self.first(x) + self.second(x)
-
-
 def test_layers_whose_input_needs_no_gradient_are_not_charged_for_others():
-    assert [one.flops.per_example for one in cost_of(Branches(), (6,)).layers] == [4 * 24, 4 * 24]
-
-
-class Repeated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4, bias=False)
-
-    def forward(self, x):
-        return self.layer(self.layer(self.layer(x)))
+    branches = Calls(lambda m, x: m.first(x) + m.second(x), first=linear(6), second=linear(6))
+    assert [one.flops.per_example for one in cost_of(branches, (6,)).layers] == [4 * 24, 4 * 24]
 
 
 def test_a_layer_called_several_times_moves_its_weights_once():
-    (only,) = cost_of(Repeated(), (4,)).layers
+    (only,) = cost_of(Calls(lambda m, x: m.part(m.part(m.part(x))), part=linear()), (4,)).layers
     assert only.calls == 3
     assert only.flops == AffineCost(0, (3 * 4 + 2 * 2) * 16)  # the first call has no gradient of its input
     assert only.weights == AffineCost(3 * 16 * 4, 0)
@@ -156,16 +148,15 @@ def test_a_layer_called_several_times_moves_its_weights_once():
 
 
 def test_shared_weights_are_counted_once():
-    module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    module = nn.Sequential(linear(), linear())
     module[1].weight = module[0].weight
     first, second = cost_of(module, (4,)).layers
     assert first.weights == AffineCost(2 * 16 * 4, 0)
-    assert second.weights == NOTHING
-    assert second.flops == AffineCost(0, 6 * 16)
+    assert (second.weights, second.flops) == (NOTHING, AffineCost(0, 6 * 16))
 
 
 def test_frozen_weights_have_no_gradient():
-    module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    module = nn.Sequential(linear(), linear())
     module[1].weight.requires_grad = False
     second = cost_of(module, (4,)).layers[1]
     assert second.flops == AffineCost(0, 4 * 16)
@@ -173,45 +164,25 @@ def test_frozen_weights_have_no_gradient():
     assert second.inputs == AffineCost(0, 2 * 4 * 4)  # x forward, dx backward
 
 
-class Functional(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(5, 4))
-        self.layer = nn.Linear(4, 4, bias=False)
-
-    def forward(self, x):
-        return nn.functional.linear(self.layer(x), self.weight)
-
-
 def test_what_no_layer_calls_is_seen_in_flops_and_weights():
-    inner, outside = cost_of(Functional(), (4,)).layers
-    assert (inner.name, inner.flops) == ("layer", AffineCost(0, 4 * 16))
+    weight = nn.Parameter(torch.randn(5, 4))
+    functional = Calls(lambda m, x: nn.functional.linear(m.part(x), m.weight), weight=weight, part=linear())
+    inner, outside = cost_of(functional, (4,)).layers
+    assert (inner.name, inner.flops) == ("part", AffineCost(0, 4 * 16))
     assert (outside.name, outside.flops) == (OUTSIDE, AffineCost(0, 6 * 20))
     assert (outside.inputs, outside.outputs, outside.weights) == (NOTHING, NOTHING, AffineCost(3 * 20 * 4, 0))
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return checkpoint(self.inner, x, use_reentrant=False)
-
-
 def test_checkpointing_repeats_the_forward_pass():
     inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
-    plain, again = cost_of(inner, (4,)), cost_of(Checkpointed(inner), (4,))
+    checkpointed = Calls(lambda m, x: checkpoint(m.inner, x, use_reentrant=False), inner=inner)
+    plain, again = cost_of(inner, (4,)), cost_of(checkpointed, (4,))
     assert again.flops == plain.flops + AffineCost(0, 2 * 2 * 16)
     assert [one.flops.per_example for one in again.layers] == [6 * 16, 0, 8 * 16, 0]
 
 
 def test_a_cost_that_outgrows_the_batch_is_named():
-    class Pairs(nn.Module):
-        def forward(self, x):
-            return (x @ x.T).sum()
-
-    module = nn.Sequential(nn.Linear(4, 4, bias=False), Pairs())
+    module = nn.Sequential(linear(), Calls(lambda m, x: (x @ x.T).sum()))
     cost = cost_of(module, (4,), batch_sizes=(2, 8), loss=lambda model, batch: model(batch))
     assert cost.superlinear == ("1",)
     assert cost.layers[1].flops == AffineCost(0, 6 * 4 * 8)  # 2 B^2 4 forward and twice backward, at B = 8
@@ -250,11 +221,8 @@ def test_the_line_holds_at_other_batch_sizes(network):
 
 
 def test_losses_in_a_mapping():
-    class Module:
-        def training_step(self, batch, index):
-            return {"loss": batch, "other": 0}
-
-    assert training_loss(Module(), torch.ones(())) == 1
+    module = SimpleNamespace(training_step=lambda batch, index: {"loss": batch, "other": 0})
+    assert training_loss(module, torch.ones(())) == 1
 
 
 RIDGE = 10.0
@@ -267,9 +235,7 @@ RIDGE = 10.0
         (AffineCost(0, 40), AffineCost(0, 2), 1.0),  # compute-bound at any size
         (AffineCost(0, 40), AffineCost(1, 2), 1.0),  # from B = 1/2 on
         (AffineCost(0, 20), AffineCost(200, 2), None),  # approaches the ridge from below
-        (AffineCost(0, 10), AffineCost(200, 2), None),
         (AffineCost(500, 40), AffineCost(200, 2), 75.0),
-        (AffineCost(0, 0), AffineCost(0, 2), None),
     ],
 )
 def test_turning_batch_size(flops, moved, expected):
@@ -298,7 +264,7 @@ def test_time_allowed_is_the_larger_of_each_layer():
     assert near.share_of_peak == pytest.approx(1100 / 36 / 100)
     assert near.compute_bound  # 1100 FLOPs over 95 bytes: above 10
     assert not far.compute_bound  # 110 over 14
-    assert achieved(cost, LIMITS, []) == []
+    assert intensity(layer(AffineCost(0, 4)), 2) is None
 
 
 @pytest.mark.parametrize(
@@ -307,25 +273,15 @@ def test_time_allowed_is_the_larger_of_each_layer():
         (lambda: cost_of(nn.Linear(2, 2), (2,), batch_sizes=(2, 2)), r"two rising sizes"),
         (lambda: cost_of(nn.BatchNorm1d(2), (2,)), "the FLOP counter found none"),
         (lambda: cost_of(nn.Linear(2, 2).requires_grad_(False), (2,)), "loss has no gradient"),
-        (
-            lambda: DeviceLimits("x", "fp32", math.nan, 1.0),
-            "flops_per_second of x must be positive and finite, but got nan",
-        ),
-        (lambda: DeviceLimits("x", "fp32", 1.0, 0.0), "bytes_per_second of x must be positive and finite, but got 0.0"),
+        (lambda: DeviceLimits("x", "fp32", math.nan, 1.0), "flops_per_second of x must be .* but got nan"),
+        (lambda: DeviceLimits("x", "fp32", 1.0, 0.0), "bytes_per_second of x must be .* but got 0.0"),
         (lambda: arithmetic_of("transformer-engine", "cpu"), "precision must be .* but got 'transformer-engine'"),
-        (
-            lambda: measure_limits("cpu", "fp32", 0.01, [8], [10**15]),
-            "the ceilings of cpu cannot be measured in fp32: ",
-        ),
+        (lambda: measure_limits("cpu", "fp32", 0.01, [8], [10**15]), "ceilings of cpu cannot be measured in fp32: "),
     ],
 )
 def test_what_cannot_be_used(call, message):
     with pytest.raises(HardwareError, match=message):
         call()
-
-
-def test_a_layer_without_bytes_has_no_intensity():
-    assert intensity(layer(AffineCost(0, 4)), 2) is None
 
 
 # The device's own limits, by a clock that only work moves
@@ -372,12 +328,6 @@ def test_a_real_device_has_limits(arithmetic):
     assert limits.device.startswith("cpu (")
     assert (limits.dtype, limits.misaligned_flops_per_second) == (arithmetic, None)
     assert limits.ridge == limits.flops_per_second / limits.bytes_per_second > 0
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is at hand")
-def test_a_device_that_is_not_there():
-    with pytest.raises(HardwareError, match="the ceilings of cuda cannot be measured in fp32: "):
-        measure_limits("cuda", "fp32", 0.01, [8], [8])
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def table(tmp_path):
 
 @pytest.fixture
 def outputs(tmp_path):
-    return outputs
+    return tmp_path / "outputs"
 
 
 def asked_by_index(study: Path) -> dict[int, tuple]:

@@ -65,10 +65,6 @@ class MemoryModel:
         """Return the bytes at a batch size."""
         return self.base + self.per_example * batch_size
 
-    def largest(self, limit: float) -> float:
-        """Return the batch size at which ``limit`` bytes are reached; inf if memory does not rise with it."""
-        return (limit - self.base) / self.per_example if self.per_example > 0 else math.inf
-
 
 @dataclass(frozen=True)
 class Ceiling:

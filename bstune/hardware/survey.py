@@ -243,10 +243,8 @@ def _limit(given: int | None, free_share: float, device: torch.device) -> int | 
 
 
 def _share(limit: int | None, workers: int, device: torch.device) -> int | None:
-    """Return a trial's share of the limit: ``workers`` train at once.
-
-    This process is one more beside them: it holds the data too, and it has trained at the largest batch size.
-    """
+    """Return a trial's share of the limit: ``workers`` train at once."""
+    # This process is one more beside them: it holds the data too, and it has trained at the largest batch size.
     if workers == 1:
         return limit
     whole = torch.cuda.get_device_properties(device).total_memory if limit is None else limit
@@ -255,9 +253,8 @@ def _share(limit: int | None, workers: int, device: torch.device) -> int | None:
 
 def probe_text(result: ProbeResult) -> str:
     """Return a probe in a line."""
-    taken = (
-        "" if result.peak_bytes is None else f" ({result.peak_bytes / 2**20:,.0f} of {result.limit / 2**20:,.0f} MiB)"
-    )
+    peak, limit = result.peak_bytes, result.limit / 2**20
+    taken = "" if peak is None else f" ({peak / 2**20:,.0f} of {limit:,.0f} MiB)"
     what = {
         "fits": "fits",
         "startup": "does not fit: data and model alone",
@@ -352,6 +349,10 @@ def _time_ladder(
 
 
 SURVEYS = TypeAdapter(Survey)
+IRRELEVANT = (  # to what is measured: options by part of the cache's key
+    *(("workload", name) for name in ("trials", "budget", "target", "reference", "tunable")),
+    *(("survey", name) for name in ("cache", "enabled", "refresh")),
+)
 
 
 def cached_survey(
@@ -411,16 +412,13 @@ def cache_key(
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,
         "versions": dict(versions()),
-        "survey": _without(to_dict(config.hardware), ("cache", "enabled", "refresh")),
+        "survey": to_dict(config.hardware),
     }
+    for part, name in IRRELEVANT:
+        depends[part].pop(name, None)
     if config.search.workers > 1:  # they share the memory
         depends["workers"] = config.search.workers
-    depends["workload"] = _without(depends["workload"], ("trials", "budget", "target", "reference", "tunable"))
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _without(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}
 
 
 def _processor() -> str:

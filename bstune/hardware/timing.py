@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import seed_everything
-from numpy.typing import NDArray
 
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import HardwareError
@@ -27,8 +26,6 @@ from bstune.trial.compile import compiled
 from bstune.trial.device import synchronize
 from bstune.trial.loop import Workload, make_trainer, run_trial
 from bstune.trial.workload import on_device
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -416,16 +416,14 @@ class Coordinates:
         batch_size = self._snapped(2.0**suggestion.x)
         rate = 2.0**suggestion.z if self._axis == LR else suggestion.z - math.log2(self._rule(batch_size))
         params: dict[str, Any] = {BATCH_SIZE: batch_size, self._axis: _nearest(rate, self._rates)}
-        column = 0
+        columns = iter(suggestion.other)
         for name in self._names:
             distribution = self._space[name]
-            width = _columns(distribution)
-            values = suggestion.other[column : column + width]
+            values = [next(columns) for _ in range(_columns(distribution))]
             if isinstance(distribution, CategoricalDistribution):
                 params[name] = distribution.choices[int(np.argmax(values))]
             elif isinstance(distribution, IntDistribution | FloatDistribution):
                 params[name] = _unscaled(values[0], distribution)
-            column += width
         return params
 
 

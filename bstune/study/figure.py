@@ -43,7 +43,10 @@ def paint_curve(
     sizes = [float(trial.batch_size) for trial in trials] or [1.0]
     times = [row["time_to_target"] or row["time_low"] for row in rows]
     scale, unit = time_unit(min((time for time in times if time), default=1.0))
-    _draw_panel(left, rows, summary, ("steps_low", "steps", "best_by_steps"), 1.0, _with_critical(sizes, fit))
+    # B_crit is in the figure where it is near enough to leave the points room.
+    b_crit = None if fit is None else fit.b_crit
+    near = [b_crit] if b_crit is not None and min(sizes) / 8.0 <= b_crit <= max(sizes) * 8.0 else []
+    _draw_panel(left, rows, summary, ("steps_low", "steps", "best_by_steps"), 1.0, [*sizes, *near])
     _draw_panel(right, rows, summary, ("time_low", "time_to_target", "best_by_time"), scale, sizes)
     left.set_ylabel("steps to target S (optimizer steps)")
     right.set_ylabel(f"time to target T = S x tau(B) ({unit} of training)")
@@ -61,13 +64,6 @@ def paint_curve(
     lines += [note for note in (summary["note"], summary["fit_note"]) if note]
     figure.suptitle("\n".join(textwrap.fill(line, 155) for line in lines), fontsize=10.5, parse_math=False)
     _label_regimes(figure, left, summary["regimes"])
-
-
-def _with_critical(sizes: list[float], fit: CurveFit | None) -> list[float]:
-    """Return ``sizes`` with B_crit, where it is near enough to leave the points room."""
-    if fit is None or fit.b_crit is None or not min(sizes) / 8.0 <= fit.b_crit <= max(sizes) * 8.0:
-        return sizes
-    return [*sizes, fit.b_crit]
 
 
 def _colours(rows: Sequence[Row]) -> tuple[str, "Normalize", "Colormap"]:

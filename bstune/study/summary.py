@@ -52,6 +52,7 @@ WINNERS = {
     "best_by_time": Criterion("time", "least time", "time_to_target", format_seconds),
     "best_by_steps": Criterion("steps", "fewest steps", "steps", format_count),
 }
+LEVEL = 0.9  # of the posterior's interval
 SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
 REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
 WHAT_TO_CHANGE = (
@@ -119,8 +120,10 @@ def winners(trials: Iterable[TrialResult]) -> dict[str, TrialResult]:
     timed = [trial for trial in reached if trial.time_to_target is not None]
     best = {"best_by_time": min(timed, key=time_order)} if timed else {}
     best |= {"best_by_steps": min(reached, key=steps_order)} if reached else {}
-    found = {name: confirmed(trials, WINNERS[name].objective) for name in best}
-    return {name: trial if (stood := found[name]) is None else stood.winner for name, trial in best.items()}
+    for name in best:
+        if (found := confirmed(trials, WINNERS[name].objective)) is not None:
+            best[name] = found.winner
+    return best
 
 
 def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
@@ -142,10 +145,8 @@ def _last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
 
 
 def _winner_row(trials: Sequence[TrialResult], name: str) -> dict[str, Any] | None:
-    best, stood = winners(trials).get(name), confirmed(trials, WINNERS[name].objective)
-    if best is None:
-        return None
-    return {**_winner(best), "confirmed": None if stood is None else confirmed_row(stood)}
+    best, found = winners(trials).get(name), confirmed(trials, WINNERS[name].objective)
+    return None if best is None else {**_winner(best), "confirmed": found and confirmed_row(found)}
 
 
 def _winner(trial: TrialResult) -> dict[str, Any]:
@@ -162,19 +163,22 @@ def _point_row(point: FrontierPoint, trials: Sequence[TrialResult]) -> dict[str,
 
 def trial_row(trial: TrialResult) -> dict[str, Any]:
     """Return a trial as a row of ``curve.json``'s points: both ends of its interval, null where there is none."""
+    names = (
+        "batch_size",
+        "lr",
+        "delta",
+        "hyperparameters",
+        "number",
+        "steps_low",
+        "seconds_per_step",
+        "time_to_target",
+    )
     tau, reached = trial.seconds_per_step, trial.reached
     return {
-        "batch_size": trial.batch_size,
-        "lr": trial.lr,
-        "delta": trial.delta,
-        "hyperparameters": trial.hyperparameters,
-        "number": trial.number,
+        **{name: getattr(trial, name) for name in names},
         "censored": not reached,
-        "steps_low": trial.steps_low,
         "steps": trial.steps if reached else None,
-        "seconds_per_step": tau,
         "time_low": None if tau is None else trial.steps_low * tau,
-        "time_to_target": trial.time_to_target,
         "examples_low": trial.steps_low * trial.batch_size,
         "examples": trial.steps * trial.batch_size if reached else None,
     }
@@ -235,23 +239,18 @@ def trials_table(trials: Sequence[TrialResult], target: Target, rows: int = 12) 
         table.add_column(name, justify=justify, no_wrap=True)
     for trial in trials[max(0, len(trials) - rows) :]:
         last = trial.history[-1][1] if trial.history else None
+        bound = f"> {format_count(trial.steps_low)}" if trial.status == "censored" else "-"
         table.add_row(
             str(trial.number),
             format_count(trial.batch_size),
             format_number(trial.lr),
             Text(trial.status, style=STATUS_STYLES[trial.status].colour),
-            _steps_text(trial),
+            format_count(trial.steps) if trial.reached else bound,
             format_seconds(trial.time_to_target),
             format_number(trial.seconds_per_step),
             format_number(last),
         )
     return table
-
-
-def _steps_text(trial: TrialResult) -> str:
-    if trial.reached:
-        return format_count(trial.steps)
-    return f"> {format_count(trial.steps_low)}" if trial.status == "censored" else "-"
 
 
 def final_table(summary: Summary) -> Group:
@@ -263,14 +262,18 @@ def final_table(summary: Summary) -> Group:
         "stop reason": summary["stop_reason"],
         "note": summary["note"],
         # The posterior's comes first: it uses every trial, and search.precision stops by it. The fit has the points.
-        **({"critical batch": posterior_text(posterior)} if posterior else {}),
+        **({"critical batch": f"{critical_text(posterior)}, from all trials, stopped ones too"} if posterior else {}),
         "fit to points" if posterior else "critical batch": critical_text(summary["fit"]),
         "noise scale": noise_scale and noise_scale_text(noise_scale),
         "regimes": regimes and regimes_text(regimes, summary["points"]),
         "scaling rule": exponent and exponent["text"],
         "small end": small_end and _small_end_text(small_end),
         "fit": summary["fit_note"],
-        "Pareto front": _pareto_text(front) if len(front) > 1 else None,
+        "Pareto front": "; ".join(
+            f"B = {format_count(row['batch_size'])} ({format_count(row['steps'])} steps, "
+            f"{format_seconds(row['time_to_target'])})"
+            for row in (front if len(front) > 1 else [])
+        ),
     }
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True, style="bold")
@@ -347,14 +350,6 @@ def print_final(console: Console, summary: Summary, files: Mapping[str, Path], m
         console.print(Text.assemble((f"{name:<14}", "bold"), "  ", text), soft_wrap=True)
 
 
-def _pareto_text(front: Sequence[Row]) -> str:
-    return "; ".join(
-        f"B = {format_count(row['batch_size'])} ({format_count(row['steps'])} steps, "
-        f"{format_seconds(row['time_to_target'])})"
-        for row in front
-    )
-
-
 def counts_text(summary: Summary) -> str:
     """Return how many trials reached the target, and what became of the others, in words."""
     others = [f"{n} {status}" for status, n in summary["statuses"].items() if n and status != "reached"]
@@ -364,15 +359,8 @@ def counts_text(summary: Summary) -> str:
     return f"reached by {summary['statuses']['reached']} of {plural(summary['trials'], 'trial')}{tail}"
 
 
-def posterior_text(posterior: Mapping[str, float]) -> str:
-    """Return the posterior's B_crit and its interval in words."""
-    rounded = (float(f"{posterior[name]:.2g}") for name in ("b_crit_low", "b_crit", "b_crit_high"))
-    low, middle, high = map(format_count, rounded)
-    return f"{middle} examples (90% interval {low} to {high}), from all trials, stopped ones too"
-
-
 def critical_text(fit: Mapping[str, Any] | None) -> str:
-    """Return B_crit and its interval in words: ``520 examples (90% interval 310 to 880)``; None is not fitted."""
+    """Return a fit's or the posterior's B_crit: ``520 examples (90% interval 310 to 880)``; None is not fitted."""
     if fit is None:
         return "not fitted"
     low, high = (None if fit[name] is None else format_number(fit[name], 2) for name in ("b_crit_low", "b_crit_high"))
@@ -383,7 +371,7 @@ def critical_text(fit: Mapping[str, Any] | None) -> str:
     else:
         interval = f"interval {low} to {high}"
     value = "undetermined" if fit["b_crit"] is None else f"{format_number(fit['b_crit'], 2)} examples"
-    return f"{value} ({fit['level']:.0%} {interval})"
+    return f"{value} ({fit.get('level', LEVEL):.0%} {interval})"
 
 
 def noise_scale_text(row: Row) -> str:

@@ -1,18 +1,16 @@
 """MLflow: one experiment, a parent run a study, a child run a trial; the only module that imports mlflow.
 
-Runs are written by explicit run id: the importing program's active run and tracking URI are neither read nor changed.
-What was sent is not noted locally but found by searching the server's runs for the study's id, so the next run of a
-command sends what is missing. A child counts as sent once its run has ended; one whose sender died before that is
-deleted and sent again. A parent holds a study's results, some 200 numbers: as metrics are append-only, those of a
-continued study go to a new parent, and the old one is deleted. One process at a time may send a study's runs: the
-caller holds the study's lock.
+Runs are written by run id: the importing program's active run and tracking URI are neither read nor changed. What was
+sent is found by searching the server for the study's id, so the next run of a command sends what is missing. A child
+counts as sent once its run has ended; one whose sender died before that is deleted and sent again. A parent holds a
+study's results, some 200 numbers: as metrics are append-only, those of a continued study go to a new parent, and the
+old one is deleted. One process at a time may send a study's runs: the caller holds the study's lock.
 
 MLflow being down or slow never stops a study. Left alone its client retries for minutes (seven retries of 120 s over
 HTTP, 100 s for a database that does not open, 20 s for a locked one), so every exchange runs in a thread that is waited
 for a stated number of seconds; the first failure is logged as one line and ends sending for this process.
 
-Importing mlflow takes 1.0 s whichever of its modules is asked for (mlflow 3.17.2, Python 3.11, two CPU cores, files
-cached, median of 8, wall clock): import this module late.
+Import this module late: mlflow takes 1.0 s (3.17.2, Python 3.11, two CPU cores, files cached, median of 8).
 """
 
 import getpass
@@ -184,12 +182,9 @@ class Tracking:
     def finish_study(self, curves: Curves, scalars: Mapping[str, float | None], artifacts: Sequence[Path]) -> None:
         """Send a completed study's results to its parent run, and end that run; nothing if it holds as many trials'.
 
-        Args:
-            curves: name -> (batch size, value) pairs, sent as ``curve/NAME`` with step = batch size and, where the
-                value is positive, as ``curve_log2/NAME``: log2(value) at step round(100 log2 B). Of two values at
-                one step the lower is sent; values that are None or not finite are left out.
-            scalars: name -> value, None if unknown.
-            artifacts: files to keep with the run.
+        ``curves`` are name -> (batch size, value) pairs, sent as ``curve/NAME`` with step = batch size and, where the
+        value is positive, as ``curve_log2/NAME``: log2(value) at step round(100 log2 B). Of two values at one step the
+        lower is sent; values that are None or not finite are left out.
         """
         place = self._place
         if place is None or place.parent.data.tags.get(RESULT_TRIALS) == str(len(place.sent)):
