@@ -228,6 +228,13 @@ def test_the_devices_memory_is_shared_too(monkeypatch):
     assert _share(None, 3, torch.device("cuda")) == 20_000
 
 
+@pytest.mark.parametrize(
+    ("trial_indices", "whole"),
+    [((), 0), ((3, 1, 0, 2), 4), ((0, 1, 2, 3, 5, 6, 7, 8), 4), ((0, 1, 2, 3, 4, 5, 6, 7, 9), 8)],
+)
+def test_the_precision_is_checked_where_all_earlier_trials_are_done(trial_indices, whole, make_result):
+    trials = [make_result(number=number, trial_index=trial_index) for number, trial_index in enumerate(trial_indices)]
+    assert sorted(trial.trial_index for trial in _first_trials(trials)) == list(range(whole))
 
 
 # Studies, answered from a table by processes that import no more than that takes.
