@@ -22,10 +22,10 @@ def random_parameters(shapes, seed=0):
     return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
 
 
-def set_gradients(parameters, step, scale=1.0):
+def set_gradients(parameters, step):
     generator = torch.Generator().manual_seed(1000 + step)
     for parameter in parameters:
-        parameter.grad = scale * torch.randn(parameter.shape, generator=generator)
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
 
 
 def train(steps, *pairs):
@@ -59,41 +59,17 @@ def test_matrices_go_as_with_torchs_muon(nesterov, weight_decay):
         assert (a - b).norm() < 0.02 * (b - start).norm()
 
 
-@pytest.mark.parametrize("shape", [(40, 24), (24, 40), (16, 8, 3, 3), (32, 2, 3, 3)])
-def test_an_update_has_the_gradients_singular_vectors_and_values_near_one(shape):
-    """By a direct singular value decomposition."""
-    (parameter,) = random_parameters([shape])
-    before = parameter.detach().clone()
-    train([0], (Muon([parameter], lr=1.0, orthogonalise=True, **SETTINGS), [parameter]))
-    update = (before - parameter.detach()).reshape(shape[0], -1).double()
-    left, _, right = torch.linalg.svd(parameter.grad.reshape(shape[0], -1).double(), full_matrices=False)
-    aligned = left.mT @ update @ right.mT
-    values = aligned.diagonal()
-    assert values.min() > 0.65
-    assert values.max() < 1.25
-    torch.testing.assert_close(aligned, aligned.diagonal().diag(), rtol=0, atol=1e-4)
-    torch.testing.assert_close(left @ values.diag() @ right, update, rtol=0, atol=1e-4)  # and nothing beside them
-
-
 @pytest.mark.parametrize("steps", [1, 3, 5])
-def test_the_iteration_is_its_polynomial_on_each_singular_value(steps):
-    matrices = torch.randn(3, 10, 17, generator=torch.Generator().manual_seed(2))
-    for matrix, result in zip(matrices.double(), orthogonalised(matrices, steps).double(), strict=True):
+@pytest.mark.parametrize("shape", [(3, 10, 17), (3, 17, 10)])
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_the_iteration_is_its_polynomial_on_each_singular_value(steps, shape, scale):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    for matrix, result in zip(matrices.double(), orthogonalised(scale * matrices, steps).double(), strict=True):
         left, values, right = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
         for _ in range(steps):
             values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
         torch.testing.assert_close(result, left @ values.diag() @ right, rtol=0, atol=1e-4)
-
-
-def test_a_step_does_not_depend_on_the_gradients_scale():
-    first, second = random_parameters(FILTERS), random_parameters(FILTERS)
-    for parameters, scale in ((first, 1.0), (second, 1024.0)):
-        optimizer = Muon(parameters, lr=0.2, orthogonalise=True, **SETTINGS)
-        for step in range(3):
-            set_gradients(parameters, step, scale)
-            optimizer.step()
-    for a, b in zip(first, second, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        assert steps < 5 or 0.65 < values.min() <= values.max() < 1.25
 
 
 def test_weights_are_normalised_before_the_step_as_in_the_source():

@@ -438,7 +438,6 @@ BARE = REPLAY[:2]
         ((*REPLAY, "trial.batch_size=60", "trial.lr=1"), "trial.lr=1 lies outside of the table's learning rates, 0.01"),
         ((*REPLAY, "compile=default"), "compile=default does not apply to recorded runs: leave it out"),
         ((*REPLAY, "scaling=surge"), "the scaling rule surge needs a noise scale"),
-        ((*REPLAY, "+workload.data=1"), "a workload is trained (workload.data and workload.module) or replayed"),
     ],
 )
 def test_bad_input_ends_in_a_plain_line_and_writes_nothing(bstune, tmp_path, table, arguments, message):

@@ -50,14 +50,6 @@ CLOSED_FORMS = {
         lambda own: piecewise_linear(own, 10, (0.3, 0.5), (0.25, 0.75)),
         [0.25, 0.25, 0.25, 0.5, 0.75, *[0.75] * 7],
     ),
-    "one-cycle": (
-        lambda own: one_cycle(own, 21, 6 / 21, start=0.2, end=0.1),
-        [
-            *(1 - 0.8 * (1 + math.cos(math.pi * t / 5)) / 2 for t in range(6)),
-            *(0.1 + 0.9 * (1 + math.cos(math.pi * (t - 5) / 15)) / 2 for t in range(6, 21)),
-            *[0.1] * 3,
-        ],
-    ),
     # A short cycle starts at its peak.
     "one-cycle, 1 step": (lambda own: one_cycle(own, 1, 0.3, start=0.5, end=0.1), [1.0, 0.1, 0.1]),
     "one-cycle, 2 steps": (lambda own: one_cycle(own, 2, 0.3, start=0.5, end=0.1), [1.0, 0.1, 0.1]),

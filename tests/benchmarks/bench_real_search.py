@@ -2,9 +2,9 @@
 
 Both propose trials as in ``bstune sweep search_benchmark``, with the same stopping rule for TPE (a trial ends once it
 has cost twice the fastest so far), the same first budget, tau(B) known, and the same range of learning rates; trials
-are trained in place of being read from a table. The searches take turns, seed by seed. Afterwards every point that was an
-incumbent is trained on fresh seeds: its time is the geometric mean over them of steps to target times tau(B), the
-median of all segments' seconds per step that were measured near that batch size by anyone. A search has found the
+are trained in place of being read from a table. The searches take turns, seed by seed. Afterwards every point that was
+an incumbent is trained on fresh seeds: its time is the geometric mean over them of steps to target times tau(B), the
+median of all segments' seconds per step that were measured near that batch size by any search. A search has found the
 answer when its incumbent first comes within 1.25 of the best such point of all searches, and is charged its own
 training seconds up to then. A point of which a fresh run misses the target is no answer.
 
