@@ -66,7 +66,7 @@ HYDRAS_OWN |= {
 
 
 def main() -> int:
-    """Run the command in ``sys.argv`` and return its exit status: 0, 2 for what the user can mend, 130 if interrupted."""
+    """Run the command in ``sys.argv`` and return its exit status: 0, 2 for a user's error, 130 if interrupted."""
     arguments = sys.argv[1:]
     verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "tune"
     try:

@@ -1,21 +1,30 @@
-"""Training up to a trial's own limit, and on from where it was stopped."""
+"""What a study is prepared from: a backend that trains, one of a user's own, the rehearsal, device and precision."""
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from rich.console import Console
+from toolbox import make_protocol, table_rows, trials_of, write_rows
 
+from bstune.core import scaling
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
-from bstune.study.prepare import compose_checked, open_trials, prepare
-from bstune.trial.workload import resolve, resolve_precision
+from bstune.core.search_space import Space
+from bstune.core.step_time import StepTime
+from bstune.study.prepare import compose_checked, frozen_settings, open_trials, prepare
+from bstune.study.run import run_study
+from bstune.trial import workload
+from bstune.trial.backend import TrialBackend
+from bstune.trial.workload import LightningBackend, resolve, resolve_precision
 
-DIGITS = ("+workload=digits", "mlflow.enabled=false", "hardware.enabled=false", "budget.steps=40", "budget.examples=1")
+DIGITS = ("workload=digits", "mlflow.enabled=false", "hardware.enabled=false", "budget.steps=40", "budget.examples=1")
 SPEC = TrialSpec(0, 0, 64, 0.4, 0.0, 7)
 
 
@@ -166,3 +175,103 @@ def test_a_worker_on_cuda_says_of_which_device_it_takes_a_share(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: asked.append(given))
     open_trials(OmegaConf.to_container(compose_checked(DIGITS), resolve=False), None, 250)
     assert asked == [(0.25, torch.device("cuda", 0))]
+
+
+class OwnBackend(TrialBackend):
+    """Runs trials somewhere else: each reaches the target, the larger its batch the sooner."""
+
+    device, description = "cluster", "a cluster"
+    frozen_settings = MappingProxyType({"cluster": "A"})
+    stops = False
+    notes = ("trials run on a cluster",)
+
+    def step_time(self, batch_size):
+        return 0.01 + 1e-4 * batch_size
+
+    def run(self, spec, folder, resumed_from):
+        assert (spec.max_steps, resumed_from) == (None, None), "its trials cannot be stopped"
+        steps = round(200 * (1 + 64 / spec.batch_size))
+        return self.make_result(
+            **spec.trial_fields(), steps=steps, steps_low=steps - 1, history=((steps, 0.1),),
+            seconds_per_step=self.step_time(spec.batch_size),
+        )  # fmt: skip
+
+    def test(self, spec, folder):
+        return {"test/error": 0.2}
+
+
+@pytest.mark.parametrize("sampler", ["frontier", "tpe"])
+def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, make_result, sampler):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "t.jsonl", table_rows())
+    options = ("workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false", "search.replicates=1")
+    config = compose_checked(["workload=replay", *options, f"sampler={sampler}", "search.trials=3"])
+    backend = OwnBackend()
+    backend.make_result = make_result
+    prepared = prepare(config, backend=backend)
+    assert prepared.frozen_settings == {**frozen_settings(prepared.config), "cluster": "A"}
+    console = Console(record=True, width=200)
+    done = run_study(prepared, [], console)
+    assert done == trials_of(tmp_path / "outputs" / "replay")
+    assert [trial.trial_index for trial in done[:3]] == [0, 1, 2]
+    assert done[3].replicate_of is not None
+    text = console.export_text()
+    assert "on a cluster" in text
+    assert "trials run on a cluster" in text
+    assert "test/error" in text
+
+
+@pytest.fixture
+def rehearse(monkeypatch, make_result):
+    """Return a function that times a made-up machine, and what was asked of it."""
+
+    def run(tau, low=8, high=512, multiple=1):
+        asked = []
+
+        def run_trial(workload, spec, protocol):
+            asked.append((spec, protocol))
+            return make_result(seconds_per_step=tau(spec.batch_size))
+
+        monkeypatch.setattr(workload, "run_trial", run_trial)
+        backend = LightningBackend.__new__(LightningBackend)
+        backend.workload, backend.protocol = None, make_protocol(noise_scale_every=3)
+        rule = partial(scaling.linear, reference_batch_size=64, reference_lr=0.1)
+        return backend._rehearsed_step_time(Space(low, high, multiple, 1.0, rule)), asked
+
+    return run
+
+
+@pytest.mark.parametrize(("overhead", "per_example"), [(0.01, 0.001), (0.0, 0.5), (0.3, 0.0)])
+def test_a_rehearsal_recovers_a_straight_line(rehearse, overhead, per_example):
+    step_time, _ = rehearse(lambda batch_size: overhead + per_example * batch_size)
+    for batch_size in (8, 100, 512):
+        assert step_time(batch_size) == pytest.approx(overhead + per_example * batch_size)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "timed"),
+    [
+        ({}, [8, 32]),
+        ({"high": 20}, [8, 20]),  # not past the largest
+        ({"low": 3, "multiple": 8}, [8, 16]),
+        ({"low": 64, "high": 64}, [64]),
+    ],
+)
+def test_a_rehearsal_is_short_and_cheap(rehearse, sizes, timed):
+    step_time, asked = rehearse(lambda batch_size: 0.01 * batch_size, **sizes)
+    assert [spec.batch_size for spec, _ in asked] == timed
+    assert step_time == StepTime(pytest.approx(0.0), pytest.approx(0.01))
+    for spec, rules in asked:
+        assert spec.lr == pytest.approx(0.1 * spec.batch_size / 64 / 8)  # the lowest rate searched: three octaves down
+        assert rules.warmup_steps < rules.budget.last_step(spec.batch_size) < 10
+        expected = make_protocol(
+            budget=rules.budget,
+            warmup_steps=rules.warmup_steps,
+            trainer={**make_protocol().trainer, "limit_val_batches": 1},
+        )
+        assert rules == expected
+
+
+def test_noise_makes_neither_part_of_a_step_time_negative(rehearse):
+    assert rehearse(lambda batch_size: {8: 0.5, 32: 0.4}[batch_size])[0] == StepTime(0.5, 0.0)
+    assert rehearse(lambda batch_size: {8: 0.1, 32: 4.9}[batch_size])[0] == StepTime(0.0, pytest.approx(0.2))

@@ -18,7 +18,7 @@ from bstune.study.replicates import next_replicate
 from bstune.trial.workload import build_module, build_workload
 
 Run = Callable[..., tuple[object, str, str]]
-FAST = ("search.confirmations=1", "search.finalists=1", "mlflow.enabled=false")
+FAST = ("search.replicates=1", "search.candidates=1", "mlflow.enabled=false")
 SCHEDULE = {
     "_target_": "bstune.workloads.schedules.piecewise_linear",
     "_partial_": True,

@@ -1,7 +1,7 @@
 """Everything that can be wrong with a study, found before anything is written."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,43 +95,42 @@ def prepare(
     else:
         protocol = make_protocol(config)
         backend = backend or ReplayBackend(config, protocol)
-    budget = SearchBudget(
-        objective=config.search.objective,
-        trials=config.search.trials,
-        seconds=config.search.seconds,
-        wall_seconds=config.search.wall_seconds,
-        stratified=config.search.stratified,
-        seed=config.seed,
-        precision=config.search.precision,
-        replicates=config.search.replicates,
-        candidates=config.search.candidates,
-    )
+    names = (field.name for field in fields(SearchBudget) if field.name != "seed")
+    budget = SearchBudget(seed=config.seed, **{name: config.search[name] for name in names})
     space = make_space(config) if backend is None else make_space(config, backend.lr_range)
     files = Output(Path(config.output))
     check_writable(files.root / "trials.jsonl", f"output={config.output}")
     build_sampler(config.sampler, budget, 0)
-    trial = _single_trial(config)
-    if trial is None:
+    trial: TrialSpec | None = None
+    if config.trial.batch_size is None:
         check_storage(config.storage)
-    check_tracking(config)
-    survey, open_workers, notes = None, None, ()
+    else:
+        trial = TrialSpec(0, 0, config.trial.batch_size, config.trial.lr, None, config.trial.seed)
+    if config.mlflow.enabled:
+        from bstune.study.tracking import check_uri, tracking_uri  # mlflow takes seconds to import
+
+        check_uri(tracking_uri(config.mlflow))
+    survey: Survey | None = None
+    open_workers: Callable[[], Workers] | None = None
+    notes: list[str] = []
     if backend is None:
         backend, space, survey, notes = _train(config, protocol, space, trial, log)
         if trial is None and config.search.workers > 1:
             open_workers, note = _side_by_side(config, survey)
-            notes = (*notes, note)
-    elif isinstance(backend, ReplayBackend):
-        backend.check(space, trial)
+            notes.append(note)
+    backend.check(space, trial)
     if backend.validates_on_test:
-        notes = (*notes, ON_TEST_NOTE)
+        notes.append(ON_TEST_NOTE)
+    notes += backend.notes
     frozen = {**frozen_settings(config), **backend.frozen_settings}
-    notes = (*notes, *backend.notes)
-    return PreparedStudy(config, budget, space, protocol, backend, files, trial, frozen, survey, open_workers, notes)
+    return PreparedStudy(
+        config, budget, space, protocol, backend, files, trial, frozen, survey, open_workers, tuple(notes)
+    )
 
 
 def _train(
     config: DictConfig, protocol: TrialProtocol, space: Space, trial: TrialSpec | None, log: Callable[[str], None]
-) -> "tuple[LightningBackend, Space, Survey | None, tuple[str, ...]]":
+) -> "tuple[LightningBackend, Space, Survey | None, list[str]]":
     """Load the data, survey the hardware and rehearse: the backend, the space that fits, the survey and its notes."""
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached_survey
@@ -143,11 +142,12 @@ def _train(
     else:
         check_largest(trial.batch_size, data, "trial.batch_size")
     build = cache(lambda: build_workload(config, data))
-    survey, notes = None, ()
+    survey: Survey | None = None
+    notes: list[str] = []
     if trial is None and config.hardware.enabled:
         survey, cached = cached_survey(config, space, protocol, data, build, log)
         space = replace(space, low=survey.ceiling.smallest, high=survey.ceiling.batch_size)
-        notes = headline(survey, cached)
+        notes += headline(survey, cached)
     backend = LightningBackend(config, build(), protocol)
     backend.rehearse(space, trial, None if survey is None else survey.step_time)
     return backend, space, survey, notes
@@ -198,25 +198,6 @@ def open_trials(
         device = torch.device(resolved.device)
         cap_cuda_memory(device, limit / torch.cuda.get_device_properties(device).total_memory)
     return LightningBackend(resolved, *load(resolved)).run
-
-
-def check_tracking(config: DictConfig) -> None:
-    """Check that MLflow knows the kind of its URI, without connecting.
-
-    Raises:
-        ConfigError: if it does not.
-    """
-    if config.mlflow.enabled:
-        from bstune.study.tracking import check_uri, tracking_uri
-
-        check_uri(tracking_uri(config.mlflow))
-
-
-def _single_trial(config: DictConfig) -> TrialSpec | None:
-    batch_size, lr, seed = config.trial.batch_size, config.trial.lr, config.trial.seed
-    if batch_size is None:
-        return None
-    return TrialSpec(0, 0, batch_size, lr, None, seed)
 
 
 def frozen_settings(config: DictConfig) -> dict[str, Any]:

@@ -65,6 +65,9 @@ class TrialBackend:
         """Return whether stopped trial ``number`` can be continued from what it left in the folder."""
         return True
 
+    def check(self, space: Space, trial: TrialSpec | None) -> None:
+        """Refuse a space, or the one trial to run instead of a study, that cannot be run."""
+
     def longest(self, batch_size: int, protocol: TrialProtocol) -> int:
         """Return the steps of a trial that never reaches the target, for the estimate."""
         return protocol.budget.last_step(batch_size)

@@ -487,7 +487,10 @@ class ReplayBackend(TrialBackend):
         if reason is not None:
             raise TableError(reason)
         if trial is None:
-            asked = [("search.batch_size.low", space.low), ("search.batch_size.high", space.high)]
+            asked: list[tuple[str, float]] = [
+                ("search.batch_size.low", space.low),
+                ("search.batch_size.high", space.high),
+            ]
         else:
             asked = [("trial.batch_size", trial.batch_size), ("trial.lr", trial.lr)]
         for option, value in asked:
