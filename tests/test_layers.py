@@ -37,7 +37,7 @@ def offenders(path, text):
     for number, module, inside, typing_only in imports(ast.parse(text)):
         other = module.split(".")[1] if module.startswith("bstune.") else None
         above = number - 2
-        while above >= 0 and lines[above].strip().startswith(("import ", "from ")):
+        while above >= 0 and (not lines[above].strip() or lines[above].strip().startswith(("import ", "from "))):
             above -= 1  # one comment serves the imports below it
         reasons = {
             "runs up": other in RANK and own in RANK and RANK[other] > RANK[own],
