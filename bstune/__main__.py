@@ -66,7 +66,7 @@ HYDRAS_OWN |= {
 
 
 def main() -> int:
-    """Run the command in ``sys.argv`` and return its exit status: 0, 2 for what the user can mend, 130 if interrupted."""
+    """Run the command in ``sys.argv`` and return its exit status: 0, 2 for a user's error, 130 if interrupted."""
     arguments = sys.argv[1:]
     verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "tune"
     try:
@@ -138,6 +138,7 @@ def _job_arguments() -> list[str]:
 def run(config: DictConfig, arguments: Sequence[str]) -> None:
     """Run the study, or the one trial, of a validated config; the arguments give that config again."""
     quieten(training=not is_replayed(config))
+    # optuna, rich and, to train, lightning: not for --help or a mistake
     from rich.console import Console
 
     from bstune.study.prepare import prepare

@@ -47,20 +47,25 @@ RENAMED = {
 }
 
 
-def _number(value: object) -> object:
+def _not_bool(value: object) -> object:
     if isinstance(value, bool):  # pydantic takes true for 1
         raise PydanticCustomError("number_type", "Input should be a number")
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_number)]
-Count, Positive = Annotated[Whole, Field(ge=0)], Annotated[Whole, Field(ge=1)]
-Number = Annotated[float, BeforeValidator(_number)]  # .inf is one, and switches a limit off
-Finite = Annotated[Number, Field(allow_inf_nan=False)]
-PositiveFinite, OverOne = Annotated[Finite, Field(gt=0)], Annotated[Finite, Field(gt=1)]
-Seconds, Limit = Annotated[Number, Field(ge=0)], Annotated[Number, Field(gt=0)]
-Share, PositiveShare = Annotated[Finite, Field(ge=0, le=1)], Annotated[Finite, Field(gt=0, le=1)]
-Octaves = Annotated[Finite, Field(gt=0, le=100)]  # 2^octaves stays a number with room to spare
+_NUMBER = BeforeValidator(_not_bool)
+Whole = Annotated[int, _NUMBER]
+Count = Annotated[int, Field(ge=0), _NUMBER]
+Positive = Annotated[int, Field(ge=1), _NUMBER]
+Number = Annotated[float, _NUMBER]  # inf is one, and switches a limit off
+Limit = Annotated[float, Field(gt=0), _NUMBER]
+Finite = Annotated[float, Field(allow_inf_nan=False), _NUMBER]
+PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
+OverOne = Annotated[float, Field(gt=1, allow_inf_nan=False), _NUMBER]
+Share = Annotated[float, Field(ge=0, le=1), _NUMBER]
+PositiveShare = Annotated[float, Field(gt=0, le=1), _NUMBER]
+Shares = dict[str, Annotated[float, Field(ge=0, lt=1), _NUMBER]]
+Octaves = Annotated[float, Field(gt=0, le=100), _NUMBER]  # 2^octaves stays a number with room to spare
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true"]
 Text = Annotated[str, Field(min_length=1)]
 Node = dict[str, Any]  # instantiated by Hydra: takes what its target takes
@@ -75,7 +80,7 @@ class Section(BaseModel):
 def _section(base: Any = Section, **types: Any) -> Any:
     """Return the model of a group: the type of each option, with a default where the YAML may leave it out."""
     fields = {name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in types.items()}
-    return create_model("Options", __base__=base, **fields)
+    return create_model("Options", __base__=base, **fields)  # type: ignore[call-overload]
 
 
 def _checked(section: Any, check: Callable[..., list[tuple[Any, str]]]) -> Any:
@@ -176,7 +181,7 @@ def _check_search(search: Any, info: Any) -> Any:
 _Budget = _section(steps=Positive, examples=Positive)
 _Target = _section(metric=Text, value=Finite, mode=Literal["min", "max"], bounds=(list[Number] | None, None))
 _Tunable = _section(key=str, low=Finite, high=Finite, log=(bool, False), integer=(bool, False))
-_Tunables = dict[Text, _checked(_Tunable, _check_tunable)]
+_Tunables: Any = dict[str, _checked(_Tunable, _check_tunable)]  # type: ignore[misc]
 _Range = _section(low=Positive, high=Positive)
 _Workload = _section(
     name=Text,
@@ -193,7 +198,7 @@ _Search = _section(
     trials=Positive,
     seconds=Limit | None,
     wall_seconds=Limit | None,
-    precision=Annotated[Number, Field(gt=1)] | None,
+    precision=Annotated[float, Field(gt=1), _NUMBER] | None,
     replicates=Count,
     candidates=Positive,
     tune=list[str],
@@ -215,13 +220,13 @@ _Protocol = _section(
 _Memory = _section(
     limit=Positive | None,
     free_share=PositiveShare,
-    relative=_checked(dict[str, Annotated[Finite, Field(ge=0, lt=1)]], _check_relative),
+    relative=_checked(Shares, _check_relative),
     steps=Positive,
     verify=Count,
     probe_seconds=PositiveFinite,
 )
 _StepTime = _section(
-    rungs=Annotated[Whole, Field(ge=2)],
+    rungs=Annotated[int, Field(ge=2), _NUMBER],
     repeats=Positive,
     visit_seconds=PositiveFinite,
     min_steps=Positive,
@@ -236,9 +241,9 @@ _Ceilings = _section(
 )
 _AllReduce = _section(
     bytes_per_second=PositiveFinite | None,
-    latency=Annotated[Finite, Field(ge=0)],
+    latency=Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER],
     seconds=dict[Positive, PositiveFinite] | None,
-    overlap=Annotated[Number, Field(ge=1)],
+    overlap=Annotated[float, Field(ge=1), _NUMBER],
 )
 _Devices = Annotated[list[Positive], Field(min_length=1)]
 _OPTIONS: dict[str, Any] = {
@@ -281,8 +286,8 @@ _OPTIONS: dict[str, Any] = {
         enabled=bool,
         experiment=Text,
         uri=str | None,
-        seconds=Seconds,
-        study_seconds=Seconds,
+        seconds=Annotated[float, Field(ge=0), _NUMBER],
+        study_seconds=Annotated[float, Field(ge=0), _NUMBER],
         request_seconds=Positive,
         retries=Count,
     ),
@@ -372,7 +377,7 @@ def validate(config: DictConfig, unknown: Sequence[str] = (), complete: Complete
 
 def _parse(config: DictConfig, unknown: Sequence[str], incomplete: bool = False) -> Section | None:
     """Return the options of a config; ConfigError for all mistakes, without missing values if it is ``incomplete``."""
-    names = flatten(OmegaConf.to_container(config))
+    names = flatten(OmegaConf.to_container(config))  # type: ignore[arg-type]  # of a mapping
     mistakes, options = {name: _unknown(name, names) for name in unknown}, None
     values = _resolve(config, "", mistakes)
     try:
@@ -392,9 +397,10 @@ def _resolve(node: Any, name: str, mistakes: dict[str, str]) -> Any:
     """Return a config node as plain values, with a line in ``mistakes`` for each that is missing or cannot be read."""
     if not isinstance(node, DictConfig | ListConfig):
         return node
-    values = {}
-    for key in node.keys() if isinstance(node, DictConfig) else range(len(node)):
-        option = f"{name}{key}"
+    values: dict[Any, Any] = {}
+    keys: Any = node.keys() if isinstance(node, DictConfig) else range(len(node))
+    for key in keys:
+        option = f"{name}{key!s}"
         try:
             if OmegaConf.is_missing(node, key):
                 mistakes[option] = _line(option, {"type": "missing"})
@@ -411,7 +417,8 @@ def _line(name: str, error: Mapping[str, Any]) -> str:
     """Return one of pydantic's errors as a line: the option, what is allowed and what was received."""
     if error["type"] == "missing":
         return f"{name} is missing: give it a value, {name}=..."
-    message = re.sub(r", (unable|got) .*", "", error["msg"]).replace("Input should be", "must be")
+    message = re.sub(r", (unable|got) .*| after validation.*", "", error["msg"])
+    message = re.sub(r"^(Input|List|String) should", "must", message)
     if error["type"] == "value_error":
         message = message.removeprefix("Value error, ")
         return message if message.startswith(f"{name}.") else f"{name}: {message}"
@@ -429,7 +436,7 @@ def _unknown(name: str, names: Mapping[str, Any]) -> str:
         return f"unknown option {name}: it is called {RENAMED[name]} now"
     if name in ("workload.data", "workload.module"):
         return f"{name}: a workload is trained (data and module) or replayed (table), but this one has both"
-    near = difflib.get_close_matches(name, names.keys() - {name}, n=1)
+    near = difflib.get_close_matches(name, [one for one in names if not f"{one}.".startswith(f"{name}.")], n=1)
     return f"unknown option {name}{f': did you mean {near[0]}?' if near else ''}; --help lists the options"
 
 
@@ -512,11 +519,3 @@ def overrides(config: DictConfig, values: Mapping[str, float]) -> list[str]:
 def budget_of(config: DictConfig) -> Budget:
     """Return the budget that a config states."""
     return Budget(config.budget.steps, config.budget.examples)
-
-
-check_settings, plain, build, with_settings = (
-    validate,
-    to_dict,
-    instantiate,
-    with_hyperparameters,
-)  # until all have moved

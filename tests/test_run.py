@@ -243,7 +243,7 @@ def test_the_search_ends_once_the_critical_batch_size_is_known_well_enough(bstun
     sentence = out[out.index("stopped: B_crit lies between ") :].splitlines()[0]
     assert sentence.endswith(", within search.precision=1000")
     study = outputs / "replay"
-    assert json.loads((study / "curve.json").read_text())["ended"] == sentence
+    assert json.loads((study / "curve.json").read_text())["stop_reason"] == sentence
     first = trials_of(study)
     assert sum(trial.replicate_of is None for trial in first) == 8, "the first look after six trials that reached it"
     assert sum(trial.replicate_of is not None for trial in first) >= 3

@@ -2,15 +2,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
 from lightning import LightningDataModule
 from lightning.pytorch import LightningModule
 from omegaconf import OmegaConf
+from toolbox import make_protocol, make_spec
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from bstune.config import build, plain
+from bstune.config import compose, instantiate
 from bstune.core.errors import ConfigError
-from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialSpec
+from bstune.core.records import Target
 from bstune.trial.batches import TrainBatches
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import build_module, build_workload
@@ -18,62 +18,42 @@ from bstune.workloads.classifier import Classifier
 from bstune.workloads.images import ImageData
 from bstune.workloads.schedules import piecewise_linear
 
+NEVER = Target("val/error", 0.0, "min")
+spec = make_spec
+
 
 def composed(*overrides):
-    with initialize_config_module("bstune.conf", version_base="1.3"):
-        return compose("config", ["+workload=digits", "device=cpu", *overrides])
-
-
-def spec(batch_size=32, lr=0.1, seed=0):
-    return TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=seed)
+    return compose(["workload=digits", "device=cpu", "precision=32-true", *overrides])
 
 
 def first(stream, count):
     return [batch for batch, _ in zip(stream, range(count), strict=False)]
 
 
-# build
-
-
-def node(**values):
-    return OmegaConf.create(values)
-
-
-def test_build_instantiates_and_hands_over_plain_containers():
-    built = build(node(_target_="builtins.dict", sizes=[1, 2]), "it")
-    assert built == {"sizes": [1, 2]}
-    assert type(built["sizes"]) is list
+# What a config builds
 
 
 @pytest.mark.parametrize(
     ("target", "texts"),
     [
-        (node(_target_="bstune.nowhere.nothing"), ["workload.data cannot be built", "bstune.nowhere"]),
-        (node(_target_="bstune.workloads.images.blur"), ["workload.data cannot be built", "blur"]),
-        (node(_target_="builtins.int", wrong=1), ["workload.data cannot be built", "wrong"]),
-        (node(_target_="builtins.int", x="${no.such.key}"), ["workload.data cannot be built", "no.such.key"]),
+        ({"_target_": "bstune.nowhere.nothing"}, ["workload.data cannot be built", "bstune.nowhere"]),
+        ({"_target_": "bstune.workloads.images.blur"}, ["workload.data cannot be built", "blur"]),
+        ({"_target_": "builtins.int", "wrong": 1}, ["workload.data cannot be built", "wrong"]),
+        ({"_target_": "builtins.int", "x": "${no.such.key}"}, ["workload.data cannot be built", "no.such.key"]),
     ],
 )
 def test_build_says_what_cannot_be_built(target, texts):
     with pytest.raises(ConfigError) as error:
-        build(target, "workload.data")
+        instantiate(OmegaConf.create(target), "workload.data")
     assert all(text in str(error.value) for text in texts)
     assert "\n" not in str(error.value)
 
 
 def test_an_error_of_our_own_keeps_its_words():
-    target = node(_target_="bstune.workloads.averaging.RunningWeightAverage", fraction=2.0)
+    target = {"_target_": "bstune.workloads.averaging.RunningWeightAverage", "fraction": 2.0}
     with pytest.raises(ConfigError) as error:
-        build(target, "workload.module")
+        instantiate(OmegaConf.create(target), "workload.module")
     assert str(error.value) == "the fraction of steps that is averaged must lie in (0, 1], but got 2.0"
-
-
-def test_plain():
-    config = OmegaConf.create({"a": 2, "b": {"c": "${a}", "d": [1, "${a}"]}})
-    values = plain(config)
-    assert values == {"a": 2, "b": {"c": 2, "d": [1, 2]}}
-    assert type(values["b"]) is dict
-    assert type(values["b"]["d"]) is list
 
 
 # Data of bstune's own
@@ -113,27 +93,8 @@ def test_a_stream_is_a_function_of_the_trials_seed(digits):
     assert not torch.equal(labels(1), labels(2))
 
 
-def test_the_validation_data_can_be_read_again(digits):
-    once, again = ([labels for _, labels in digits.validation_batches] for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
-
-
-def protocol(micro_batch_size):
-    return TrialProtocol(
-        target=Target("val/error", 0.0, "min"),
-        budget=Budget(3, 1),
-        evaluation_schedule=EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5),
-        micro_batch_size=micro_batch_size,
-        warmup_steps=1,
-        divergence=2.0,
-        noise_scale_every=None,
-        compile=None,
-        trainer={"accelerator": "cpu", "devices": 1},
-    )
-
-
 def test_train_runs_one_trial(digits):
-    result = run_trial(digits, spec(200), protocol(micro_batch_size=100))
+    result = run_trial(digits, spec(200), make_protocol(3, micro_batch_size=100, target=NEVER))
     assert (result.status, result.steps, result.examples) == ("censored", 3, 600)
 
 
@@ -256,7 +217,7 @@ def test_its_batches_hold_exactly_b_examples(micro, groups):
 def test_its_hooks_on_batches_are_called_and_it_is_not_set_up_again(kind, least):
     workload = foreign(kind, module=Seeing)
     for _ in range(2):
-        result = run_trial(workload, spec(16), protocol(micro_batch_size=None))
+        result = run_trial(workload, spec(16), make_protocol(3, target=NEVER))
         assert (result.status, result.steps) == ("censored", 3)
         assert [size for size, _ in Seeing.trained] == [16] * 3
         assert min(value for _, value in Seeing.trained) >= least
@@ -320,12 +281,6 @@ def test_the_config_is_left_as_it_is():
     first_module, second_module = build_module(config, spec(lr=0.1)), build_module(config, spec(lr=0.2))
     assert (first_module.lr, second_module.lr) == (0.1, 0.2)
     assert OmegaConf.to_yaml(config) == before
-
-
-def test_the_shipped_averaging_is_built_anew_for_each_trial():
-    config = composed()
-    averages = [build_module(config, spec()).configure_callbacks()[0] for _ in range(2)]
-    assert averages[0] is not averages[1]
 
 
 @pytest.mark.parametrize(
@@ -397,7 +352,7 @@ def test_a_study_takes_its_images_once(monkeypatch):
 
 def test_such_a_module_trains_and_is_tested_from_its_weights(tmp_path):
     workload = build_workload(composed(*WHITENED))
-    own = replace(protocol(micro_batch_size=None), target=Target("val/error", 0.8, "min"))
+    own = replace(make_protocol(3, target=NEVER), target=Target("val/error", 0.8, "min"))
     result = run_trial(workload, spec(100, lr=0.05), own, tmp_path / "trial.ckpt")
     assert result.status == "reached"
     weights = torch.load(tmp_path / "trial.ckpt", weights_only=True)["state_dict"]

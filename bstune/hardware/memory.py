@@ -109,10 +109,7 @@ def search_range(low: int, high: int, train_examples: int) -> tuple[int, int, tu
 
 
 def fit_memory(results: Sequence[ProbeResult]) -> MemoryModel | None:
-    """Return the line of least relative squares through the training bytes of probes, with no negative slope.
-
-    Probes without a training peak are left out; None if fewer than two batch sizes are left.
-    """
+    """Return the line of least relative squares through probes' training bytes; None below two batch sizes."""
     points = sorted({(r.batch_size, r.training_bytes) for r in results if r.training_bytes is not None})
     if len({size for size, _ in points}) < 2:
         return None
@@ -398,14 +395,11 @@ def _available(root: Path) -> int | None:
 
 
 def resident_bytes(process: int | None = None) -> int:
-    """Return the resident memory of a process, by default this one; where /proc is missing, this one's peak.
-
-    0 for a process that has just ended.
-    """
+    """Return the resident memory of a process, by default this one; 0 for one that has ended."""
     try:
         pages = Path(f"/proc/{process or 'self'}/statm").read_text().split()[1]
     except OSError:
-        return peak_resident_bytes() if process is None else 0
+        return peak_resident_bytes() if process is None else 0  # where /proc is missing, the peak
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -162,13 +162,13 @@ def _run(request: _Request) -> ProbeResult:
     receiver, sender = CONTEXT.Pipe(duplex=False)
     with receiver, tempfile.NamedTemporaryFile() as log:
         process = CONTEXT.Process(target=_probe, args=(request, sender, log.name, dict(os.environ)))
-        with _hidden_main():
-            process.start()
-        sender.close()
         messages: list[Any] = []
         stopped: str | int | None = None  # the reason, or the bytes that were over the limit
         end = time.monotonic() + request.seconds
         try:
+            with _hidden_main():
+                process.start()
+            sender.close()
             while process.exitcode is None and stopped is None:
                 process.join(LOOK_SECONDS)
                 messages += _received(receiver)  # a pipe that nobody reads would fill
@@ -178,8 +178,9 @@ def _run(request: _Request) -> ProbeResult:
                 elif request.limit is not None and resident > request.limit:
                     stopped = resident
         finally:  # an interruption leaves no probe behind
-            process.kill()
-            process.join()
+            if process.pid is not None:
+                process.kill()
+                process.join()
         messages += _received(receiver)
         errors = log.read().decode(errors="replace")
     return _read(request, messages, stopped, process.exitcode, errors)

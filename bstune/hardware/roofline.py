@@ -21,9 +21,7 @@ attention; it counts none elsewhere. Bytes follow from the shapes of that step. 
 
 import functools
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
@@ -31,11 +29,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
-from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from bstune.core.errors import HardwareError
-from bstune.trial.device import device_name, synchronize
 
 Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32}
@@ -44,9 +40,8 @@ DTYPES |= {"bf16": torch.bfloat16, "fp16": torch.float16}
 PRECISIONS = {"64": "fp64", "32": "fp32", "16": "fp16", "bf16": "bf16"}
 # Multiples of 16 bytes. fp32 has none, whatever other sources ask for (16, say): without tf32 its products do not run
 # on tensor cores at all.
-TENSOR_CORE_MULTIPLES = {"tf32": 4, "bf16": 8, "fp16": 8, "int8": 16, "fp8": 16}
+TENSOR_CORE_MULTIPLES = {"tf32": 4, "bf16": 8, "fp16": 8}
 TENSOR_CORE_SOURCE = "NVIDIA, Matrix Multiplication Background, table 1"
-TIMER_CALLS = 5  # of a size at least: three to warm up, one to choose the block, one block
 
 
 @dataclass(frozen=True)
@@ -73,106 +68,21 @@ class DeviceLimits:
 
 
 def arithmetic_of(precision: str | int, device_type: str) -> Arithmetic:
-    """Return the arithmetic of matrix products under a Lightning precision (``bf16-mixed``, 32) or by its own name.
-
-    fp32 is tf32 on CUDA where PyTorch's float32 matmul precision is not ``highest`` and the device has it.
-    """
+    """Return the arithmetic of matrix products under a Lightning precision (``bf16-mixed``, 32) or by its own name."""
     name = PRECISIONS.get(str(precision).removesuffix("-true").removesuffix("-mixed"), str(precision))
     if name not in DTYPES:
         raise HardwareError(
             f"precision must be 64, 32, 16 or bf16, with -true or -mixed, or one of {', '.join(DTYPES)}, but got "
             f"{precision!r}: the roofline knows no ceiling for it"
         )
+    # In tf32 where PyTorch's float32 matmul precision is not "highest" and the device has it.
     lowered = name == "fp32" and device_type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     return cast(Arithmetic, "tf32" if lowered and torch.cuda.get_device_capability()[0] >= 8 else name)
 
 
 def tensor_core_multiple(arithmetic: str, device_type: str) -> int | None:
-    """Return what dimensions should be multiples of (8 in 16 bits, 4 in tf32, 16 in int8 and fp8); None for any."""
+    """Return what dimensions should be multiples of (8 in 16 bits, 4 in tf32); None for any."""
     return TENSOR_CORE_MULTIPLES.get(arithmetic) if device_type == "cuda" else None
-
-
-def measure_limits(
-    device: torch.device | str,
-    arithmetic: Arithmetic,
-    seconds: float,
-    matrix_sizes: Sequence[int],
-    copy_bytes: Sequence[int],
-    clock: Callable[[], float] = time.perf_counter,
-) -> DeviceLimits:
-    """Return the limits of ``device``, the best over a few sizes, warmed up; ``seconds`` are shared evenly.
-
-    ``matrix_sizes`` are sides n of square products, 2 n^3 FLOPs each; ``copy_bytes`` should be well past the caches.
-    The smallest size of each is timed in any case, a larger one only where the time left is enough for it.
-    """
-    device = torch.device(device)
-    multiple = tensor_core_multiple(arithmetic, device.type)
-    share = seconds / (2.0 if multiple is None else 3.0)
-    dtype = DTYPES[arithmetic]
-
-    def product(size: int) -> Callable[[], object]:
-        left = torch.randn(size, size, device=device).to(dtype)
-        right, out = left.clone(), torch.empty_like(left)
-        return lambda: torch.mm(left, right, out=out)
-
-    def copy(size: int) -> Callable[[], object]:
-        source = torch.ones(size, dtype=torch.uint8, device=device)  # ones: untouched pages of a host are not memory
-        target = torch.ones_like(source)
-        return lambda: target.copy_(source)
-
-    def best(prepare: Callable[[int], Callable[[], object]], power: int, sizes: Iterable[int]) -> float:
-        return _best_rate(prepare, lambda size: 2.0 * size**power, device, share, sorted(sizes), clock)
-
-    try:
-        with _float32_products(arithmetic, device):
-            flops = best(product, 3, matrix_sizes)
-            misaligned = None if multiple is None else best(product, 3, (size + 1 for size in matrix_sizes))
-        bandwidth = best(copy, 1, copy_bytes)
-        name = device_name({"accelerator": device.type, "devices": [device.index or 0]})
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise HardwareError(f"the ceilings of {device} cannot be measured in {arithmetic}: {reason}") from error
-    return DeviceLimits(name, arithmetic, flops, bandwidth, misaligned)
-
-
-@contextmanager
-def _float32_products(arithmetic: Arithmetic, device: torch.device) -> Iterator[None]:
-    if device.type != "cuda" or arithmetic not in ("fp32", "tf32"):
-        yield
-        return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _best_rate(
-    prepare: Callable[[int], Callable[[], object]],
-    work: Callable[[int], float],
-    device: torch.device,
-    seconds: float,
-    sizes: Sequence[int],
-    clock: Callable[[], float],
-) -> float:
-    """Return the highest work per second over ``sizes``, which rise."""
-
-    def read() -> float:  # the Timer's own clock waits for the current CUDA device, whichever is measured
-        synchronize(device)
-        return clock()
-
-    end = clock() + seconds
-    best = per_work = 0.0
-    for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
-        if best and TIMER_CALLS * per_work * work(size) > end - clock():
-            break
-        call = prepare(size)
-        call()  # libraries load and choose their kernels here
-        timer = Timer("call()", timer=read, globals={"call": call}, num_threads=torch.get_num_threads())
-        per_work = min(timer.blocked_autorange(min_run_time=max(0.0, (end - read()) / left)).times) / work(size)
-        best = max(best, 1.0 / per_work)
-    return best
 
 
 OUTSIDE = "(between layers)"
@@ -266,9 +176,7 @@ def step_cost(
 ) -> StepCost:
     """Trace a training step at two batch sizes and return its cost over batch size.
 
-    The module runs where it lies, in its present mode (train or eval), and is left as it was: gradients, buffers and
-    the random number generators too. ``make_batch`` returns so many examples on its device; batch normalisation needs
-    2 of them.
+    The module, in its present mode (train or eval), is left as it was: gradients, buffers, random generators too.
     """
     if len(batch_sizes) != 2 or not 1 <= batch_sizes[0] < batch_sizes[1]:
         raise HardwareError(f"hardware.ceilings.traced_batch_sizes must be two rising sizes, but got {batch_sizes}")
@@ -524,36 +432,31 @@ class TensorCoreMisalignment:
 def misalignments(
     cost: StepCost, limits: DeviceLimits, multiple: int | None, batch_size: int
 ) -> list[TensorCoreMisalignment]:
-    """Return the dimensions that miss :func:`tensor_core_multiple` at a batch size, with what padding would give.
-
-    The dimensions are those of NVIDIA's guides to linear layers and convolutions; embeddings and depthwise convolutions
-    do not run on tensor cores.
-    """
+    """Return the dimensions that miss :func:`tensor_core_multiple` at a batch size, with what padding would give."""
+    # The dimensions are those of NVIDIA's guides to linear layers and convolutions; embeddings and depthwise
+    # convolutions do not run on tensor cores.
     rows: list[TensorCoreMisalignment] = []
     if multiple is None:
         return rows
     for layer in cost.layers:
-        for dimension, size in layer.dimensions:
-            if size % multiple:
-                padded = -(-size // multiple) * multiple
-                gain = _gain(layer, _pad(layer, dimension, padded / size), limits, batch_size, batch_size)
+        sizes = [(*dimension, multiple) for dimension in layer.dimensions]
+        if layer.rows_per_example is not None:
+            sizes.append(("batch", batch_size, multiple // math.gcd(multiple, layer.rows_per_example)))
+        for dimension, size, step in sizes:
+            padded = -(-size // step) * step
+            if padded != size:
+                gain = _gain(layer, dimension, padded / size, limits, batch_size)
                 rows.append(TensorCoreMisalignment(layer.name, layer.kind, dimension, size, padded, gain))
-        if layer.rows_per_example is not None and batch_size * layer.rows_per_example % multiple:
-            step = multiple // math.gcd(multiple, layer.rows_per_example)
-            padded = -(-batch_size // step) * step
-            gain = _gain(layer, layer, limits, batch_size, padded)
-            rows.append(TensorCoreMisalignment(layer.name, layer.kind, "batch", batch_size, padded, gain))
     return rows
 
 
-def _pad(layer: LayerCost, dimension: str, factor: float) -> LayerCost:
-    side = "inputs" if dimension.startswith("in_") else "outputs"
-    return replace(layer, **{name: getattr(layer, name) * factor for name in ("flops", "weights", side)})
-
-
-def _gain(layer: LayerCost, padded: LayerCost, limits: DeviceLimits, now: int, then: int) -> float | None:
-    """Return the examples/s of ``padded`` at batch size ``then`` over those of ``layer``, misaligned, at ``now``."""
+def _gain(layer: LayerCost, dimension: str, factor: float, limits: DeviceLimits, batch_size: int) -> float | None:
+    """Return the layer's examples/s with a dimension padded by a factor over those as it is, misaligned."""
     if limits.misaligned_flops_per_second is None:
         return None
-    slow = replace(limits, flops_per_second=limits.misaligned_flops_per_second)
-    return layer_seconds(layer, slow, now) / layer_seconds(padded, limits, then) * then / now
+    seconds = layer_seconds(layer, replace(limits, flops_per_second=limits.misaligned_flops_per_second), batch_size)
+    if dimension == "batch":
+        return factor * seconds / layer_seconds(layer, limits, batch_size * factor)
+    side = "inputs" if dimension.startswith("in_") else "outputs"
+    padded = replace(layer, **{name: getattr(layer, name) * factor for name in ("flops", "weights", side)})
+    return seconds / layer_seconds(padded, limits, batch_size)

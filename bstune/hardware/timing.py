@@ -1,4 +1,4 @@
-"""Step time tau(B), measured on a ladder of batch sizes in shuffled order.
+"""What is timed: steps on a ladder of batch sizes in shuffled order, and the device's own limits.
 
 The step function and the clock are passed in. :mod:`bstune.core.step_time` models tau between the measured sizes.
 """
@@ -16,16 +16,20 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import seed_everything
+from torch.utils.benchmark import Timer
 
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import HardwareError
 from bstune.core.records import Budget, TrialProtocol, TrialSpec
 from bstune.core.step_time import fit_step_times
+from bstune.hardware.roofline import DTYPES, Arithmetic, DeviceLimits, tensor_core_multiple
 from bstune.trial.batches import micro_batch_sizes
 from bstune.trial.compile import compiled
-from bstune.trial.device import synchronize
+from bstune.trial.device import device_name, synchronize
 from bstune.trial.loop import Workload, make_trainer, run_trial
 from bstune.trial.workload import on_device
+
+TIMER_CALLS = 5  # of a size at least: three to warm up, one to choose the block, one block
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,8 @@ def ladder(low: int, ceiling: int, rungs: int, multiple: int) -> tuple[int, ...]
 
 
 def visits(sizes: Sequence[int], repeats: int, seed: int) -> list[int]:
-    """Return the order of measurement: every size once a round, each round shuffled anew.
-
-    A clock that drifts then spreads over all sizes, in place of bending tau(B).
-    """
+    """Return the order of measurement: every size once a round, each round shuffled anew."""
+    # A clock that drifts then spreads over all sizes, in place of bending tau(B).
     shuffle = random.Random(seed)  # an order, not a secret  # noqa: S311
     return [size for _ in range(repeats) for size in shuffle.sample(list(sizes), len(sizes))]
 
@@ -254,3 +256,83 @@ def outside_trainer(module: object) -> Iterator[None]:
         raise HardwareError(
             f"{type(module).__name__}.training_step asks for its Trainer, so it cannot be run without one"
         ) from error
+
+
+def measure_limits(
+    device: torch.device | str,
+    arithmetic: Arithmetic,
+    seconds: float,
+    matrix_sizes: Sequence[int],
+    copy_bytes: Sequence[int],
+) -> DeviceLimits:
+    """Return the limits of ``device``, the best over a few sizes, warmed up; ``seconds`` are shared evenly."""
+    device = torch.device(device)
+    multiple = tensor_core_multiple(arithmetic, device.type)
+    share = seconds / (2.0 if multiple is None else 3.0)
+    dtype = DTYPES[arithmetic]
+
+    def product(size: int) -> Callable[[], object]:
+        left = torch.randn(size, size, device=device).to(dtype)
+        right, out = left.clone(), torch.empty_like(left)
+        return lambda: torch.mm(left, right, out=out)
+
+    def copy(size: int) -> Callable[[], object]:
+        source = torch.ones(size, dtype=torch.uint8, device=device)  # ones: untouched pages of a host are not memory
+        target = torch.ones_like(source)
+        return lambda: target.copy_(source)
+
+    try:
+        with _float32_products(arithmetic, device):
+            flops = _best_rate(product, 3, device, share, matrix_sizes)
+            odd = [size + 1 for size in matrix_sizes]
+            misaligned = None if multiple is None else _best_rate(product, 3, device, share, odd)
+        bandwidth = _best_rate(copy, 1, device, share, copy_bytes)
+        name = device_name({"accelerator": device.type, "devices": [device.index or 0]})
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise HardwareError(f"the ceilings of {device} cannot be measured in {arithmetic}: {reason}") from error
+    return DeviceLimits(name, arithmetic, flops, bandwidth, misaligned)
+
+
+@contextmanager
+def _float32_products(arithmetic: Arithmetic, device: torch.device) -> Iterator[None]:
+    if device.type != "cuda" or arithmetic not in ("fp32", "tf32"):
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _best_rate(
+    prepare: Callable[[int], Callable[[], object]],
+    power: int,
+    device: torch.device,
+    seconds: float,
+    sizes: Sequence[int],
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Return the highest rate of 2 n^power operations, or bytes, a second over sizes n.
+
+    The smallest size is timed in any case, a larger one only where the seconds left are enough for it.
+    """
+
+    def read() -> float:  # the Timer's own clock waits for the current CUDA device, whichever is measured
+        synchronize(device)
+        return clock()
+
+    end = clock() + seconds
+    best = per_work = 0.0
+    for left, size in zip(range(len(sizes), 0, -1), sorted(sizes), strict=True):
+        work = 2.0 * size**power
+        if best and TIMER_CALLS * per_work * work > end - clock():
+            break
+        call = prepare(size)
+        call()  # libraries load and choose their kernels here
+        timer = Timer("call()", timer=read, globals={"call": call}, num_threads=torch.get_num_threads())
+        per_work = min(timer.blocked_autorange(min_run_time=max(0.0, (end - read()) / left)).times) / work
+        best = max(best, 1.0 / per_work)
+    return best

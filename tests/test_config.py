@@ -1,0 +1,418 @@
+"""The options: what each may be, what a mistake is told, how a config is composed, and conf/README.md's table."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from omegaconf import OmegaConf
+from pydantic import BaseModel, TypeAdapter
+
+from bstune import conf
+from bstune.config import RENAMED, TrainedOptions, budget_of, compose, overrides, tuned, with_hyperparameters
+from bstune.core.errors import ConfigError, TableError
+from bstune.core.search_space import Tunable
+from bstune.trial.replay import complete
+
+CONF = Path(conf.__file__).parent
+WORKLOADS = sorted(path.stem for path in (CONF / "workload").glob("*.yaml"))
+SAMPLERS = ("tpe", "gp", "qmc", "random")
+RULES = ("none", "linear", "saturating", "surge")
+SCHEDULES = ("constant", "warmup", "linear", "one_cycle", "triangle")
+README = CONF / "README.md"
+
+
+def digits(*arguments):
+    return compose(["workload=digits", *arguments])
+
+
+def mistakes(*arguments):
+    with pytest.raises(ConfigError) as error:
+        compose(arguments, complete)
+    return str(error.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[f"+workload={name}"] for name in WORKLOADS if name != "replay"]
+    + [
+        ["workload=digits", f"{group}={name}"]
+        for group, names in (("sampler", SAMPLERS), ("scaling", RULES))
+        for name in names
+    ]
+    + [["workload=resnet_cifar", f"schedule={name}"] for name in SCHEDULES],
+)
+def test_what_ships_is_valid_and_stays_as_it_is(arguments):
+    config = compose(arguments)
+    with initialize_config_module("bstune.conf", version_base="1.3"):
+        before = hydra_compose("config", [argument.lstrip("+") for argument in arguments])
+    values, raw = (OmegaConf.to_container(node, resolve=True) for node in (config, before))
+    schedule = raw.pop("schedule", None)
+    if schedule is not None:
+        raw["workload"]["module"] |= {"schedule": schedule["rate"], "average": schedule["average"]}
+    for tunable in raw["workload"].setdefault("tunable", {}).values():
+        tunable.setdefault("log", False)
+        tunable.setdefault("integer", False)
+    assert values == raw
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "search.seconds=null",
+        "search.seconds=inf",
+        "search.precision=null",
+        "search.replicates=0",
+        "protocol.micro_batch_size=null",
+        "protocol.noise_scale_every=null",
+        "~workload.target.bounds",
+        "~workload.tunable",
+        "study=7",
+        "device=cuda:3",
+        "hardware.scale_out.all_reduce.overlap=inf",
+        "+trainer.gradient_clip_val=1.0",  # anything that a Trainer takes
+        "+sampler.seed=3",  # anything that a sampler takes
+        "+workload.module.anything=1",
+    ],
+)
+def test_allows(override):
+    digits(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("search.trials=many", "search.trials must be a valid integer, but got 'many'"),
+        ("search.trials=true", "search.trials must be a number, but got True"),
+        ("search.trials=0", "search.trials must be at least 1, but got 0"),
+        ("search.seconds=0", "search.seconds must be greater than 0, but got 0"),
+        ("search.wall_seconds=nan", "search.wall_seconds must be greater than 0, but got nan"),
+        ("search.stratified=1.5", "search.stratified must be at most 1, but got 1.5"),
+        ("search.precision=0.5", "search.precision must be greater than 1, but got 0.5"),
+        ("search.replicates=-1", "search.replicates must be at least 0, but got -1"),
+        ("search.candidates=0", "search.candidates must be at least 1, but got 0"),
+        ("search.workers=-1", "search.workers must be at least 1, but got -1"),
+        ("search.tune=momentum", "search.tune must be a valid list, but got 'momentum'"),
+        ("search.objective=speed", "search.objective must be 'time', 'steps', 'both' or 'curve', but got 'speed'"),
+        ("search.batch_size.multiple=0", "search.batch_size.multiple must be at least 1, but got 0"),
+        ("search.batch_size.low=9999", "search.batch_size: low must be at most high, but got low=9999 and high=1200"),
+        ("budget.steps=1.5", "budget.steps must be a valid integer, but got 1.5"),
+        ("budget.steps=${study}", "budget.steps must be a valid integer, but got 'digits'"),
+        ("budget.examples=0", "budget.examples must be at least 1, but got 0"),
+        ("scaling.lr=-1", "scaling.lr must be greater than 0, but got -1"),
+        ("scaling.noise_scale=0", "scaling.noise_scale must be greater than 0, but got 0"),
+        ("scaling.lr_octaves_sigma=0", "scaling.lr_octaves_sigma must be greater than 0, but got 0"),
+        ("scaling.lr_octaves=101", "scaling.lr_octaves must be at most 100, but got 101"),
+        ("scaling.lr_octaves=null", "scaling.lr_octaves must be a valid number, but got null"),
+        ("prior.exponent_sigma=inf", "prior.exponent_sigma must be a finite number, but got inf"),
+        ("protocol.evaluation_ratio=1", "protocol.evaluation_ratio must be greater than 1, but got 1"),
+        ("protocol.evaluation_share=2", "protocol.evaluation_share must be at most 1, but got 2"),
+        ("protocol.close_to_target=1", "protocol.close_to_target must be greater than 1, but got 1"),
+        ("protocol.micro_batch_size=0", "protocol.micro_batch_size must be at least 1, but got 0"),
+        ("protocol.noise_scale_every=0", "protocol.noise_scale_every must be at least 1, but got 0"),
+        ("trial.batch_size=3.5", "trial.batch_size must be a valid integer, but got 3.5"),
+        ("trial.seed=-1", "trial.seed must be at least 0, but got -1"),
+        (
+            "trial.batch_size=64",
+            "trial: to train one trial, give both trial.batch_size and trial.lr, but got batch_size=64 and lr=null",
+        ),
+        ("workload.target.mode=down", "workload.target.mode must be 'min' or 'max', but got 'down'"),
+        ("workload.target.value=nan", "workload.target.value must be a finite number, but got nan"),
+        (
+            "workload.target.value=-0.1",
+            "workload.target: the target val/loss <= -0.1 cannot be reached: val/loss lies in [0.0, inf]",
+        ),
+        (
+            "workload.target.bounds=[0,0.1]",
+            "workload.target: the target val/loss <= 0.1 is met by every value in [0.0, 0.1]: check mode and value",
+        ),
+        ("workload.target.bounds=[1,0]", "workload.target: bounds must be two increasing numbers, but got [1.0, 0.0]"),
+        ("hardware.step_time.rungs=1", "hardware.step_time.rungs must be at least 2, but got 1"),
+        ("hardware.memory.free_share=0", "hardware.memory.free_share must be greater than 0, but got 0"),
+        ("hardware.memory.relative.cpu=1", "hardware.memory.relative.cpu must be less than 1, but got 1"),
+        (
+            "~hardware.memory.relative.cuda",
+            "hardware.memory.relative: it must have a share for cpu and for cuda, but got {'cpu': 0.01}",
+        ),
+        ("hardware.scale_out.devices=[]", "hardware.scale_out.devices must have at least 1 item, but got []"),
+        ("hardware.scale_out.devices=[0]", "hardware.scale_out.devices.0 must be at least 1, but got 0"),
+        ("hardware.scale_out.all_reduce.overlap=nan", "hardware.scale_out.all_reduce.overlap must be at least 1, but"),
+        (
+            "hardware.scale_out.all_reduce.seconds={1: 0.1}",
+            "hardware.scale_out.all_reduce: seconds must be given for 2 devices or more, but got {1: 0.1}",
+        ),
+        ("seed=null", "seed must be a valid integer, but got null"),
+        ("debug=maybe", "debug must be a valid boolean, but got 'maybe'"),
+        ("trainer=3", "trainer must be a valid dictionary, but got 3"),
+        (
+            "compile=fast",
+            "compile must be 'default', 'reduce-overhead', 'max-autotune' or 'max-autotune-no-cudagraphs', ",
+        ),
+        ("precision=8", "precision must be 'auto', '32-true', 'bf16-mixed', '16-mixed', 'bf16-true' or '16-true', but"),
+        ("search.trails=3", "unknown option search.trails: did you mean search.trials?; --help lists the options"),
+        ("+search.trails=3", "unknown option search.trails: did you mean search.trials?; --help lists the options"),
+        ("+nothing.like=1", "unknown option nothing; --help lists the options"),
+        ("storage=???", "storage is missing: give it a value, storage=..."),
+        ("~workload.data", "workload.data is missing: give it a value, workload.data=..."),
+        (
+            "~protocol.close_to_target",
+            "protocol.close_to_target is missing: give it a value, protocol.close_to_target=",
+        ),
+        ("+workload.module.x=???", "workload.module.x is missing: give it a value, workload.module.x=..."),
+        ("output=outputs/${no.such.key}/x", "output: Interpolation key 'no.such.key' not found"),
+        ("workload.module.lr=${no.such.key}", "workload.module.lr: Interpolation key 'no.such.key' not found"),
+        ("data.root=${oc.env:BSTUNE_TEST_NOT_SET}", 'data.root: KeyError raised while resolving interpolation: "Envir'),
+        (
+            "workload.reference.lr=0",
+            "workload.reference.lr must be greater than 0, but got 0",
+        ),  # once, not as scaling.lr
+    ],
+)
+def test_refuses_in_one_line(override, line):
+    (got,) = mistakes("workload=digits", override)
+    assert got.startswith(line)
+
+
+def test_all_mistakes_are_named_at_once():
+    assert mistakes(
+        "workload=digits", "search.trails=3", "budget.steps=0", "search.finalists=2", "+nope=1", "output=${no}"
+    ) == [
+        "unknown option search.trails: did you mean search.trials?; --help lists the options",
+        "unknown option search.finalists: it is called search.candidates now",
+        "output: Interpolation key 'no' not found",
+        "budget.steps must be at least 1, but got 0",
+        "unknown option nope; --help lists the options",
+    ]
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_name_is_told_the_new_one(old, new):
+    assert new in TYPES or new.startswith("sampler.policy.")
+    assert mistakes("workload=digits", f"{old}=1") == [f"unknown option {old}: it is called {new} now"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["search.tune=[dropout]"], "search.tune names 'dropout', but the workload digits lists momentum, average"),
+        (["search.tune=[momentum,momentum]"], "search.tune names 'momentum' twice"),
+        (
+            ["workload.tunable.momentum.low=0.99"],
+            "workload.tunable.momentum: low must be less than high, but got low=0.99",
+        ),
+        (
+            ["workload.tunable.average.low=0"],
+            "workload.tunable.average: low must be over 0 on a log scale, but got low=0",
+        ),
+        (
+            ["workload.tunable.momentum.key=trial.lr"],
+            "workload.tunable.momentum: key must lie below workload.module or",
+        ),
+        (["workload.tunable.momentum.integer=true"], "workload.tunable.momentum: low and high of a whole number must"),
+        (
+            ["+workload.tunable.lr={key: workload.module.lr, low: 0, high: 1}"],
+            "workload.tunable: a study has lr already",
+        ),
+        (
+            ["search.tune=[momentum]", "workload.tunable.momentum.key=workload.module.optimizer.mu"],
+            "search: workload.tunable.momentum.key=workload.module.optimizer.mu must name a number of the",
+        ),
+        (
+            ["search.workers=2", "hardware.enabled=false"],
+            "search.workers=2: seconds per step are the survey's, measured",
+        ),
+    ],
+)
+def test_refuses_options_that_do_not_go_together(arguments, line):
+    (got,) = mistakes("workload=digits", *arguments)
+    assert got.startswith(line)
+
+
+def test_types_are_written_and_references_stay():
+    config = digits("search.seconds=5", "workload.reference.batch_size=64", "study=7")
+    assert [type(value) for value in (config.search.seconds, config.scaling.batch_size)] == [float, float]
+    assert config.study == "7"
+    assert OmegaConf.to_container(config.workload.module)["lr"] == "${trial.lr}"
+    config.workload.budget.steps = 9
+    assert config.budget.steps == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "no workload was given"),
+        (("workload=nope",), "there is no workload 'nope'"),
+        (("+workload=",), "there is no workload ''"),
+    ],
+)
+def test_the_workloads_are_listed(arguments, text):
+    assert mistakes(*arguments) == [text, f"workloads: {', '.join(WORKLOADS)}", mistakes()[2]]
+
+
+def test_a_folder_of_ones_own(tmp_path):
+    (tmp_path / "workload").mkdir()
+    (tmp_path / "workload" / "mine.yaml").write_text((CONF / "workload" / "digits.yaml").read_text())
+    for order in (["--config-dir", str(tmp_path), "workload=mine"], ["workload=mine", "--config-dir", str(tmp_path)]):
+        assert compose(order).workload.name == "digits"
+    assert mistakes("--config-dir", str(tmp_path))[1] == f"workloads: {', '.join(sorted([*WORKLOADS, 'mine']))}"
+    (tmp_path / "workload" / "mine.yaml").write_text("a: [")
+    assert "a config file is not YAML" in mistakes("--config-dir", str(tmp_path), "workload=mine")[0]
+    assert mistakes("--config-dir", "/nowhere", "workload=mine") == ["--config-dir /nowhere is not a folder"]
+
+
+# A replayed workload
+
+
+@pytest.fixture
+def replay(tmp_path):
+    row = {"seed": 0, "steps": [10, 30], "metric": [0.5, 0.1], "seconds_per_step": 0.01}
+    rows = [row | {"batch_size": size, "lr": lr} for size in (8, 32) for lr in (0.1, 0.4)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ("workload=replay", f"workload.table={tmp_path / 't.jsonl'}", "workload.target.value=0.1")
+
+
+def test_what_a_replayed_workload_leaves_open_is_its_tables(replay):
+    config = compose(replay, complete)
+    assert (config.search.batch_size.low, config.search.batch_size.high) == (8, 32)
+    assert (config.scaling.batch_size, config.scaling.lr) == (pytest.approx(16), pytest.approx(0.2))
+    assert (config.budget.steps, config.budget.examples) == (30, 1)  # the smaller batch's runs took no more steps
+
+
+@pytest.mark.parametrize(
+    ("override", "option", "value"),
+    [
+        ("workload.reference.lr=3", "scaling.lr", 3.0),
+        ("search.batch_size.high=16", "search.batch_size.high", 16),
+        ("workload.budget.examples=7", "budget.examples", 7),
+    ],
+)
+def test_what_is_given_stays(replay, override, option, value):
+    assert OmegaConf.select(compose((*replay, override), complete), option) == value
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (
+            "+workload.module={}",
+            "workload.module: a workload is trained (data and module) or replayed (table), but this",
+        ),
+        ("+workload.nope=1", "unknown option workload.nope"),
+        ("workload.table=[1]", "workload.table must be a valid string, but got [1]"),
+        ("workload.table=null", "workload.table must be a valid string, but got null"),
+        ("workload.budget.steps=x", "workload.budget.steps must be a valid integer, but got 'x'"),
+        (
+            "search.workers=2",
+            "search.workers=2: workload replay is answered from recorded runs, so there is nothing to",
+        ),
+        ("schedule=linear", "a replayed workload is not trained, so it has no schedule"),
+    ],
+)
+def test_refuses_what_is_no_replayed_workload(replay, override, line):
+    (got,) = mistakes(*replay, override)
+    assert got.startswith(line)
+
+
+def test_mistakes_come_before_the_table_is_read(replay):
+    assert mistakes("workload=replay", "workload.table=nowhere.jsonl", "seed=-1") == [
+        "seed must be at least 0, but got -1"
+    ]
+    with pytest.raises(TableError, match=r"workload\.table=nowhere\.jsonl is no file"):
+        compose(["workload=replay", "workload.table=nowhere.jsonl"], complete)
+
+
+# Further hyper-parameters
+
+
+def test_names_pick_from_what_the_workload_lists():
+    names = tuned(digits("search.tune=[average,momentum]"))
+    assert [one.name for one in names] == ["average", "momentum"]
+    assert names[0] == Tunable("average", "workload.module.average.fraction", 0.02, 0.5, True, False)
+    assert tuned(digits()) == ()
+
+
+def test_hyperparameters_stand_at_their_keys_in_a_copy():
+    config = digits("+workload.tunable.horizon={key: budget.examples, low: 1, high: 9e9}")
+    changed = with_hyperparameters(config, {"momentum": 0.5, "average": 0.3, "horizon": 6400})
+    assert (changed.workload.module.optimizer.momentum, changed.workload.module.average.fraction) == (0.5, 0.3)
+    assert config.workload.module.optimizer.momentum == 0.0
+    assert budget_of(changed).last_step(16) == 400
+    assert overrides(config, {"momentum": 0.25}) == ["workload.module.optimizer.momentum=0.25"]
+
+
+# conf/README.md
+
+
+def option_types(section=TrainedOptions, prefix=""):
+    """Return the type of every option, by its dotted name."""
+    types = {}
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            types |= option_types(kind, f"{prefix}{name}.")
+        else:
+            types[f"{prefix}{name}"] = field.rebuild_annotation()
+    return types
+
+
+TYPES = option_types()
+
+
+def allowed(schema):
+    """Return in words what a JSON schema allows."""
+    if "anyOf" in schema:
+        return " or ".join(allowed(one) for one in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        return f"list of {allowed(schema['items'])}"
+    words = {"integer": "integer", "number": "number", "boolean": "`true`, `false`", "string": "text", "null": "`null`"}
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    bounds = [f"{sign} {schema[name]:g}" for name, sign in signs.items() if name in schema]
+    return " ".join([words.get(schema.get("type"), "mapping"), *bounds])
+
+
+def comments():
+    """Return what conf/config.yaml says of each option, at the end of its line."""
+    stack, said = [], {}
+    for line in (CONF / "config.yaml").read_text().splitlines():
+        entry = re.match(r"( *)(\w+):([^#]*)(?:# (.*))?$", line)
+        if entry:
+            stack[len(entry[1]) // 2 :] = [entry[2]]
+            said[".".join(stack)] = (entry[3].strip(), entry[4] or "")
+    return said
+
+
+def table():
+    """Return the table of options that conf/README.md holds."""
+    lines, said = ["| option | default | allowed | what |", "| --- | --- | --- | --- |"], comments()
+    for name, (default, what) in said.items():
+        if name in TYPES:
+            cells = (
+                f"`{name}`",
+                f"`{default}`" if default else "",
+                allowed(TypeAdapter(TYPES[name]).json_schema()),
+                what,
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_table_of_options_is_current():
+    """If it is not: ``python tests/test_config.py`` writes it."""
+    assert table() in README.read_text()
+    assert set(comments()) >= {name for name in TYPES if not name.startswith("workload")} - {"sampler", "scaling.rule"}
+    assert not [name for name, (_, what) in comments().items() if name in TYPES and not what]
+
+
+def test_every_workload_is_in_the_readme():
+    assert set(WORKLOADS) <= set(re.findall(r"`(\w+)`", README.read_text()))
+
+
+if __name__ == "__main__":
+    text = README.read_text()
+    sys.stdout.write(f"{README}\n")
+    README.write_text(re.sub(r"\| option \| default .*?\n(?!\|)", lambda _: table() + "\n", text, flags=re.S))
