@@ -501,6 +501,7 @@ def test_lightnings_own_accumulation_would_be_wrong_for_a_smaller_last_group(mon
         torch.testing.assert_close(weights(unequal), weights(module), rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
 def test_a_micro_batch_without_a_loss_adds_nothing():
     """As Lightning has it: training_step may return None."""
     module = Counting(lambda applied: 0.9)
