@@ -138,6 +138,7 @@ def _job_arguments() -> list[str]:
 def run(config: DictConfig, arguments: Sequence[str]) -> None:
     """Run the study, or the one trial, of a validated config; the arguments give that config again."""
     quieten(training=not is_replayed(config))
+    # optuna, rich and, to train, lightning: not for --help or a mistake
     from rich.console import Console
 
     from bstune.study.prepare import prepare

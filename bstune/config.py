@@ -519,11 +519,3 @@ def overrides(config: DictConfig, values: Mapping[str, float]) -> list[str]:
 def budget_of(config: DictConfig) -> Budget:
     """Return the budget that a config states."""
     return Budget(config.budget.steps, config.budget.examples)
-
-
-check_settings, plain, build, with_settings = (
-    validate,
-    to_dict,
-    instantiate,
-    with_hyperparameters,
-)  # until all have moved

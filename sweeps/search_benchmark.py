@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import optuna
 from omegaconf import DictConfig
 from pydantic import TypeAdapter
+from rich.console import Console
+from rich.progress import track
 
 from bstune.core.errors import ConfigError, Interrupted, TableError
 from bstune.core.files import check_writable, write_text
@@ -25,9 +26,6 @@ from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark_report import Standing, make_finding, standing
 from bstune.sweeps.search_problem import MULTIPLES, Benchmark, SearchRun, make_benchmark, run_search
 from bstune.trial.replay import SHIPPED, Source, read_index, read_table
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SEEDS, QUICK_SEEDS = 20, 3
 QUICK = (FRONTIER, "random/lr", "tpe/lr", "tpe/sqrt", "shallue", "zeus")
@@ -53,7 +51,7 @@ class Case:
 
 def run(
     config: DictConfig,
-    console: "Console",
+    console: Console,
     *,
     tables: list[str],
     target: float | None,
@@ -68,8 +66,6 @@ def run(
     runs: str,
 ) -> Finding:
     """Run each search on each table and seed, without those that ``runs`` has, and compare what they found."""
-    from rich.progress import track
-
     n = (QUICK_SEEDS if quick else SEEDS) if seeds is None else seeds
     if n < 1 or workers < 1:
         raise ConfigError(f"sweep.experiment.seeds and .workers must be at least 1, but got {n} and {workers}")
@@ -78,10 +74,10 @@ def run(
     entries = choose(searches, quick)
     sources = find_sources(tables, read_index(SHIPPED))
     benchmarks, digests = [], {}
-    for name, source in sources.items():
-        goal = _target(source, target)
-        benchmarks.append(make_benchmark(name, read_table(source.path), goal, objective, lr_factor, budget_factor))
-        digests[name] = sha256(source.path.read_bytes()).hexdigest()[:16]
+    for name, (file, shipped) in sources.items():
+        goal = _target(file, shipped, target)
+        benchmarks.append(make_benchmark(name, read_table(file), goal, objective, lr_factor, budget_factor))
+        digests[name] = sha256(file.read_bytes()).hexdigest()[:16]
     path = Path(runs)
     check_writable(path, f"sweep.experiment.runs={runs}")
     usable = [(one, entry) for one in benchmarks for entry in entries if _usable(one, entry)]
@@ -120,7 +116,9 @@ def run(
         for entry in entries
         if not _usable(one, entry)
     ]
-    origins = [{"digest": digests[name], "command": source.command} for name, source in sources.items()]
+    origins = [
+        {"digest": digests[name], "command": shipped and shipped.command} for name, (_, shipped) in sources.items()
+    ]
     return make_finding(benchmarks, standings, left_out, origins, n)
 
 
@@ -157,30 +155,33 @@ def _imported(name: str) -> Entry:
     return Entry(name, None, None, make)
 
 
-def find_sources(names: Sequence[str], index: Mapping[str, Source]) -> dict[str, Source]:
-    """Return the tables that are named, by their name in the index or the path of a file; of none, all of the index."""
-    sources = {} if names else dict(index)
+def find_sources(names: Sequence[str], index: Mapping[str, Source]) -> dict[str, tuple[Path, Source | None]]:
+    """Return file and, if it ships, source of the tables that are named or given by path; of none, all that ship."""
+    sources: dict[str, tuple[Path, Source | None]] = {}
+    if not names:
+        sources = {name: (source.path, source) for name, source in index.items()}
     for name in names:
         path = Path(name)
         if name not in index and not path.exists():
-            shipped = f", or one of {', '.join(index)}" if index else ""
-            raise TableError(f"there is no table {name}: give the path of a file of JSON lines{shipped}")
-        same = [source for source in index.values() if source.path.resolve() == path.resolve()]
-        source = index.get(name) or (same[0] if same else Source(path, None, None))
-        sources[str(source.path) if source.path.stem in sources else source.path.stem] = source
+            others = f", or one of {', '.join(index)}" if index else ""
+            raise TableError(f"there is no table {name}: give the path of a file of JSON lines{others}")
+        same = (source for source in index.values() if source.path.resolve() == path.resolve())
+        shipped = index.get(name) or next(same, None)
+        path = path if shipped is None else shipped.path
+        sources[str(path) if path.stem in sources else path.stem] = path, shipped
     if not sources:
         raise TableError("bstune ships no tables here: name a file with sweep.experiment.tables=[FILE], and a target")
     return sources
 
 
-def _target(source: Source, value: float | None) -> Target:
+def _target(path: Path, shipped: Source | None, value: float | None) -> Target:
     if value is not None:
-        return Target(source.target.metric if source.target is not None else "error", value, "min")
-    if source.target is None:
+        return Target("error" if shipped is None else shipped.target.metric, value, "min")
+    if shipped is None:
         raise ConfigError(
-            f"{source.path} is not one of bstune's own tables: give what to reach as sweep.experiment.target=VALUE"
+            f"{path} is not one of bstune's own tables: give what to reach as sweep.experiment.target=VALUE"
         )
-    return source.target
+    return shipped.target
 
 
 def read_runs(path: Path, again: Iterable[str] = ()) -> dict[str, SearchRun]:

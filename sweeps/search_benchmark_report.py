@@ -145,7 +145,7 @@ def make_finding(
     notes += RULES[objective]
     names = {one.entry.name for one in standings}
     notes += [rule for name, rule in ((FRONTIER, FRONTIER_RULE), ("gp", GP_RULE)) if name in names]
-    tables = [_table(one) | origin for one, origin in zip(benchmarks, origins, strict=True)]
+    tables = [{**_table(one), **origin} for one, origin in zip(benchmarks, origins, strict=True)]
     results = [_result(one, any(one is other for other in shown)) for one in standings]
     return Finding(
         sentence=sentence(benchmarks, standings),

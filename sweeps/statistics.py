@@ -166,8 +166,8 @@ class Difference:
 
 def compare(before: Mapping[int, float | None], after: Mapping[int, float | None], level: float) -> Difference:
     """Return Student's paired comparison of values by seed; a seed counts where both have a value."""
-    pairs = [(value, first) for seed, value in after.items() if (first := before.get(seed)) is not None]
-    pairs = [(value, first) for value, first in pairs if value is not None]
+    both = ((value, before.get(seed)) for seed, value in after.items())
+    pairs = [(value, first) for value, first in both if value is not None and first is not None]
     differences = [value - first for value, first in pairs]
     n, mean = len(pairs), float(np.mean(differences)) if pairs else None
     if n < 2:

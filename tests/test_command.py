@@ -18,6 +18,7 @@ QUICK = ("+workload=digits", "search.trials=4", "search.batch_size.low=32", "sea
 EASY = ("workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
 # Decided by counts of examples, never by the clock.
 SIXTEEN = (*QUICK, *EASY, "search.trials=16", "search.objective=steps")
+REPLAYED = ("search.trials=2", "search.replicates=0", "mlflow.enabled=false", "search.objective=steps")
 WORKLOADS = sorted(path.stem for path in (Path(conf.__file__).parent / "workload").glob("*.yaml"))
 
 # A convolution with normalisation in groups in place of the digits' perceptron.
@@ -51,27 +52,15 @@ def entries(folder: Path) -> list[str]:
     ("arguments", "message"),
     [
         ((), f"no workload was given\nworkloads: {', '.join(WORKLOADS)}"),
-        (("+workload=",), f"there is no workload ''\nworkloads: {', '.join(WORKLOADS)}"),
         (("+workload=nope",), f"there is no workload 'nope'\nworkloads: {', '.join(WORKLOADS)}"),
-        (("workload=digits",), "write +workload=digits, with a plus"),
         (
             ("+workload=digits", "sampler=nope"),
             "Could not find 'sampler/nope'\nAvailable options in 'sampler':\nfrontier",
         ),
         (("+workload=digits", "scaling=cubic"), "'scaling':\nlinear\nnone\nsaturating\nsqrt\nsurge"),
-        (("+workload=digits", "search.nope=3"), "unknown option search.nope"),
-        (("+workload=digits", "+nope=3"), "unknown option nope"),
-        (("+workload=digits", "+search.nope=3"), "unknown option search.nope"),
-        (("+workload=digits", "search.trials=abc"), "search.trials: Value 'abc' of type 'str' could not be converted"),
-        (("+workload=digits", "search.trials=0"), "search.trials must be at least 1, but got 0"),
-        (("+workload=digits", "search.precision=0.5"), "search.precision must be a factor over 1, or null"),
-        (("+workload=digits", "search.confirmations=-1"), "search.confirmations must be at least 0 and"),
-        (("+workload=digits", "scaling.octaves=-1"), "scaling.octaves must be a positive number of octaves"),
-        (("+workload=digits", "scaling.exponent_sigma=0"), "scaling.exponent_sigma must be a positive number, but got"),
+        (("+workload=digits", "search.trials=abc"), "search.trials must be a valid integer, but got 'abc'"),
         (("+workload=digits", "search.trials=[1"), "no viable alternative at input '[1'"),
         (("+workload=digits", "nonsense"), "Error parsing override 'nonsense'"),
-        (("+workload=digits", "search.objective=speed"), "search.objective must be one of time, steps, both"),
-        (("+workload=digits", "budget.steps=0"), "budget.steps and budget.examples must be at least 1, but got 0"),
         (
             ("+workload=digits", "search.batch_size.high=5000"),
             "batch size 5000 is larger than the training data (1200 examples): set search.batch_size.high to at most",
@@ -80,33 +69,14 @@ def entries(folder: Path) -> list[str]:
             ("+workload=digits", "trial.batch_size=5000", "trial.lr=0.1"),
             "batch size 5000 is larger than the training data (1200 examples): set trial.batch_size to at most 1200",
         ),
-        (("+workload=digits", "trial.batch_size=64", "trial.lr=1", "trial.seed=-1"), "trial.seed must be at least 0"),
-        (("+workload=digits", "trial.batch_size=64"), "give both trial.batch_size (at least 1) and trial.lr"),
-        (("+workload=digits", "protocol.micro_batch_size=0"), "micro-batch size must be a positive integer, but got 0"),
-        (("+workload=digits", "protocol.noise_scale_every=0"), "noise_scale_every must be at least 1 step, or null to"),
-        (("+workload=digits", "protocol.evaluation_share=2"), "an evaluation rule needs ratio > 1"),
         (("+workload=digits", "workload.target.mode=max"), "the target val/loss >= 0.1 is met before training"),
-        (("+workload=digits", "workload.target.mode=down"), "target.mode must be min or max, but got 'down'"),
-        (("+workload=digits", "workload.target.value=-0.1"), "the target val/loss <= -0.1 cannot be reached"),
-        (
-            ("+workload=digits", "workload.target.value=1", "workload.target.bounds=[0,1]"),
-            "the target val/loss <= 1 is met by every value in [0.0, 1.0]",
-        ),
-        (("+workload=digits", "workload.target.value=nan"), "target.value must be a finite number, but got nan"),
         (("+workload=digits", "workload.target.metric=val/nope"), "but the module logs val/error, val/loss in"),
         (("+workload=digits", "precision=16-mixed", "device=cpu"), "precision=16-mixed needs a CUDA device"),
         (("+workload=digits", "precision=16-true", "device=cpu"), "precision=16-true needs a CUDA device, but this is"),
-        (
-            ("+workload=digits", "precision=8"),
-            "precision must be one of auto, 32-true, bf16-mixed, 16-mixed, bf16-true, 16-true, but got '8'",
-        ),
-        (("+workload=digits", "compile=fast"), "compile must be null or one of default, reduce-overhead, max-autotune"),
         (("+workload=replay", "workload.table=fashion_mlp", "compile=default"), "does not apply to recorded runs"),
         (("+workload=digits", "device=tpu"), "device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
         (("+workload=digits", "device=cuda:99"), "CUDA devices: use auto or cpu"),
         (("+workload=digits", "scaling=surge"), "the scaling rule surge needs a noise scale"),
-        (("+workload=digits", "scaling.lr=-1"), "a scaling rule needs a positive scaling.lr, but got -1"),
-        (("+workload=digits", "scaling.sigma=0"), "scaling.sigma must be a positive number of octaves, but got 0"),
         (("+workload=digits", "output=/dev/null/x"), "/dev/null is not a folder"),
         (("+workload=digits", "storage=sqlite:////nowhere/x.db"), "the folder /nowhere does not exist"),
         (("+workload=digits", "storage=nonsense"), "storage=nonsense is no database URL"),
@@ -147,6 +117,25 @@ def entries(folder: Path) -> list[str]:
             "whitening takes its statistics from 5000 images, but there are 1200: lower whitening.images",
         ),
         (("+workload=digits", "mlflow.uri=foo://x"), "such as sqlite:///mlflow.db, but got 'foo://x'"),
+        (("+workload=digits", "search.nope=3"), "unknown option search.nope"),
+        (("workload=digits", "search.trials=0"), "search.trials must be at least 1, but got 0"),
+        (
+            ("+workload=digits", "search.finalists=3"),
+            "unknown option search.finalists: it is called search.candidates now",
+        ),
+        (
+            ("+workload=digits", "seed=-1", "nope=1"),
+            "unknown option nope; --help lists the options\nseed must be at least 0",
+        ),
+        (("+workload=digits", "trial.batch_size=64"), "give both trial.batch_size and trial.lr, but got batch_size=64"),
+        (("+workload=digits", "--config-dir", "nowhere"), "--config-dir nowhere is not a folder"),
+        (("--cfg", "job", "+workload=nope"), f"there is no workload 'nope'\nworkloads: {', '.join(WORKLOADS)}"),
+        (("--cfg", "job"), "no workload was given"),
+        (("survey",), "no workload was given"),
+        (("survey", "workload=replay", "workload.table=fashion_mlp"), "there is no hardware to survey"),
+        (("fit", "nowhere.csv"), "cannot read nowhere.csv"),
+        (("record", "t.jsonl", "workload=digits"), "a grid needs --batch-sizes and --lrs"),
+        (("sweep", "nope"), "there is no sweep 'nope'"),
     ],
 )
 def test_bad_input_ends_in_plain_lines_and_writes_nothing(bstune, tmp_path, arguments, message):
@@ -218,7 +207,7 @@ def test_a_study_from_end_to_end(bstune, tmp_path):
 
 
 def test_a_study_with_one_of_optunas_samplers(bstune, tmp_path):
-    status, out, err = bstune(*QUICK, *EASY, "sampler=tpe", "mlflow.enabled=false", "search.confirmations=0")
+    status, out, err = bstune(*QUICK, *EASY, "sampler=tpe", "mlflow.enabled=false", "search.replicates=0")
     assert (status, err) == (0, "")
     assert "4 trials, 50% of them spread evenly over log B; each ends at the target or after 60 steps" in out
     assert len((tmp_path / "outputs" / "digits" / "trials.jsonl").read_text().splitlines()) == 4
@@ -229,7 +218,7 @@ def test_a_study_with_one_of_optunas_samplers(bstune, tmp_path):
 
 @pytest.mark.slow
 def test_the_same_command_continues_and_changed_settings_are_refused(bstune, tmp_path):
-    arguments = (*QUICK, *EASY, "mlflow.enabled=false", "search.objective=steps", "search.confirmations=0")
+    arguments = (*QUICK, *EASY, "mlflow.enabled=false", "search.objective=steps", "search.replicates=0")
     trials = tmp_path / "outputs" / "digits" / "trials.jsonl"
     assert bstune(*arguments, "search.trials=2")[0] == 0
     first = trials.read_text()
@@ -288,32 +277,32 @@ def test_both_objectives(bstune, tmp_path):
 
 
 def test_seconds_end_a_study_between_trials(bstune, tmp_path):
-    status, out, _ = bstune(*QUICK, *EASY, "mlflow.enabled=false", "search.seconds=0.000001", "search.confirmations=0")
+    status, out, _ = bstune(*QUICK, *EASY, "mlflow.enabled=false", "search.seconds=0.000001", "search.replicates=0")
     assert status == 0
     assert "stopped: search.seconds=1e-06 of training are spent" in out
     assert len((tmp_path / "outputs" / "digits" / "trials.jsonl").read_text().splitlines()) == 1
 
 
 def test_an_interruption_keeps_what_is_finished(bstune, tmp_path, monkeypatch):
-    from bstune.study import training
+    from bstune.trial import workload
 
-    train, calls = training.run_trial, []
+    train, calls = workload.run_trial, []
 
-    def interrupt_the_third(workload, spec, protocol, checkpoint=None, **states):
-        calls.append(checkpoint)
+    def interrupt_the_third(*arguments, **keywords):
+        calls.append(len(arguments) > 3 and arguments[3])
         if len(list(filter(None, calls))) == 3:  # the probe's leave nothing
             raise SystemExit(1)  # what Lightning makes of Ctrl-C
-        return train(workload, spec, protocol, checkpoint, **states)
+        return train(*arguments, **keywords)
 
-    monkeypatch.setattr(training, "run_trial", interrupt_the_third)
-    arguments = (*QUICK, *EASY, "mlflow.enabled=false", "search.confirmations=0")
+    monkeypatch.setattr(workload, "run_trial", interrupt_the_third)
+    arguments = (*QUICK, *EASY, "mlflow.enabled=false", "search.replicates=0")
     status, _, err = bstune(*arguments)
     assert status == 130
     assert "the same command continues the study" in err
     trials = tmp_path / "outputs" / "digits" / "trials.jsonl"
     statuses = [json.loads(line)["status"] for line in trials.read_text().splitlines()]
     assert [status == "failed" for status in statuses] == [False, False, True]
-    monkeypatch.setattr(training, "run_trial", train)
+    monkeypatch.setattr(workload, "run_trial", train)
     assert bstune(*arguments)[0] == 0
     finished = [json.loads(line) for line in trials.read_text().splitlines()]
     assert sorted(trial["trial_index"] for trial in finished if trial["status"] != "failed") == [0, 1, 2, 3]
@@ -349,13 +338,33 @@ def test_mlflow_being_down_does_not_stop_a_study(bstune, tmp_path, caplog):
     assert "The next run of the same command sends what is missing" in warnings[0]
 
 
-@pytest.mark.parametrize("workload", sorted(set(WORKLOADS) - {"replay"}))  # its own tests give it a table
-@pytest.mark.parametrize("sampler", ["frontier", "tpe", "gp", "qmc", "random"])
-@pytest.mark.parametrize("rule", ["none", "sqrt", "linear", "saturating", "surge"])
-def test_every_config_composes(workload, sampler, rule):
-    config = compose_checked([f"+workload={workload}", f"sampler={sampler}", f"scaling={rule}"])
-    assert config.study == workload
-    assert config.scaling.lr > 0
+@pytest.mark.parametrize("verb", [(), ("survey",), ("fit",), ("record",), ("sweep",)])
+def test_every_verb_explains_itself(bstune, verb):
+    status, out, err = bstune(*verb, "--help")
+    assert (status or 0, err) == (0, "")
+    assert "workload=NAME" in out or "usage: " in out or "run one with" in out
+
+
+def test_hydras_own_options(bstune, tmp_path):
+    status, out, _ = bstune("--cfg", "job", "+workload=digits", "seed=3")
+    assert status == 0
+    assert OmegaConf.create(out).seed == 3
+    status, out, err = bstune(
+        "--multirun", "+workload=replay", "workload.table=cifar_mlp", *REPLAYED, "seed=0,1", "study=s${seed}"
+    )
+    assert (status, err) == (0, "")
+    assert entries(tmp_path / "outputs") == ["s0", "s1"]
+    status, _, err = bstune("--multirun", "workload=digits", "seed=-1,-2")
+    assert status == 2
+    assert "error: seed must be at least 0, but got -1" in err
+
+
+def test_fit_prints_the_curve_of_a_file(bstune, tmp_path):
+    points = [f"{size},{100 * (1 + 64 / size):.0f}" for size in (8, 16, 32, 64, 128, 256, 512)]
+    (tmp_path / "points.csv").write_text("\n".join(["batch_size,steps", *points]))
+    status, out, err = bstune("fit", "points.csv")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["b_crit"] == pytest.approx(64, rel=0.1)
 
 
 PROJECT = """

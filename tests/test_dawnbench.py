@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from bstune.config import check_settings, flatten
+from bstune.config import flatten, validate
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialSpec
 from bstune.sweeps.dawnbench import BuiltRung, Rung, accuracy, applied, climb, make_rows, seconds
@@ -179,7 +179,7 @@ def digits():
     config = compose_sweep("dawnbench", ("workload=digits",))
     OmegaConf.set_struct(config, False)
     del config["sweep"]
-    return check_settings(config)
+    return validate(config)
 
 
 def test_settings_replace_what_stood_there():

@@ -214,6 +214,7 @@ class Recorder(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+@pytest.mark.filterwarnings("ignore:You passed in a .val_dataloader.")
 def test_plain_lightning_trains_on_one_stream_over_its_epochs():
     torch.manual_seed(5)
     data = image_data(batch_size=10, augment=partial(random_crop_flip, padding=1))

@@ -1,41 +1,40 @@
-import json
 import subprocess
 import sys
 
 import pytest
 
-HEAVY = ("torch", "lightning", "mlflow", "optuna", "hydra")
+import bstune
+from bstune.hardware import survey
+
+HEAVY = {"torch", "lightning", "mlflow"}
 
 
-def loaded(module):
-    """Return which of the heavy packages a fresh interpreter has loaded after ``import module``."""
-    code = f"import json, sys, {module}; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(json.loads(run.stdout))
+def loaded(*modules):
+    """Return what a fresh interpreter has loaded after importing the modules, and the microseconds that took."""
+    command = [sys.executable, "-X", "importtime", "-c", f"import {', '.join(modules)}"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+    return {line.split("|")[2].strip() for line in lines}, int(lines[-1].split("|")[1])
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "bstune",
-        "bstune.core.records",
-        "bstune.core.errors",
-        "bstune.core.clock",
-        "bstune.core.scaling",
-        "bstune.trial.replay",
-    ],
-)
-def test_stays_light(module):
-    assert loaded(module) == set()
+def test_the_package_and_its_core_stay_light():
+    core = ("records", "curve", "scaling", "clock")
+    assert not loaded("bstune", *(f"bstune.core.{name}" for name in core))[0] & {*HEAVY, "optuna", "hydra"}
+    names, microseconds = loaded("bstune")
+    assert "bstune" in names
+    assert microseconds < 50_000  # 3,000 measured
 
 
-@pytest.mark.parametrize(
-    "module", ["bstune.study.run", "bstune.__main__", "bstune.trial.replay", "bstune.study.record"]
-)
-def test_needs_no_training_library(module):
-    assert loaded(module).isdisjoint({"torch", "lightning", "mlflow"})
+def test_replayed_studies_need_no_training_library():
+    modules = ("bstune.__main__", "bstune.study.run", "bstune.study.record", "bstune.trial.replay")
+    assert {*HEAVY, "optuna"} & loaded(*modules)[0] == {"optuna"}
 
 
-@pytest.mark.slow
-def test_the_check_can_fail():
-    assert {"torch", "lightning"} <= loaded("bstune.trial.loop")
+def test_public_names():
+    assert sorted(bstune.__all__) == dir(bstune)
+    for name in bstune.__all__:
+        assert getattr(bstune, name)
+    assert bstune.survey is survey.survey
+    points = [bstune.FrontierPoint(size, 100 * (1 + 64 / size), False, None) for size in (16, 64, 256)]
+    assert bstune.fit_curve(points).b_crit == pytest.approx(64)
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        bstune.nope  # noqa: B018

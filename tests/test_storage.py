@@ -29,7 +29,6 @@ from bstune.study.storage import (
     cut_short,
     distributions,
     ended_below_limit,
-    engine_arguments,
     fail_one,
     finish_abandoned,
     next_trial_index,
@@ -398,18 +397,6 @@ def test_a_locked_storage_is_reported(tmp_path):
         with pytest.raises(StudyError, match="database is locked"):
             check_storage(url(tmp_path))
     holder.close()
-
-
-@pytest.mark.parametrize(
-    ("storage", "option"),
-    [
-        ("sqlite:///x.db", "timeout"),
-        ("postgresql://user@host/name", "connect_timeout"),
-        ("mysql+pymysql://user@host/name", "connect_timeout"),
-    ],
-)
-def test_connections_are_given_a_time_out(storage, option):
-    assert engine_arguments(storage)["connect_args"][option] > 0
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

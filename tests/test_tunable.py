@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-from bstune.config import budget_of, overrides, tuned, with_settings
+from bstune.config import overrides, with_hyperparameters
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.search_space import Tunable, corners
 from bstune.study.prepare import compose_checked
@@ -32,34 +31,10 @@ def config(*arguments: str) -> DictConfig:
     return compose_checked(["+workload=digits", *arguments])
 
 
-def test_names_pick_from_what_the_workload_lists() -> None:
-    found = tuned(config("search.tune=[average,momentum]"))
-    assert [one.name for one in found] == ["average", "momentum"]
-    assert found[0] == Tunable("average", "workload.module.average.fraction", 0.02, 0.5, True, False)
-    assert tuned(config()) == ()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("search.tune=[dropout]",), "does not: it lists momentum, average under workload.tunable"),
-        (("search.tune=[momentum,momentum]",), "names 'momentum' twice"),
-        (
-            ("search.tune=[momentum]", "workload.tunable.momentum.low=0.99"),
-            "low < high, but got low=0.99 and high=0.95",
-        ),
-        (("search.tune=[average]", "workload.tunable.average.low=0"), "low must be over 0"),
-        (("search.tune=[momentum]", "workload.tunable.momentum.key=trial.lr"), "below workload.module or budget"),
-        (
-            ("search.tune=[momentum]", "workload.tunable.momentum.key=workload.module.optimizer.mu"),
-            "mu must name a number of the config (or null, where it is off), but got nothing there",
-        ),
-        (("search.tune=[momentum]", "workload.tunable.momentum.integer=true"), "is a whole number, but got low=0 and"),
-        (
-            ("search.tune=[lr]", "+workload.tunable.lr={key: workload.module.lr, low: 0.1, high: 1}"),
-            "a study has a lr already",
-        ),
         (("search.tune=[momentum]", "workload.tunable.momentum.low=-1"), "the module does not take"),
         (
             ("search.tune=[h]", "+workload.tunable.h={key: budget.examples, low: 1000, high: 9000}"),
@@ -77,7 +52,7 @@ def test_bad_input_ends_in_a_line(bstune: Run, tmp_path: Path, arguments: tuple[
 
 def test_settings_stand_at_their_keys_in_a_copy() -> None:
     own = config("search.tune=[momentum,average]")
-    changed = with_settings(own, {"momentum": 0.5, "average": 0.3})
+    changed = with_hyperparameters(own, {"momentum": 0.5, "average": 0.3})
     assert changed.workload.module.optimizer.momentum == 0.5
     assert own.workload.module.optimizer.momentum == 0.0
     module = build_module(own, TrialSpec(0, 0, 32, 0.1, None, 0, hyperparameters={"momentum": 0.25, "average": 0.5}))
@@ -101,7 +76,7 @@ def test_a_record_keeps_its_settings(make_result: Callable[..., TrialResult]) ->
     assert TrialResult.from_json(result.to_json()) == result
     old = json.loads(make_result().to_json())
     del old["hyperparameters"]
-    assert TrialResult.from_json(json.dumps(old)).settings == {}
+    assert TrialResult.from_json(json.dumps(old)).hyperparameters == {}
 
 
 def test_other_settings_are_another_point(make_result: Callable[..., TrialResult]) -> None:
@@ -133,7 +108,7 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune: Run
     for trial in trials:
         source = trial.resumed_from if trial.resumed_from is not None else trial.replicate_of
         if source is not None:
-            assert trial.hyperparameters == trials[source].settings
+            assert trial.hyperparameters == trials[source].hyperparameters
     winner = yaml.safe_load(Path("outputs/digits/best.yaml").read_text())["best_by_steps"]
     assert winner["hyperparameters"].keys() == {"momentum", "average"}
     command = shlex.split(winner["command"])
@@ -171,13 +146,6 @@ def test_a_horizon_is_rebuilt_for_each_trial(bstune: Run, tmp_path: Path) -> Non
     status, _, errors = bstune(*arguments, "workload.tunable.horizon.low=0", *FAST, "study=other")
     assert status == 2
     assert "low must be over 0" in errors
-
-
-def test_a_trial_of_a_horizon_has_its_own_budget() -> None:
-    with initialize_config_module("bstune.conf", version_base="1.3"):
-        own = compose("config", ["+workload=digits", "+workload.tunable.h={key: budget.examples}"])
-    assert budget_of(with_settings(own, {"h": 6400})).last_step(64) == 400
-    assert budget_of(with_settings(own, {"h": 64_000})).last_step(64) == 1000
 
 
 def test_what_comes_of_the_images_is_that_of_the_trial_s_own_settings() -> None:

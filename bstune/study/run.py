@@ -282,9 +282,9 @@ class _Search:
                     if deaths[finished.spec.trial_index] == MAX_DEATHS:
                         raise StudyError(
                             f"the process that trained B = {finished.spec.batch_size}, lr = {finished.spec.lr:g} "
-                            f"{finished.exit_reason}, {MAX_DEATHS} times: lower search.workers or search.batch_size.high where memory is "
-                            "short; the finished trials are stored, and the same command with search.workers=1 "
-                            "continues the study"
+                            f"{finished.exit_reason}, {MAX_DEATHS} times: lower search.workers or "
+                            "search.batch_size.high where memory is short; the finished trials are stored, and the "
+                            "same command with search.workers=1 continues the study"
                         )
             finally:
                 if not whole:  # an error or an interruption: what has ended meanwhile is stored all the same

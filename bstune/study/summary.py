@@ -162,7 +162,7 @@ def _small_end(points: Sequence[FrontierPoint]) -> dict[str, Any] | None:
 
 def _regimes(fit: CurveFit) -> list[dict[str, Any]]:
     """Return the regimes that the fit identifies and their bounds in examples, null for an open end."""
-    # As in core.curve.regime: where B_crit is not determined, an end of its interval still bounds a regime.
+    # Where B_crit is not determined, an end of its interval still bounds a regime.
     smallest = fit.b_crit_low if fit.b_crit is None else fit.b_crit
     largest = fit.b_crit_high if fit.b_crit is None else fit.b_crit
     low = None if smallest is None else smallest / SLOPE_RATIO

@@ -1,0 +1,69 @@
+"""Imports run downwards: core < config, search < trial < workloads, hardware < study < __main__ < sweeps."""
+
+import ast
+from pathlib import Path
+
+import bstune
+
+ROOT = Path(bstune.__file__).parent
+SWEEPS = ROOT.parent / "sweeps"
+LAYERS = ("core", "config search", "trial", "workloads hardware", "study", "__main__", "sweeps")
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
+
+
+def imports(tree):
+    """Return (line, imported module, whether inside a function) of every import, those for types alone left out."""
+    typing_only = {
+        node for block in ast.walk(tree) if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for node in ast.walk(block)
+    }  # fmt: skip
+    inside = {
+        node for function in ast.walk(tree) if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name, node in inside, node in typing_only) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module] if node.module != "bstune" else [f"bstune.{alias.name}" for alias in node.names]
+            yield from ((node.lineno, name, node in inside, node in typing_only) for name in names)
+
+
+def offenders(path, text):
+    """Return a line for each import of a file, by its path below bstune, that breaks a rule."""
+    own, lines = path.split("/")[0].removesuffix(".py"), text.splitlines()
+    for number, module, inside, typing_only in imports(ast.parse(text)):
+        other = module.split(".")[1] if module.startswith("bstune.") else None
+        above = number - 2
+        while above >= 0 and (not lines[above].strip() or lines[above].strip().startswith(("import ", "from "))):
+            above -= 1  # one comment serves the imports below it
+        reasons = {
+            "runs up": other in RANK and own in RANK and RANK[other] > RANK[own],
+            "beside its layer": {own, other} == {"config", "search"} or {own, other} == {"workloads", "hardware"},
+            "only YAML names workloads": other == "workloads" and own != "workloads",
+            "only study/tracking.py imports mlflow": module.split(".")[0] == "mlflow" and path != "study/tracking.py",
+            "inside a function without a comment": inside
+            and not typing_only
+            and "#" not in lines[number - 1]
+            and not lines[max(above, 0)].strip().startswith("#"),
+        }
+        yield from (f"{path}:{number}: {module}: {reason}" for reason, broken in reasons.items() if broken)
+
+
+def test_the_check_can_fail():
+    text = "from bstune.study.run import run\nimport mlflow\n\ndef f():\n    from bstune.workloads import images\n"
+    assert [line.split(": ")[-1] for line in offenders("core/curve.py", text)] == [
+        "runs up",
+        "only study/tracking.py imports mlflow",
+        "runs up",
+        "only YAML names workloads",
+        "inside a function without a comment",
+    ]
+    assert list(offenders("study/run.py", "def f():\n    # 4 s\n    import torch\n    import lightning\n")) == []
+
+
+def test_imports_run_downwards():
+    files = {str(path.relative_to(ROOT)): path for path in ROOT.rglob("*.py") if path.name != "__init__.py"}
+    files |= {f"sweeps/{path.name}": path for path in SWEEPS.glob("*.py")}
+    found = [line for name, path in sorted(files.items()) for line in offenders(name, path.read_text())]
+    assert not found, "\n".join(found)
