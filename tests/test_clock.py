@@ -1,7 +1,7 @@
 import pytest
 from toolbox import FakeTime
 
-from bstune.core.clock import Phase, Segment, TrialClock, seconds_per_step
+from bstune.core.clock import Phase, TrialClock, seconds_per_step
 
 
 def test_each_phase_gets_its_own_seconds():
@@ -23,7 +23,7 @@ def test_each_phase_gets_its_own_seconds():
         assert clock.enter(phase) == seconds
     assert [clock.seconds(phase) for phase in Phase] == [3.0, 12.0, 0.75, 1.0]
     assert clock.total_seconds == 16.75
-    assert clock.segments == ()
+    assert clock.segments == []
 
 
 def test_segments_hold_the_steps_of_training_alone():
@@ -39,7 +39,7 @@ def test_segments_hold_the_steps_of_training_alone():
     clock.end_segment(0, Phase.TRAINING)  # every step was skipped
     fake.sleep(3.0)
     clock.end_segment(3, Phase.CLOSING)
-    assert clock.segments == (Segment(2, 4.0), Segment(3, 3.0))
+    assert clock.segments == [(2, 4.0), (3, 3.0)]
     assert clock.seconds(Phase.TRAINING) == 8.0
 
 
@@ -58,7 +58,7 @@ def test_an_interrupted_segment_continues_unchanged():
     clock.enter(Phase.TRAINING)
     fake.sleep(3.0)
     clock.end_segment(1, Phase.CLOSING)
-    assert clock.segments == (Segment(4, 4.0), Segment(1, 3.0))
+    assert clock.segments == [(4, 4.0), (1, 3.0)]
     assert clock.seconds(Phase.TRAINING) == 7.0
     assert clock.seconds(Phase.EVALUATION) == 32.0
 
@@ -76,7 +76,7 @@ def test_it_waits_for_the_device_at_the_edges_alone_and_counts_the_wait_before()
     fake.sleep(1.0)
     clock.end_segment(1, Phase.EVALUATION)
     assert waits == [1.0, 2.5]
-    assert clock.segments == (Segment(1, 1.5),)
+    assert clock.segments == [(1, 1.5)]
     assert clock.seconds(Phase.STARTUP) == 1.5
 
 
@@ -95,4 +95,4 @@ def test_it_waits_for_the_device_at_the_edges_alone_and_counts_the_wait_before()
     ],
 )
 def test_seconds_per_step(segments, warmup_steps, expected):
-    assert seconds_per_step([Segment(*pair) for pair in segments], warmup_steps) == expected
+    assert seconds_per_step(segments, warmup_steps) == expected

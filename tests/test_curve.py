@@ -17,7 +17,6 @@ from bstune.core.curve import (
     log_slope,
     predict_steps,
     read_points,
-    regime,
 )
 
 S_MIN, B_CRIT = 100.0, 1000.0
@@ -183,9 +182,6 @@ def test_perfect_scaling_leaves_b_crit_open_above():
     assert fit.e_min == pytest.approx(32000, rel=1e-2)
     assert fit.b_crit_low > 32
     assert fit.note == "no point near or above B_crit, so it has no upper end: run batch sizes above 32"
-    assert regime(fit.b_crit_low / 9.01, fit) == "perfect scaling"
-    assert regime(fit.b_crit_low / 8.99, fit) is None
-    assert regime(1e9, fit) is None
 
 
 def test_a_bend_within_the_noise_is_not_taken_for_b_crit():
@@ -201,9 +197,6 @@ def test_maximal_data_parallelism_leaves_b_crit_open_below():
     assert fit.s_min == pytest.approx(500, rel=1e-2)
     assert fit.b_crit_high < 1024
     assert fit.note == "no point near or below B_crit, so it has no lower end: run batch sizes below 1024"
-    assert regime(fit.b_crit_high * 9.01, fit) == "maximal data parallelism"
-    assert regime(fit.b_crit_high * 8.99, fit) is None
-    assert regime(1e-3, fit) is None
 
 
 def test_noise_alone_determines_nothing():
@@ -211,21 +204,6 @@ def test_noise_alone_determines_nothing():
     known = ("s_min", "b_crit", "b_crit_low", "b_crit_high", "e_min", "perfect_scaling_below")
     assert [getattr(fit, name) for name in known] == [None] * 6
     assert fit.note == "the points do not bracket B_crit: run batch sizes below 100 and above 130, or more trials"
-    assert regime(100, fit) is None
-
-
-def test_regimes_match_the_slope_at_their_bounds():
-    fit = replace(fit_curve(true_points(NINE)), b_crit=900.0)
-    for B, slope, below, above in (
-        (100.0, -0.9, "perfect scaling", "diminishing returns"),
-        (8100.0, -0.1, "diminishing returns", "maximal data parallelism"),
-    ):
-        assert regime(B * 0.999, fit) == below
-        assert regime(B * 1.001, fit) == above
-        near = true_points([B * 0.999, B * 1.001], S_MIN, 900.0)
-        assert log_slope(near) == pytest.approx(slope, abs=1e-6)  # -B_crit/(B + B_crit)
-    with pytest.raises(CurveError, match=r"batch_size must be a positive, finite number .* but got nan"):
-        regime(math.nan, fit)
 
 
 def test_log_slope_is_least_squares_over_reached_points():

@@ -1,5 +1,7 @@
 import math
 
+from typing import NamedTuple
+
 import pytest
 
 from bstune.core.records import Target
@@ -15,10 +17,13 @@ def falling(rate, end, first=1):
     return log_excess([(step, 0.1 * (step / LAST) ** -rate) for step in steps], ERROR, 0.0)
 
 
+class Extrapolation(NamedTuple):
+    log_factor: float
+    spread: float
+
+
 def extrapolated(curve, steps, reached=()):
-    found = extrapolate(curve, steps, [(other, math.log(LAST)) for other in reached])
-    assert found is not None
-    return found
+    return Extrapolation(*extrapolate(curve, steps, [(other, math.log(LAST)) for other in reached]))
 
 
 @pytest.mark.parametrize(

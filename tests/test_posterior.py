@@ -7,6 +7,7 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from scipy import stats
 from toolbox import make_result
 
+from bstune.search import posterior as model
 from bstune.search.posterior import (
     B_CRIT,
     DIVERGED_PENALTY,
@@ -17,7 +18,6 @@ from bstune.search.posterior import (
     OTHER,
     OUTLIER_SHARE,
     OUTLIER_SPREAD,
-    PARAMETERS,
     SHIFT,
     SHIFT_FREEDOM,
     LikelihoodData,
@@ -72,7 +72,7 @@ def at(prior, **values):
     """Return one set of parameters, (1, p): the prior's mean but for those named."""
     theta = prior.mean.copy()
     for name, value in values.items():
-        theta[PARAMETERS.index(name)] = value
+        theta[getattr(model, name.upper())] = value
     return theta[None]
 
 
@@ -368,14 +368,14 @@ def test_trials_that_say_nothing_of_the_whole_way_do_not_count(changes):
     found = trials([100.0, 120.0, 140.0, 160.0])
     others = trials([1.0, 2.0, 3.0, 4.0], **changes)
     assert measured_noise_scale(others) is None
-    assert noise_scale_prior(others) is None
+    assert noise_scale_prior(others) == (None, 0.0)
     assert measured_noise_scale([*found, *others]) == measured_noise_scale(found)
 
 
 @pytest.mark.parametrize("scales", [[], [100.0] * 3, [100.0, -100.0, 100.0, -90.0, 80.0, -120.0]])
 def test_few_trials_or_a_gradient_lost_in_the_noise_give_no_prior(scales):
     found = trials(scales)
-    assert noise_scale_prior(found) is None
+    assert noise_scale_prior(found) == (None, 0.0)
     assert b_crit(prior(found)) == (pytest.approx(math.sqrt(LOW * HIGH)), math.log(6.0))
 
 

@@ -75,26 +75,6 @@ def test_surge_peaks_at_the_noise_scale_and_is_symmetric_in_log_batch_size():
         assert surge(NOISE * factor) < surge(NOISE)
 
 
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize(
-    ("argument", "value", "text"),
-    [
-        ("batch_size", 0, "a scaling rule needs a positive batch size, but got 0"),
-        ("batch_size", math.inf, "a scaling rule needs a positive batch size, but got inf"),
-        ("reference_batch_size", -1.0, "a scaling rule needs a positive scaling.batch_size, but got -1.0"),
-        ("reference_lr", math.nan, "a scaling rule needs a positive scaling.lr, but got nan"),
-        ("noise_scale", 0.0, "scaling.noise_scale must be a positive number of examples, but got 0.0"),
-        ("noise_scale", math.nan, "scaling.noise_scale must be a positive number of examples, but got nan"),
-    ],
-)
-def test_refuses_what_is_not_positive(name, argument, value, text):
-    if argument == "noise_scale" and RULES[name].func in PLAIN:
-        return
-    with pytest.raises(ConfigError) as error:
-        RULES[name](**({"batch_size": 8} | {argument: value}))
-    assert str(error.value) == text
-
-
 @pytest.mark.parametrize("rule", NOISY)
 def test_a_missing_noise_scale_says_what_to_do(rule):
     with pytest.raises(ConfigError) as error:

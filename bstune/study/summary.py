@@ -202,8 +202,7 @@ def _small_end(points: Sequence[FrontierPoint]) -> dict[str, Any] | None:
 def _regimes(fit: CurveFit) -> list[dict[str, Any]]:
     """Return the regimes that the fit identifies and their bounds in examples, null for an open end.
 
-    As in :func:`bstune.core.curve.regime`, where ``b_crit`` is None the end of its interval that is not bounds a
-    regime.
+    Where ``b_crit`` is None, the end of its interval that is not bounds a regime.
     """
     smallest = fit.b_crit_low if fit.b_crit is None else fit.b_crit
     largest = fit.b_crit_high if fit.b_crit is None else fit.b_crit
