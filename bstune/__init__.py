@@ -12,15 +12,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bstune.core.curve import fit_curve
+    from bstune.core.curve import FrontierPoint, fit_curve
     from bstune.core.records import Target, TrialResult
     from bstune.hardware.survey import survey
     from bstune.search.sampler import FrontierSampler
     from bstune.trial.noise_scale import NoiseScale
 
-__all__ = ["FrontierSampler", "NoiseScale", "Target", "TrialResult", "__version__", "fit_curve", "survey"]
+__all__ = [
+    "FrontierPoint",
+    "FrontierSampler",
+    "NoiseScale",
+    "Target",
+    "TrialResult",
+    "__version__",
+    "fit_curve",
+    "survey",
+]
 
 _MODULES = {
+    "FrontierPoint": "bstune.core.curve",
     "FrontierSampler": "bstune.search.sampler",
     "NoiseScale": "bstune.trial.noise_scale",
     "Target": "bstune.core.records",

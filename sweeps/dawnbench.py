@@ -34,7 +34,7 @@ from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import Difference, compare, holm
 from bstune.trial.device import device_name
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.workload import PRECISIONS, build_workload, checked_protocol, load_data, resolve, train_examples
+from bstune.trial.workload import build_workload, checked_protocol, load_data, resolve, train_examples
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule
@@ -180,7 +180,7 @@ def climb(
             try:
                 resolve(own)
             except ConfigError as error:
-                if own.precision == reached.precision or own.precision not in PRECISIONS:
+                if own.precision == reached.precision:
                     raise
                 left_out[rung.name] = f"{rung.name} is left out, and the rungs after it go on without it: {error}"
                 continue

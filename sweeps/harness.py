@@ -23,6 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from bstune.config import compose_known, instantiate, is_replayed, validate, without_plus
 from bstune.core.console import format_number, quieten, redact
@@ -33,7 +37,6 @@ from bstune.core.records import dump_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.console import Console
 
 SWEEP_MODULE = "bstune.sweeps"
 COMMAND = "python -m bstune sweep"
@@ -181,8 +184,6 @@ def run_sweep(name: str, options: Sequence[str]) -> None:
     """Run a sweep, write its result and its figure, and print its table and its sentence."""
     sweep = check_sweep(name, compose_sweep(name, options))
     quieten(training=bool(sweep.config))
-    from rich.console import Console
-
     console = Console()
     if not console.is_terminal:
         console = Console(width=max(WIDTH, console.width))
@@ -228,12 +229,8 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
                 path.rmdir()
 
 
-def show(sweep: Sweep, finding: Finding, console: "Console") -> None:
+def show(sweep: Sweep, finding: Finding, console: Console) -> None:
     """Print the rows as a table, the notes, the sentence, and where the files are."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
     columns: dict[str, list[Any]] = {}
     for key in dict.fromkeys(key for row in finding.rows for key in row):
         values = [row.get(key) for row in finding.rows]

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from omegaconf import DictConfig
+from rich.console import Console
+from rich.progress import track
 
 from bstune.core.console import format_count, format_number, format_seconds, time_unit
 from bstune.core.errors import ConfigError
@@ -27,7 +29,6 @@ from bstune.trial.workload import load, resolve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.console import Console
 
 FIGURE_INCHES = (8.0, 5.0)
 COLOURS = (INK, VERMILION, BLUE, PURPLE, GREY)
@@ -46,7 +47,7 @@ class Series:
 
 def run(
     config: DictConfig,
-    console: "Console",
+    console: Console,
     *,
     metric: str,
     level: float,
@@ -55,8 +56,6 @@ def run(
     runs: list[Series],
 ) -> Finding:
     """Train each of ``runs`` on each seed, in shuffled order, and return the loss over seconds."""
-    from rich.progress import track
-
     config = resolve(config)
     workload, protocol = load(config)
     protocol = replace(protocol, target=Target(metric, level, "min").never_met)

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import optuna
 from omegaconf import DictConfig
 from pydantic import TypeAdapter
+from rich.console import Console
+from rich.progress import track
 
 from bstune.core.errors import ConfigError, Interrupted, TableError
 from bstune.core.files import check_writable, write_text
@@ -25,9 +26,6 @@ from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark_report import Standing, make_finding, standing
 from bstune.sweeps.search_problem import MULTIPLES, Benchmark, SearchRun, make_benchmark, run_search
 from bstune.trial.replay import Source, read_index, read_table
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SEEDS, QUICK_SEEDS = 20, 3
 QUICK = (FRONTIER, "random/lr", "tpe/lr", "tpe/sqrt", "shallue", "zeus")
@@ -53,7 +51,7 @@ class Case:
 
 def run(
     config: DictConfig,
-    console: "Console",
+    console: Console,
     *,
     tables: list[str],
     target: float | None,
@@ -68,8 +66,6 @@ def run(
     runs: str,
 ) -> Finding:
     """Run each search on each table and seed, without those that ``runs`` has, and compare what they found."""
-    from rich.progress import track
-
     n = (QUICK_SEEDS if quick else SEEDS) if seeds is None else seeds
     if n < 1 or workers < 1:
         raise ConfigError(f"sweep.experiment.seeds and .workers must be at least 1, but got {n} and {workers}")

@@ -338,8 +338,8 @@ def test_histories_are_read_where_there_is_a_target():
         ("moves", 0, "at least 1, but got 0"),
         ("stop_factor", 0.9, "above 1, but got 0.9"),
         ("max_growth", math.nan, "above 0, but got nan"),
-        ("random_fraction", 1.5, "within 0 and 1, but got 1.5"),
-        ("cost_weight", -1.0, "within 0 and inf, but got -1.0"),
+        ("random_fraction", 1.5, "at most 1, but got 1.5"),
+        ("cost_weight", -1.0, "at least 0, but got -1.0"),
     ],
 )
 def test_a_policy_that_cannot_be_is_refused(name, value, said):

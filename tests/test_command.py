@@ -284,17 +284,17 @@ def test_seconds_end_a_study_between_trials(bstune, tmp_path):
 
 
 def test_an_interruption_keeps_what_is_finished(bstune, tmp_path, monkeypatch):
-    from bstune.study import training
+    from bstune.trial import workload
 
-    train, calls = training.run_trial, []
+    train, calls = workload.run_trial, []
 
-    def interrupt_the_third(workload, spec, protocol, checkpoint=None, **states):
-        calls.append(checkpoint)
+    def interrupt_the_third(*arguments, **keywords):
+        calls.append(len(arguments) > 3 and arguments[3])
         if len(list(filter(None, calls))) == 3:  # the probe's leave nothing
             raise SystemExit(1)  # what Lightning makes of Ctrl-C
-        return train(workload, spec, protocol, checkpoint, **states)
+        return train(*arguments, **keywords)
 
-    monkeypatch.setattr(training, "run_trial", interrupt_the_third)
+    monkeypatch.setattr(workload, "run_trial", interrupt_the_third)
     arguments = (*QUICK, *EASY, "mlflow.enabled=false", "search.replicates=0")
     status, _, err = bstune(*arguments)
     assert status == 130
@@ -302,7 +302,7 @@ def test_an_interruption_keeps_what_is_finished(bstune, tmp_path, monkeypatch):
     trials = tmp_path / "outputs" / "digits" / "trials.jsonl"
     statuses = [json.loads(line)["status"] for line in trials.read_text().splitlines()]
     assert [status == "failed" for status in statuses] == [False, False, True]
-    monkeypatch.setattr(training, "run_trial", train)
+    monkeypatch.setattr(workload, "run_trial", train)
     assert bstune(*arguments)[0] == 0
     finished = [json.loads(line) for line in trials.read_text().splitlines()]
     assert sorted(trial["trial_index"] for trial in finished if trial["status"] != "failed") == [0, 1, 2, 3]

@@ -76,7 +76,7 @@ def test_a_record_keeps_its_settings(make_result: Callable[..., TrialResult]) ->
     assert TrialResult.from_json(result.to_json()) == result
     old = json.loads(make_result().to_json())
     del old["hyperparameters"]
-    assert TrialResult.from_json(json.dumps(old)).settings == {}
+    assert TrialResult.from_json(json.dumps(old)).hyperparameters == {}
 
 
 def test_other_settings_are_another_point(make_result: Callable[..., TrialResult]) -> None:
@@ -108,7 +108,7 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune: Run
     for trial in trials:
         source = trial.resumed_from if trial.resumed_from is not None else trial.replicate_of
         if source is not None:
-            assert trial.hyperparameters == trials[source].settings
+            assert trial.hyperparameters == trials[source].hyperparameters
     winner = yaml.safe_load(Path("outputs/digits/best.yaml").read_text())["best_by_steps"]
     assert winner["hyperparameters"].keys() == {"momentum", "average"}
     command = shlex.split(winner["command"])

@@ -8,7 +8,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 
@@ -22,14 +21,6 @@ class Phase(Enum):
     CLOSING = "closing"
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Training between two evaluations."""
-
-    steps: int
-    seconds: float
-
-
 class TrialClock:
     """Counts a trial's seconds by phase; it starts in ``STARTUP``. Tests give their own ``now``, a monotonic clock."""
 
@@ -39,7 +30,7 @@ class TrialClock:
         self._now = now
         self._synchronize = synchronize
         self._seconds = dict.fromkeys(Phase, 0.0)
-        self._segments: list[Segment] = []
+        self.segments: list[tuple[int, float]] = []  # steps and seconds of the training between evaluations, in order
         self._phase = Phase.STARTUP
         self._segment = 0.0  # seconds of the running segment before it was last interrupted
         self._since = now()
@@ -58,7 +49,7 @@ class TrialClock:
         elapsed = self._segment + self.enter(phase)
         self._segment = 0.0
         if steps > 0:  # one whose steps the gradient scaler all skipped has no seconds per step
-            self._segments.append(Segment(steps, elapsed))
+            self.segments.append((steps, elapsed))
 
     @contextmanager
     def interrupt_segment(self, phase: Phase) -> Iterator[None]:
@@ -78,19 +69,14 @@ class TrialClock:
         """Seconds in all phases, the running one left out."""
         return sum(self._seconds.values())
 
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The training segments in order."""
-        return tuple(self._segments)
 
-
-def seconds_per_step(segments: Sequence[Segment], warmup_steps: int) -> float | None:
+def seconds_per_step(segments: Sequence[tuple[int, float]], warmup_steps: int) -> float | None:
     """Return tau(B): the median over segments of seconds per step, without the segments of the warm-up.
 
     Those are the first one, and all that begin before ``warmup_steps`` steps. Where nothing else is left the last one
     counts, warm-up or not; without any the answer is None.
     """
-    starts = accumulate((segment.steps for segment in segments), initial=0)
+    starts = accumulate((steps for steps, _ in segments), initial=0)
     kept = [segment for segment, start in zip(segments, starts, strict=False) if start >= max(1, warmup_steps)]
-    ratios = [segment.seconds / segment.steps for segment in kept or segments[-1:]]
+    ratios = [seconds / steps for steps, seconds in kept or segments[-1:]]
     return statistics.median(ratios) if ratios else None

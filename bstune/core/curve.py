@@ -22,7 +22,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,7 +30,6 @@ from scipy.special import log_expit, log_ndtr, stdtrit
 from bstune.core.errors import BstuneError
 from bstune.core.records import TrialResult
 
-Regime = Literal["perfect scaling", "diminishing returns", "maximal data parallelism"]
 Array = NDArray[np.float64]
 SLOPE_RATIO = 9.0  # the slope -B_crit/(B + B_crit) is -0.9 at B_crit/9 and -0.1 at 9 B_crit
 PRIOR_NOISE = 0.11  # this and the weight: so that the coverage holds at 10% noise with 6 to 9 points, see the tests
@@ -198,21 +196,6 @@ def predict_steps(fit: CurveFit, batch_sizes: ArrayLike) -> CurveBand:
     best = np.exp(profile.log_height[k] + shape[inside.tolist().index(k)])
     low, high = np.exp(shape + bottom[:, None]).min(0), np.exp(shape + top[:, None]).max(0)
     return CurveBand(batch, *(values.reshape(batch.shape) for values in (best, low, high)))
-
-
-def regime(batch_size: float, fit: CurveFit) -> Regime | None:
-    """Return the regime of ``batch_size`` by the slope of log S* over log B; None where the points leave it open.
-
-    Where the fit has no ``b_crit``, the end of its interval that it has decides if it can.
-    """
-    _usable(batch_size, "batch_size")
-    smallest = fit.b_crit_low if fit.b_crit is None else fit.b_crit
-    largest = fit.b_crit_high if fit.b_crit is None else fit.b_crit
-    if smallest is not None and batch_size <= smallest / SLOPE_RATIO:
-        return "perfect scaling"
-    if largest is not None and batch_size >= largest * SLOPE_RATIO:
-        return "maximal data parallelism"
-    return None if fit.b_crit is None else "diminishing returns"
 
 
 def log_slope(points: Iterable[FrontierPoint]) -> float:

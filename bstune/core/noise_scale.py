@@ -5,10 +5,9 @@ all data, Sigma the covariance of the gradient of one example.
 
 1. A mean gradient over n examples has E|g|^2 = |G|^2 + tr(Sigma)/n.
 2. A step takes k micro-batches of n_i examples and weighs their mean gradients by w_i, with sum w_i = 1:
-   g = sum w_i g_i. The g_i are independent, so E|g|^2 = |G|^2 + tr(Sigma) sum w_i^2/n_i: whatever the sizes and
-   weights, the step's batch counts as 1/B_big = sum w_i^2/n_i. The same w_i average step 1 over the micro-batches:
-   E[sum w_i |g_i|^2] = |G|^2 + tr(Sigma) sum w_i/n_i, hence 1/B_small = sum w_i/n_i. Both are exact. With
-   w_i = n_i/B they are B_big = B and B_small = B/k.
+   g = sum w_i g_i. The g_i are independent, so E|g|^2 = |G|^2 + tr(Sigma) sum w_i^2/n_i, hence 1/B_big = sum w_i^2/n_i;
+   likewise E[sum w_i |g_i|^2] = |G|^2 + tr(Sigma) sum w_i/n_i, hence 1/B_small = sum w_i/n_i. With w_i = n_i/B they are
+   B_big = B and B_small = B/k.
 3. Two equations in two unknowns (eq. A.2, A.3): |G|^2 = (B_big |g_big|^2 - B_small |g_small|^2)/(B_big - B_small) and
    tr Sigma = (|g_small|^2 - |g_big|^2)/(1/B_small - 1/B_big). Both are unbiased; the second is never negative, because
    |g_small|^2 - |g_big|^2 = sum w_i |g_i - g|^2. The first can be, and is where the noise is large.
@@ -64,20 +63,16 @@ class GradientNorms:
 
 @dataclass(frozen=True)
 class NoiseScaleEstimate:
-    """B_simple = tr(Sigma)/|G|^2 of the steps that were measured, in examples.
+    """B_simple = tr(Sigma)/|G|^2 of the steps that were measured, in examples."""
 
-    ``noise_scale`` is None where |G|^2 does not differ significantly from 0; ``undetermined`` is the reason. An end of
-    the interval is None where it is open: at 0 below, at infinity above. ``low`` may exist without ``noise_scale``.
-    """
-
-    noise_scale: float | None
-    low: float | None
-    high: float | None
+    noise_scale: float | None  # None where |G|^2 does not differ significantly from 0
+    low: float | None  # an end of the interval, None where it is open: at 0; it may exist without ``noise_scale``
+    high: float | None  # likewise, at infinity
     squared_gradient: float | None  # |G|^2 averaged over the steps, possibly negative; None without steps
     trace: float | None  # tr Sigma averaged over the steps; None without steps
     measurements: int  # steps that were averaged
     level: float  # of the interval
-    undetermined: str | None
+    undetermined: str | None  # why there is no noise scale
 
     def __str__(self) -> str:
         low, high = ("open" if end is None else f"{end:.3g}" for end in (self.low, self.high))
@@ -85,25 +80,18 @@ class NoiseScaleEstimate:
         return f"noise scale {value}, {self.level:.0%} interval {low} to {high}, from {self.measurements} steps"
 
 
-def combine_norms(
-    squared_norms: ArrayLike, sizes: ArrayLike, big: float, weights: ArrayLike | None = None
-) -> GradientNorms:
-    """Return the norms at two batch sizes of a step that is put together from micro-batches of any sizes.
+def combine_norms(squared_norms: ArrayLike, sizes: ArrayLike, big: float) -> GradientNorms:
+    """Return the norms of a step of two or more micro-batches weighed by their ``sizes`` n_i, w_i = n_i/B.
 
-    ``squared_norms`` are |g_i|^2 of the mean gradient over each micro-batch of n_i = ``sizes`` examples, (k,), k at
-    least 2, and ``big`` is |sum w_i g_i|^2. The ``weights`` w_i sum to 1; None for n_i/B, those of one large batch.
+    ``squared_norms`` are |g_i|^2 of the mean gradient over each micro-batch, and ``big`` is |sum w_i g_i|^2.
     """
     norms, n = np.asarray(squared_norms, np.float64), np.asarray(sizes, np.float64)
-    w = n / n.sum() if weights is None else np.asarray(weights, np.float64)
-    if norms.ndim != 1 or norms.shape != n.shape or n.shape != w.shape:
-        raise ValueError(f"norms, sizes and weights must be (k,), but got {norms.shape}, {n.shape} and {w.shape}")
-    if len(n) < 2 or not (np.all(n > 0) and np.all(w > 0)):
+    if len(n) < 2 or not np.all(n > 0):
         raise ConfigError(
-            "the noise scale needs two or more micro-batches with an example and a positive weight each, but got sizes"
-            f" {n.tolist()} and weights {w.tolist()}: take larger batches, or leave out empty ones"
+            f"the noise scale needs two or more micro-batches with an example each, but got sizes {n.tolist()}: take"
+            " larger batches, or leave out empty ones"
         )
-    if not math.isclose(w.sum(), 1.0, rel_tol=1e-6):
-        raise ValueError(f"the weights must sum to 1, but got {w.sum():g}")
+    w = n / n.sum()
     return GradientNorms(float(w @ norms), float(1.0 / (w / n).sum()), float(big), float(1.0 / (w**2 / n).sum()))
 
 
@@ -111,12 +99,10 @@ def estimate_noise_scale(squared_gradients: ArrayLike, traces: ArrayLike, level:
     """Return B_simple of consecutive steps with an interval, from their unbiased |G|^2 and tr Sigma.
 
     The interval is Fieller's (1954): all r >= 0 for which mean(tr Sigma - r |G|^2) does not differ from 0 by Student's
-    t. A jackknife, or the delta method, would put a finite interval around a ratio whose denominator may be 0; this
-    one opens where it should. The means and their covariance are those of at most ``MAX_BLOCKS`` blocks of equally
-    many consecutive steps (so that up to a sixteenth of the steps, the oldest, may be left out), because steps are
-    autocorrelated: what drifts from block to block counts as scatter, which errs to the wide side.
-
-    The answer is undetermined with fewer than ``MIN_BLOCKS`` steps, and where |G|^2 is not positive by the same t.
+    t. Unlike a jackknife's it opens where the denominator may be 0. The means and their covariance are those of at
+    most ``MAX_BLOCKS`` blocks of equally many consecutive steps, because steps are autocorrelated: what drifts from
+    block to block counts as scatter. It is undetermined with fewer than ``MIN_BLOCKS`` steps, and where |G|^2 is not
+    positive by the same t.
     """
     if not 0.0 < level < 1.0:
         raise ConfigError(f"the level of the noise scale's interval must lie in (0, 1), but got {level}")
@@ -126,9 +112,11 @@ def estimate_noise_scale(squared_gradients: ArrayLike, traces: ArrayLike, level:
     n = pairs.shape[1]
     if n == 0:
         return NoiseScaleEstimate(None, None, None, None, None, 0, level, "no step was measured")
-    blocks = _block_means(pairs)
+    length = math.ceil(n / MAX_BLOCKS)
+    count = n // length  # the oldest steps that fill no block are left out
+    blocks = np.asarray(pairs[:, -count * length :].reshape(2, count, length).mean(axis=2))
     gradient, trace = blocks.mean(axis=1).tolist()
-    if blocks.shape[1] < MIN_BLOCKS:
+    if count < MIN_BLOCKS:
         reason = f"{n} of at least {MIN_BLOCKS} steps were measured"
         return NoiseScaleEstimate(None, None, None, gradient, trace, n, level, reason)
     low, high = _fieller(blocks, level)
@@ -144,13 +132,6 @@ def moving_estimate(
     """Return :func:`estimate_noise_scale` of the latest ``window`` of (step, |G|^2, tr Sigma), in order."""
     latest = measurements[-window:]
     return estimate_noise_scale([pair[1] for pair in latest], [pair[2] for pair in latest], level)
-
-
-def _block_means(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the means of blocks of equal length, (2, blocks), without the oldest steps that fill none."""
-    length = math.ceil(pairs.shape[1] / MAX_BLOCKS)
-    count = pairs.shape[1] // length
-    return np.asarray(pairs[:, -count * length :].reshape(2, count, length).mean(axis=2))
 
 
 def _fieller(blocks: NDArray[np.float64], level: float) -> tuple[float | None, float | None]:

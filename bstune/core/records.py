@@ -4,18 +4,15 @@ The JSON is strict: a value that does not exist is ``null``, never NaN or Infini
 nor numpy, so that everything that works on recorded trials starts fast.
 
 When a trial is evaluated depends on examples and past values, never on measured seconds. One evaluation costs ``cost``
-x (validation examples), in examples trained. With N examples trained and E the cost of the evaluations so far, the next
-evaluation waits until both hold:
+x (validation examples), in examples trained. The next one waits until both hold:
 
-* its step is ``ratio`` times the last one's (at least one step on), rounded down, so that steps to target is known to
-  that ratio;
-* E + one evaluation <= allowed x N, where allowed is ``share`` near the target and half of it far from it, so that far
-  from the target half of the share is saved up for the dense evaluations near it.
+* its step is ``ratio`` times the last one's (at least one step on), rounded down: steps to target is known to that;
+* the cost of all evaluations with it is at most ``share`` of the examples trained near the target, and half of that far
+  from it, so that half is saved up for the dense evaluations near it.
 
 Near means that the target is predicted within ``near`` times the steps so far, by a straight line in log steps through
-the last evaluation and the latest one at least ``LOOK_BACK`` times earlier. Metrics mostly flatten in log steps, so
-the line is early rather than late. A trial that has once been near stays near: a noisy metric would otherwise switch
-back, and the evaluations already paid for would put off the next one until the steps had doubled.
+the last evaluation and the latest one at least ``LOOK_BACK`` times earlier. Metrics mostly flatten in log steps, so the
+line is early rather than late. A trial that has once been near stays near: a noisy metric would switch back and forth.
 """
 
 import json
@@ -165,9 +162,7 @@ class TrialResult:
     @property
     def time_to_target(self) -> float | None:
         """T = S x tau(B) in seconds; None if the target was not reached."""
-        if not self.reached or self.seconds_per_step is None:
-            return None
-        return self.steps * self.seconds_per_step
+        return self.steps * self.seconds_per_step if self.reached and self.seconds_per_step is not None else None
 
     def to_json(self) -> str:
         """Return the record as one line of strict JSON."""
@@ -175,11 +170,7 @@ class TrialResult:
 
     @classmethod
     def from_json(cls, text: str) -> "TrialResult":
-        """Return the record that :meth:`to_json` wrote.
-
-        Raises:
-            RecordError: if the text is not such a record, or one of a former version.
-        """
+        """Return the record that :meth:`to_json` wrote; RecordError if it is none, or of a former version."""
         values = json.loads(text)
         if not isinstance(values, dict):
             raise RecordError(f"a trial record is a JSON object, but got {text[:80]!r}")
@@ -190,9 +181,8 @@ class TrialResult:
                 f"the trial record is of a former version of bstune, with {', '.join(former)}: rename them, "
                 "or run the study again under another name, study=NAME"
             )
-        names = {f.name for f in fields(cls)}
         required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
-        missing, unknown = sorted(required - values.keys()), sorted(values.keys() - names)
+        missing, unknown = sorted(required - values.keys()), sorted(values.keys() - {f.name for f in fields(cls)})
         if missing or unknown:
             raise RecordError(f"a trial record lacks {missing} and has unknown fields {unknown}")
         if values["status"] not in STATUSES:
@@ -228,10 +218,7 @@ class EvaluationSchedule:
 
 
 def is_near(history: Sequence[tuple[int, float | None]], target: Target, near: float) -> bool:
-    """Return whether the target is predicted within ``near`` times the last evaluation's step.
-
-    Values that are None (not finite) are passed over; with fewer than two evaluations the answer is False.
-    """
+    """Return whether the target is predicted within ``near`` times the last of at least two finite evaluations."""
     gaps = [(step, target.gap(value)) for step, value in history if value is not None and step > 0]
     if len(gaps) < 2:
         return False

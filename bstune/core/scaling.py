@@ -1,7 +1,6 @@
 """Scaling rules: from a batch size to a learning rate through a reference (B0, lr0), in examples and learning rates.
 
-A rule changes the learning rate alone. The search never trusts one: its variable is delta = log2(lr / rule(B)). Each
-raises ConfigError for a batch size, a reference or a noise scale (in examples) that is not positive.
+A rule changes the learning rate alone. The search never trusts one: its variable is delta = log2(lr / rule(B)).
 """
 
 import math
@@ -14,19 +13,16 @@ ScalingRule = Callable[[float], float]  # a rule once its reference (and noise s
 
 def none(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
     """Return lr0 at every batch size."""
-    _check(batch_size, reference_batch_size, reference_lr)
     return reference_lr
 
 
 def sqrt(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
     """Return lr0 (B/B0)^1/2 (Krizhevsky 2014; the usual choice for Adam, Malladi et al. 2022)."""
-    _check(batch_size, reference_batch_size, reference_lr)
     return reference_lr * math.sqrt(batch_size / reference_batch_size)
 
 
 def linear(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
     """Return lr0 B/B0 (Goyal et al. 2017)."""
-    _check(batch_size, reference_batch_size, reference_lr)
     return reference_lr * batch_size / reference_batch_size
 
 
@@ -35,7 +31,6 @@ def saturating(batch_size: float, reference_batch_size: float, reference_lr: flo
 
     Linear below the noise scale, flat above it.
     """
-    _check(batch_size, reference_batch_size, reference_lr)
     noise = _noise_scale(noise_scale, "saturating")
     return reference_lr * (1 + noise / reference_batch_size) / (1 + noise / batch_size)
 
@@ -46,7 +41,6 @@ def surge(batch_size: float, reference_batch_size: float, reference_lr: float, n
     For sign-like optimizers such as Adam (Li et al. 2024, arXiv 2405.14578): it rises as the square root, peaks at the
     noise scale and falls above it.
     """
-    _check(batch_size, reference_batch_size, reference_lr)
     noise = _noise_scale(noise_scale, "surge")
 
     def hill(batch: float) -> float:
@@ -55,19 +49,10 @@ def surge(batch_size: float, reference_batch_size: float, reference_lr: float, n
     return reference_lr * hill(reference_batch_size) / hill(batch_size)
 
 
-def _check(batch_size: float, reference_batch_size: float, reference_lr: float) -> None:
-    values = {"batch size": batch_size, "scaling.batch_size": reference_batch_size, "scaling.lr": reference_lr}
-    for name, value in values.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"a scaling rule needs a positive {name}, but got {value}")
-
-
 def _noise_scale(noise_scale: float | None, rule: str) -> float:
     if noise_scale is None:
         raise ConfigError(
             f"the scaling rule {rule} needs a noise scale: give one in examples with scaling.noise_scale=N, "
             "or choose scaling=sqrt, scaling=linear or scaling=none"
         )
-    if not (math.isfinite(noise_scale) and noise_scale > 0):
-        raise ConfigError(f"scaling.noise_scale must be a positive number of examples, but got {noise_scale}")
     return noise_scale

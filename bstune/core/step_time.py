@@ -1,11 +1,4 @@
-"""tau(B), seconds per training step over batch size: a line, what corrects it, and a step on several devices.
-
-Three models of one family, each for its use:
-
-- :class:`StepTime`: overhead + per_example B, from very few points;
-- :class:`StepTimes`: a line or a given function, corrected towards what trials measured (a search);
-- :class:`StepTimeModel`: through the points of a survey, made monotone, the line beyond them.
-"""
+"""tau(B), seconds per training step over batch size: a line, what corrects it, and a step on several devices."""
 
 import math
 import statistics
@@ -39,7 +32,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """A smooth tau(B) times a correction towards measurements: their average by a normal kernel, shrunk to 1."""
+    """A search's tau(B): a smooth one times a correction to measurements, averaged by a normal kernel, shrunk to 1."""
 
     smooth: Callable[[float], float]
     x: tuple[float, ...] = ()  # log2 of the measured batch sizes
@@ -85,7 +78,7 @@ def fit_step_times(
 
 @dataclass(frozen=True)
 class StepTimeModel(StepTime):
-    """tau(B) on one device: what was measured, made monotone and joined smoothly; its line beyond."""
+    """A survey's tau(B): what was measured, made monotone and joined smoothly; its line beyond."""
 
     residual: float  # the median relative error of the line at the measured batch sizes
     sizes: tuple[float, ...]  # rising
@@ -132,10 +125,7 @@ def sync_seconds(devices: int, alpha: float, beta: float) -> float:
 
 
 def fit_sync(measured: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Return alpha and beta of T_sync from (devices, seconds of an all-reduce), by least relative squares.
-
-    Neither is negative; with one number of devices, beta is 0. Pairs of a single device are left out.
-    """
+    """Return T_sync's alpha and beta, at least 0, from (devices, all-reduce seconds) by least relative squares."""
     pairs = [(devices, seconds) for devices, seconds in measured if devices > 1]
     if not pairs or not all(math.isfinite(seconds) and seconds > 0.0 for _, seconds in pairs):
         raise HardwareError(f"an all-reduce needs positive seconds at 2 devices or more, but got {list(measured)}")
@@ -147,10 +137,7 @@ def fit_sync(measured: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def iteration_seconds(gradient: float, sync: float, gamma: float) -> float:
-    """Return T_iter = (T_grad^gamma + T_sync^gamma)^(1/gamma) (Pollux, eq. 10).
-
-    With ``gamma`` 1 one runs after the other; the larger it is, the more they overlap; infinite: wholly.
-    """
+    """Return T_iter = (T_grad^gamma + T_sync^gamma)^(1/gamma) (Pollux, eq. 10): the larger gamma, the more overlap."""
     longest = max(gradient, sync)
     if longest == 0.0 or math.isinf(gamma):
         return longest

@@ -20,16 +20,9 @@ from numpy.typing import NDArray
 
 from bstune.core.curve import CurveBand
 from bstune.core.errors import ConfigError
+from bstune.search import observations
 from bstune.search.gaussian_process import draw_process
-from bstune.search.observations import (
-    Observation,
-    Posterior,
-    Weight,
-    objective_so_far,
-    objective_weight,
-    residual_process,
-    smoothed,
-)
+from bstune.search.observations import Observation, Posterior, Weight, objective_so_far, smoothed
 from bstune.search.posterior import B_CRIT, NOISE, OTHER, frontier, log_steps, optimum
 
 Array = NDArray[np.float64]
@@ -53,50 +46,33 @@ MISFIT = 0.14  # in log S: what one more trial at a place still misses of the fr
 
 @dataclass(frozen=True)
 class Policy:
-    """How the search spends.
+    """How the search spends; the defaults stand in ``conf/sampler/frontier.yaml``."""
 
-    Args:
-        particles: draws of the posterior, at least 10.
-        moves: Metropolis steps of its sampler at each temperature.
-        candidates: points that a decision chooses from, at least 10.
-        initial_fraction: of the budget's steps, given to the first trial.
-        max_growth: until a trial has reached the target, the most that continuing one adds, over what has been spent.
-        max_first_growth: likewise for a new trial.
-        probe_fraction: of the incumbent's cost, given to a new trial first ...
-        max_predicted_fraction: ... but at most this fraction of the predicted steps to target.
-        stop_factor: a trial ends once it costs this many times the incumbent.
-        cost_weight: weight of the remaining cost in the score (log T per incumbent cost).
-        random_fraction: of the decisions, made at random in case the model is wrong everywhere.
-        curve_after: once this many times the incumbent's cost has been spent, whatever the objective ...
-        curve_share: ... this fraction of the decisions is made as for the objective ``curve``.
-    """
-
-    particles: int
-    moves: int
-    candidates: int
-    initial_fraction: float
-    max_growth: float
-    max_first_growth: float
-    probe_fraction: float
-    max_predicted_fraction: float
-    stop_factor: float
-    cost_weight: float
-    random_fraction: float
-    curve_after: float
-    curve_share: float
+    particles: int  # draws of the posterior, at least 10
+    moves: int  # Metropolis steps of its sampler at each temperature
+    candidates: int  # points that a decision chooses from, at least 10
+    initial_fraction: float  # of the budget's steps, given to the first trial
+    max_growth: float  # before the target is reached, the most that continuing a trial adds, over what has been spent
+    max_first_growth: float  # likewise for a new trial
+    probe_fraction: float  # of the incumbent's cost, given to a new trial first ...
+    max_predicted_fraction: float  # ... but at most this fraction of the predicted steps to target
+    stop_factor: float  # a trial ends once it costs this many times the incumbent
+    cost_weight: float  # of the remaining cost in the score (log T per incumbent cost)
+    random_fraction: float  # of the decisions, made at random in case the model is wrong everywhere
+    curve_after: float  # once this many times the incumbent's cost has been spent, whatever the objective ...
+    curve_share: float  # ... this fraction of the decisions is made as for the objective ``curve``
 
     def __post_init__(self) -> None:
-        whole = {"particles": 10, "moves": 1, "candidates": 10}
-        fractions = ("initial_fraction", "max_growth", "max_first_growth", "probe_fraction", "max_predicted_fraction")
-        above = {**dict.fromkeys(fractions, 0.0), "stop_factor": 1.0}
-        shares = {"random_fraction": 1.0, "curve_share": 1.0, "cost_weight": math.inf, "curve_after": math.inf}
+        least = {"particles": 10, "moves": 1, "candidates": 10}
+        least |= dict.fromkeys(("cost_weight", "random_fraction", "curve_after", "curve_share"), 0)
+        above = {"stop_factor": 1}  # the other fractions: above 0
         for name, value in vars(self).items():
-            if name in whole and not value >= whole[name]:
-                raise ConfigError(f"sampler.policy.{name} must be at least {whole[name]}, but got {value}")
-            if name in above and not above[name] < value < math.inf:
-                raise ConfigError(f"sampler.policy.{name} must be a number above {above[name]:g}, but got {value}")
-            if name in shares and not 0 <= value <= shares[name]:
-                raise ConfigError(f"sampler.policy.{name} must lie within 0 and {shares[name]:g}, but got {value}")
+            if name in least and not value >= least[name]:
+                raise ConfigError(f"sampler.policy.{name} must be at least {least[name]}, but got {value}")
+            if name not in least and not above.get(name, 0) < value < math.inf:
+                raise ConfigError(f"sampler.policy.{name} must be a number above {above.get(name, 0)}, but got {value}")
+            if name in ("random_fraction", "curve_share") and value > 1:
+                raise ConfigError(f"sampler.policy.{name} must be at most 1, but got {value}")
 
 
 @dataclass(frozen=True)
@@ -157,7 +133,7 @@ def suggest(
 
     ``budget`` are steps over batch size, a scale, not a limit; ``resumable`` is None where no trial can be continued.
     """
-    weight = objective_weight(objective, posterior.tau)
+    weight = observations.objective_weight(objective, posterior.tau)
     reached = [one for one in posterior.observations if one.status == "reached"]
     ranked = sorted(smoothed(posterior, objective, rng), key=lambda pair: pair[0])
     least = min((objective_so_far(one, weight) for one in reached), default=math.inf)
@@ -176,7 +152,9 @@ def suggest(
     draw = posterior.theta[int(rng.integers(len(posterior.theta)))]
     if posterior.observations and rng.random() < policy.random_fraction:
         chosen, predicted = len(options.stopped) + 2, math.inf
-        options.x[chosen], options.z[chosen] = _random_point(domain, rng)
+        x = math.log2(domain.snap(2.0 ** rng.uniform(math.log2(domain.low), math.log2(domain.high))))
+        bottom, top = domain.lrs(np.array([x]))
+        options.x[chosen], options.z[chosen] = x, rng.uniform(bottom[0], top[0])
     else:
         chosen, predicted = thompson_sample(posterior, options, draw, weight, pending, policy, rng)
     done, seconds = float(options.done[chosen]), float(posterior.tau(np.exp2(options.x[chosen])))
@@ -203,8 +181,15 @@ def _candidates(
 ) -> Candidates:
     """Return the trials to be continued, and new points along the posterior's optima and around the best trials."""
     taken = {resumed_from for _, _, resumed_from in pending}
-    stopped = [one for one in posterior.observations if one.status == "censored" and not one.stuck]
-    stopped = [one for one in stopped if resumable is not None and one.number not in taken and resumable(one.number)]
+    stopped = [
+        one
+        for one in posterior.observations
+        if one.status == "censored"
+        and not one.stuck
+        and one.number not in taken
+        and resumable
+        and resumable(one.number)
+    ]
     if incumbent is not None:
         stopped = [one for one in stopped if objective_so_far(one, weight) < 0.95 * policy.stop_factor * incumbent]
     low, n, theta = math.log2(domain.low), policy.candidates, posterior.theta
@@ -235,12 +220,6 @@ def _candidates(
     )
 
 
-def _random_point(domain: Domain, rng: np.random.Generator) -> tuple[float, float]:
-    x = math.log2(domain.snap(2.0 ** rng.uniform(math.log2(domain.low), math.log2(domain.high))))
-    bottom, top = domain.lrs(np.array([x]))
-    return x, float(rng.uniform(bottom[0], top[0]))
-
-
 def thompson_sample(
     posterior: Posterior,
     candidates: Candidates,
@@ -250,13 +229,10 @@ def thompson_sample(
     policy: Policy,
     rng: np.random.Generator,
 ) -> tuple[int, float]:
-    """Return the candidate with the least objective in one draw, and its steps in that draw.
-
-    Among nearly equal ones, it is the one with the least remaining cost.
-    """
+    """Return the candidate with the least objective in one draw, in cost too if nearly equal, and its steps there."""
     drawn = log_steps(draw[None], candidates.x, candidates.z, candidates.other, posterior.prior)[0]
     at = np.column_stack([candidates.x, candidates.z, candidates.other])
-    drawn = np.minimum(drawn + residual_process(posterior, draw, weight, rng).draw(at, rng), 50.0)
+    drawn = np.minimum(drawn + observations.residual_process(posterior, draw, weight, rng).draw(at, rng), 50.0)
     score = drawn + np.log(weight(candidates.x))
     cost = np.exp(drawn) * posterior.tau(np.exp2(candidates.x))
     to_go = cost * np.maximum(1.0 - candidates.done / np.exp(drawn), 0.0)
@@ -287,8 +263,7 @@ def draw_frontiers(posterior: Posterior, count: int, rng: np.random.Generator) -
     log_front = frontier(theta, x, prior)
     best = optimum(theta, x, prior)
     fitted = log_steps(theta, data.x, data.z, data.other, prior)
-    gap = data.y - fitted
-    off = fitted - frontier(theta, data.x, prior)
+    gap, off = data.y - fitted, fitted - frontier(theta, data.x, prior)
     near = ~data.diverged & ~data.bound & (off < MAX_PENALTY) & (np.abs(gap) < MAX_GAP)
     at = np.column_stack([data.x, data.z])
     residual = np.empty_like(log_front)
@@ -298,21 +273,16 @@ def draw_frontiers(posterior: Posterior, count: int, rng: np.random.Generator) -
         process = draw_process(at[use], gap[i, use], variance, rng)
         residual[i] = process.draw(np.column_stack([x, best[i]]), rng)
     drawn = log_front + residual
-    # Over less than an octave there is no curve to fit: the model's own B_crit stands.
-    log_b_crit = _fit(x, drawn) if x.size > PER_OCTAVE else prior.log_mid * math.log(2.0) + theta[:, B_CRIT]
-    return Frontiers(theta, x, residual, log_b_crit, drawn)
-
-
-def _fit(x: Array, log_front: Array) -> Array:
-    """Return log B_crit of S_min (1 + B_crit/B) fitted to each frontier (m, g) by least squares, shape (m,)."""
+    if x.size <= PER_OCTAVE:  # less than an octave shows no curve: the model's own B_crit stands
+        return Frontiers(theta, x, residual, prior.log_mid * math.log(2.0) + theta[:, B_CRIT], drawn)
     log_batch = x * math.log(2.0)
     tried = np.linspace(log_batch[0] - REACH, log_batch[-1] + REACH, B_CRIT_GRID)
     shape = np.logaddexp(0.0, tried[:, None] - log_batch)
     shape -= shape.mean(axis=1, keepdims=True)
-    centred = log_front - log_front.mean(axis=1, keepdims=True)
+    centred = drawn - drawn.mean(axis=1, keepdims=True)
     # The square of the difference, but for what all values of B_crit share.
     error = (shape**2).sum(axis=1) - 2.0 * centred @ shape.T
-    return np.asarray(tried[error.argmin(axis=1)])
+    return Frontiers(theta, x, residual, tried[error.argmin(axis=1)], drawn)
 
 
 def max_variance_reduction(

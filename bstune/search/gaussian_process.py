@@ -24,12 +24,6 @@ def _covariance(at: Array, other: Array, lengths: tuple[float, float]) -> Array:
     return np.asarray(np.exp(-0.5 * cdist(at / scale, other / scale, "sqeuclidean")))
 
 
-def _evidence(covariance: Array, value: Array) -> float:
-    root = np.linalg.cholesky(covariance)
-    white = np.linalg.solve(root, value)
-    return float(-0.5 * white @ white - np.log(np.diag(root)).sum())
-
-
 @dataclass(frozen=True)
 class GaussianProcess:
     """A process conditioned on residuals of log S at points (n, 2 + k): log2 B, log2 lr, k values in [0, 1]."""
@@ -59,8 +53,10 @@ def draw_process(points: Array, residuals: Array, variance: Array, rng: np.rando
     kernels = {lengths: _covariance(points, points, lengths) for lengths in LENGTHS}
     noise = np.diag(variance + JITTER)
     evidence = np.array([math.log(a[1] * k[1]) for a, k in options])
-    if residuals.size:
-        evidence += [_evidence(a[0] ** 2 * kernels[k[0]] + noise, residuals) for a, k in options]
+    for i, ((amplitude, _), (lengths, _)) in enumerate(options if residuals.size else ()):
+        root = np.linalg.cholesky(amplitude**2 * kernels[lengths] + noise)
+        white = np.linalg.solve(root, residuals)
+        evidence[i] += -0.5 * white @ white - np.log(np.diag(root)).sum()
     share = np.exp(evidence - evidence.max())
     (amplitude, _), (lengths, _) = options[int(rng.choice(len(options), p=share / share.sum()))]
     covariance = amplitude**2 * kernels[lengths] + noise

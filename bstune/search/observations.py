@@ -22,6 +22,7 @@ from bstune.search.posterior import NOISE, OTHER, LikelihoodData, Prior, log_ste
 
 Array = NDArray[np.float64]
 Weight = Callable[[Array], Array]
+Curve = Sequence[tuple[float, float]]  # (log step, log excess) of a trial's evaluations
 SMOOTHING_DRAWS = 4  # of the posterior, for the mean
 TAIL = 1.5  # in log T: what is further from the best does not matter to it
 SIMILAR = 8  # trials that reached the target, whose rates a stopped one is shrunk towards
@@ -83,11 +84,10 @@ def infer(
     before = {t.number: 0 if t.resumed_from is None else steps.get(t.resumed_from, 0) for t in trials}
     observations = tuple(_observation(t, others.get(t.number, ()), before[t.number], curves, reached) for t in last)
     measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
-    seconds = fit_step_times(measured, 2.0**prior.log_mid, step_time)
-    tau = StepTimes(StepTime(0.0, 1.0)) if in_examples else seconds
+    in_seconds = fit_step_times(measured, 2.0**prior.log_mid, step_time)
+    tau = StepTimes(StepTime(0.0, 1.0)) if in_examples else in_seconds
     # A trial's own steps: those that it continues are not paid again.
-    costs = (max(t.steps - before[t.number], 0) * tau(np.array(float(t.batch_size))) for t in trials)
-    spent = sum(float(cost) for cost in costs)
+    spent = sum(float(max(t.steps - before[t.number], 0) * tau(np.array(float(t.batch_size)))) for t in trials)
     too_large = min((trial.batch_size for trial in trials if trial.status == "oom"), default=math.inf)
     data = likelihood_data(observations, (prior.mean.size - OTHER) // 3)
     theta = sample_posterior(data, prior, rng, particles, moves)
@@ -97,17 +97,17 @@ def infer(
 def _observation(
     trial: TrialResult,
     other: tuple[float, ...],
-    steps_before: int,
-    curves: Mapping[int, Sequence[tuple[float, float]]],
+    before: int,
+    curves: Mapping[int, Curve],
     reached: Sequence[TrialResult],
 ) -> Observation:
     def distance(near: TrialResult) -> float:
         return abs(math.log2(near.batch_size / trial.batch_size)) + abs(math.log2(near.lr / trial.lr))
 
-    estimate = None
+    log_factor, spread = None, 0.0
     if trial.status == "censored" and curves[trial.number]:
         similar = [(curves[t.number], math.log(t.steps)) for t in sorted(reached, key=distance)[:SIMILAR]]
-        estimate = extrapolate(curves[trial.number], trial.steps, similar)
+        log_factor, spread = extrapolate(curves[trial.number], trial.steps, similar)
     return Observation(
         number=trial.number,
         status=trial.status,
@@ -116,9 +116,9 @@ def _observation(
         x=math.log2(trial.batch_size),
         z=math.log2(trial.lr),
         other=other,
-        log_factor=None if estimate is None else estimate.log_factor,
-        spread=0.0 if estimate is None else estimate.spread,
-        stuck=trial.resumed_from is not None and trial.steps <= steps_before,
+        log_factor=log_factor,
+        spread=spread,
+        stuck=trial.resumed_from is not None and trial.steps <= before,
     )
 
 
@@ -127,7 +127,7 @@ def likelihood_data(observations: Sequence[Observation], others: int) -> Likelih
 
     A stopped trial is an estimate where its history can be extrapolated and the target is near, else a bound.
     """
-    y, spread, bound = [], [], []
+    seen = []
     for one in observations:
         done = math.log(one.steps)
         if one.status == "reached":
@@ -138,25 +138,16 @@ def likelihood_data(observations: Sequence[Observation], others: int) -> Likelih
             values = done + max(one.log_factor - one.spread, 0.0), min(one.spread, 0.5), True
         else:
             values = done + one.log_factor, one.spread, False
-        y.append(values[0])
-        spread.append(values[1])
-        bound.append(values[2] and one.status != "diverged")
-    return LikelihoodData(
-        x=np.array([one.x for one in observations], dtype=np.float64),
-        z=np.array([one.z for one in observations], dtype=np.float64),
-        other=np.array([one.other for one in observations], dtype=np.float64).reshape(len(observations), others),
-        y=np.array(y, dtype=np.float64),
-        spread=np.array(spread, dtype=np.float64),
-        bound=np.array(bound, dtype=np.bool_),
-        diverged=np.array([one.status == "diverged" for one in observations], dtype=np.bool_),
-    )
+        seen.append((one.x, one.z, *values))
+    x, z, y, spread, bound = np.array(seen, dtype=np.float64).reshape(-1, 5).T
+    diverged = np.array([one.status == "diverged" for one in observations], dtype=np.bool_)
+    other = np.array([one.other for one in observations], dtype=np.float64).reshape(len(observations), others)
+    return LikelihoodData(x, z, other, y, spread, (bound > 0.0) & ~diverged, diverged)
 
 
 def objective_weight(objective: str, tau: StepTimes) -> Weight:
     """Return what steps are multiplied with to give the objective: seconds per step, or 1."""
-    if objective == "steps":
-        return lambda x: np.ones_like(x)
-    return lambda x: tau(np.exp2(x))
+    return np.ones_like if objective == "steps" else lambda x: tau(np.exp2(x))
 
 
 def objective_so_far(observation: Observation, weight: Weight) -> float:
@@ -195,14 +186,12 @@ def smoothed(posterior: Posterior, objective: str, rng: np.random.Generator) -> 
     total = np.zeros(len(reached))
     for _ in range(SMOOTHING_DRAWS):
         draw = posterior.theta[int(rng.integers(len(posterior.theta)))]
-        process = residual_process(posterior, draw, weight, rng)
         total += log_steps(draw[None], x, z, other, posterior.prior)[0]
-        total += process.mean(np.column_stack([x, z, other]))
+        total += residual_process(posterior, draw, weight, rng).mean(np.column_stack([x, z, other]))
     values = np.exp(total / SMOOTHING_DRAWS + np.log(weight(x)))
     return list(zip(values.tolist(), reached, strict=True))
 
 
-History = Sequence[tuple[int, float | None]]
 RATE = 0.4  # of error in steps where nothing has reached the target yet
 RATE_SPREAD = 0.6  # standard deviation of its logarithm
 SIMILARITY = 0.2  # standard deviation of the logarithms of rates between trials, at least
@@ -211,14 +200,6 @@ SLOWDOWN = 0.9  # rates fall as training goes on: the rate of the rest over the 
 SLOWDOWN_SPREAD = 0.3  # ... give or take this, in the logarithm
 SCATTER = 0.04  # of the log excess from one evaluation to the next
 FASTEST, SLOWEST = 3.0, 0.02  # rates are kept within these
-
-
-@dataclass(frozen=True)
-class Extrapolation:
-    """``log_factor``: log of steps to target over the steps done, with its standard deviation ``spread``."""
-
-    log_factor: float
-    spread: float
 
 
 def ideal_value(target: Target, bounds: Sequence[float] | None) -> float | None:
@@ -230,7 +211,9 @@ def ideal_value(target: Target, bounds: Sequence[float] | None) -> float | None:
     return 0.0 if target.mode == "min" and target.value > 0 else None
 
 
-def log_excess(history: History, target: Target, ideal: float | None) -> list[tuple[float, float]]:
+def log_excess(
+    history: Sequence[tuple[int, float | None]], target: Target, ideal: float | None
+) -> list[tuple[float, float]]:
     """Return (log step, log excess) of the finite evaluations; the excess is 1 at the target.
 
     Without an ideal value, the distance from goal to ideal is taken as a quarter of the first gap.
@@ -243,10 +226,9 @@ def log_excess(history: History, target: Target, ideal: float | None) -> list[tu
     return [(math.log(step), math.log(max(1.0 + gap / scale, 1e-3))) for step, gap in gaps]
 
 
-def reached_rate(curve: Sequence[tuple[float, float]], log_steps: float, excess: float) -> float | None:
+def reached_rate(curve: Curve, log_steps: float, excess: float) -> float | None:
     """Return the rate of a trial that reached the target from this log excess on; None if it began below it."""
-    low = math.inf
-    before: tuple[float, float] | None = None
+    low, before = math.inf, None
     for log_step, value in curve:
         if value < low:
             low = value
@@ -261,18 +243,14 @@ def reached_rate(curve: Sequence[tuple[float, float]], log_steps: float, excess:
     return None
 
 
-def extrapolate(
-    curve: Sequence[tuple[float, float]], steps: int, reached: Sequence[tuple[Sequence[tuple[float, float]], float]]
-) -> Extrapolation | None:
-    """Return the steps left to a stopped trial with this (log step, log excess) curve; None for an empty curve.
+def extrapolate(curve: Curve, steps: int, reached: Sequence[tuple[Curve, float]]) -> tuple[float, float]:
+    """Return log(steps to target/steps) of a stopped trial, and its standard deviation.
 
     ``reached`` are the curve and log steps to target of trials that reached the target, most similar ones first.
     """
-    if not curve:
-        return None
     end = math.log(steps)
     recent = [(s, e) for s, e in curve if s >= curve[-1][0] - math.log(RECENT)]
-    own: tuple[float, float] | None = None
+    own = None
     level = max(min(e for _, e in recent[-3:]), 0.02)
     if len(recent) >= 3 and recent[-1][0] > recent[0][0]:
         x, e = (np.array(values) for values in zip(*recent, strict=True))
@@ -300,7 +278,7 @@ def extrapolate(
     away = level / rate
     # From the last evaluation; the steps since then count as done.
     log_factor = max(curve[-1][0] + away - end, 0.02)
-    return Extrapolation(log_factor, math.hypot(0.15, math.hypot(SCATTER / rate, away * spread)))
+    return log_factor, math.hypot(0.15, math.hypot(SCATTER / rate, away * spread))
 
 
 def _combine(log_rate: float, spread: float, slope: float, error: float) -> tuple[float, float]:

@@ -34,22 +34,11 @@ from bstune.core.noise_scale import MIN_BLOCKS, NoiseScaleEstimate, estimate_noi
 from bstune.core.records import TrialResult
 
 Array = NDArray[np.float64]
-PARAMETERS = (
-    "level",  # log S at B_mid and the best learning rate
-    "b_crit",  # log(B_crit/B_mid)
-    "shift",  # of the optimum at B_mid against the rule, in octaves
-    "exponent",  # of the optimum against the rule, below B_crit
-    "bend",  # added to the exponent above B_crit
-    "low_slope",  # log of: log S an octave, far below the optimum
-    "low_width",  # log of: octaves below the optimum over which the slope sets in
-    "high_width",  # log of: octaves above the optimum at which S is e^(1/2) times as large
-    "noise",  # log of: standard deviation of log S from seed to seed
-)
-LEVEL, B_CRIT, SHIFT, EXPONENT, BEND, LOW_SLOPE, LOW_WIDTH, HIGH_WIDTH, NOISE = range(len(PARAMETERS))
+LEVEL, B_CRIT, SHIFT, EXPONENT, BEND, LOW_SLOPE, LOW_WIDTH, HIGH_WIDTH, NOISE = range(9)  # see make_prior
+OTHER = 9  # then three for each other hyper-parameter: its best value, log curvature, shift
 OUTLIER_SHARE = 0.04
 OUTLIER_SPREAD = 0.8  # in log S
-OTHER = len(PARAMETERS)  # then three for each other hyper-parameter: its best value, log curvature, shift
-OTHER_MEAN, OTHER_SPREAD = (0.5, math.log(0.3), 0.0), (0.35, 1.0, 1.0)
+OTHER_NORMAL = [(0.5, 0.35), (math.log(0.3), 1.0), (0.0, 1.0)]  # mean and standard deviation of each of them
 DIVERGED_PENALTY = 1.5  # a trial that diverged is at least this far above the frontier, in log S ...
 DIVERGED_SPREAD = 0.4  # ... give or take this
 SHIFT_FREEDOM = 3.0  # degrees of freedom of Student's t: the reference learning rate may be wrong by ten times
@@ -62,7 +51,7 @@ class Prior:
     log_low: float  # log2 of the smallest batch size
     log_high: float
     rule: Callable[[Array], Array]  # log2 of the rule's learning rate over log2 B
-    mean: Array  # (p,), in the order of PARAMETERS, then three for each other hyper-parameter
+    mean: Array  # (p,), in the order of the places above, three for each other hyper-parameter
     spread: Array
 
     @property
@@ -116,20 +105,19 @@ def make_prior(
     b_crit = 0.0 if noise_scale is None else math.log(noise_scale) - log_mid * math.log(2.0)
     # A noise scale may miss B_crit by several times: its prior stays wide.
     b_crit_spread = math.log(6.0) if noise_scale is None else math.hypot(math.log(4.0), noise_scale_spread)
-    normal = {
-        LEVEL: (log_budget - math.log(4.0), 3.0),
-        B_CRIT: (b_crit, b_crit_spread),
-        SHIFT: (0.0, sigma),
-        EXPONENT: (0.0, exponent_sigma),
-        BEND: (-0.15, 0.3),
-        LOW_SLOPE: (math.log(0.45), 0.35),
-        LOW_WIDTH: (math.log(1.2), 0.5),
-        HIGH_WIDTH: (math.log(1.2), 0.4),
-        NOISE: (math.log(0.12), 0.5),
-    }
-    mean = [normal[i][0] for i in range(len(PARAMETERS))] + list(OTHER_MEAN) * others
-    spread = [normal[i][1] for i in range(len(PARAMETERS))] + list(OTHER_SPREAD) * others
-    return Prior(log_low, log_high, rule, np.array(mean), np.array(spread))
+    normal = [
+        (log_budget - math.log(4.0), 3.0),  # level: log S at B_mid and the best learning rate
+        (b_crit, b_crit_spread),  # log(B_crit/B_mid)
+        (0.0, sigma),  # shift of the optimum at B_mid against the rule, in octaves
+        (0.0, exponent_sigma),  # of the optimum against the rule, below B_crit
+        (-0.15, 0.3),  # bend: added to the exponent above B_crit
+        (math.log(0.45), 0.35),  # low slope, log of: log S an octave, far below the optimum
+        (math.log(1.2), 0.5),  # low width, log of: octaves below the optimum over which the slope sets in
+        (math.log(1.2), 0.4),  # high width, log of: octaves above the optimum at which S is e^(1/2) times as large
+        (math.log(0.12), 0.5),  # noise, log of: standard deviation of log S from seed to seed
+    ]
+    mean, spread = np.array(normal + OTHER_NORMAL * others).T
+    return Prior(log_low, log_high, rule, mean, spread)
 
 
 def _softplus(value: Array) -> Array:
@@ -147,9 +135,7 @@ def frontier(theta: Array, x: Array, prior: Prior) -> Array:
 def penalty(theta: Array, d: Array) -> Array:
     """Return the cost in log S of a learning rate ``d`` (m, n) octaves off the optimum."""
     t = theta[:, :, None]
-    width = np.exp(t[:, LOW_WIDTH])
-    below = np.minimum(d, 0.0)
-    above = np.maximum(d, 0.0)
+    width, below, above = np.exp(t[:, LOW_WIDTH]), np.minimum(d, 0.0), np.maximum(d, 0.0)
     low = np.exp(t[:, LOW_SLOPE]) * (np.sqrt(below**2 + width**2) - width)
     return np.asarray(low + 0.5 * above**2 * np.exp(-2.0 * t[:, HIGH_WIDTH]))
 
@@ -222,10 +208,11 @@ def sample_posterior(data: LikelihoodData, prior: Prior, rng: np.random.Generato
         step = _next_step(likelihood, temperature)
         temperature += step
         weight = np.exp(step * (likelihood - likelihood.max()))
-        chosen = _systematic(weight / weight.sum(), rng)
-        theta, likelihood = theta[chosen], likelihood[chosen]
-        last = temperature >= 1.0
-        theta, likelihood = _move(theta, likelihood, temperature, data, prior, rng, 2 * moves if last else moves)
+        # Systematic resampling: evenly spaced places on the cumulative weights, shifted together at random.
+        places = (rng.random() + np.arange(count)) / count
+        chosen = np.minimum(np.searchsorted(np.cumsum(weight / weight.sum()), places), count - 1)
+        steps = moves if temperature < 1.0 else 2 * moves
+        theta, likelihood = _move(theta[chosen], likelihood[chosen], temperature, data, prior, rng, steps)
     return theta
 
 
@@ -246,11 +233,6 @@ def _next_step(likelihood: Array, temperature: float) -> float:
     return max(low, 1e-9)
 
 
-def _systematic(weight: Array, rng: np.random.Generator) -> NDArray[np.intp]:
-    places = (rng.random() + np.arange(weight.size)) / weight.size
-    return np.minimum(np.searchsorted(np.cumsum(weight), places), weight.size - 1)
-
-
 def _move(
     theta: Array,
     likelihood: Array,
@@ -265,8 +247,7 @@ def _move(
     for i in range(moves):
         # Alternately a normal step with the particles' covariance and the difference of two particles.
         if i % 2 == 0:
-            covariance = np.cov(theta.T) + 1e-6 * np.diag(prior.spread**2)
-            root = np.linalg.cholesky(covariance)
+            root = np.linalg.cholesky(np.cov(theta.T) + 1e-6 * np.diag(prior.spread**2))
             scale = 2.38 / math.sqrt(dimensions) * rng.choice([0.3, 0.7, 1.0])
             proposed = theta + scale * rng.standard_normal(theta.shape) @ root.T
         else:
@@ -282,18 +263,12 @@ def _move(
     return theta, likelihood
 
 
-# The noise scale that a study's trials measured, as a wide prior of B_crit.
-#
-# McCandlish et al. 2018 (arXiv 1812.06162, section 2 and appendix D) find B_crit to be the noise scale averaged over
-# the training. What is measured is B_simple at some steps, which stands for it (see bstune.core.noise_scale):
-#
-# - Only trials that reached the target count. The noise scale grows by tens of times as |G|^2 falls: a stopped trial
-#   has measured the beginning alone, and one that diverged has left the path.
-# - All steps of each count: the mean of |G|^2 and that of tr Sigma. Their ratio weighs a step by its |G|^2, so that the
-#   beginning weighs more than the end, and errs to the small side; the later half alone would err to the large one,
-#   where |G|^2 hardly differs from 0.
-# - Both means are in units of the trial's own tr Sigma, or one trial with a large learning rate, whose gradients may be
-#   ten times as large, would outweigh the others. tr Sigma is known far better than |G|^2, so this adds little bias.
+# The noise scale that trials measured is a wide prior of B_crit, which McCandlish et al. 2018 (section 2, appendix D)
+# find to be the noise scale averaged over the training; B_simple at some steps stands for it:
+# - Only trials that reached the target count: the noise scale grows by tens of times as |G|^2 falls, and a stopped
+#   trial has measured the beginning alone.
+# - All steps of each count, weighed by |G|^2: that errs to the small side, the later half alone would to the large one.
+# - Both means are in units of the trial's own tr Sigma, or one with a large learning rate would outweigh the rest.
 # - Each trial is one block of the interval, which so holds what batch size, learning rate and seed change.
 MIN_MEASURED_STEPS = 2  # in a trial, for it to count
 
@@ -314,15 +289,13 @@ def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstim
     return (estimate_noise_scale(gradients, [1.0] * len(gradients)), steps) if gradients else None
 
 
-def noise_scale_prior(trials: Iterable[TrialResult]) -> tuple[float, float] | None:
-    """Return the measured noise scale and half the width of its interval in log; None while undetermined."""
+def noise_scale_prior(trials: Iterable[TrialResult]) -> tuple[float | None, float]:
+    """Return the measured noise scale and half the width of its interval in log; None and 0 while undetermined."""
     measured = measured_noise_scale(trials)
-    if measured is None:
-        return None
-    value, low, high = measured[0].noise_scale, measured[0].low, measured[0].high
-    if value is None or low is None or high is None:
-        return None
-    return value, 0.5 * math.log(high / low)
+    found = None if measured is None else measured[0]
+    if found is None or found.low is None or found.high is None:
+        return None, 0.0
+    return found.noise_scale, 0.5 * math.log(found.high / found.low)
 
 
 def noise_scale_row(
@@ -337,13 +310,12 @@ def noise_scale_row(
     if measured is None:
         return None
     estimate, steps = measured
-    value, undetermined = estimate.noise_scale, None
-    if value is None and estimate.measurements < MIN_BLOCKS:
-        undetermined = f"{MIN_BLOCKS} trials that reach the target are needed"
-    elif value is None:
-        undetermined = "|G|^2 does not differ from 0"
-    b_crits = {"posterior": None if posterior is None else posterior[1], "fit": fit_b_crit}
-    ratios = {name: None if value is None or b_crit is None else value / b_crit for name, b_crit in b_crits.items()}
+    value, few = estimate.noise_scale, f"{MIN_BLOCKS} trials that reach the target are needed"
+    undetermined = few if estimate.measurements < MIN_BLOCKS else "|G|^2 does not differ from 0"
+
+    def ratio(b_crit: float | None) -> float | None:
+        return None if value is None or b_crit is None else value / b_crit
+
     return {
         "noise_scale": value,
         "low": estimate.low,
@@ -351,6 +323,7 @@ def noise_scale_row(
         "level": estimate.level,
         "trials": estimate.measurements,
         "steps": steps,
-        "undetermined": undetermined,
-        **{f"ratio_to_{name}": ratio for name, ratio in ratios.items()},
+        "undetermined": undetermined if value is None else None,
+        "ratio_to_posterior": ratio(None if posterior is None else posterior[1]),
+        "ratio_to_fit": ratio(fit_b_crit),
     }

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import optuna
@@ -33,7 +33,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import OBJECTIVES, Objective, Status, Target, TrialResult
+from bstune.core.records import OBJECTIVES, Objective, Target, TrialResult, TrialSpec
 from bstune.search.acquisition import Array, Domain, Policy, Suggestion, suggest
 from bstune.search.observations import Posterior, infer, smoothed
 from bstune.search.posterior import make_prior, noise_scale_prior
@@ -42,18 +42,6 @@ logger = logging.getLogger(__name__)
 RECORD = "bstune:record"  # the trial's record, as JSON, among its user attributes
 RESUMED_FROM = "bstune:resumed_from"  # number of the trial that it continues
 BATCH_SIZE, LR, DELTA = "batch_size", "lr", "delta"
-
-
-class StoppingSampler(Protocol):
-    """What a study asks of a sampler that stops trials and continues them; any sampler may have it."""
-
-    context: tuple[str, ...]  # the constructor's arguments that the study fills in, of those of FrontierSampler
-
-    def max_steps(self, number: int) -> int | None:
-        """Return the steps up to which trial ``number`` is to be trained; None where there is no limit."""
-
-    def resumed_from(self, number: int) -> int | None:
-        """Return the number of the stopped trial that trial ``number`` continues; None if it starts afresh."""
 
 
 @cache
@@ -103,18 +91,9 @@ class FrontierSampler(BaseSampler):
             maximized, or whose trials share parameters but not those above.
     """
 
-    context = (
-        "objective",
-        "rule",
-        "budget",
-        "target",
-        "ideal",
-        "resumable",
-        "snap",
-        "lr_range",
-        "step_time",
-        "search_space",
-    )
+    # The arguments that a study fills in. Any sampler may have it, and max_steps and resumed_from.
+    context: tuple[str, ...] = ("objective", "rule", "budget", "target", "ideal", "resumable", "snap", "lr_range")
+    context += ("step_time", "search_space")
 
     def __init__(
         self,
@@ -272,10 +251,8 @@ class FrontierSampler(BaseSampler):
         The trial with the least time of its own is the luckiest of many; the mean leans on all trials around it. None
         while nothing has reached the target. ``both`` goes by time.
         """
-        posterior = self.posterior(study)
-        if posterior is None:
-            return None
-        ranked = smoothed(posterior, "steps" if self.objective == "steps" else "time", self._rng)
+        posterior, objective = self.posterior(study), "steps" if self.objective == "steps" else "time"
+        ranked = [] if posterior is None else smoothed(posterior, objective, self._rng)
         return min(ranked, key=lambda pair: pair[0])[1].number if ranked else None
 
     def _records(
@@ -283,9 +260,8 @@ class FrontierSampler(BaseSampler):
     ) -> tuple[list[TrialResult], dict[int, tuple[float, ...]]]:
         """Return the records of the finished trials, and their other hyper-parameters."""
         results, others = [], {}
-        for trial in trials:
-            if trial.state not in (TrialState.COMPLETE, TrialState.PRUNED) or not coordinates.complete(trial.params):
-                continue
+        finished = [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
+        for trial in (one for one in finished if coordinates.complete(one.params)):
             result = trial_result(trial, coordinates, self.objective)
             if result is not None:
                 results.append(result)
@@ -311,10 +287,7 @@ class FrontierSampler(BaseSampler):
     ) -> Posterior:
         low, high = coordinates.low, coordinates.high
         budget = 1000.0 if self._budget is None else self._budget(math.sqrt(low * high))
-        if self._noise_scale is not None:
-            noise_scale: tuple[float | None, float] = self._noise_scale, 0.0
-        else:
-            noise_scale = noise_scale_prior(results) or (None, 0.0)
+        noise_scale, spread = noise_scale_prior(results) if self._noise_scale is None else (self._noise_scale, 0.0)
         prior = make_prior(
             low=low,
             high=high,
@@ -322,8 +295,8 @@ class FrontierSampler(BaseSampler):
             log_budget=math.log(budget),
             sigma=self._sigma,
             exponent_sigma=self._exponent_sigma,
-            noise_scale=noise_scale[0],
-            noise_scale_spread=noise_scale[1],
+            noise_scale=noise_scale,
+            noise_scale_spread=spread,
             others=coordinates.columns,
         )
         return infer(
@@ -351,7 +324,7 @@ class Coordinates:
         lr_range: tuple[float, float] | None,
     ) -> None:
         self._space = dict(space)
-        others = (name for name in space if name not in (BATCH_SIZE, LR, DELTA))
+        others = space.keys() - {BATCH_SIZE, LR, DELTA}
         self._names = sorted(name for name in others if not space[name].single())
         low, high = lr_range or (0.0, math.inf)
         self._log_lrs = math.log2(low) if low > 0 else -math.inf, math.log2(high)
@@ -365,11 +338,8 @@ class Coordinates:
         if not isinstance(rates, FloatDistribution) or (self._axis == LR and rates.low <= 0):
             raise ConfigError(f"{self._axis} must be a float parameter over positive rates, but got {rates}")
         self._rates = rates
-        self._rule = rule or self._square_root
-
-    def _square_root(self, batch_size: float) -> float:
-        middle = math.sqrt(self._rates.low * self._rates.high)
-        return middle * math.sqrt(batch_size / math.sqrt(self.low * self.high))
+        middle = math.sqrt(rates.low * rates.high) if self._axis == LR else 1.0
+        self._rule = rule or (lambda batch_size: middle * math.sqrt(batch_size / math.sqrt(self.low * self.high)))
 
     def log_rule(self, x: Array) -> Array:
         """Return log2 of the rule's learning rate at log2 batch sizes."""
@@ -403,13 +373,12 @@ class Coordinates:
         return int(_nearest(self._snap(batch_size), self._sizes))
 
     def _bounds(self, x: Array) -> tuple[Array, Array]:
-        low, high = self._log_lrs
+        bottom, top = self._rates.low, self._rates.high
         if self._axis == LR:
-            bottom, top = np.full(x.shape, math.log2(self._rates.low)), np.full(x.shape, math.log2(self._rates.high))
+            bottom, top, rule = math.log2(bottom), math.log2(top), np.zeros(x.shape)
         else:
             rule = self.log_rule(x)
-            bottom, top = rule + self._rates.low, rule + self._rates.high
-        return np.clip(bottom, low, high), np.clip(top, low, high)
+        return np.clip(rule + bottom, *self._log_lrs), np.clip(rule + top, *self._log_lrs)
 
     def parameters(self, suggestion: Suggestion) -> dict[str, Any]:
         """Return a suggestion as parameters of the study."""
@@ -456,10 +425,7 @@ def _nearest(value: float, distribution: IntDistribution | FloatDistribution) ->
 
 
 def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -> TrialResult | None:
-    """Return a finished trial's record: bstune's own, or one made of a foreign trial's values and attributes.
-
-    None without the steps that it was trained for, or without a positive, finite number of seconds or steps.
-    """
+    """Return a finished trial's record, or one made of a foreign trial's attributes; None without usable numbers."""
     if RECORD in trial.user_attrs:
         return TrialResult.from_json(trial.user_attrs[RECORD])
     complete = trial.state == TrialState.COMPLETE
@@ -478,18 +444,14 @@ def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -
     if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
         return None
     x, z = coordinates.point(trial.params)
-    status: Status = "reached" if complete else trial.user_attrs.get("status", "censored")
+    resumed_from = trial.user_attrs.get(RESUMED_FROM)
+    spec = TrialSpec(trial.number, trial.number, round(2.0**x), 2.0**z, None, 0, resumed_from=resumed_from)
     return TrialResult(
-        number=trial.number,
-        trial_index=trial.number,
-        batch_size=round(2.0**x),
-        lr=2.0**z,
-        delta=None,
-        seed=0,
-        status=status,
+        **spec.trial_fields(),
+        status="reached" if complete else trial.user_attrs.get("status", "censored"),
         steps=steps,
         steps_low=0 if complete else steps,
-        examples=steps * round(2.0**x),
+        examples=steps * spec.batch_size,
         train_seconds=0.0 if seconds is None else steps * seconds,
         eval_seconds=0.0,
         startup_seconds=0.0,
@@ -498,5 +460,4 @@ def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -
         device="",
         versions={},
         history=tuple((step, value if math.isfinite(value) else None) for step, value in history),
-        resumed_from=trial.user_attrs.get(RESUMED_FROM),
     )

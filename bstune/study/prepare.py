@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from bstune.config import compose, flatten, is_replayed, to_dict
+from bstune.core.console import quieten
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output, check_writable
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
@@ -72,8 +73,8 @@ def prepare(
     Raises:
         BstuneError: one of its kinds, with what was received and what to do.
     """
-    # torch and lightning take seconds to import, and a replayed study needs neither.
     if backend is None and not is_replayed(config):
+        # torch and lightning take 4 s to import, and a replayed study needs neither
         from bstune.trial.workload import checked_protocol, resolve
 
         config = resolve(config)
@@ -118,6 +119,7 @@ def _train(
     config: DictConfig, protocol: TrialProtocol, space: Space, trial: TrialSpec | None, log: Callable[[str], None]
 ) -> "tuple[LightningBackend, Space, Survey | None, list[str]]":
     """Load the data, survey the hardware and rehearse: the backend, the space that fits, the survey and its notes."""
+    # 4 s, as above
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached_survey
     from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data
@@ -141,7 +143,7 @@ def _train(
 
 def _side_by_side(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[], Workers], str]:
     """Return what starts the processes that train side by side, and what the plan says of them."""
-    import torch
+    import torch  # a second of the 4
 
     count = config.search.workers
     if survey is None or survey.step_time is None:
@@ -170,9 +172,9 @@ def open_trials(
 
     ``threads`` are torch's; ``limit`` bytes of CUDA memory end a trial that takes more instead of those beside it.
     """
+    # 4 s, as above
     import torch
 
-    from bstune.core.console import quieten
     from bstune.hardware.memory import cap_cuda_memory
     from bstune.trial.workload import LightningBackend, load, resolve
 

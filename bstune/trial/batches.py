@@ -1,8 +1,4 @@
-"""Batches of exactly B examples from an endless stream of shuffled epochs, on the device where the data live.
-
-A batch larger than the micro-batch size comes as several micro-batches, in order; which examples a batch holds, and how
-they are augmented, depends on the seed and on B alone.
-"""
+"""Batches of exactly B examples, in micro-batches, from an endless stream of shuffled epochs."""
 
 import functools
 import inspect
@@ -26,21 +22,10 @@ Augment = Callable[..., Tensor]
 
 
 def endless_indices(n: int, batch_size: int, generator: torch.Generator, first: int = 0) -> Iterator[Tensor]:
-    """Return an endless stream of index tensors (B,), int64, from batch ``first`` on, on the generator's device.
+    """Yield index tensors (B,), int64, from batch ``first`` on, of one epoch after another, on the generator's device.
 
-    The stream is one epoch after another, each a fresh permutation of 0 to n - 1. A batch may straddle two epochs, and
-    may then hold an example twice. On an accelerator nothing waits for the device. For the batches that ``first``
-    leaves out their permutations are drawn, one an epoch, and nothing else.
+    Each epoch is a fresh permutation of 0 to n - 1; a batch may straddle two, and may then hold an example twice.
     """
-    check_size("batch size", batch_size)
-    if batch_size > n:
-        raise ConfigError(
-            f"batch size {batch_size} is larger than the data set ({n} examples): lower the largest batch size"
-        )
-    return _endless_indices(n, batch_size, generator, first)
-
-
-def _endless_indices(n: int, batch_size: int, generator: torch.Generator, first: int) -> Iterator[Tensor]:
     device = generator.device
     rest = torch.empty(0, dtype=torch.int64, device=device)
     epochs = math.ceil(first * batch_size / n)
@@ -94,8 +79,6 @@ def check_size(name: str, size: int) -> None:
 
 def seeded_generators(seed: int, device: torch.device | str, count: int) -> tuple[torch.Generator, ...]:
     """Return independent generators on ``device``, all a function of ``seed``."""
-    if seed < 0:
-        raise ConfigError(f"a seed must not be negative, but got {seed}")
     states = np.random.SeedSequence(seed).generate_state(count, np.uint64)
     return tuple(torch.Generator(device).manual_seed(int(state)) for state in states)
 
@@ -144,9 +127,8 @@ class Normalisation:
 class IndexStream:
     """Batches of :func:`endless_indices` whose position can be read and resumed.
 
-    ``get_random`` and ``set_random`` are for the state of the generators from which a batch is augmented. Lightning
-    fetches one batch ahead of the one that it trains on, and with it that batch's augmentation is drawn: while
-    ``remembers`` is set, the state is kept from before each batch, so that it can be drawn again.
+    ``get_random`` and ``set_random`` are for the state of the generators from which a batch is augmented. While
+    ``remembers`` is set, the state is kept from before each batch: Lightning fetches, and so augments, one ahead.
     """
 
     def __init__(
@@ -157,6 +139,11 @@ class IndexStream:
         get_random: Callable[[], Any] = lambda: None,
         set_random: Callable[[Any], object] = lambda state: None,
     ) -> None:
+        check_size("batch size", batch_size)
+        if batch_size > n:
+            raise ConfigError(
+                f"batch size {batch_size} is larger than the data set ({n} examples): lower the largest batch size"
+            )
         self.remembers = False
         self.drawn = 0  # batches, from the first of the stream
         self._start = functools.partial(endless_indices, n, batch_size, order)
@@ -195,13 +182,12 @@ class IndexStream:
 class TrainBatches:
     """Endless training batches (x, y) from uint8 images (n, channels, height, width) and labels on one device.
 
-    There is no length, because there is no end. Each iterator goes on in the one stream where the last left off, at
-    the next whole batch: iterating again, as Lightning does at what it takes for an epoch, repeats nothing. Order and
-    augmentation depend on ``seed`` alone, not on ``micro_batch_size``, the most examples in one (x, y) pair.
+    Each iterator goes on where the last left off, at the next whole batch. Order and augmentation depend on ``seed``
+    alone, not on ``micro_batch_size``, the most examples in one (x, y) pair.
 
     With ``alternating_flip`` an image is mirrored at random in its first epoch and then every other time, as in
-    cifar10-airbench (Jordan 2024, arXiv 2404.00498, section 3.6), rather than at random each time. The epoch of the
-    example at place p of the stream is p // n.
+    cifar10-airbench (Jordan 2024, arXiv 2404.00498, section 3.6). The example at place p of the stream is in epoch
+    p // n.
     """
 
     def __init__(
@@ -236,25 +222,20 @@ class TrainBatches:
             images = self._images.index_select(0, index)
             labels = self._labels.index_select(0, index)
             # The batch as a whole, so that its draws do not depend on micro-batches.
-            mirror = self._mirror(index, self.stream.drawn - 1)
+            mirror = None
+            if self._mirrored is not None:
+                first = (self.stream.drawn - 1) * self.batch_size
+                place = torch.arange(first, first + self.batch_size, device=index.device)
+                mirror = self._mirrored[index] ^ ((place // len(self._images)) % 2 == 1)
             if self._augment is not None:
                 options = {} if mirror is None else {"mirror": mirror}
                 images = self._augment(images, self._augment_generator, **options)
             elif mirror is not None:
-                images = mirror_where(images, mirror)
+                images = torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)
             start = 0
             for size in self.micro_batch_sizes:
                 yield self._normalise(images[start : start + size]), labels[start : start + size]
                 start += size
-
-    def _mirror(self, index: Tensor, number: int) -> Tensor | None:
-        """Return which examples of batch ``number`` to mirror, None where the augmentation draws it itself."""
-        if self._mirrored is None:
-            return None
-        first = number * self.batch_size
-        place = torch.arange(first, first + self.batch_size, device=index.device)
-        odd = (place // len(self._images)) % 2 == 1
-        return self._mirrored[index] ^ odd
 
 
 def bind_augmentation(augment: Augment, mean: Tensor, alternating_flip: bool) -> Augment:
@@ -288,11 +269,7 @@ class EvalBatches:
 
 
 class EndlessBatchSampler(Sampler[list[int]]):
-    """Lists of indices, each one micro-batch of an endless stream of batches of exactly B, for a torch DataLoader.
-
-    With ``in_process`` the examples are read in this process, one list after the other: then what reading them draws
-    from the generators of Python, numpy and torch is a part of the stream's position.
-    """
+    """Yields lists of indices, one micro-batch each; what reading them ``in_process`` draws is part of the position."""
 
     def __init__(
         self, n: int, batch_size: int, micro_batch_size: int | None, generator: torch.Generator, in_process: bool
@@ -324,12 +301,8 @@ def stream_of(batches: object) -> IndexStream:
 def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed: int) -> DataLoader[Any]:
     """Return a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled and without end.
 
-    The data set, collate function, workers and pinning are those of ``loader``; its batch size, ``drop_last`` and
-    order are replaced. An iterator that is dropped loses what its workers had fetched ahead.
-
-    A resumed trial gets the same examples in the same order. Without workers, what reading them draws from the
-    generators of Python, numpy and torch is repeated too, bit for bit. With workers it is not: their generators live in
-    other processes, and begin anew as at a trial's start. Nor are generators of the data set's own.
+    A resumed trial gets the same examples in the same order. What reading them draws from the generators of Python,
+    numpy and torch is repeated too, but not in worker processes, nor what is drawn from generators of the data set.
     """
     if not isinstance(loader, DataLoader):
         raise ConfigError(
@@ -376,8 +349,3 @@ def _not_rebatchable(loader: DataLoader[Any]) -> str | None:
     if not shuffled and type(sampler) is not SequentialSampler:
         return f"its sampler, {type(sampler).__name__}, draws other examples than each one once an epoch"
     return None
-
-
-def mirror_where(images: Tensor, mirror: Tensor) -> Tensor:
-    """Return the images, mirrored left to right where ``mirror``, bool (n,), says so."""
-    return torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)

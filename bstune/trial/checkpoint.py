@@ -83,7 +83,7 @@ class StateWriter(Callback):
         self._partial.unlink(missing_ok=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the state, if one is taken; that counts as no evaluation."""
+        """Write the state, if one is taken; its seconds are no evaluation's."""
         if self._state is not None:
             self._clock.enter(Phase.CLOSING)
             trainer.save_checkpoint(self._partial, weights_only=False)

@@ -1,22 +1,18 @@
 """``torch.compile`` of what a trial's steps call, outside of its training clock, with a fall-back to eager.
 
-What is compiled are the modules with parameters that ``training_step`` and ``validation_step`` call from outside of any
-other module: the LightningModule itself where they call ``self(x)``, or the model where they call ``self.model(x)``.
-They are compiled in place, so that the names in the state dict stay, and it is undone when the trial ends.
-
-The errors of a workload's own module are here too: which ones to expect, and how to put one into a line.
+What is compiled, in place, are the modules with parameters that ``training_step`` and ``validation_step`` call from
+outside of any other module: the LightningModule where they call ``self(x)``, the model where ``self.model(x)``.
 """
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.memory import is_oom_error
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves
@@ -24,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import CUDA_GRAPH_MODES
-from bstune.trial.noise_scale import gradients_of, optimized_parameters, untouched
+from bstune.trial.noise_scale import gradients_of, optimized_parameters, step_arguments, untouched
 
 logger = logging.getLogger(__name__)
 PASSES = 3  # of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all that follow
@@ -45,14 +41,9 @@ USER_CODE_ERRORS = (
 class Compiling:
     """Compiles a trial's module for each new shape of its batches, ahead of the step or the evaluation that needs it.
 
-    All of it counts as start-up, whenever it comes: the passes that make torch compile are beside the training, and
-    leave gradients, buffers, random number generators and the stream of batches as they were. Where it fails, the trial
-    goes on eagerly, and ``failed`` says why.
-
-    The code that torch makes is forgotten at the trial's end (``torch.compiler.reset``, which forgets that of the whole
-    process): it would be kept for ever, and past torch's limit of recompilations all else would silently be eager.
-    Inductor's cache on the disk makes the next trial of the same shapes cheap. (The CUDA graphs of ``reduce-overhead``
-    and ``max-autotune`` are not tested: there was no such device.)
+    It counts as start-up: the passes that make torch compile leave the training as it was. Where it fails, the trial
+    goes on eagerly, and ``failed`` says why. (The CUDA graphs of ``reduce-overhead`` and ``max-autotune`` are not
+    tested: there was no such device.)
     """
 
     def __init__(self, mode: str, clock: TrialClock) -> None:
@@ -78,7 +69,7 @@ class Compiling:
                 "training",
                 trainer,
                 module,
-                lambda: trainer.strategy.training_step(*_arguments(module.training_step, batch, batch_idx)),
+                lambda: trainer.strategy.training_step(*step_arguments(module.training_step, batch, batch_idx)),
                 lambda: gradients_of(trainer, module, parameters, batch, batch_idx),
             )
         if not self._modules and self.failed is None:
@@ -93,7 +84,7 @@ class Compiling:
             return
 
         def step() -> object:
-            return trainer.strategy.validation_step(*_arguments(module.validation_step, batch, batch_idx))
+            return trainer.strategy.validation_step(*step_arguments(module.validation_step, batch, batch_idx))
 
         self._clock.enter(Phase.STARTUP)
         self._warm_up("validation", trainer, module, step, step)
@@ -113,7 +104,7 @@ class Compiling:
                 f"torch compiled the module {more} more time{'s' if more > 1 else ''} in the course of its training or"
                 " evaluation (something in it changes from step to step): the seconds may hold that"
             )
-        self._undo()
+        undo(self._modules)
 
     def _is_new(self, stage: str, batch: Any) -> bool:
         if self.failed is not None:
@@ -138,7 +129,7 @@ class Compiling:
     ) -> None:
         """Run a step until all is compiled; an error ends the compiling, and not the trial."""
         before, called = compiled_graphs(), []
-        try:
+        with failing(self._fail):
             with self.eagerly(), untouched(trainer, module):
                 called = called_modules(module, forward)
             for part in called:
@@ -149,10 +140,6 @@ class Compiling:
                 self._begin_step()
                 with untouched(trainer, module), torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
                     step()
-        except USER_CODE_ERRORS as error:
-            if is_out_of_memory(error):
-                raise innermost(error) from None
-            self._fail(reason_of(error))
         made = compiled_graphs() - before
         self._expected += made
         if made:
@@ -163,11 +150,7 @@ class Compiling:
     def _fail(self, reason: str) -> None:
         self.failed = f"trained eagerly, as compile={self._mode} failed: {reason}"
         warn_once(f"compile={self._mode} fails, so the training is eager (compile=null leaves it out): {reason}")
-        self._undo()
-
-    def _undo(self) -> None:
         undo(self._modules)
-        self._modules = []
 
 
 @contextmanager
@@ -180,20 +163,34 @@ def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) ->
         yield
         return
     parts = called_modules(module, loss)
-    try:
-        for part in parts:
-            compile_in_place(part, mode)
-        for _ in range(PASSES):
-            loss().backward()  # type: ignore[no-untyped-call]
-    except USER_CODE_ERRORS as error:
-        if is_out_of_memory(error):
-            raise innermost(error) from None
-        warn_once(f"compile={mode} fails in the bare loop that trials are compared with: {reason_of(error)}")
+
+    def fail(reason: str) -> None:
+        warn_once(f"compile={mode} fails in the bare loop that trials are compared with: {reason}")
         undo(parts)
+
     try:
+        with failing(fail):
+            for part in parts:
+                compile_in_place(part, mode)
+            for _ in range(PASSES):
+                loss().backward()  # type: ignore[no-untyped-call]
         yield
     finally:
         undo(parts)
+
+
+@contextmanager
+def failing(fail: Callable[[str], None]) -> Iterator[None]:
+    """Call ``fail`` with the reason where the module or the compiler raises an error, unless memory ran out."""
+    try:
+        yield
+    except USER_CODE_ERRORS as error:
+        # torch wraps the compiler's error in its own.
+        while isinstance(inner := getattr(error, "inner_exception", None), BaseException):
+            error = inner
+        if is_out_of_memory(error):
+            raise error from None
+        fail(f"{type(error).__name__}: {first_line(error)}")
 
 
 def compile_in_place(part: nn.Module, mode: str) -> None:
@@ -206,12 +203,16 @@ def compile_in_place(part: nn.Module, mode: str) -> None:
     part._compiled_call_impl = torch.compile(call, mode=mode, dynamic=False)
 
 
-def undo(parts: Iterable[nn.Module]) -> None:
-    """Make compiled modules eager again, and have torch forget what it compiled."""
+def undo(parts: list[nn.Module]) -> None:
+    """Make the compiled modules eager again, empty their list, and have torch forget what it compiled.
+
+    torch would keep it for ever, and past its limit of recompilations run all else eagerly without a word.
+    """
     from torch._inductor.codecache import PyCodeCache  # a second of imports that only compiled trials need
 
     for part in parts:
         part._compiled_call_impl = None
+    parts.clear()
     torch.compiler.reset()
     # The generated modules, which torch keeps: their files stay. What is left are finalizers that torch's guards hang
     # on classes, such as Linear: some 250 KiB a trial of a small network (tests/benchmarks/bench_flat_memory.py).
@@ -247,23 +248,6 @@ def called_modules(module: nn.Module, run: Callable[[], object]) -> list[nn.Modu
 def compiled_graphs() -> int:
     """Return how many graphs torch has compiled in this process so far."""
     return int(counters["stats"]["unique_graphs"])
-
-
-def _arguments(step: Callable[..., object], batch: Any, batch_idx: int) -> tuple[Any, ...]:
-    """Return what Lightning calls a step with."""
-    return (batch, batch_idx)[: 1 + is_param_in_hook_signature(step, "batch_idx", min_args=2)]
-
-
-def innermost(error: BaseException) -> BaseException:
-    """Return the compiler's own error, which torch wraps in its own."""
-    inner = getattr(error, "inner_exception", None)
-    return innermost(inner) if isinstance(inner, BaseException) else error
-
-
-def reason_of(error: BaseException) -> str:
-    """Return why a compilation failed, in a line."""
-    inner = innermost(error)
-    return f"{type(inner).__name__}: {first_line(inner)}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,19 +1,14 @@
 """One trial: a Lightning Trainer trains a workload at one batch size, learning rate and seed, up to the target.
 
 Lightning runs the steps and the evaluations; a call-back decides when to evaluate, counts the applied steps, runs the
-clock and ends the trial. Every trial returns a TrialResult, whatever its status.
+clock and ends the trial.
 
 A trial that is resumed from a stopped one is the trial that was never stopped, bit for bit on a CPU, but for one more
-evaluation where it was stopped, unless one was due there. That evaluation changes neither the training (the random
-number generators are put back) nor when later ones are due. Steps, examples and history are those of the whole chain,
-seconds the trial's own.
-
-Measuring the noise scale changes neither the training nor its clock (see :class:`NoiseScale`): passes over parts of a
-batch count as evaluation, norms that are read in the backward passes of micro-batches as training.
+evaluation where it was stopped; it changes neither the training nor when later ones are due. Steps, examples and
+history are those of the whole chain, seconds the trial's own.
 """
 
 import copy
-import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -82,7 +77,7 @@ def run_trial(
     compiling = None if protocol.compile is None else Compiling(protocol.compile, clock)
     loop = _TargetLoop(spec, protocol, progress, clock, compiling)
     try:
-        _train(workload, spec, protocol, loop, clock, checkpoint, state, resume)
+        _train(workload, loop, checkpoint, state, resume)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -114,16 +109,10 @@ def run_trial(
 
 
 def _train(
-    workload: Workload,
-    spec: TrialSpec,
-    protocol: TrialProtocol,
-    loop: "_TargetLoop",
-    clock: TrialClock,
-    checkpoint: Path | None,
-    state: Path | None,
-    resume: Stopped | None,
+    workload: Workload, loop: "_TargetLoop", checkpoint: Path | None, state: Path | None, resume: Stopped | None
 ) -> None:
     """Train until the loop ends the trial, and write what it leaves."""
+    spec, protocol, progress = loop.spec, loop.protocol, loop.progress
     seed_everything(spec.seed, workers=False, verbose=False)
     module = workload.build_module(spec)
     sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
@@ -132,11 +121,11 @@ def _train(
     trainer = make_trainer(protocol.trainer, accumulate_grad_batches=len(sizes), callbacks=[loop])
     train, validation = workload.train_batches(spec), workload.validation_batches
     options: dict[str, Any] = {"weights_only": True}
-    if resume is not None and loop.progress.state is not None:
-        stream_of(train).resume(loop.progress.state.stream)
+    if resume is not None and progress.state is not None:
+        stream_of(train).resume(progress.state.stream)
         options["ckpt_path"] = resume.state
     if state is not None:
-        loop.leave_state(StateWriter(state, stream_of(train), clock))
+        loop.writer = StateWriter(state, stream_of(train), loop.clock)
     try:
         with warnings.catch_warnings():
             # The data live on the device, so advice on loader workers is beside the point.
@@ -145,11 +134,11 @@ def _train(
                 trainer.fit(module, train, validation, **options)
             else:
                 trainer.fit(module, datamodule=serving(workload.data_module, train=train, val=validation), **options)
-        if loop.progress.status == "reached" and checkpoint is not None:
+        if progress.status == "reached" and checkpoint is not None:
             partial = checkpoint.with_suffix(".partial")
             trainer.save_checkpoint(partial, weights_only=True)
             partial.replace(checkpoint)
-        if loop.progress.status == "censored" and loop.writer is not None:
+        if progress.status == "censored" and loop.writer is not None:
             loop.writer.keep()
     finally:
         if loop.writer is not None:
@@ -173,8 +162,16 @@ class _Progress:
         self.due_step = self._next_due()
         self.state: TrialState | None = None
         if resume is not None:
-            self.state = read_state(resume, spec, device_name(protocol.trainer), versions())
-            self._resume(resume.record, self.state)
+            record = resume.record
+            self.state = state = read_state(resume, spec, device_name(protocol.trainer), versions())
+            self.steps, self.steps_low, self.history = record.steps, record.steps_low, list(record.history)
+            self.start_gap, self.near, self.forced = state.start_gap, state.near, state.forced
+            self.due_step = state.due_step
+            # The state is from before the evaluation that ended the trial.
+            if self.steps >= self.due_step:
+                self.due_step = self._next_due()
+            else:
+                self.forced += (self.steps,)
         self.first_step = self.steps
         # A trial's own limit may lie past the budget: for the search, that is a scale.
         self.last_step = protocol.budget.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
@@ -182,16 +179,6 @@ class _Progress:
             raise ConfigError(
                 f"a trial that has {self.steps} steps cannot be trained until step {self.last_step}: raise max_steps"
             )
-
-    def _resume(self, record: TrialResult, state: TrialState) -> None:
-        self.steps, self.steps_low, self.history = record.steps, record.steps_low, list(record.history)
-        self.start_gap, self.near, self.forced = state.start_gap, state.near, state.forced
-        self.due_step = state.due_step
-        # The state is from before the evaluation that ended the trial.
-        if self.steps >= self.due_step:
-            self.due_step = self._next_due()
-        else:
-            self.forced += (self.steps,)
 
     def start(self, value: float) -> None:
         """Take in the metric's value before training."""
@@ -270,17 +257,12 @@ class _TargetLoop(Callback):
         if protocol.noise_scale_every is not None:
             self.noise_scale = NoiseScale(every=protocol.noise_scale_every, weights="examples", around=self._aside)
         self._measures_noise = False
-        self._spec, self._protocol, self._clock, self._compiling = spec, protocol, clock, compiling
+        self.spec, self.protocol, self.clock, self._compiling = spec, protocol, clock, compiling
         self._micro_batches = len(micro_batch_sizes(spec.batch_size, protocol.micro_batch_size))
         self._batches = 0 if progress.state is None else progress.state.stream["batches"]
         self._generators = None if progress.state is None else progress.state.generators
         self._segment_start = progress.steps
         self._loss: Any = None
-
-    def leave_state(self, writer: StateWriter) -> None:
-        """Write the training state if the trial ends out of steps."""
-        self.writer = writer
-        self._expect_last_step()
 
     def _expect_last_step(self) -> None:
         if self.writer is not None:
@@ -289,7 +271,7 @@ class _TargetLoop(Callback):
     @contextmanager
     def _aside(self) -> Iterator[None]:
         eagerly = nullcontext() if self._compiling is None else self._compiling.eagerly()
-        with self._clock.interrupt_segment(Phase.EVALUATION), eagerly:
+        with self.clock.interrupt_segment(Phase.EVALUATION), eagerly:
             yield
 
     def state_dict(self) -> dict[str, Any]:
@@ -318,7 +300,8 @@ class _TargetLoop(Callback):
         others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
         first = [] if self.writer is None else [self.writer]
         trainer.callbacks = [*first, *others, self]  # type: ignore[attr-defined]
-        splits = self._micro_batches > 1 or self._spec.batch_size >= MIN_SPLIT
+        self._expect_last_step()
+        splits = self._micro_batches > 1 or self.spec.batch_size >= MIN_SPLIT
         self._measures_noise = splits and pl_module.automatic_optimization
         self._measure_noise("setup", trainer, pl_module, stage)
 
@@ -326,17 +309,17 @@ class _TargetLoop(Callback):
         self._measure_noise("teardown", trainer, pl_module, stage)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._clock.enter(Phase.EVALUATION)
+        self.clock.enter(Phase.EVALUATION)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._clock.enter(Phase.STARTUP)
+        self.clock.enter(Phase.STARTUP)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._counter = _StepCounter(trainer)
         self._restore_generators()
         if self.progress.state is not None:  # Lightning next steps the schedules that look at them
             trainer.callback_metrics.update(self.progress.state.metrics)
-        self._clock.enter(Phase.TRAINING)
+        self.clock.enter(Phase.TRAINING)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._compiling is not None:
@@ -369,18 +352,20 @@ class _TargetLoop(Callback):
         if progress.steps >= min(progress.due_step, progress.last_step) or trainer.should_stop:
             self._loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
             trainer.val_check_batch = batch_idx + 1
-            self._clock.end_segment(progress.steps - self._segment_start, Phase.EVALUATION)
+            self.clock.end_segment(progress.steps - self._segment_start, Phase.EVALUATION)
             self._generators = random_state()
             if progress.steps >= progress.last_step and progress.status == "censored":
                 self._take_state(trainer.callback_metrics)
-        elif self._segment_start == progress.first_step == progress.steps - self._protocol.warmup_steps:
-            self._clock.end_segment(progress.steps - progress.first_step, Phase.TRAINING)
+        elif self._segment_start == progress.first_step == progress.steps - self.protocol.warmup_steps:
+            self.clock.end_segment(progress.steps - progress.first_step, Phase.TRAINING)
             self._segment_start = progress.steps
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        value = metric(trainer, self._protocol.target.metric)
+        value = metric(trainer, self.protocol.target.metric)
         if trainer.sanity_checking:
-            if value is not None and _evaluates_all(trainer):  # the first batch alone may hold one class only
+            batches = sized_len(trainer.val_dataloaders)
+            # The first batches alone may hold one class only.
+            if value is not None and batches is not None and sum(trainer.num_sanity_val_batches) >= batches:
                 self.progress.start(value)
             return
         loss = self._loss.detach().float().item() if isinstance(self._loss, torch.Tensor) else 0.0
@@ -388,25 +373,18 @@ class _TargetLoop(Callback):
             trainer.should_stop = True
         self._segment_start = self.progress.steps
         self._restore_generators()
-        self._clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)
+        self.clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)
 
     def _take_state(self, metrics: Mapping[str, torch.Tensor]) -> None:
         if self.writer is None:
             return
         self.writer.take(
             self._batches,
-            number=self._spec.number,
-            batch_size=self._spec.batch_size,
-            lr=self._spec.lr,
-            seed=self._spec.seed,
-            steps=self.progress.steps,
-            start_gap=self.progress.start_gap,
-            near=self.progress.near,
-            due_step=self.progress.due_step,
-            forced=self.progress.forced,
+            **{name: getattr(self.spec, name) for name in ("number", "batch_size", "lr", "seed")},
+            **{name: getattr(self.progress, name) for name in ("steps", "start_gap", "near", "due_step", "forced")},
             metrics={name: value.detach().cpu().clone() for name, value in metrics.items()},
             generators=self._generators,
-            device=device_name(self._protocol.trainer),
+            device=device_name(self.protocol.trainer),
             versions=dict(versions()),
         )
 
@@ -450,12 +428,8 @@ def serving(data_module: LightningDataModule, **batches: Iterable[Any]) -> Light
     served.prepare_data = lambda: None  # type: ignore[method-assign]
     served.setup = lambda stage: None  # type: ignore[method-assign]
     for stage, iterable in batches.items():
-        setattr(served, f"{stage}_dataloader", functools.partial(_identity, iterable))
+        setattr(served, f"{stage}_dataloader", lambda iterable=iterable: iterable)
     return served
-
-
-def _identity(value: Any) -> Any:
-    return value
 
 
 def met_before_training(target: Target, value: float) -> ConfigError:
@@ -478,9 +452,3 @@ def metric(trainer: Trainer, name: str) -> float | None:
     # A float32 is read as the shortest decimal that rounds to it: 0.1 in float32 is 0.10000000149, and misses <= 0.1.
     number = float(str(np.float32(value.item()))) if value.dtype == torch.float32 else float(value.item())
     return number if math.isfinite(number) else None
-
-
-def _evaluates_all(trainer: Trainer) -> bool:
-    """Return whether the evaluation before training reads all validation data."""
-    batches = sized_len(trainer.val_dataloaders)
-    return batches is not None and sum(trainer.num_sanity_val_batches) >= batches

@@ -56,10 +56,8 @@ class NoiseScale(Callback):
     at most that of a step with one more gradient. Reentrant activation checkpointing cannot be measured in this way.
 
     Normalisation layers see the micro-batch or part, so what is measured is the noise of training with that ghost
-    batch; the estimate is then not exactly unbiased where sizes differ. Dropout draws a mask for each, and its noise
-    counts as part of Sigma. The loss has to be a mean over the examples of its batch. The last batch of an epoch is
-    passed over where a part of it would have less than two examples, and so are micro-batches left over at an epoch's
-    end, fewer than are accumulated.
+    batch. Dropout draws a mask for each, and its noise counts as part of Sigma. The loss has to be a mean over the
+    examples of its batch. Short last batches of an epoch, and micro-batches left over there, are passed over.
 
     After each measured step the loggers get, against the number of applied steps, the moving estimate as
     ``noise_scale``, ``noise_scale_low`` and ``noise_scale_high`` (each left out while undetermined or open) and the
@@ -369,14 +367,18 @@ def optimized_parameters(trainer: Trainer, module: LightningModule) -> dict[str,
     return {name: p for name, p in module.named_parameters() if id(p) in optimized and p.requires_grad}
 
 
+def step_arguments(step: Callable[..., object], batch: Any, batch_idx: int) -> tuple[Any, ...]:
+    """Return what Lightning calls a step with."""
+    return (batch, batch_idx)[: 1 + is_param_in_hook_signature(step, "batch_idx", min_args=2)]
+
+
 def gradients_of(
     trainer: Trainer, module: LightningModule, parameters: Mapping[str, nn.Parameter], batch: Any, batch_idx: int
 ) -> dict[str, Tensor]:
     """Return the gradient of a batch's loss, times the scaler's factor; parameters without one are left out."""
-    arguments = (batch, batch_idx)[: 1 + is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)]
     with torch.enable_grad():
         with trainer.precision_plugin.train_step_context():
-            output = module.training_step(*arguments)
+            output = module.training_step(*step_arguments(module.training_step, batch, batch_idx))
         loss = output["loss"] if isinstance(output, Mapping) else output
         if loss is None:
             return {}

@@ -1,27 +1,22 @@
 """A workload built from its config: its data once a study, its module once a trial.
 
-Any LightningDataModule and LightningModule will do. What bstune asks them for beside Lightning's own methods is
-optional:
-
-A data module may have
+Any LightningDataModule and LightningModule will do. A data module may have
 
 * ``train_batches(batch_size, micro_batch_size, seed)``: returns a trial's endless stream of batches, each of exactly
   ``batch_size`` examples, in micro-batches of at most ``micro_batch_size`` (None: in one piece). A stream with an
   attribute ``stream``, a :class:`bstune.trial.batches.IndexStream`, lets trials be stopped and continued. Such a data
-  module has ``train_size`` and ``validation_size``, numbers of examples; ``train_size`` is known once
-  ``prepare_data()`` has run, and ``setup()`` is put off until the data are used, so that they may stay off the device.
-  Without this method bstune reads the DataLoader of ``train_dataloader()`` in other batches, see
-  :func:`bstune.trial.batches.rebatch`.
+  module has ``train_size``, known once ``prepare_data()`` has run, and ``validation_size``, numbers of examples; its
+  ``setup()`` is put off until the data are used, so that they may stay off the device. Without this method the
+  DataLoader of ``train_dataloader()`` is read in other batches, see :func:`bstune.trial.batches.rebatch`.
 * ``validates_on_test``: True if the target is measured on the published test set.
 * ``first_images(count)``: returns the first training images as batches have them, without augmentation.
 
 A module may have
 
 * ``initial_images`` and ``initialise_from(images)``: how many of these images it starts from (0: none), and what takes
-  them; no random number may be drawn there. What it changes in the module's state is used by later trials of the same
-  hyperparameters too.
-* ``check_batch(batch_size, micro_batch_size)``: raises a ConfigError for sizes that it cannot be trained with. Any
-  module inside it, such as a normalisation layer, may have one.
+  them, without random numbers. Later trials of the same hyperparameters get what it changes in the module's state.
+* ``check_batch(batch_size, micro_batch_size)``: raises a ConfigError for sizes that it, or any module inside it, cannot
+  be trained with.
 """
 
 import functools
@@ -49,14 +44,13 @@ from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import BUDGET, Space, corners
 from bstune.core.step_time import StepTime
 from bstune.trial.backend import TrialBackend, make_protocol
-from bstune.trial.batches import micro_batch_sizes, rebatch
+from bstune.trial.batches import rebatch
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.device import device_name, resolve_device, versions
 from bstune.trial.loop import Workload, make_trainer, met_before_training, metric, run_trial, serving
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 logger = logging.getLogger(__name__)
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true")
 # Arguments of the Trainer that bstune sets: another value would change what a trial is, without a word.
 OWNED = frozenset(
     {"accelerator", "barebones", "callbacks", "check_val_every_n_epoch", "devices", "enable_checkpointing"}
@@ -88,8 +82,6 @@ def resolve_precision(precision: str, device: str) -> str:
     cuda = device.startswith("cuda")
     if precision == "auto":
         return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-    if precision not in PRECISIONS:
-        raise ConfigError(f"precision must be one of auto, {', '.join(PRECISIONS)}, but got {precision!r}")
     kind, _, rest = precision.partition("-")
     if kind == "16" and not cuda:
         raise ConfigError(
@@ -102,8 +94,8 @@ def resolve_precision(precision: str, device: str) -> str:
     return precision
 
 
-def load(config: DictConfig) -> "tuple[Workload, TrialProtocol]":
-    """Return a config's workload and protocol: the one way from options to what trains, here and in other processes."""
+def load(config: DictConfig) -> tuple[Workload, TrialProtocol]:
+    """Return a config's workload and protocol, in a process that trains for another."""
     config = resolve(config)
     protocol = checked_protocol(config)
     return build_workload(config), protocol
@@ -111,8 +103,6 @@ def load(config: DictConfig) -> "tuple[Workload, TrialProtocol]":
 
 def checked_protocol(config: DictConfig) -> TrialProtocol:
     """Return a resolved config's protocol; a Trainer is built to find arguments that it does not take."""
-    if config.protocol.micro_batch_size is not None:
-        micro_batch_sizes(1, config.protocol.micro_batch_size)
     owned = sorted(OWNED & set(config.trainer))
     if owned:
         raise ConfigError(f"trainer.{owned[0]} is bstune's own: see device, precision, budget and protocol")
@@ -140,50 +130,34 @@ def load_data(config: DictConfig) -> LightningDataModule:
     if not isinstance(data, LightningDataModule):
         raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
     data.prepare_data()
-    if not _hands_out_batches(data):
+    if not hasattr(data, "train_batches"):
         data.setup("fit")
         data.setup("test")
     return data
 
 
-def _hands_out_batches(data: LightningDataModule) -> bool:
-    return hasattr(data, "train_batches")
-
-
 def train_examples(data: Any) -> int:
     """Return how many examples there are to train on."""
-    return int(data.train_size) if _hands_out_batches(data) else _examples(data.train_dataloader())
+    return int(data.train_size) if hasattr(data, "train_batches") else _examples(data.train_dataloader())
 
 
 def build_workload(config: DictConfig, data: Any = None) -> Workload:
-    """Put the data of ``config.workload`` where they are used and return what trials need.
-
-    Args:
-        config: the composed and checked config.
-        data: from :func:`load_data`; None reads them now.
-    """
+    """Put the data of a config, from :func:`load_data`, where they are used, and return what trials need."""
     data = load_data(config) if data is None else data
     micro_batch_size = config.protocol.micro_batch_size
-    own_batches = _hands_out_batches(data)
+    own_batches = hasattr(data, "train_batches")
     if own_batches:
         data.setup("fit")
         data.setup("test")
     validation = data.val_dataloader()
     test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
-    loader = None if own_batches else data.train_dataloader()
+    draw = data.train_batches if own_batches else functools.partial(rebatch, data.train_dataloader())
     if not own_batches:
-        rebatch(loader, 1, None, 0)  # refuses what cannot be read in other batches, before the first trial
-
-    def train_batches(spec: TrialSpec) -> Iterable[Any]:
-        if own_batches:
-            batches: Iterable[Any] = data.train_batches(spec.batch_size, micro_batch_size, spec.seed)
-            return batches
-        return rebatch(loader, spec.batch_size, micro_batch_size, spec.seed)
-
+        draw(1, None, 0)  # refuses what cannot be read in other batches, before the first trial
     images = _InitialImages(data)
     return Workload(
         build_module=lambda spec: images.give(build_module(config, spec), spec.hyperparameters),
-        train_batches=train_batches,
+        train_batches=lambda spec: draw(spec.batch_size, micro_batch_size, spec.seed),
         validation_batches=validation,
         validation_examples=data.validation_size if own_batches else _examples(validation),
         test_batches=None if sized_len(test) == 0 else test,
@@ -195,11 +169,7 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
 
 
 def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
-    """Return the Lightning module of ``config.workload`` at one batch size and learning rate, before it sees any data.
-
-    ``${trial.batch_size}``, ``${trial.lr}``, ``${trial.seed}`` and ``${trial.total_steps}`` in it are the trial's, and
-    the spec's hyperparameters stand at their keys.
-    """
+    """Return a config's Lightning module with a trial's values in it, before it sees any data."""
     own = with_hyperparameters(config, spec.hyperparameters)
     own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
     own.trial.total_steps = budget_of(own).last_step(spec.batch_size)
@@ -398,7 +368,7 @@ class LightningBackend(TrialBackend):
             lr = space.lr(space.low, -space.delta_bound)
             try:
                 self._train_briefly(TrialSpec(0, 0, space.low, lr, None, 0, hyperparameters=values))
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, ConfigError) as error:
                 raise ConfigError(
                     f"workload.tunable: the module does not take {', '.join(overrides(self._config, values))} at batch "
                     f"size {space.low}: {str(error).splitlines()[0]}"

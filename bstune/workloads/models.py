@@ -66,7 +66,7 @@ def mobilenet_v3_large(classes: int, image_size: int) -> nn.Sequential:
         ConfigError: without torchvision, or with one that is built for another torch.
     """
     try:
-        from torchvision import models
+        from torchvision import models  # an extra, which only this model needs
     except (ImportError, RuntimeError) as error:  # the latter: its operators are built for another torch
         raise ConfigError(
             f"MobileNetV3 comes from torchvision, which cannot be imported ({error}): pip install 'bstune[vision]', "
