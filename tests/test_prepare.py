@@ -13,7 +13,7 @@ from toolbox import entries, make_protocol, make_result, table_rows, trials_of, 
 
 from bstune.core import scaling
 from bstune.core.errors import ConfigError
-from bstune.core.files import Output, keep_trials
+from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime

@@ -12,7 +12,7 @@ import optuna
 import pytest
 import yaml
 from rich.console import Console
-from toolbox import entries, make_trial, steps_to_target, table_rows, trials_of, write_rows
+from toolbox import entries, make_trial, table_rows, trials_of, write_rows
 
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.study import run as jobs
@@ -337,6 +337,7 @@ def test_a_study_from_end_to_end(bstune, outputs, table):
     (record,) = folder.glob("trial-B*/trial.json")
     again = TrialResult.from_json(record.read_text())
     winner = trials[best["number"]]
+    assert again.delta is None
     assert replace(again, number=winner.number, trial_index=winner.trial_index, delta=winner.delta) == winner
 
 
@@ -365,17 +366,6 @@ def test_a_study_continues_and_knows_its_table_by_content(bstune, outputs, table
     status, _, err = bstune(*REPLAY, "workload.table=moved.jsonl", "search.trials=7")
     assert status == 2
     assert "workload.table: was 'sha256 " in err
-
-
-def test_a_trial_by_itself(bstune, tmp_path, table):
-    status, out, err = bstune(*REPLAY, "trial.batch_size=128", "trial.lr=0.16")
-    assert (status, err) == (0, "")
-    assert "reached at step 3" in out
-    (record,) = tmp_path.glob("outputs/replay/trial-B*/trial.json")
-    result = TrialResult.from_json(record.read_text())
-    assert result.steps in (steps_to_target(128, 0.16), steps_to_target(128, 0.16) + 5)
-    assert result.delta is None
-    assert entries(tmp_path) == ["outputs", "t.jsonl"]
 
 
 @pytest.mark.slow
