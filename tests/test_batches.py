@@ -50,10 +50,7 @@ def train_batches(batch_size=6, micro_batch_size=None, seed=0, device="cpu", **o
     return TrainBatches(*random_images(device=device), **sizes, seed=seed, normalise=normalise, **options)
 
 
-SIZES = [(10, 1), (10, 3), (10, 10), (1, 1)]
-
-
-@pytest.mark.parametrize(("n", "batch_size"), SIZES)
+@pytest.mark.parametrize(("n", "batch_size"), [(10, 1), (10, 3), (10, 10), (1, 1)])
 def test_indices_are_shuffled_epochs_cut_into_equal_batches(n, batch_size):
     batches = list(islice(endless_indices(n, batch_size, generator()), 3 * n))
     assert {batch.shape for batch in batches} == {(batch_size,)}
@@ -63,12 +60,11 @@ def test_indices_are_shuffled_epochs_cut_into_equal_batches(n, batch_size):
     assert torch.equal(epochs.sort(dim=1).values, torch.arange(n).expand_as(epochs))
     if n > 1:
         assert len({tuple(epoch) for epoch in epochs.tolist()}) > 1
-
-
-def test_order_does_not_depend_on_the_batch_size():
-    streams = [torch.cat(list(islice(endless_indices(12, size, generator(3)), 60 // size))) for size in (1, 5, 12)]
-    assert torch.equal(streams[0], streams[1])
-    assert torch.equal(streams[0], streams[2])
+    whole = torch.cat(list(islice(endless_indices(n, n, generator()), 3 * batch_size)))
+    assert torch.equal(whole, stream)  # the order does not depend on the batch size
+    for first in (0, 1, 3, 10, 2 * n):
+        later = list(islice(endless_indices(n, batch_size, generator(), first), n))
+        assert all(torch.equal(a, b) for a, b in zip(batches[first:], later, strict=False))
 
 
 @pytest.mark.parametrize(
@@ -119,8 +115,9 @@ def test_train_batches_are_those_of_a_loop_over_examples(batch_size):
         assert y.tolist() == [labels[i] for i in index.tolist()]
 
 
-@pytest.mark.parametrize("augment", [None, partial(random_crop_flip, padding=2)], ids=["plain", "augmented"])
-@pytest.mark.parametrize("micro_batch_size", [1, 4, 6, 9])
+@pytest.mark.parametrize(
+    ("micro_batch_size", "augment"), [(1, None), (4, partial(random_crop_flip, padding=2)), (9, None)]
+)
 def test_micro_batches_are_the_batch_bit_for_bit(micro_batch_size, augment):
     whole = train_batches(9, None, augment=augment)
     parts = train_batches(9, micro_batch_size, augment=augment)
@@ -133,19 +130,14 @@ def test_micro_batches_are_the_batch_bit_for_bit(micro_batch_size, augment):
         assert torch.equal(torch.cat([part for _, part in group]), y)
 
 
-def test_augmentation_does_not_change_the_order():
-    plain, augmented = train_batches(), train_batches(augment=partial(random_crop_flip, padding=1))
-    pairs = list(islice(zip(plain, augmented, strict=False), 9))
-    assert all(torch.equal(a[1], b[1]) for a, b in pairs)
-    assert not all(torch.equal(a[0], b[0]) for a, b in pairs)
-
-
-@pytest.mark.parametrize("other_seed", [0, 1])
-def test_train_batches_are_a_function_of_the_seed(other_seed):
+def test_train_batches_are_a_function_of_the_seed_and_augmentation_keeps_their_order():
     augment = partial(random_crop_flip, padding=2)
-    first, second = (islice(train_batches(seed=seed, augment=augment), 9) for seed in (0, other_seed))
-    same = [torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, second, strict=True)]
-    assert all(same) if other_seed == 0 else not any(same)
+    first, again, other = (list(islice(train_batches(seed=seed, augment=augment), 9)) for seed in (0, 0, 1))
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a[1], b[1]) for a, b in zip(first, other, strict=True))
+    plain = list(islice(train_batches(), 9))
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(first, plain, strict=True))
+    assert not any(torch.equal(a[0], b[0]) for a, b in zip(first, plain, strict=True))
 
 
 def test_train_batches_have_no_length_and_go_on_at_a_whole_batch():
@@ -159,18 +151,11 @@ def test_train_batches_have_no_length_and_go_on_at_a_whole_batch():
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_normalisation_leaves_the_images_alone(dtype):
-    images = random_images()[0].to(dtype)
-    before = images.clone()
-    normalisation()(images)
-    assert torch.equal(images, before)
-
-
-@pytest.mark.parametrize(("n", "batch_size", "sizes"), [(20, 8, [8, 8, 4]), (20, 20, [20]), (20, 50, [20]), (0, 5, [])])
-def test_eval_batches_are_all_examples_in_order(n, batch_size, sizes):
+@pytest.mark.parametrize(("n", "batch_size", "sizes"), [(20, 8, [8, 8, 4]), (20, 50, [20]), (0, 5, [])])
+def test_eval_batches_are_all_examples_in_order(n, batch_size, sizes, dtype):
     images, labels = (part[:n] for part in random_images())
-    batches = EvalBatches(images, labels, batch_size=batch_size, normalise=normalisation())
-    for _ in range(2):
+    batches = EvalBatches(images.to(dtype), labels, batch_size=batch_size, normalise=normalisation())
+    for _ in range(2):  # normalising leaves the images as they are
         pairs = list(batches)
         assert [len(y) for _, y in pairs] == sizes
         assert len(batches) == len(sizes)
@@ -216,11 +201,6 @@ def test_random_crop_flip_draws_every_place_equally_often():
     ("options", "text"),
     [
         ({"padding": -1}, "below the image's 8x6 pixels, but got -1"),
-        ({"padding": 6}, "below the image's 8x6 pixels, but got 6"),
-        (
-            {"padding": 0, "cutout": 7},
-            r"augment\.cutout must be at least 0 and at most the image's 8x6 pixels, but got 7",
-        ),
         ({"padding": 0, "cutout": 3}, r"augment\.cutout=3 needs the mean of the pixels"),
     ],
 )
@@ -329,16 +309,6 @@ def test_without_it_mirroring_is_drawn_anew_each_time():
     assert not mirrored(arrows(50, alternating=False), 4).any()
 
 
-def only_noise(images, generator):
-    return images
-
-
-def test_an_augmentation_that_cannot_be_told_is_refused():
-    with pytest.raises(ConfigError, match=r"needs an augmentation with an argument mirror, .* but got only_noise: set"):
-        arrows(50, augment=only_noise)
-    arrows(50, alternating=False, augment=only_noise)
-
-
 def collate_pairs(examples):
     return [int(x) for (x,) in examples]
 
@@ -413,14 +383,6 @@ def test_rebatch_refuses(source, text):
 # Places in a stream
 
 
-@pytest.mark.parametrize("first", [0, 1, 3, 10, 11, 100])
-@pytest.mark.parametrize(("n", "batch_size"), SIZES)
-def test_indices_from_a_later_batch_on_are_those_of_the_whole_stream(n, batch_size, first):
-    whole = list(islice(endless_indices(n, batch_size, generator()), first + 25))
-    later = list(islice(endless_indices(n, batch_size, generator(), first), 25))
-    assert all(torch.equal(a, b) for a, b in zip(whole[first:], later, strict=True))
-
-
 def pairs(batches, count):
     return [torch.cat([x.flatten(), y.flatten()]) for x, y in islice(batches, count)]
 
@@ -491,14 +453,6 @@ def test_a_place_that_is_past_is_refused():
         stream.position(2)
     with pytest.raises(ValueError, match="only a fresh stream can be resumed, but 3 batches are drawn"):
         stream.resume(stream.position(3))
-
-
-def test_stream_of_knows_our_batches_alone():
-    assert isinstance(stream_of(train_batches()), IndexStream)
-    assert isinstance(stream_of(rebatch(loader(), 2, None, seed=0)), IndexStream)
-    for other in (loader(), [1, 2]):
-        with pytest.raises(ConfigError, match=f"batches from {type(other).__name__} cannot be stopped"):
-            stream_of(other)
 
 
 def test_random_state_is_that_of_python_numpy_and_torch():
