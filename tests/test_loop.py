@@ -368,6 +368,7 @@ def test_micro_batches_are_the_large_batch(micro, optimizer, kind, monkeypatch):
     assert same == (10 % micro == 0)
 
 
+@pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
 def test_a_micro_batch_without_a_loss_adds_nothing():
     """As Lightning has it: training_step may return None."""
     module = Counting(never)

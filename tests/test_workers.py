@@ -17,7 +17,7 @@ import torch
 from bstune.core.files import Output
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.hardware.memory import Ceiling, ProbeResult
-from bstune.hardware.survey import Survey, _share
+from bstune.hardware.survey import Survey
 from bstune.hardware.timing import Measured, StepTiming
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.run import _first_trials
@@ -215,17 +215,6 @@ def test_seconds_per_step_are_those_measured_alone(make_result):
     assert found == make_result(batch_size=64, seconds_per_step=0.01, train_seconds=300.0)
     assert found.time_to_target == 1.0
     assert with_solo_step_time(make_result(seconds_per_step=None), lambda batch_size: 1.0).seconds_per_step is None
-
-
-@pytest.mark.parametrize(("limit", "workers", "share"), [(900, 1, 900), (900, 2, 300), (1000, 4, 200), (None, 1, None)])
-def test_workers_and_the_process_that_keeps_the_study_share_the_memory(limit, workers, share):
-    assert _share(limit, workers, torch.device("cpu")) == share
-
-
-def test_the_devices_memory_is_shared_too(monkeypatch):
-    device = type("Device", (), {"total_memory": 80_000})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
-    assert _share(None, 3, torch.device("cuda")) == 20_000
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from rich.progress import Progress as Bar
 
 from bstune.core.console import format_count, format_number, format_seconds, redact
 from bstune.core.errors import StudyError
-from bstune.core.files import Output, locked, write_text
+from bstune.core.files import Output, keep_trials, locked, write_text
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec
 from bstune.study.model import b_crit_interval, sampler_context, study_posterior
 from bstune.study.plan import max_seconds, remaining_seconds
@@ -327,9 +327,9 @@ class _Search:
         now = running(self._study)
         writing = {spec.number for spec in now}
         winning = [*winners(done).values(), *candidates(done, objective, self._budget.candidates)]
-        files.keep_checkpoints({trial.number for trial in winning}, writing)
+        keep_trials(files.checkpoints, {trial.number for trial in winning}, writing)
         read = {spec.resumed_from for spec in now if spec.resumed_from is not None}
-        files.keep_states(worth_continuing(done, objective) | read, writing)
+        keep_trials(files.states, worth_continuing(done, objective) | read, writing)
         self._progress.show(done)
         return done
 
