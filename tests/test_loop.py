@@ -435,17 +435,6 @@ def test_the_target_is_not_met_before_the_interval():
     assert dense.steps <= sparse.steps
 
 
-def test_the_history_does_not_depend_on_the_clock():
-    def ticking(speed):
-        ticks = iter(range(10**6))
-        return TrialClock(lambda: next(ticks) * speed)
-
-    fast, _ = train(clock=ticking(0.001))
-    slow, _ = train(clock=ticking(1000.0))
-    assert fast.history == slow.history
-    assert slow.wall_seconds == pytest.approx(1e6 * fast.wall_seconds)
-
-
 # The clock
 
 
