@@ -260,13 +260,7 @@ def evaluate(workload: Workload, module: LightningModule, protocol: TrialProtoco
 
 
 class LightningBackend(TrialBackend):
-    """Trains each trial with a Lightning Trainer.
-
-    Args:
-        config: the checked config, device and precision resolved.
-        workload: built from it.
-        protocol: built from it.
-    """
+    """Trains each trial with a Lightning Trainer, by a config whose device and precision are resolved."""
 
     def __init__(self, config: DictConfig, workload: Workload, protocol: TrialProtocol) -> None:
         self.workload, self.protocol, self._config = workload, protocol, config
