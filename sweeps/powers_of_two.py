@@ -24,7 +24,7 @@ from bstune.core.figures import BLUE, GREY, INK, VERMILION
 from bstune.core.records import TrialProtocol
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.probe import measure_ceiling
-from bstune.hardware.timing import Steps, StepTiming, summarize, time_trial, visits
+from bstune.hardware.timing import StepTiming, summarize, time_trial, visits
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import (
     ALIGNED,
@@ -100,11 +100,11 @@ def run(
     if choice.left_out:
         console.print(f"left out, as they do not fit under {ceiling}: {', '.join(map(str, choice.left_out))}")
 
-    timed: dict[int, list[Steps]] = {size: [] for size in choice.sizes}
+    timed: dict[int, list[tuple[float, ...]]] = {size: [] for size in choice.sizes}
     order = visits(choice.sizes, repeats, seed)
     for size in track(order, f"{repeats} rounds of {len(choice.sizes)} batch sizes", console=console, transient=True):
-        timed[size].append(Steps(timer(workload, protocol, size, lr, steps)))
-    medians = {size: [statistics.median(visit.trial) for visit in rounds] for size, rounds in timed.items()}
+        timed[size].append(timer(workload, protocol, size, lr, steps))
+    medians = {size: [statistics.median(visit) for visit in rounds] for size, rounds in timed.items()}
     found = effects(medians, choice.centres, level)
     gain = _gain(medians, choice, level)
     rows = _rows(choice, {size: summarize(size, rounds) for size, rounds in timed.items()}, medians, found, gain)

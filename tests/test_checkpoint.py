@@ -8,70 +8,55 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.plugins.precision import MixedPrecision
-from toolbox import EVERY_STEP, TRAINER, FakeTime, make_protocol, make_spec
+from learners import (
+    IMAGES,
+    LABELS,
+    NORMALISE,
+    SCHEDULE,
+    VALIDATION,
+    Counting,
+    gradient_scaler,
+    learner,
+    learning_protocol,
+    momentum,
+    same_weights,
+    stream,
+    tensors,
+    train,
+)
+from lightning.pytorch import Callback, LightningDataModule
+from toolbox import EVERY_STEP, TRAINER, FakeTime, entries, make_spec
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError, StateError
 from bstune.core.records import EvaluationSchedule, Target, TrialResult
-from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches, rebatch
+from bstune.trial.batches import Normalisation, TrainBatches, rebatch
 from bstune.trial.checkpoint import Stopped, read_state
-from bstune.trial.loop import Workload, run_trial
 from bstune.workloads.averaging import ExponentialMovingAverage, Lookahead, RunningWeightAverage
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.images import random_crop_flip
 from bstune.workloads.optim import Muon, parameter_groups
 from bstune.workloads.schedules import piecewise_linear
 
-CADENCE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
 STEPS = 60
-
-
-def spec(batch_size=8, lr=0.05, seed=4, **changes):
-    return make_spec(batch_size, lr, seed, **({"number": 1} | changes))
-
-
-def protocol(steps=STEPS, **changes):
-    own = {"target": Target("val/loss", 0.0, "min"), "evaluation_schedule": CADENCE, "divergence": 5.0}
-    return make_protocol(steps, **(own | changes))
-
-
-def _images(n, seed):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(3, (n,), generator=generator)
-    noise = torch.randint(-90, 91, (n, 1, 3, 3), generator=generator)
-    images = (100 + 70 * F.one_hot(labels, 9).view(n, 1, 3, 3) + noise).clamp(0, 255)
-    return images.to(torch.uint8), labels
-
-
-IMAGES, LABELS = _images(50, 0)
-VALIDATION = _images(20, 1)
-NORMALISE = Normalisation(torch.full((1, 1, 1, 1), 1 / 50), torch.full((1, 1, 1, 1), -2.0))
+SPEC = make_spec(8, 0.05, 4, number=1)
 
 
 # What is trained
 
-
-def learner(
-    own, kind=Classifier, optimizer=torch.optim.SGD, layers=(), schedule=None, average=None, callbacks=(), **options
-):
-    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.Tanh(), *(layer() for layer in layers), nn.Linear(16, 3))
-    averaged = None if average is None else average()
-    others = [callback() for callback in callbacks]
-    if others:
-        options["callbacks"] = others
-    return kind(model, nn.CrossEntropyLoss(), optimizer, own.lr, schedule, averaged, **options)
-
-
-momentum = partial(torch.optim.SGD, momentum=0.9, nesterov=True)
 triangle = partial(piecewise_linear, total_steps=STEPS, knots=(0.0, 0.4, 1.0), factors=(0.0, 1.0, 0.0))
 dropout = partial(nn.Dropout, 0.4)
+batch_norm = partial(nn.BatchNorm1d, 16)
 muon = partial(Muon, momentum=0.9, nesterov=True, steps=5, normalise_weights=True)
 lookahead = partial(Lookahead, STEPS, every=4, decay=0.9, power=1.0)
+groups = partial(
+    parameter_groups,
+    weight_decay=0.01,
+    batch_size=8,
+    kinds={"norm_bias": {"rate": 8.0}, "head": {"examples": 200}, "rest": {"examples": 300, "fade": True}},
+)
 
 
 def matrices(module, lr):
@@ -85,30 +70,26 @@ class SwapsItself(Classifier):
     """Evaluates an average that it keeps itself, updated after each batch and swapped in for each evaluation."""
 
     def on_fit_start(self):
-        if not hasattr(self, "own_average"):
-            self.own_average = [p.detach().clone() for p in self.model.parameters()]
+        if not hasattr(self, "average_weights"):
+            self.average_weights = [p.detach().clone() for p in self.model.parameters()]
 
     def on_train_batch_end(self, *args):
-        for averaged, now in zip(self.own_average, self.model.parameters(), strict=True):
+        for averaged, now in zip(self.average_weights, self.model.parameters(), strict=True):
             averaged.lerp_(now.detach(), 0.1)
 
-    def _swap(self):
-        for averaged, now in zip(self.own_average, self.model.parameters(), strict=True):
+    def on_validation_start(self):
+        for averaged, now in zip(self.average_weights, self.model.parameters(), strict=True):
             kept = averaged.clone()
             averaged.copy_(now.data)
             now.data.copy_(kept)
 
-    def on_validation_start(self):
-        self._swap()
-
-    def on_validation_end(self):
-        self._swap()
+    on_validation_end = on_validation_start
 
     def on_save_checkpoint(self, checkpoint):
-        checkpoint["own_average"] = self.own_average
+        checkpoint["average_weights"] = self.average_weights
 
     def on_load_checkpoint(self, checkpoint):
-        self.own_average = checkpoint["own_average"]
+        self.average_weights = checkpoint["average_weights"]
 
 
 class Swapping(Callback):
@@ -139,19 +120,15 @@ class Swapping(Callback):
 class Manual(Classifier):
     """Steps two optimizers itself."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.automatic_optimization = False
+    automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
         optimizers = self.optimizers()
         for optimizer in optimizers:
             optimizer.zero_grad()
-        loss = super().training_step(batch, batch_idx)
-        self.manual_backward(loss)
+        self.manual_backward(super().training_step(batch, batch_idx))
         for optimizer in optimizers:
             optimizer.step()
-        return loss
 
     def configure_optimizers(self):
         return [momentum([p], lr=self.lr) for p in self.model.parameters()]
@@ -181,11 +158,6 @@ class Overflows(Classifier):
 # What it is trained on
 
 
-def stream(own, micro_batch_size=None, **options):
-    sizes = {"batch_size": own.batch_size, "micro_batch_size": micro_batch_size}
-    return TrainBatches(IMAGES, LABELS, **sizes, seed=own.seed, normalise=NORMALISE, **options)
-
-
 class Noisy(Dataset):
     """Examples changed at random each time, by the generators of Python, numpy and torch."""
 
@@ -197,12 +169,8 @@ class Noisy(Dataset):
         return NORMALISE(IMAGES[index : index + 1])[0] + noise, LABELS[index]
 
 
-def noisy(own, micro_batch_size=None, **options):
-    return rebatch(DataLoader(Noisy(), shuffle=True, **options), own.batch_size, micro_batch_size, own.seed)
-
-
-def validation():
-    return EvalBatches(*VALIDATION, batch_size=8, normalise=NORMALISE)
+def noisy(spec, micro_batch_size):
+    return rebatch(DataLoader(Noisy(), shuffle=True), spec.batch_size, micro_batch_size, spec.seed)
 
 
 def shuffled_validation():
@@ -210,36 +178,18 @@ def shuffled_validation():
     return DataLoader(TensorDataset(NORMALISE(VALIDATION[0]), VALIDATION[1]), batch_size=8, shuffle=True)
 
 
-def run(own, rules=None, build=learner, batches=stream, evaluated=validation, **options):
-    """Return the record and the module that it trained."""
-    modules = []
-
-    def kept(own):
-        modules.append(build(own))
-        return modules[0]
-
-    options.setdefault("clock", TrialClock(lambda: 0.0))
-    rules = rules() if callable(rules) else rules or protocol()
-    return run_trial(Workload(kept, batches, evaluated(), 20), own, rules, **options), modules[0]
-
-
-def chain(folder, limits, own=None, **options):
+def chain(folder, limits, spec=SPEC, protocol=learning_protocol, **options):
     """Train in parts that end at ``limits``, the last one at the budget; return all records and the last module."""
-    own, records, stopped = own or spec(), [], None
+    records, stopped = [], None
     for part, limit in enumerate([*limits, None]):
-        parent = None if stopped is None else stopped.record.number
-        part_spec = replace(own, number=part, max_steps=limit, resumed_from=parent)
+        part_spec = replace(spec, number=part, max_steps=limit, resumed_from=part - 1 if part else None)
         torch.rand(part)  # what was drawn before does not matter
-        record, module = run(part_spec, state=folder / f"{part}.state", resume=stopped, **options)
+        record, module = train(part_spec, protocol(), state=folder / f"{part}.state", resume=stopped, **options)
         records.append(record)
         if record.status != "censored":
             break
         stopped = Stopped(record, folder / f"{part}.state")
     return records, module
-
-
-def tensors(module):
-    return [tensor.detach() for tensor in module.state_dict().values()]
 
 
 def assert_same(continued, module, whole, reference, limits):
@@ -249,69 +199,26 @@ def assert_same(continued, module, whole, reference, limits):
     assert [pair for pair in continued.history if pair[0] in known] == list(whole.history)
     assert {step for step, _ in continued.history} == known.keys() | {n for n in limits if n < whole.steps}
     assert [step for step, _ in continued.history] == sorted(step for step, _ in continued.history)
-    assert all(torch.equal(a, b) for a, b in zip(tensors(module), tensors(reference), strict=True))
+    assert same_weights(module, reference)
 
 
-def scaled(**options):
-    """Return the options of one Trainer: a scaler has a state of its own."""
-    scaler = torch.amp.GradScaler("cpu", **options)
-    return {**TRAINER, "plugins": [MixedPrecision("16-mixed", "cpu", scaler=scaler)]}
-
-
+flip = partial(random_crop_flip, padding=1)
+MICRO_BATCHES = {"alternating flip": 3, "loader, micro-batches": 5, "everything": 3}
 CASES = {
     "plain": {},
-    "momentum": {"build": partial(learner, optimizer=momentum)},
-    "adam": {"build": partial(learner, optimizer=torch.optim.Adam)},
     "schedule": {"build": partial(learner, optimizer=momentum, schedule=triangle)},
     "plateau": {"build": partial(learner, kind=Plateau)},
-    "average": {"build": partial(learner, average=partial(RunningWeightAverage, 0.5))},
     "average, sparse": {"build": partial(learner, average=partial(RunningWeightAverage, 1.0))},
     "moving average": {"build": partial(learner, average=partial(ExponentialMovingAverage, 0.9, 5))},
     "muon": {"build": partial(learner, optimizer=muon, schedule=triangle, groups=matrices)},
-    "groups": {
+    "groups": {"build": partial(learner, layers=[batch_norm], optimizer=momentum, groups=groups)},
+    "lookahead": {
         "build": partial(
-            learner,
-            layers=[partial(nn.BatchNorm1d, 16)],
-            optimizer=momentum,
-            groups=partial(
-                parameter_groups,
-                weight_decay=0.01,
-                batch_size=8,
-                kinds={"norm_bias": {"rate": 8.0}, "head": {"examples": 200}, "rest": {"examples": 300, "fade": True}},
-            ),
+            learner, layers=[batch_norm], callbacks=[lookahead], average=partial(ExponentialMovingAverage, 0.9, 5)
         )
     },
-    "lookahead": {"build": partial(learner, optimizer=momentum, callbacks=[lookahead])},
-    "lookahead, averaged": {
-        "build": partial(
-            learner,
-            layers=[partial(nn.BatchNorm1d, 16)],
-            optimizer=momentum,
-            callbacks=[lookahead],
-            average=partial(ExponentialMovingAverage, 0.9, 5),
-        )
-    },
-    "dropout": {"build": partial(learner, layers=[dropout])},
-    "batch norm": {"build": partial(learner, layers=[partial(nn.BatchNorm1d, 16)])},
-    "augmentation": {"batches": partial(stream, augment=partial(random_crop_flip, padding=1))},
-    "alternating flip": {
-        "batches": partial(
-            stream, augment=partial(random_crop_flip, padding=1, cutout=1), alternating_flip=True, micro_batch_size=3
-        ),
-        "rules": protocol(micro_batch_size=3),
-    },
-    "micro-batches": {"batches": partial(stream, micro_batch_size=3), "rules": protocol(micro_batch_size=3)},
-    "augmented micro-batches": {
-        "batches": partial(stream, micro_batch_size=3, augment=partial(random_crop_flip, padding=1)),
-        "rules": protocol(micro_batch_size=3),
-        "build": partial(learner, layers=[dropout]),
-    },
-    "loader": {"batches": noisy, "build": partial(learner, layers=[dropout])},
-    "loader, micro-batches": {
-        "batches": partial(noisy, micro_batch_size=5),
-        "rules": protocol(micro_batch_size=5),
-        "build": partial(learner, layers=[dropout]),
-    },
+    "alternating flip": {"batches": partial(stream, augment=partial(flip, cutout=1), alternating_flip=True)},
+    "loader, micro-batches": {"batches": noisy, "build": partial(learner, layers=[dropout])},
     "random evaluation": {
         "batches": noisy,
         "build": partial(learner, layers=[dropout]),
@@ -320,16 +227,12 @@ CASES = {
     "average in the module": {"build": partial(learner, kind=SwapsItself)},
     "call-back": {"build": partial(learner, average=Swapping)},
     "two optimizers": {"build": partial(learner, kind=Manual)},
-    "scaler": {
-        "build": partial(learner, kind=Overflows, optimizer=momentum),
-        "rules": lambda: protocol(trainer=scaled(growth_interval=3, init_scale=64.0)),
-    },
+    "scaler": {"build": partial(learner, kind=Overflows, optimizer=momentum)},
     "everything": {
-        "batches": partial(stream, micro_batch_size=3, augment=partial(random_crop_flip, padding=1)),
-        "rules": protocol(micro_batch_size=3),
+        "batches": partial(stream, augment=flip),
         "build": partial(
             learner,
-            layers=[dropout, partial(nn.BatchNorm1d, 16)],
+            layers=[dropout, batch_norm],
             optimizer=torch.optim.AdamW,
             schedule=triangle,
             average=partial(RunningWeightAverage, 0.3),
@@ -338,92 +241,81 @@ CASES = {
 }
 
 
-QUICK = ("plain", "everything")
-ALL_CASES = [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
+def protocol_of(case, every=None):
+    """Return the protocol of one trial of a case: a gradient scaler has a state."""
+    trainer = gradient_scaler(growth_interval=3, init_scale=64.0) if case == "scaler" else TRAINER
+    return learning_protocol(micro_batch_size=MICRO_BATCHES.get(case), noise_scale_every=every, trainer=trainer)
 
 
-@pytest.mark.parametrize("case", ALL_CASES)
-def test_a_trial_that_goes_on_is_the_uninterrupted_one_bit_for_bit(case, tmp_path):
+QUICK = (("plain", None), ("everything", 5))
+
+
+@pytest.mark.parametrize(
+    ("case", "every"),
+    [*QUICK, *(pytest.param(case, 5, marks=pytest.mark.slow) for case in CASES if case != QUICK[1][0])],
+)
+def test_a_trial_that_goes_on_is_the_uninterrupted_one_bit_for_bit(case, every, tmp_path):
+    """Nor does measuring the noise scale change it; the measurements go on as well."""
     options, limits = CASES[case], (1, 2, 23, 30, 59)  # at 30 an evaluation is due
-    whole, reference = run(spec(), **options)
-    assert (whole.status, whole.steps) == ("censored", STEPS)
-    records, module = chain(tmp_path, limits, **options)
+    plain, untouched = train(SPEC, protocol_of(case), **options)
+    assert (plain.status, plain.steps, plain.noise_scale) == ("censored", STEPS, ())
+    whole, reference = train(SPEC, protocol_of(case, every), **options)
+    assert replace(whole, noise_scale=()) == plain
+    assert same_weights(reference, untouched)
+    records, module = chain(tmp_path, limits, protocol=partial(protocol_of, case, every), **options)
     assert [record.steps for record in records] == [*limits, STEPS]
     assert [record.resumed_from for record in records] == [None, *range(len(limits))]
     assert_same(records[-1], module, whole, reference, limits)
     assert all(record.history[-1][0] == record.steps == record.steps_low for record in records)
-
-
-@pytest.mark.parametrize("case", ALL_CASES)
-def test_measuring_the_noise_scale_changes_no_trial_and_goes_on_with_it(case, tmp_path):
-    options, limits = CASES[case], (7, 23, 30)
-    plain, untouched = run(spec(), **options)
-    rules = options.get("rules", protocol)
-    measuring = options | {"rules": lambda: replace(rules() if callable(rules) else rules, noise_scale_every=5)}
-    whole, reference = run(spec(), **measuring)
-    assert replace(whole, noise_scale=()) == plain
-    assert all(torch.equal(a, b) for a, b in zip(tensors(reference), tensors(untouched), strict=True))
-    assert plain.noise_scale == ()
-    records, module = chain(tmp_path, limits, **measuring)
-    assert_same(records[-1], module, whole, reference, limits)
     assert records[-1].noise_scale == whole.noise_scale
-    steps = [step for step, _, _ in whole.noise_scale]
-    if case not in ("two optimizers", "scaler"):  # not measured; Lightning counts skipped steps too
-        assert steps == list(range(5, STEPS + 1, 5))
-        assert [len(record.noise_scale) for record in records] == [1, 4, 6, 12]
+    if every and case not in ("two optimizers", "scaler"):  # not measured; Lightning counts skipped steps too
+        assert [step for step, _, _ in whole.noise_scale] == list(range(5, STEPS + 1, 5))
+        assert [len(record.noise_scale) for record in records] == [0, 0, 4, 6, 11, 12]
 
 
-def test_a_state_without_measurements_is_taken_up(tmp_path):
-    first, _ = run(spec(max_steps=23), state=tmp_path / "1.state")
-    own = replace(spec(), number=2, resumed_from=1)
-    going_on, _ = run(own, protocol(noise_scale_every=5), resume=Stopped(first, tmp_path / "1.state"))
+def test_a_state_without_measurements_is_taken_up(stopped):
+    going_on, _ = resume(stopped, learning_protocol(noise_scale_every=5))
     assert [step for step, _, _ in going_on.noise_scale] == list(range(25, STEPS + 1, 5))
 
 
-def test_the_cases_would_notice_what_is_forgotten(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("case", "forgets"),
+    [
+        ("everything", "bstune.trial.loop.set_random_state"),
+        ("random evaluation", "bstune.trial.loop.set_random_state"),
+        ("everything", "bstune.workloads.averaging.RunningWeightAverage.load_state_dict"),
+        ("lookahead", "bstune.workloads.averaging.Lookahead.load_state_dict"),
+        ("plain", "bstune.trial.batches.IndexStream.resume"),
+    ],
+)
+def test_the_cases_would_notice_what_is_forgotten(case, forgets, tmp_path, monkeypatch):
     """Without its generators, its average's step or its place in the stream, a trial goes another way."""
-
-    def differs(case):
-        whole, reference = run(spec(), **CASES[case])
-        records, module = chain(tmp_path, (23,), **CASES[case])
-        with pytest.raises(AssertionError):
-            assert_same(records[-1], module, whole, reference, (23,))
-
-    with monkeypatch.context() as patch:
-        patch.setattr("bstune.trial.loop.set_random_state", lambda state: None)
-        differs("dropout")
-        differs("random evaluation")
-    with monkeypatch.context() as patch:
-        patch.setattr(RunningWeightAverage, "load_state_dict", lambda self, state: None)
-        differs("average")
-    with monkeypatch.context() as patch:
-        patch.setattr(Lookahead, "load_state_dict", lambda self, state: None)
-        differs("lookahead")
-    with monkeypatch.context() as patch:
-        patch.setattr("bstune.trial.batches.IndexStream.resume", lambda self, position: None)
-        differs("plain")
+    monkeypatch.setattr(forgets, lambda *arguments: None)
+    whole, reference = train(SPEC, protocol_of(case), **CASES[case])
+    records, module = chain(tmp_path, (23,), protocol=partial(protocol_of, case), **CASES[case])
+    with pytest.raises(AssertionError):
+        assert_same(records[-1], module, whole, reference, (23,))
 
 
-@pytest.mark.parametrize("every", [False, True])
-def test_a_limit_at_a_step_that_is_due_is_no_other_evaluation(every, tmp_path):
-    rules = protocol(evaluation_schedule=EVERY_STEP if every else CADENCE)
-    whole, reference = run(spec(), rules)
+@pytest.mark.parametrize("schedule", [EVERY_STEP, SCHEDULE])
+def test_a_limit_at_a_step_that_is_due_is_no_other_evaluation(schedule, tmp_path):
+    protocol = learning_protocol(evaluation_schedule=schedule)
+    whole, reference = train(SPEC, protocol)
     due = [step for step, _ in whole.history]
     limits = (due[0], due[3], due[-2])
-    records, module = chain(tmp_path, limits, rules=rules)
+    records, module = chain(tmp_path, limits, protocol=lambda: protocol)
     assert records[-1].history == whole.history
     assert_same(records[-1], module, whole, reference, limits)
 
 
-@pytest.mark.parametrize("limits", [(37,), (3, 4, 5, 33, 34, 35, 113, 114)])
+@pytest.mark.parametrize("limits", [(37,), (3, 4, 5, 33, 34, 35, 42, 43)])
 def test_steps_to_target_do_not_depend_on_where_a_trial_was_stopped(limits, tmp_path):
-    rules = protocol(300, target=Target("val/loss", 0.45, "min"))
-    build = partial(learner, optimizer=momentum)
-    whole, reference = run(spec(lr=0.01), rules, build)
+    protocol = learning_protocol(300, target=Target("val/loss", 0.45, "min"))
+    spec, build, path = replace(SPEC, lr=0.01), partial(learner, optimizer=momentum), tmp_path / "weights.ckpt"
+    whole, reference = train(spec, protocol, build)
     assert whole.status == "reached"
     assert max(limits) < whole.steps_low
-    path = tmp_path / "weights.ckpt"
-    records, module = chain(tmp_path, limits, spec(lr=0.01), rules=rules, build=build, checkpoint=path)
+    records, module = chain(tmp_path, limits, spec, protocol=lambda: protocol, build=build, checkpoint=path)
     assert_same(records[-1], module, whole, reference, limits)
     assert (records[-1].status, records[-1].steps_low) == ("reached", whole.steps_low)
     saved = torch.load(path, weights_only=True)["state_dict"].values()
@@ -432,21 +324,15 @@ def test_steps_to_target_do_not_depend_on_where_a_trial_was_stopped(limits, tmp_
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_on_cuda_its_generators_go_on_too(tmp_path):
-    def batches(own):
-        augment = partial(random_crop_flip, padding=1)
-        images, labels = IMAGES.cuda(), LABELS.cuda()
+    def batches(spec, micro_batch_size):
         norm = Normalisation(NORMALISE.scale.cuda(), NORMALISE.shift.cuda())
-        return TrainBatches(
-            images, labels, batch_size=8, micro_batch_size=None, seed=own.seed, normalise=norm, augment=augment
-        )
+        options = {"batch_size": 8, "micro_batch_size": micro_batch_size, "seed": spec.seed, "augment": flip}
+        return TrainBatches(IMAGES.cuda(), LABELS.cuda(), **options, normalise=norm)
 
-    options = {
-        "batches": batches,
-        "build": CASES["everything"]["build"],
-        "rules": protocol(trainer={"accelerator": "cuda", "devices": [0]}),
-    }
-    whole, reference = run(spec(), **options)
-    records, module = chain(tmp_path, (23,), **options)
+    options = {"batches": batches, "build": CASES["everything"]["build"]}
+    protocol = learning_protocol(trainer={"accelerator": "cuda", "devices": [0]})
+    whole, reference = train(SPEC, protocol, **options)
+    records, module = chain(tmp_path, (23,), protocol=lambda: protocol, **options)
     assert records[-1].steps == whole.steps
     torch.testing.assert_close(tensors(module), tensors(reference))
 
@@ -454,32 +340,31 @@ def test_on_cuda_its_generators_go_on_too(tmp_path):
 # Limits
 
 
-@pytest.mark.parametrize(("limit", "steps"), [(1, 1), (13, 13), (STEPS, STEPS), (STEPS + 1, STEPS + 1)])
-def test_a_limit_ends_the_trial_early(limit, steps):
-    result, _ = run(spec(max_steps=limit))
-    assert (result.status, result.steps, result.steps_low) == ("censored", steps, steps)
-    assert result.history[-1][0] == steps
-    whole, _ = run(spec())
-    assert result.history[:-1] == tuple(pair for pair in whole.history if pair[0] < steps)
+@pytest.mark.parametrize("limit", [1, 13, STEPS, STEPS + 1])
+def test_a_limit_ends_the_trial_early(limit):
+    result, _ = train(replace(SPEC, max_steps=limit))
+    assert (result.status, result.steps, result.steps_low) == ("censored", limit, limit)
+    assert result.history[-1][0] == limit
+    whole, _ = train(SPEC)
+    assert result.history[:-1] == tuple(pair for pair in whole.history if pair[0] < limit)
 
 
 def test_an_evaluation_at_the_limit_can_reach_the_target_and_leaves_no_state(tmp_path):
-    rules = protocol(300, target=Target("val/loss", 0.5, "min"))
-    own, build = spec(lr=0.01), partial(learner, optimizer=momentum)
-    whole, _ = run(own, rules, build)
-    first = run(own, replace(rules, evaluation_schedule=EVERY_STEP), build)[0].steps
+    protocol = learning_protocol(300, target=Target("val/loss", 0.5, "min"))
+    spec, build = replace(SPEC, lr=0.01), partial(learner, optimizer=momentum)
+    whole, _ = train(spec, protocol, build)
+    first = train(spec, replace(protocol, evaluation_schedule=EVERY_STEP), build)[0].steps
     assert whole.steps_low < first < whole.steps
     files = {"state": tmp_path / "1.state", "checkpoint": tmp_path / "1.ckpt"}
-    result, _ = run(replace(own, max_steps=first), rules, build, **files)
+    result, _ = train(replace(spec, max_steps=first), protocol, build, **files)
     assert (result.status, result.steps, result.steps_low) == ("reached", first, whole.steps_low)
-    assert [path.name for path in tmp_path.iterdir()] == ["1.ckpt"]
+    assert entries(tmp_path) == ["1.ckpt"]
 
 
 @pytest.mark.parametrize("limit", [0, 10, 20])
-def test_a_limit_leaves_at_least_a_step(limit, tmp_path):
-    record, _ = run(spec(max_steps=20), state=tmp_path / "1.state")
+def test_a_limit_leaves_at_least_a_step(stopped, limit):
     with pytest.raises(ConfigError, match=f"a trial that has 20 steps cannot be trained until step {limit}"):
-        run(spec(max_steps=limit, resumed_from=1), resume=Stopped(record, tmp_path / "1.state"))
+        resume(stopped, max_steps=limit)
 
 
 # What is left, and when
@@ -514,88 +399,67 @@ class StopsItself(Classifier):
     [(Classifier, "censored"), (Diverges, "diverged"), (Fails, "oom"), (Interrupted, None), (StopsItself, "censored")],
 )
 def test_only_a_trial_out_of_steps_leaves_a_state(kind, status, tmp_path, monkeypatch):
+    """The weights that reach the target are not there either."""
     monkeypatch.chdir(tmp_path)
-    options = {"build": partial(learner, kind=kind), "state": tmp_path / "1.state"}
+    spec, build = replace(SPEC, max_steps=20), partial(learner, kind=kind)
+    files = {"state": tmp_path / "1.state", "checkpoint": tmp_path / "1.ckpt"}
     if status is None:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
-            run(spec(max_steps=20), **options)
+            train(spec, build=build, **files)
     else:
-        assert run(spec(max_steps=20), **options)[0].status == status
-    assert [path.name for path in tmp_path.iterdir()] == (["1.state"] if kind is Classifier else [])
+        assert train(spec, build=build, **files)[0].status == status
+    assert entries(tmp_path) == (["1.state"] if kind is Classifier else [])
     if kind is Classifier:  # only where it is asked for
         (tmp_path / "1.state").unlink()
-        run(spec(max_steps=20))
-        assert list(tmp_path.iterdir()) == []
-
-
-def test_leaving_a_state_changes_nothing(tmp_path):
-    options = CASES["everything"]
-    plain, module = run(spec(max_steps=23), **options)
-    left, other = run(spec(max_steps=23), **options, state=tmp_path / "1.state")
-    assert plain == left
-    assert all(torch.equal(a, b) for a, b in zip(tensors(module), tensors(other), strict=True))
+        train(spec)
+        assert entries(tmp_path) == []
 
 
 def test_only_batches_that_know_their_place_can_be_stopped(tmp_path):
-    def blanks(own):
-        return iter([])
-
-    with pytest.raises(ConfigError, match=r"batches from list_iterator cannot be stopped to go on later"):
-        run(spec(max_steps=20), batches=blanks, state=tmp_path / "1.state")
+    for blank in (DataLoader([1, 2]), []):
+        with pytest.raises(ConfigError, match=f"batches from {type(blank).__name__} cannot be stopped to go on later"):
+            train(SPEC, batches=lambda spec, micro_batch_size: blank, state=tmp_path / "1.state")  # noqa: B023
 
 
 def test_evaluations_do_not_change_the_training():
     """However often it evaluates, and whatever random numbers that takes."""
     options = {"build": partial(learner, layers=[dropout]), "evaluated": shuffled_validation}
-    modules = [
-        run(spec(), protocol(evaluation_schedule=evaluation_schedule), **options)[1]
-        for evaluation_schedule in (CADENCE, EvaluationSchedule(9, 1, 1, 1.5))
-    ]
-    assert all(torch.equal(a, b) for a, b in zip(*map(tensors, modules), strict=True))
-
-
-def test_with_workers_the_order_goes_on(tmp_path):
-    """What workers draw is not repeated, so this data set draws nothing."""
-
-    def batches(own):
-        source = TensorDataset(NORMALISE(IMAGES), LABELS)
-        return rebatch(DataLoader(source, num_workers=1), own.batch_size, None, own.seed)
-
-    whole, reference = run(spec(), protocol(20), batches=batches)
-    records, module = chain(tmp_path, (7,), rules=protocol(20), batches=batches)
-    assert_same(records[-1], module, whole, reference, (7,))
+    schedules = (SCHEDULE, EvaluationSchedule(9, 1, 1, 1.5))
+    modules = [train(SPEC, learning_protocol(evaluation_schedule=schedule), **options)[1] for schedule in schedules]
+    assert same_weights(*modules)
 
 
 # The record
 
 
+class Timed(Classifier):
+    """100 s to start, 10 s an evaluation, 7 s to write its state; two steps of 50 s, then 1 s a step."""
+
+    def on_fit_start(self):
+        self.fake.now += 100.0
+        self.done = 0
+
+    def training_step(self, batch, batch_idx):
+        self.fake.now += 50.0 if self.done < 2 else 1.0
+        self.done += 1
+        return super().training_step(batch, batch_idx)
+
+    def on_validation_start(self):
+        self.fake.now += 10.0
+
+    def on_save_checkpoint(self, checkpoint):
+        self.fake.now += 7.0
+
+
 def test_seconds_are_the_trials_own_and_steps_the_whole_chains(tmp_path):
-    class Timed(Classifier):
-        """100 s to start, 10 s an evaluation, 7 s to write its state; two steps of 50 s, then 1 s a step."""
-
-        def on_fit_start(self):
-            fake.now += 100.0
-            self.done = 0
-
-        def training_step(self, batch, batch_idx):
-            fake.now += 50.0 if self.done < 2 else 1.0
-            self.done += 1
-            return super().training_step(batch, batch_idx)
-
-        def on_validation_start(self):
-            fake.now += 10.0
-
-        def on_save_checkpoint(self, checkpoint):
-            fake.now += 7.0
-
-    build, records, stopped = partial(learner, kind=Timed), [], None
+    records, stopped = [], None
     for number, limit in enumerate([30, 40, 41]):
-        fake = FakeTime()
-        own = replace(spec(), number=number, max_steps=limit, resumed_from=number - 1 if number else None)
-        path = tmp_path / f"{number}.state"
-        record, _ = run(own, build=build, state=path, resume=stopped, clock=TrialClock(fake))
+        Timed.fake = FakeTime()
+        spec = replace(SPEC, number=number, max_steps=limit, resumed_from=number - 1 if number else None)
+        files = {"state": tmp_path / f"{number}.state", "resume": stopped}
+        record, _ = train(spec, build=partial(learner, kind=Timed), **files, clock=TrialClock(Timed.fake))
         records.append(record)
-        stopped = Stopped(record, path)
+        stopped = Stopped(record, files["state"])
     first, second, third = records
     assert [(r.steps, r.examples) for r in records] == [(30, 240), (40, 320), (41, 328)]
     evaluations = [len(first.history), len(second.history) - len(first.history), 1]
@@ -607,33 +471,15 @@ def test_seconds_are_the_trials_own_and_steps_the_whole_chains(tmp_path):
     assert TrialResult.from_json(third.to_json()) == third
 
 
-class Scripted(LightningModule):
-    """Its weight is the number of steps, and its metric a function of it."""
-
-    def __init__(self, metric):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(()))
-        self.metric = metric
-
-    def training_step(self, batch, batch_idx):
-        return -self.weight
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val/loss", self.metric(round(self.weight.item())), batch_size=1)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1.0)
-
-
 def scripted(metric):
-    return lambda own: Scripted(metric)
+    return lambda spec: Counting(metric, name="val/loss")
 
 
 def test_divergence_is_judged_from_the_first_start(tmp_path):
     build = scripted(lambda steps: 1.0 if steps == 0 else 2.0 if steps < 25 else 5.5)
-    rules = protocol(divergence=5.0, evaluation_schedule=EVERY_STEP)
-    whole, _ = run(spec(), rules, build)
-    records, _ = chain(tmp_path, (20,), rules=rules, build=build)
+    protocol = learning_protocol(divergence=5.0, evaluation_schedule=EVERY_STEP)
+    whole, _ = train(SPEC, protocol, build)
+    records, _ = chain(tmp_path, (20,), protocol=lambda: protocol, build=build)
     assert (whole.status, whole.steps) == ("diverged", 25)
     assert (records[-1].status, records[-1].history) == ("diverged", whole.history)
 
@@ -652,8 +498,8 @@ def test_divergence_is_judged_from_the_first_start(tmp_path):
 def test_later_evaluations_do_not_depend_on_where_it_was_stopped(step, value, limits, due, tmp_path):
     """With k evaluations of 20 examples, 10 k steps have to lie behind far from the target, 5 k near it."""
     build = scripted(lambda steps: value if steps == step else 0.9)
-    rules = protocol(40, target=Target("val/loss", 0.1, "min"))
-    records, _ = chain(tmp_path, limits, rules=rules, build=build)
+    protocol = learning_protocol(40, target=Target("val/loss", 0.1, "min"))
+    records, _ = chain(tmp_path, limits, protocol=lambda: protocol, build=build)
     assert [step for step, _ in records[-1].history if step not in limits or step in due] == due
 
 
@@ -662,19 +508,21 @@ def test_later_evaluations_do_not_depend_on_where_it_was_stopped(step, value, li
 
 @pytest.fixture
 def stopped(tmp_path):
-    record, _ = run(spec(max_steps=20), state=tmp_path / "1.state")
+    record, _ = train(replace(SPEC, max_steps=20), state=tmp_path / "1.state")
     return Stopped(record, tmp_path / "1.state")
 
 
-def resumed(stopped, **changes):
-    return run(replace(spec(), **{"number": 2, "resumed_from": 1} | changes), resume=stopped)
+def resume(stopped, protocol=None, **changes):
+    return train(replace(SPEC, **{"number": 2, "resumed_from": 1} | changes), protocol, resume=stopped)
 
 
 class Surprise:
     pass
 
 
-def _changed(change):
+def changed(change):
+    """Return a function that changes what a file holds."""
+
     def spoil(path):
         checkpoint = torch.load(path, weights_only=True)
         change(checkpoint)
@@ -683,7 +531,7 @@ def _changed(change):
     return spoil
 
 
-def _spoil(path):
+def zero(path):
     data = bytearray(path.read_bytes())
     data[200:260] = bytes(60)
     path.write_bytes(data)
@@ -694,19 +542,19 @@ def _spoil(path):
     [
         (lambda path: path.unlink(), "No such file or directory"),
         (lambda path: path.write_bytes(path.read_bytes()[:-100]), "File is not a zip file"),
-        (_changed(lambda checkpoint: checkpoint.pop("bstune")), "'bstune'"),
-        (_changed(lambda checkpoint: checkpoint["bstune"].update(colour="red")), "colour"),
+        (changed(lambda checkpoint: checkpoint.pop("bstune")), "'bstune'"),
+        (changed(lambda checkpoint: checkpoint["bstune"].update(colour="red")), "colour"),
         (
-            _changed(lambda checkpoint: checkpoint.update(callbacks={"own": Surprise()})),
+            changed(lambda checkpoint: checkpoint.update(callbacks={"own": Surprise()})),
             "it holds more than plain data: Unsupported global: GLOBAL test_checkpoint.Surprise",
         ),
-        (_spoil, "in it is damaged"),
+        (zero, "in it is damaged"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(stopped, spoil, reason):
     spoil(stopped.state)
     with pytest.raises(StateError) as error:
-        resumed(stopped)
+        resume(stopped)
     text = str(error.value)
     assert text.startswith(f"the state of trial 1 at {stopped.state} cannot be read: ")
     assert reason in text
@@ -716,19 +564,18 @@ def test_a_file_that_cannot_be_read_is_named(stopped, spoil, reason):
 
 def test_a_spoiled_byte_anywhere_is_an_error_or_does_no_harm(stopped):
     whole = stopped.state.read_bytes()
-    rng = np.random.default_rng(0)
-    for place in rng.integers(len(whole), size=150):
+    for place in np.random.default_rng(0).integers(len(whole), size=150):
         data = bytearray(whole)
         data[place] ^= 0xFF
         stopped.state.write_bytes(data)
         with suppress(StateError):
-            read_state(stopped, spec(), stopped.record.device, stopped.record.versions)
+            read_state(stopped, SPEC, stopped.record.device, stopped.record.versions)
 
 
 @pytest.mark.parametrize("changes", [{"batch_size": 9}, {"lr": 0.06}, {"seed": 5}])
 def test_a_state_of_another_trial_is_refused(stopped, changes):
     with pytest.raises(StateError, match=r"its number, batch size, lr, seed and steps are \(1, 8, 0.05, 4, 20\), not"):
-        resumed(stopped, **changes)
+        resume(stopped, **changes)
 
 
 def test_a_state_of_other_versions_or_another_device_is_refused(stopped, monkeypatch):
@@ -736,32 +583,18 @@ def test_a_state_of_other_versions_or_another_device_is_refused(stopped, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr("bstune.trial.loop.versions", lambda: newer)
         with pytest.raises(StateError, match=r"it was written by .*, not .*99\.0"):
-            resumed(stopped)
+            resume(stopped)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     with pytest.raises(StateError, match=r"not .*cpu \(77 threads\)"):
-        resumed(stopped)
+        resume(stopped)
 
 
-@pytest.mark.parametrize("parent", [None, 7])
-def test_the_parent_is_the_trial_that_goes_on(stopped, parent):
-    with pytest.raises(ValueError, match=f"a trial with resumed_from={parent} cannot go on from trial 1"):
-        resumed(stopped, resumed_from=parent)
+def test_the_parent_is_the_trial_that_goes_on(stopped):
+    for parent in (None, 7):
+        with pytest.raises(ValueError, match=f"a trial with resumed_from={parent} cannot go on from trial 1"):
+            resume(stopped, resumed_from=parent)
     with pytest.raises(ValueError, match="a trial with resumed_from=1 cannot go on from trial None"):
-        run(spec(resumed_from=1))
-
-
-def test_a_modules_own_settings_are_not_in_the_file(tmp_path):
-    """They may hold any object, and the module is built anew."""
-
-    class Saving(Classifier):
-        def __init__(self, *args):
-            super().__init__(*args)
-            self.save_hyperparameters({"surprise": Surprise()})
-
-    options = {"build": partial(learner, kind=Saving)}
-    whole, reference = run(spec(), **options)
-    records, module = chain(tmp_path, (20,), **options)
-    assert_same(records[-1], module, whole, reference, (20,))
+        train(replace(SPEC, resumed_from=1))
 
 
 # Through a workload
@@ -787,28 +620,22 @@ class Foreign(LightningDataModule):
         self.seen = state_dict["seen"]
 
 
-def test_a_foreign_data_module_goes_on(tmp_path):
-    rules, results, modules = protocol(), [], []
+class Saving(Classifier):
+    """Its own settings are not in the file: they may hold any object, and the module is built anew."""
 
-    def one(own, **options):
-        data = Foreign()
-        loader = data.train_dataloader()
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.save_hyperparameters({"surprise": Surprise()})
 
-        def build(own):
-            modules.append(learner(own, layers=[dropout]))
-            return modules[-1]
 
-        workload = Workload(
-            build,
-            lambda own: rebatch(loader, own.batch_size, None, own.seed),
-            shuffled_validation(),
-            20,
-            data_module=data,
-        )
-        results.append(run_trial(workload, own, rules, **options))
-        return results[-1]
+def test_a_foreign_project_goes_on(tmp_path):
+    build = partial(learner, kind=Saving, layers=[dropout])
 
-    one(spec())
-    first = one(spec(max_steps=23), state=tmp_path / "1.state")
-    one(replace(spec(), number=2, resumed_from=1), resume=Stopped(first, tmp_path / "1.state"))
-    assert_same(results[2], modules[2], results[0], modules[0], (23,))
+    def run(spec, **files):
+        return train(spec, None, build, noisy, shuffled_validation, data=Foreign(), **files)
+
+    whole, reference = run(SPEC)
+    first, _ = run(replace(SPEC, max_steps=23), state=tmp_path / "1.state")
+    later = replace(SPEC, number=2, resumed_from=1)
+    continued, module = run(later, resume=Stopped(first, tmp_path / "1.state"))
+    assert_same(continued, module, whole, reference, (23,))

@@ -4,7 +4,7 @@ import pytest
 from toolbox import entries
 
 from bstune.core.errors import StudyError
-from bstune.core.files import Output, check_writable, locked, write_text
+from bstune.core.files import Output, check_writable, keep_trials, locked, write_text
 
 
 def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
@@ -55,14 +55,10 @@ def test_places_are_checked_without_writing(tmp_path):
 
 
 def test_files_of_other_trials_are_deleted_but_what_running_ones_write(tmp_path):
-    output = Output(tmp_path)
-    output.keep_states({0})  # there may be none
+    keep_trials(tmp_path / "missing", {0})  # there may be none
     theirs = ["trial-3.ckpt", "trial-3.ckpt.partial", "trial-3.partial"]
-    for folder, keep in ((output.checkpoints, output.keep_checkpoints), (output.states, output.keep_states)):
-        folder.mkdir()
-        for name in ("trial-1.ckpt", "trial-2.ckpt", "trial-4.ckpt.partial", "trial-31.ckpt", *theirs):
-            (folder / name).touch()
-        keep({1, 7}, {3})
-        assert entries(folder) == ["trial-1.ckpt", *theirs]
-    assert output.checkpoint(1).exists()
-    assert output.state(1).exists()
+    for name in ("trial-1.ckpt", "trial-2.ckpt", "trial-4.ckpt.partial", "trial-31.ckpt", *theirs):
+        (tmp_path / name).touch()
+    keep_trials(tmp_path, {1, 7}, {3})
+    assert entries(tmp_path) == ["trial-1.ckpt", *theirs]
+    assert Output(tmp_path).checkpoint(1).name == Output(tmp_path).state(1).name == "trial-1.ckpt"

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from bstune.core.files import Output
 from bstune.hardware.memory import ProbeResult
-from bstune.hardware.report import advice, draw_roofline, headline, survey_json
+from bstune.hardware.report import advice, headline, survey_json, write_survey
 from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import probe_text
 from tests.toolbox import entries, make_probe_result, make_survey
@@ -78,8 +79,8 @@ def test_probes_in_words(result, text):
 
 @pytest.mark.parametrize("survey", [make_survey(), make_survey(((4, 1e-3),))])
 def test_figure(survey, tmp_path):
-    draw_roofline(survey, tmp_path / "roofline.png")
+    write_survey(make_survey(cost=None), Output(tmp_path))
+    assert entries(tmp_path) == ["hardware.json"]
+    write_survey(survey, Output(tmp_path))
     assert (tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
-    assert entries(tmp_path) == ["roofline.png"]
-    draw_roofline(make_survey(cost=None), tmp_path / "none.png")
-    assert entries(tmp_path) == ["roofline.png"]
+    assert entries(tmp_path) == ["hardware.json", "roofline.png"]

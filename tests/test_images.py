@@ -1,15 +1,12 @@
 from functools import partial
 from itertools import islice
 
-import lightning
 import numpy as np
 import pytest
 import torch
-from toolbox import TRAINER
 
-from bstune.core.errors import ConfigError, DataError
+from bstune.core.errors import BstuneError, ConfigError
 from bstune.trial.device import resolve_device
-from bstune.trial.loop import make_trainer
 from bstune.workloads.datasets import ImageDataset, Images
 from bstune.workloads.images import ImageData, channel_mean_std, random_crop_flip, split_images
 
@@ -80,22 +77,56 @@ def test_split_is_the_same_in_every_version():
     assert split_images(fake_dataset(), 5, None, seed=1)[1].labels.tolist() != validation.labels.tolist()
 
 
+def constant_channel():
+    dataset = fake_dataset()
+    dataset.train.images[:, 1] = 3
+    return dataset
+
+
+NO_TEST = partial(fake_dataset, with_test=False)
+UNFIT = r"must have 2 value\(s\) each"
+
+
 @pytest.mark.parametrize(
-    ("with_test", "validation", "test", "text"),
+    ("options", "text"),
     [
-        (True, 0, None, "data.validation must be a positive integer or 'test', but got 0"),
-        (True, "all", None, "data.validation must be a positive integer or 'test', but got 'all'"),
-        (True, True, None, "but got True"),
-        (False, 10, 0, "data.test must be a positive integer or null, but got 0"),
-        (True, 10, 5, "fake has 7 test images: set data.test to null, not to 5"),
-        (False, "test", None, "fake has no test images to validate on: set data.test"),
-        (True, 40, None, "leave nothing to train on: fake has 40 training images"),
-        (False, 30, 10, "data.validation=30 and data.test=10 leave nothing"),
+        ({"validation": 0}, "data.validation must be a positive integer or 'test', but got 0"),
+        ({"validation": "all"}, "data.validation must be a positive integer or 'test', but got 'all'"),
+        ({"validation": True}, "but got True"),
+        ({"load": NO_TEST, "test": 0}, "data.test must be a positive integer or null, but got 0"),
+        ({"test": 5}, "fake has 7 test images: set data.test to null, not to 5"),
+        ({"load": NO_TEST, "validation": "test"}, "fake has no test images to validate on: set data.test"),
+        ({"validation": 40}, "leave nothing to train on: fake has 40 training images"),
+        ({"load": NO_TEST, "validation": 30, "test": 10}, "data.validation=30 and data.test=10 leave nothing"),
+        ({"mean": [0.5], "std": [0.5]}, UNFIT),
+        ({"mean": [0.5, 0.5]}, UNFIT),
+        ({"std": [1.0, 1.0]}, UNFIT),
+        ({"mean": [0.5, 0.5], "std": [1.0, 0.0]}, UNFIT),
+        ({"load": constant_channel}, "channel 1 of the images is constant"),
+        ({"eval_batch_size": 0}, r"data\.eval_batch_size must be a positive integer, but got 0"),
+        ({"augment": partial(random_crop_flip, padding=4)}, "below the image's 4x4 pixels, but got 4"),
+        ({"augment": partial(random_crop_flip, padding=1, cutout=5)}, "at most the image's 4x4 pixels, but got 5"),
+        (
+            {"augment": lambda x, generator: x, "alternating_flip": True},
+            "needs an augmentation with an argument mirror",
+        ),
     ],
 )
-def test_split_refuses(with_test, validation, test, text):
-    with pytest.raises(ConfigError, match=text):
-        image_data(partial(fake_dataset, with_test), validation=validation, test=test).prepare_data()
+def test_options_that_cannot_be_are_refused_before_a_trial(options, text):
+    with pytest.raises(BstuneError, match=text):
+        image_data(**options).prepare_data()
+
+
+def test_data_are_read_once_and_stay_on_the_device():
+    calls = []
+    data = image_data(lambda: calls.append("load") or fake_dataset())
+    assert calls == []
+    for prepare in (data.prepare_data, data.setup, data.setup, data.prepare_data):
+        prepare()
+    streams = [data.train_batches(8, None, seed)._images for seed in (0, 1)]
+    assert calls == ["load"]
+    assert streams[0].data_ptr() == streams[1].data_ptr()
+    assert streams[0].dtype == torch.uint8
 
 
 @pytest.mark.parametrize("n", [1, 999, 1000, 2500])
@@ -105,59 +136,6 @@ def test_channel_mean_std_is_numpys(n):
     scaled = images.astype(np.float64) / 16
     np.testing.assert_allclose(mean, scaled.mean((0, 2, 3)), rtol=1e-12)
     np.testing.assert_allclose(std, scaled.std((0, 2, 3)), rtol=1e-12)
-
-
-def test_channel_mean_std_refuses_a_constant_channel():
-    images = fake_images(5).images
-    images[:, 1] = 3
-    with pytest.raises(DataError, match="channel 1 of the images is constant"):
-        channel_mean_std(images, 16)
-
-
-@pytest.mark.parametrize(
-    ("mean", "std"), [([0.5], [0.5]), ([0.5, 0.5], None), (None, [1.0, 1.0]), ([0.5, 0.5], [1.0, 0.0])]
-)
-def test_mean_and_std_that_do_not_fit(mean, std):
-    with pytest.raises(ConfigError, match=r"must have 2 value\(s\) each"):
-        image_data(mean=mean, std=std).prepare_data()
-
-
-def test_data_are_read_once_and_stay_on_the_device():
-    calls = []
-
-    def load():
-        calls.append("load")
-        return fake_dataset()
-
-    data = image_data(load)
-    assert calls == []
-    data.prepare_data()
-    data.prepare_data()
-    data.setup("fit")
-    data.setup("test")
-    streams = [data.train_batches(8, None, seed) for seed in (0, 1)]
-    assert calls == ["load"]
-    assert streams[0]._images.data_ptr() == streams[1]._images.data_ptr()
-    assert streams[0]._images.dtype == torch.uint8
-    data.prepare_data()
-    assert calls == ["load"]
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"eval_batch_size": 0}, r"data\.eval_batch_size must be a positive integer, but got 0"),
-        ({"augment": partial(random_crop_flip, padding=4)}, "below the image's 4x4 pixels, but got 4"),
-        ({"augment": partial(random_crop_flip, padding=1, cutout=5)}, "at most the image's 4x4 pixels, but got 5"),
-        (
-            {"augment": lambda images, generator: images, "alternating_flip": True},
-            "needs an augmentation with an argument mirror",
-        ),
-    ],
-)
-def test_settings_that_only_a_trial_would_use_are_checked_too(options, text):
-    with pytest.raises(ConfigError, match=text):
-        image_data(**options).prepare_data()
 
 
 def test_flips_alternate_where_the_option_says_so():
@@ -189,41 +167,3 @@ def test_resolve_device(monkeypatch, name, devices, expected):
             image_data(device=name).prepare_data()
     else:
         assert str(resolve_device(name)) == expected
-
-
-def test_train_dataloader_needs_a_batch_size():
-    with pytest.raises(ConfigError, match=r"data\.batch_size is not set"):
-        image_data().train_dataloader()
-
-
-class Recorder(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(32, 40)
-        self.train_labels, self.test_labels = [], []
-
-    def training_step(self, batch):
-        x, y = batch
-        self.train_labels += y.tolist()
-        return torch.nn.functional.cross_entropy(self.layer(x.flatten(1)), y)
-
-    def test_step(self, batch):
-        self.test_labels += batch[1].tolist()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def test_plain_lightning_trains_on_one_stream_over_its_epochs():
-    torch.manual_seed(5)
-    data = image_data(batch_size=10, augment=partial(random_crop_flip, padding=1))
-    module = Recorder()
-    # not in make_trainer's one endless epoch
-    make_trainer(
-        TRAINER | {"max_steps": 6, "max_epochs": -1, "limit_train_batches": 3, "check_val_every_n_epoch": 1}
-    ).fit(module, datamodule=data)
-    assert len(module.train_labels) == 60
-    assert len(set(module.train_labels[:30])) == 30
-    assert module.train_labels[:30] != module.train_labels[30:]
-    make_trainer(TRAINER).test(module, datamodule=data, verbose=False)
-    assert module.test_labels == list(range(7))

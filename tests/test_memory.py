@@ -11,7 +11,6 @@ import torch
 from bstune.core.errors import HardwareError
 from bstune.hardware.memory import (
     Ceiling,
-    MemoryLimit,
     MemoryModel,
     ProbeResult,
     find_ceiling,
@@ -19,7 +18,6 @@ from bstune.hardware.memory import (
     memory_limit,
     peak_resident_bytes,
     resident_bytes,
-    search_range,
 )
 
 MiB = 2**20
@@ -206,25 +204,6 @@ def test_a_lost_device_ends_the_search_at_once():
     assert asked == [1, 16]
 
 
-def test_the_range_is_cut_to_the_data_set():
-    note = "batch size 1201 is larger than the training data: the ceiling was looked for up to 1200"
-    assert search_range(4, 1200, 1200) == (4, 1200, ())
-    assert search_range(4, 1201, 1200) == (4, 1200, (note,))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 8, 10), "needs 1 <= low <= high, but got low=0 and high=8"),
-        ((9, 8, 10), "needs 1 <= low <= high, but got low=9 and high=8"),
-        ((11, 12, 10), r"the smallest batch size, 11, is larger than the training data \(10 examples\)"),
-    ],
-)
-def test_impossible_ranges_are_refused(arguments, message):
-    with pytest.raises(HardwareError, match=message):
-        search_range(*arguments)
-
-
 @pytest.mark.parametrize(
     ("points", "base", "per_example", "residual"),
     [
@@ -275,15 +254,15 @@ def write(root, files):
 
 
 @pytest.mark.parametrize(
-    ("files", "limit", "source"),
+    ("files", "limit"),
     [
-        (MEMINFO, 2048 * 1024, "the memory that is free"),
-        ({"proc/meminfo": "MemTotal:  4096 kB\n"}, 4096 * 1024, "the memory that is free"),
-        (MEMINFO | v2("/a/b", a_b_="500100\n", a_="900000\n"), 500_000, "the container's 500,100 bytes"),
-        (MEMINFO | v2("/a/b", a_b_="max\n", a_="max\n"), 2048 * 1024, "the memory that is free"),
-        (MEMINFO | v2("/gone/in/a/namespace", **{"": "500100\n"}), 500_000, "the container's 500,100 bytes"),
-        (MEMINFO | v2("/", **{"": "99999999999\n"}), 2048 * 1024, "the memory that is free"),
-        (v2("/", **{"": "500100\n"}), 500_000, "the container's 500,100 bytes"),
+        (MEMINFO, 2048 * 1024),
+        ({"proc/meminfo": "MemTotal:  4096 kB\n"}, 4096 * 1024),
+        (MEMINFO | v2("/a/b", a_b_="500100\n", a_="900000\n"), 500_000),
+        (MEMINFO | v2("/a/b", a_b_="max\n", a_="max\n"), 2048 * 1024),
+        (MEMINFO | v2("/gone/in/a/namespace", **{"": "500100\n"}), 500_000),
+        (MEMINFO | v2("/", **{"": "99999999999\n"}), 2048 * 1024),
+        (v2("/", **{"": "500100\n"}), 500_000),
         (
             MEMINFO
             | {
@@ -293,26 +272,25 @@ def write(root, files):
                 "sys/fs/cgroup/devices/x/memory.limit_in_bytes": "1\n",
             },
             500_000,
-            "the container's 500,100 bytes",
         ),
     ],
 )
-def test_memory_limit(files, limit, source, tmp_path):
+def test_memory_limit(files, limit, tmp_path):
     write(tmp_path, files)
-    assert memory_limit(tmp_path, 100) == MemoryLimit(limit, source)
+    assert memory_limit(tmp_path, 100) == limit
 
 
 def test_no_limit_and_nothing_left(tmp_path):
     with pytest.raises(HardwareError, match="give a limit in bytes"):
         memory_limit(tmp_path, 100)
     write(tmp_path, v2("/", **{"": "500\n"}))
-    with pytest.raises(HardwareError, match=r"no memory is left for a probe: the container's 500 bytes.*holds 600"):
+    with pytest.raises(HardwareError, match=r"no memory is left for a probe: the container's 500 bytes.*takes 600"):
         memory_limit(tmp_path, 600)
 
 
-def test_the_peak_is_what_was_held_at_most():
-    held = resident_bytes()
+def test_the_peak_is_the_most_that_was_resident():
+    before = resident_bytes()
     block = torch.ones(64 * MiB, dtype=torch.uint8)
-    assert resident_bytes() - held > 60 * MiB
+    assert resident_bytes() - before > 60 * MiB
     del block
-    assert peak_resident_bytes() - held > 60 * MiB
+    assert peak_resident_bytes() - before > 60 * MiB

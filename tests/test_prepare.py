@@ -14,7 +14,7 @@ from toolbox import make_protocol, table_rows, trials_of, write_rows
 
 from bstune.core import scaling
 from bstune.core.errors import ConfigError
-from bstune.core.files import Output
+from bstune.core.files import Output, keep_trials
 from bstune.core.records import TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime
@@ -115,7 +115,7 @@ def test_a_state_can_be_continued_while_it_is_there(train, output):
     assert not runner.resumable(0, output)
     train(replace(SPEC, max_steps=5), output, None)
     assert runner.resumable(0, output)
-    output.keep_states(set())
+    keep_trials(output.states, set())
     assert not runner.resumable(0, output)
 
 

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from bstune.config import compose
 from bstune.core.clock import Phase
 from bstune.core.errors import ConfigError, HardwareError
 from bstune.hardware import probe as probe_module
 from bstune.hardware.memory import ProbeResult
-from bstune.hardware.probe import MemoryClock, _read, _Request, make_probe, measure_ceiling
+from bstune.hardware.probe import MemoryClock, TrialProbe, _read, measure_ceiling
 from bstune.workloads.models import mlp
 
 MiB = 2**20
@@ -37,9 +38,9 @@ class NeedsTwo(Hungry):
         return self.model(images)
 
 
-def clock_of(phases, *peaks, **hooks):
+def clock_of(phases, *peaks, resets=None):
     each = iter(peaks)
-    clock = MemoryClock(lambda: next(each), hooks.get("reset", lambda: None))
+    clock = MemoryClock(lambda: next(each), lambda: resets is None or resets.append(1))
     for phase in phases:
         clock.enter(phase)
     return clock
@@ -47,34 +48,27 @@ def clock_of(phases, *peaks, **hooks):
 
 def test_the_clock_notes_the_peak_of_each_phase():
     resets = []
-    phases = (Phase.TRAINING, Phase.EVALUATION, *TRAINED)
-    clock = clock_of(phases, 5, 20, 30, 25, 7, reset=lambda: resets.append(1))
+    clock = clock_of((Phase.TRAINING, Phase.EVALUATION, *TRAINED), 5, 20, 30, 25, 7, resets=resets)
     assert clock.peaks == {Phase.STARTUP: 5, Phase.TRAINING: 25, Phase.EVALUATION: 30}
     assert (clock.last, len(resets)) == (Phase.EVALUATION, 5)
 
 
 @pytest.mark.parametrize(
-    ("peaks", "enforced", "outcome"),
+    ("phases", "peaks", "error", "enforced", "outcome"),
     [
-        ((50, 100, 100), False, "fits"),
-        ((50, 101, 102), False, "training"),
-        ((50, 90, 101), False, "evaluation"),
-        ((101, 90, 80), False, "startup"),
-        ((101, 101, 101), True, "fits"),  # the allocator holds the limit itself
+        (TRAINED, (50, 100, 100), None, False, "fits"),
+        (TRAINED, (50, 101, 102), None, False, "training"),
+        (TRAINED, (50, 90, 101), None, False, "evaluation"),
+        (TRAINED, (101, 90, 80), None, False, "startup"),
+        (TRAINED, (101, 101, 101), None, True, "fits"),  # the allocator enforces the limit itself
+        ((Phase.TRAINING, Phase.CLOSING), (1, 1), "CUDA out of memory", True, "training"),
+        (TRAINED, (1, 1, 1), "CUDA out of memory", True, "evaluation"),
+        ((Phase.CLOSING,), (1,), "CUDA out of memory", True, "startup"),
     ],
 )
-def test_peaks_over_the_limit(peaks, enforced, outcome):
-    expected = ProbeResult(8, outcome, 100, peaks[1], max(peaks))
-    assert clock_of(TRAINED, *peaks).result(8, 100, None, enforced) == expected
-
-
-@pytest.mark.parametrize(
-    ("phases", "outcome"),
-    [((Phase.TRAINING, Phase.CLOSING), "training"), (TRAINED, "evaluation"), ((Phase.CLOSING,), "startup")],
-)
-def test_memory_that_runs_out_is_of_a_phase(phases, outcome):
-    result = clock_of(phases, 1, 1, 1).result(8, 100, "CUDA out of memory", True)
-    assert result == ProbeResult(8, outcome, 100, None, 1, "CUDA out of memory")
+def test_memory_that_runs_out_is_of_a_phase(phases, peaks, error, enforced, outcome):
+    expected = ProbeResult(8, outcome, 100, None if error else peaks[1], max(peaks), error)
+    assert clock_of(phases, *peaks).result(8, 100, error, enforced) == expected
 
 
 @pytest.mark.parametrize(
@@ -88,11 +82,11 @@ def test_memory_that_runs_out_is_of_a_phase(phases, outcome):
         ([], None, 1, "Traceback\nValueError: batch of 1\n\n", "error", "ValueError: batch of 1"),
         ([], None, 1, "CUDA error: device-side assert\n", "error", "CUDA error: device-side assert"),
         ([], None, 1, "No CUDA GPUs are available\n", "device", "No CUDA GPUs are available"),
-        ([], None, -11, "", "error", "the probe ended with status -11 and said nothing"),
+        ([], None, -11, "", "error", "the probe ended with status -11 and printed nothing"),
     ],
 )
 def test_what_the_end_of_a_probe_means(messages, stopped, exitcode, errors, outcome, message):
-    result = _read(_Request({"device": "cpu"}, 8, 2, 100, 60.0), messages, stopped, exitcode, errors)
+    result = _read(8, 100, messages, stopped, exitcode, errors)
     assert (result.batch_size, result.outcome, result.message) == (8, outcome, message)
     assert result.fits == (outcome == "fits")
 
@@ -101,30 +95,25 @@ def digits(*overrides: str):
     return compose(["workload=digits", "device=cpu", "precision=32-true", *overrides])
 
 
-def model(name: str) -> str:
-    return f"workload.module.model._target_=tests.test_probe.{name}"
-
-
-def test_a_probe_on_a_cpu_needs_a_limit():
-    with pytest.raises(HardwareError, match="needs a memory limit in bytes"):
-        make_probe(digits(), None, 3, 60.0)
+def probe_of(*overrides: str, mib: float = 4096, seconds: float = 60.0, model: str | None = None):
+    of_model = () if model is None else (f"workload.module.model._target_=tests.test_probe.{model}",)
+    config = OmegaConf.to_container(digits(*overrides, *of_model), resolve=False)
+    return TrialProbe(config, int(mib * MiB), 2, seconds)
 
 
 def test_real_probes():
     """An evaluation of 300 images takes 300 MiB here, 1,000 examples of training 250."""
-    held = make_probe(digits(), 4096 * MiB, 2, 60.0)(4).peak_bytes
-    small, large = (make_probe(digits(model("Hungry")), held + more * MiB, 2, 60.0) for more in (150, 700))
-    assert small(8).outcome == "evaluation"
-    assert small(1000).outcome == "training"
-    assert large(8).outcome == "fits"
-    pair = make_probe(digits(model("NeedsTwo"), "protocol.noise_scale_every=null"), 4096 * MiB, 2, 60.0)
+    least = probe_of()(4).peak_bytes / MiB
+    small, large = (probe_of(mib=least + more, model="Hungry") for more in (150, 700))
+    assert [small(8).outcome, small(1000).outcome, large(8).outcome] == ["evaluation", "training", "fits"]
+    pair = probe_of("protocol.noise_scale_every=null", model="NeedsTwo")
     result = pair(1)
     assert (result.outcome, result.message) == ("error", "ValueError: one example is too few")
     assert pair(2).fits
-    result = make_probe(digits(), 4096 * MiB, 2, 0.01)(4)
+    result = probe_of(seconds=0.01)(4)
     assert (result.outcome, result.message) == ("error", "it did not end within 0.01 s")
     with pytest.raises(ConfigError, match=r"workload\.module cannot be built"):
-        make_probe(digits("workload.module.model.hidden=[-1]"), 4096 * MiB, 2, 60.0)(4)
+        probe_of("workload.module.model.hidden=[-1]")(4)
 
 
 def test_an_interruption_leaves_no_probe_behind(monkeypatch):
@@ -136,7 +125,7 @@ def test_an_interruption_leaves_no_probe_behind(monkeypatch):
 
     monkeypatch.setattr(probe_module, "resident_bytes", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        make_probe(digits(), 4096 * MiB, 2, 60.0)(4)
+        probe_of()(4)
     assert multiprocessing.active_children() == []
     assert not Path(f"/proc/{started[0]}").exists()
 
@@ -151,3 +140,5 @@ def test_a_real_ceiling():
     assert found.notes == ("batch size 5000 is larger than the training data: the ceiling was looked for up to 1200",)
     with pytest.raises(HardwareError, match="the data and the model alone do not fit in 64 MiB"):
         measure_ceiling(digits(), 4, 4, 1200, limit=64 * MiB, **options)
+    with pytest.raises(HardwareError, match=r"the smallest batch size, 11, is larger than .* \(10 examples\)"):
+        measure_ceiling(digits(), 11, 12, 10, limit=64 * MiB, **options)

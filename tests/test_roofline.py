@@ -1,6 +1,5 @@
 """The device's limits, a step's FLOPs and bytes against closed forms, what the limits allow, and alignment."""
 
-import math
 from functools import partial
 from types import SimpleNamespace
 
@@ -187,22 +186,6 @@ def test_a_cost_that_outgrows_the_batch_is_named():
     assert cost.layers[1].flops == AffineCost(0, 6 * 4 * 8)  # 2 B^2 4 forward and twice backward, at B = 8
 
 
-def test_the_module_is_left_as_it_was():
-    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2))
-    module[0].weight.grad = torch.ones(3, 4)
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    torch.manual_seed(0)
-    cost_of(module, (4,))
-    drawn = torch.rand(3)  # the batches are drawn outside the trace
-    torch.manual_seed(0)
-    torch.randn(2, 4), torch.randn(4, 4)
-    assert torch.equal(drawn, torch.rand(3))
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    assert torch.equal(module[0].weight.grad, torch.ones(3, 4))
-    assert module[3].weight.grad is None
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
-
-
 @pytest.mark.parametrize("network", [mlp(784, [64], 10), simple_cnn(10), RESNET9])
 def test_the_line_holds_at_other_batch_sizes(network):
     module = Classifier(network, nn.CrossEntropyLoss(), torch.optim.SGD, 0.1)
@@ -272,8 +255,6 @@ def test_time_allowed_is_the_larger_of_each_layer():
         (lambda: cost_of(nn.Linear(2, 2), (2,), batch_sizes=(2, 2)), r"two rising sizes"),
         (lambda: cost_of(nn.BatchNorm1d(2), (2,)), "the FLOP counter found none"),
         (lambda: cost_of(nn.Linear(2, 2).requires_grad_(False), (2,)), "loss has no gradient"),
-        (lambda: DeviceLimits("x", "fp32", math.nan, 1.0), "flops_per_second of x must be .* but got nan"),
-        (lambda: DeviceLimits("x", "fp32", 1.0, 0.0), "bytes_per_second of x must be .* but got 0.0"),
         (lambda: arithmetic_of("transformer-engine", "cpu"), "precision must be .* but got 'transformer-engine'"),
         (lambda: measure_limits("cpu", "fp32", 0.01, [8], [10**15]), "ceilings of cpu cannot be measured in fp32: "),
     ],

@@ -1,5 +1,4 @@
 import functools
-import itertools
 import json
 import math
 from io import StringIO
@@ -9,14 +8,13 @@ import pytest
 from rich.console import Console
 from synthetic import Law, synthetic_table
 
-from bstune.core.curve import CurveBand, FrontierPoint, fit_curve, predict_steps
-from bstune.core.errors import ConfigError, HardwareError
+from bstune.core.curve import CurveBand
+from bstune.core.errors import ConfigError
 from bstune.study.prepare import compose_checked
 from bstune.study.scale_out import (
     candidates,
     draw_scale_out,
     half_efficient,
-    no_all_reduce,
     plan,
     ring_all_reduce,
     scale_out_table,
@@ -44,27 +42,24 @@ def ring(count):
     return ring_all_reduce(count, 1e8, 1e10, 1e-4)
 
 
-def simulate(devices, size, wait):
-    """Train as the law says: each step makes 1/S of the way, costs what the slowest device and the all-reduce do."""
-    progress, clock = 0.0, 0.0
-    while progress < 1.0 - 1e-12:
-        part = min(1.0 / law(devices * size), 1.0 - progress)
-        clock += part * law(devices * size) * (max(tau(size) for _ in range(devices)) + wait)
-        progress += part
-    return clock
+def rate(batch):
+    return 1e-3 * batch
 
 
-@pytest.mark.parametrize("wait", [no_all_reduce, ring, lambda count: 0.02 * (count > 1)])
-@pytest.mark.parametrize("ceiling", [16, 256])
-def test_it_finds_what_a_simulation_of_every_batch_size_finds(wait, ceiling):
-    rows = plan(curve, tau, [1, 3, 8], range(1, ceiling + 1, 5), wait)
-    alone = min(simulate(1, size, wait(1)) for size in range(1, ceiling + 1, 5))
+PLAN = functools.partial(plan, curve, tau, rate)
+
+
+@pytest.mark.parametrize(("wait", "ceiling"), [(lambda count: 0.0, 16), (ring, 16), (ring, 256)])
+def test_it_finds_what_a_search_of_every_batch_size_finds(wait, ceiling):
+    sizes = range(1, ceiling + 1, 5)
+    rows = PLAN([1, 3, 8], sizes, wait)
+    alone = min(law(size) * (tau(size) + wait(1)) for size in sizes)
     for row in rows:
-        times = {size: simulate(row.devices, size, wait(row.devices)) for size in range(1, ceiling + 1, 5)}
+        times = {size: law(row.devices * size) * (tau(size) + wait(row.devices)) for size in sizes}
         assert row.seconds == pytest.approx(min(times.values()))
         assert row.device_batch_size == min(times, key=times.get)
         assert row.batch_size == row.devices * row.device_batch_size
-        assert row.steps == law(row.batch_size)
+        assert (row.steps, row.lr) == (law(row.batch_size), rate(row.batch_size))
         assert row.seconds_per_step == pytest.approx(tau(row.device_batch_size) + wait(row.devices))
         assert row.device_seconds == row.devices * row.seconds
         assert row.speed_up == pytest.approx(alone / row.seconds)
@@ -74,12 +69,12 @@ def test_it_finds_what_a_simulation_of_every_batch_size_finds(wait, ceiling):
 
 @pytest.mark.parametrize(("overlap", "combine"), [(2.0, math.hypot), (math.inf, max)])
 def test_an_all_reduce_may_run_beside_the_step(overlap, combine):
-    for row in plan(curve, tau, [1, 3, 8], SIZES, ring, overlap=overlap):
+    for row in PLAN([1, 3, 8], SIZES, ring, overlap=overlap):
         assert row.seconds_per_step == pytest.approx(combine(tau(row.device_batch_size), ring(row.devices)))
 
 
 def test_no_batch_is_larger_than_the_data():
-    rows = plan(curve, tau, [1, 3, 8, 64], range(8, 257), max_examples=300)
+    rows = PLAN([1, 3, 8, 64], range(8, 257), max_examples=300)
     assert [row.devices for row in rows] == [1, 3, 8]  # 64 devices need 512 examples
     assert all(row.batch_size <= 300 for row in rows)
 
@@ -87,7 +82,7 @@ def test_no_batch_is_larger_than_the_data():
 @pytest.mark.parametrize(("count", "wait"), [(1, 0.0), (16, 0.0), (4, 0.03), (64, 0.03)])
 def test_the_best_batch_size_has_a_closed_form(count, wait):
     # d/db of (1 + B_crit/(n b)) (c + d b) is d - c B_crit/(n b^2)
-    (row,) = plan(curve, tau, [count], range(1, 4000), lambda devices: wait)
+    (row,) = PLAN([count], range(1, 4000), lambda devices: wait)
     best = math.sqrt((OVERHEAD + wait) * B_CRIT / (PER_EXAMPLE * count))
     assert row.device_batch_size == pytest.approx(best, abs=0.51)
 
@@ -97,28 +92,17 @@ def test_efficiency_falls_under_half_where_the_closed_form_says():
     def best(count):
         return S_MIN * (math.sqrt(OVERHEAD) + math.sqrt(B_CRIT * PER_EXAMPLE / count)) ** 2
 
-    rows = plan(curve, tau, range(1, 65), range(1, 4000), best_lr=lambda batch: 0.1 * batch)
+    rows = PLAN(range(1, 65), range(1, 4000))
     first = next(count for count in range(1, 65) if best(1) / best(count) / count < 0.5)
     half = half_efficient(rows)
     assert half.devices == first > 2
-    assert half.lr == pytest.approx(0.1 * half.batch_size)
     assert half_efficient(rows[: first - 1]) is None
-    assert half_efficient(rows[::-1]) is half
 
 
 def test_one_device_is_the_yardstick_though_it_is_not_listed():
-    (alone, four), (only,) = plan(curve, tau, [4, 1], SIZES), plan(curve, tau, [4], SIZES)
+    (alone, four), (only,) = PLAN([4, 1], SIZES), PLAN([4], SIZES)
     assert (alone.speed_up, alone.efficiency) == (1.0, 1.0)
     assert only == four
-    assert four.lr is None
-
-
-def test_the_curves_own_fit_serves():
-    fit = fit_curve([FrontierPoint(size, law(size), False, None) for size in (16, 64, 256, 1024, 4096, 16384)])
-    found = plan(functools.partial(predict_steps, fit), tau, [1, 8], candidates(256, 1, 1.02))
-    for row, true in zip(found, plan(curve, tau, [1, 8], candidates(256, 1, 1.02)), strict=True):
-        assert row.seconds == pytest.approx(true.seconds, rel=0.02)
-        assert row.seconds_low < row.seconds < row.seconds_high
 
 
 @pytest.mark.parametrize("devices", [1, 2, 5])
@@ -142,33 +126,6 @@ def test_candidates(ceiling, multiple, ratio, expected):
     assert candidates(ceiling, multiple, ratio) == expected
 
 
-def test_candidates_are_few_and_near():
-    sizes = candidates(100_000, 1, 1.02)
-    assert len(sizes) < 500
-    assert all(later <= max(1.02 * size, size + 1) for size, later in itertools.pairwise(sizes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"devices": []}, r"at least 1, positive .*, but got \[\], \[8\]"),
-        ({"devices": [0]}, "at least 1"),
-        ({"device_batch_sizes": []}, "batch sizes per device of at least 1"),
-        ({"device_batch_sizes": [0, 8]}, r"but got \[1, 2\], \[0, 8\]"),
-        ({"step_seconds": lambda size: math.nan}, r"positive seconds per step .* \[nan\]"),
-        ({"step_seconds": lambda size: 0.0}, r"positive seconds per step .* \[0.0\]"),
-        ({"all_reduce_seconds": lambda count: -1.0}, r"finite seconds of an all-reduce.* \[-1.0, -1.0\]"),
-        ({"all_reduce_seconds": lambda count: math.inf}, r"finite seconds of an all-reduce.* \[inf, inf\]"),
-        ({"predict": lambda sizes: CurveBand(*[np.full(len(sizes), np.nan)] * 4)}, "steps to target must be positive"),
-        ({"max_examples": 7}, "a plan needs a batch size per device of at most 7"),
-    ],
-)
-def test_what_cannot_be_planned(changes, message):
-    arguments = {"predict": curve, "step_seconds": tau, "devices": [1, 2], "device_batch_sizes": [8], **changes}
-    with pytest.raises(HardwareError, match=message):
-        plan(**arguments)
-
-
 def printed(rows):
     console = Console(file=StringIO(), width=160)
     console.print(scale_out_table(rows, "digits"))
@@ -176,7 +133,7 @@ def printed(rows):
 
 
 def test_table_says_where_efficiency_falls_under_half():
-    rows = plan(curve, tau, [1, 2, 4, 8, 16], SIZES, ring, best_lr=lambda batch: 1e-3 * batch)
+    rows = PLAN([1, 2, 4, 8, 16], SIZES, ring)
     half = half_efficient(rows)
     text = printed(rows)
     assert f"efficiency falls under 50% at {half.devices} devices (batch size {half.batch_size}, learning rate" in text
@@ -186,9 +143,8 @@ def test_table_says_where_efficiency_falls_under_half():
 
 @pytest.mark.parametrize("real", [True, False])
 def test_figure(tmp_path, real):
-    ideal = plan(curve, tau, range(1, 33), SIZES)
     path = tmp_path / "plan.png"
-    draw_scale_out(ideal, plan(curve, tau, range(1, 33), SIZES, ring) if real else [], "digits", path)
+    draw_scale_out(PLAN(range(1, 33), SIZES), PLAN(range(1, 33), SIZES, ring) if real else [], "digits", path)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == [path]
 
@@ -212,12 +168,14 @@ def test_a_study_plans_what_the_law_says(bstune, tmp_path, write_table):
     assert (status, err) == (0, "")
     folder = tmp_path / "outputs/replay"
     found = json.loads((folder / "curve.json").read_text())["scale_out"]
-    for name, seconds in (("ideal", no_all_reduce), ("with_all_reduce", lambda count: WAIT.get(count, 0.0))):
+
+    def band(sizes):
+        return CurveBand(*[np.array([LAW.frontier(size) for size in sizes])] * 4)
+
+    for name, waits in (("ideal", {}), ("with_all_reduce", WAIT)):
         assert [row["devices"] for row in found[name]] == DEVICES
-        truth = plan(
-            lambda sizes: CurveBand(*[np.array([LAW.frontier(size) for size in sizes])] * 4),
-            LAW.tau, DEVICES, range(8, 4097), seconds,
-        )  # fmt: skip
+        seconds = dict.fromkeys(DEVICES, 0.0) | waits
+        truth = plan(band, LAW.tau, LAW.best_lr, DEVICES, range(8, 4097), seconds.__getitem__)
         for row, true in zip(found[name], truth, strict=True):
             assert row["seconds"] == pytest.approx(true.seconds, rel=0.25)
             # A 90% interval, and the table's own two seeds scatter by 8%.

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +11,7 @@ from bstune.config import compose
 from bstune.core.errors import HardwareError
 from bstune.core.records import TrialSpec
 from bstune.hardware import survey as survey_module
-from bstune.hardware.memory import MemoryLimit
-from bstune.hardware.survey import SURVEYS, _device_errors, cache_key, cached_survey, read, survey
+from bstune.hardware.survey import SURVEYS, _device_errors, _trial_limit, cache_key, cached_survey, read, survey
 from bstune.trial.backend import make_protocol, make_space
 from bstune.trial.workload import build_module, load_data, resolve
 from tests.toolbox import entries, make_survey
@@ -101,12 +101,21 @@ def test_a_device_that_is_lost_ends_in_a_line():
 
 
 @pytest.mark.parametrize(
-    ("given", "device", "limit"),
-    [(77, "cpu", 77), (77, "cuda", 77), (None, "cuda", None), (None, "cpu", 500)],
+    ("given", "device", "workers", "limit"),
+    [
+        ("77", "cpu", 1, 77),
+        ("77", "cuda", 1, 77),
+        ("null", "cuda", 1, None),
+        ("null", "cpu", 1, 500),  # half of what is free
+        ("900", "cpu", 2, 300),  # this process, which keeps the study, takes its share too
+        ("null", "cuda", 3, 20_000),
+    ],
 )
-def test_on_a_cpu_a_share_of_what_is_free_is_left(given, device, limit, monkeypatch):
-    monkeypatch.setattr(survey_module, "memory_limit", lambda root, resident: MemoryLimit(1000, "free"))
-    assert survey_module._limit(given, 0.5, torch.device(device)) == limit
+def test_the_memory_of_a_trial(given, device, workers, limit, monkeypatch):
+    monkeypatch.setattr(survey_module, "memory_limit", lambda root, resident: 1000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80_000))
+    options = (f"hardware.memory.limit={given}", "hardware.memory.free_share=0.5", f"search.workers={workers}")
+    assert _trial_limit(compose(["workload=digits", *options]), torch.device(device)) == limit
 
 
 def ready(*overrides):

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import ViewType
+from mlflow.entities import Run, ViewType
 from omegaconf import OmegaConf
 from toolbox import make_result
 
@@ -24,6 +24,7 @@ from bstune.study.tracking import StudyTags, Tracking, check_uri, tracking_uri, 
 
 PYTHON = shlex.quote(sys.executable)
 EXPERIMENT = "bstune"
+HISTORY = [(50, 0.3), (95, 0.11), (100, 0.09)]
 LIMITS = {"request_seconds": 5, "retries": 0, "seconds": 60.0, "study_seconds": 120.0}
 STUDY = StudyTags(
     study_id="0b54d07e-3f0e-4f7d-9a71-1b8d6f3a2c11",
@@ -80,8 +81,8 @@ def runs(uri: str, kind: str, study: StudyTags = STUDY, view: int = ViewType.ACT
     )
 
 
-def points(uri: str, run_id: str, key: str) -> list[tuple[int, float]]:
-    return [(metric.step, metric.value) for metric in MlflowClient(uri).get_metric_history(run_id, key)]
+def points(uri: str, run: Run, key: str) -> list[tuple[int, float]]:
+    return [(metric.step, metric.value) for metric in MlflowClient(uri).get_metric_history(run.info.run_id, key)]
 
 
 def parent_of(uri: str):
@@ -147,7 +148,6 @@ def test_creating_the_database_prints_nothing_and_leaves_only_the_database(creat
 
 
 def test_parent_holds_config_versions_device_and_commit(uri):
-    opened(uri)
     parent = parent_of(uri)
     assert parent.info.run_name == "digits-first"
     config = {"workload.lr": "0.1", "search.budget": "null", "data": "digits"}
@@ -158,14 +158,12 @@ def test_parent_holds_config_versions_device_and_commit(uri):
 
 
 def test_params_keep_to_the_limits_of_mlflow(uri):
-    many = {f"many.{i}": i for i in range(250)}
+    many = {f"many.{i}": str(i) for i in range(250)}
     study = replace(STUDY, study_id="long", params={**many, "long": "x" * 7000, "list[0]": 1, "/a//b": 2, "k" * 300: 3})
     opened(uri, study)
     params = runs(uri, "study", study)[0].data.params
-    assert {key: params[key] for key in many} == {key: str(value) for key, value in many.items()}
-    assert len(params["long"]) == 6000
-    assert params["long"].endswith("x ... (cut)")
-    assert (params["list_0_"], params["a/b"], params["k" * 250]) == ("1", "2", "3")
+    cut = "x" * (6000 - len(" ... (cut)")) + " ... (cut)"
+    assert params.items() >= {**many, "long": cut, "list_0_": "1", "a/b": "2", "k" * 250: "3"}.items()
 
 
 def test_trial_is_readable_back(uri, monkeypatch):
@@ -176,25 +174,14 @@ def test_trial_is_readable_back(uri, monkeypatch):
     (child,) = runs(uri, "trial")
     params = {"batch_size": "256", "lr": "0.1", "delta": "0.0", "seed": "1", "trial_index": "3", "momentum": "0.9"}
     assert child.data.params == params
-    assert child.data.metrics == {
-        "steps": 100,
-        "steps_low": 95,
-        "examples": 3200,
-        "train_seconds": 1.0,
-        "eval_seconds": 0.1,
-        "startup_seconds": 0.2,
-        "wall_seconds": 4.0,
-        "seconds_per_step": 0.01,
-        "steps_to_target": 100,
-        "time_to_target": 1.0,
-        "examples_to_target": 3200,
-        "val/error": 0.09,
-    }
-    assert points(uri, child.info.run_id, "val/error") == [(50, 0.3), (95, 0.11), (100, 0.09)]
+    metrics = {"steps": 100, "steps_low": 95, "examples": 3200, "seconds_per_step": 0.01, "val/error": 0.09}
+    metrics |= {"train_seconds": 1.0, "eval_seconds": 0.1, "startup_seconds": 0.2, "wall_seconds": 4.0}
+    metrics |= {"steps_to_target": 100, "time_to_target": 1.0, "examples_to_target": 3200}
+    assert child.data.metrics == metrics
+    assert points(uri, child, "val/error") == HISTORY
     assert (child.info.start_time, child.info.end_time) == (1_699_999_996_000, 1_700_000_000_000)
-    assert child.data.tags["mlflow.parentRunId"] == parent_of(uri).info.run_id
-    assert child.data.tags["bstune.trial"] == "3"
-    assert child.data.tags["bstune.version.torch"] == "2.13.0"
+    tags = {"mlflow.parentRunId": parent_of(uri).info.run_id, "bstune.trial": "3", "bstune.version.torch": "2.13.0"}
+    assert tags.items() <= child.data.tags.items()
 
 
 def test_the_noise_scale_is_sent_over_steps_as_a_moving_estimate(uri):
@@ -205,42 +192,36 @@ def test_the_noise_scale_is_sent_over_steps_as_a_moving_estimate(uri):
         estimates = [getattr(moving_estimate(measured[:n]), end[1:] or "noise_scale") for n in range(1, 81)]
         sent = [(step, pytest.approx(x)) for (step, _, _), x in zip(measured, estimates, strict=True) if x is not None]
         assert 3 < len(sent) < 80  # it is undetermined at first
-        assert points(uri, child.info.run_id, f"noise_scale{end}") == sent
+        assert points(uri, child, f"noise_scale{end}") == sent
 
 
-def test_what_a_trial_resumes_or_replicates_is_among_its_parameters(uri):
+def test_status_and_relations_of_trials(uri):
     tracking = opened(uri)
-    for result in (trial(0), trial(1, resumed_from=0), trial(2, replicate_of=1)):
+    for result in (
+        trial(0, status="failed", message="m" * 9000),
+        trial(1, status="censored"),
+        trial(2, resumed_from=1),
+        trial(3, replicate_of=2),
+    ):
         tracking.send_trial(result)
-    relations = [run.data.params.keys() & {"resumed_from", "replicate_of"} for run in runs(uri, "trial")]
-    assert relations == [set(), {"resumed_from"}, {"replicate_of"}]
+    children = runs(uri, "trial")
+    relations = [run.data.params.keys() & {"resumed_from", "replicate_of"} for run in children]
+    assert relations == [set(), set(), {"resumed_from"}, {"replicate_of"}]
+    assert [run.info.status for run in children] == ["FAILED", "FINISHED", "FINISHED", "FINISHED"]
+    assert [run.data.tags["bstune.status"] for run in children] == ["failed", "censored", "reached", "reached"]
+    assert [len(run.data.tags.get("bstune.message", "")) for run in children] == [5000, 0, 0, 0]
+    for name in ("steps_to_target", "time_to_target"):
+        assert [name in run.data.metrics for run in children] == [False, False, True, True]
 
 
-@pytest.mark.parametrize("status", ["reached", "censored", "failed"])
-def test_status(uri, status):
-    opened(uri).send_trial(trial(0, status=status, message="m" * 9000 if status == "failed" else None))
+def test_what_does_not_exist_is_left_out_of_a_history_longer_than_one_request(uri):
+    history = [(step, 1 / (step + 1)) for step in range(2500)]
+    unknown = ((2500, None), (2501, math.nan), (2502, math.inf))
+    missing = {"delta": None, "seconds_per_step": None, "train_seconds": math.nan}
+    opened(uri).send_trial(trial(0, status="diverged", history=(*history, *unknown), **missing))
     (child,) = runs(uri, "trial")
-    assert child.info.status == ("FAILED" if status == "failed" else "FINISHED")
-    assert child.data.tags["bstune.status"] == status
-    assert {"steps_to_target" in child.data.metrics, "time_to_target" in child.data.metrics} == {status == "reached"}
-    assert len(child.data.tags.get("bstune.message", "")) == (5000 if status == "failed" else 0)
-
-
-def test_what_does_not_exist_is_left_out(uri):
-    history = ((0, 0.9), (10, None), (20, math.nan), (30, math.inf), (40, 0.5))
-    result = trial(0, delta=None, seconds_per_step=None, status="diverged", train_seconds=math.nan, history=history)
-    opened(uri).send_trial(result)
-    (child,) = runs(uri, "trial")
-    assert "delta" not in child.data.params
-    assert not {"seconds_per_step", "train_seconds"} & set(child.data.metrics)
-    assert points(uri, child.info.run_id, "val/error") == [(0, 0.9), (40, 0.5)]
-
-
-def test_history_longer_than_one_request(uri):
-    history = tuple((step, 1 / (step + 1)) for step in range(2500))
-    opened(uri).send_trial(trial(0, history=history))
-    (child,) = runs(uri, "trial")
-    assert points(uri, child.info.run_id, "val/error") == list(history)
+    assert not missing.keys() & {*child.data.params, *child.data.metrics}
+    assert points(uri, child, "val/error") == history
 
 
 def test_next_run_sends_what_is_missing(uri):
@@ -283,7 +264,7 @@ def test_trial_half_sent_is_sent_again_once(uri, method, monkeypatch, caplog):
     again.send_trial(trial(0))
     (child,) = runs(uri, "trial")
     assert child.info.status == "FINISHED"
-    assert points(uri, child.info.run_id, "val/error") == [(50, 0.3), (95, 0.11), (100, 0.09)]
+    assert points(uri, child, "val/error") == HISTORY
 
 
 def test_parent_half_described_is_completed(uri, monkeypatch):
@@ -291,10 +272,16 @@ def test_parent_half_described_is_completed(uri, monkeypatch):
     with monkeypatch.context() as patch:
         break_method(patch, "log_batch")
         opened(uri, study)
-    assert runs(uri, "study", study)[0].data.params == {}
+    assert [run.data.params for run in runs(uri, "study", study)] == [{}]
     opened(uri, study)
-    (parent,) = runs(uri, "study", study)
-    assert parent.data.params["data"] == "digits"
+    assert [run.data.params["data"] for run in runs(uri, "study", study)] == ["digits"]
+
+
+@pytest.fixture
+def artifact(tmp_path):
+    path = tmp_path / "curve.json"
+    path.write_text("{}")
+    return path
 
 
 CURVES = {
@@ -307,22 +294,19 @@ def finish(tracking: Tracking, artifacts=()) -> None:
     tracking.finish_study(CURVES, {"b_crit": 181.5, "s_min": None}, artifacts)
 
 
-def test_curve_has_batch_size_as_its_step(uri, tmp_path):
-    figure = tmp_path / "curve.json"
-    figure.write_text("{}")
+def test_curve_has_batch_size_as_its_step(uri, artifact):
     tracking = opened(uri)
     tracking.send_trial(trial(0))
-    finish(tracking, [figure])
+    finish(tracking, [artifact])
     parent = parent_of(uri)
-    run_id = parent.info.run_id
-    assert points(uri, run_id, "curve/steps_to_target") == [(32, 1000.0), (64, 512.0)]
-    assert points(uri, run_id, "curve_log2/steps_to_target") == [(500, math.log2(1000)), (600, 9.0)]
-    assert points(uri, run_id, "curve/time_to_target") == [(32, 0.0), (33, 0.25)]
-    assert points(uri, run_id, "curve_log2/time_to_target") == [(504, -2.0)]
+    assert points(uri, parent, "curve/steps_to_target") == [(32, 1000.0), (64, 512.0)]
+    assert points(uri, parent, "curve_log2/steps_to_target") == [(500, math.log2(1000)), (600, 9.0)]
+    assert points(uri, parent, "curve/time_to_target") == [(32, 0.0), (33, 0.25)]
+    assert points(uri, parent, "curve_log2/time_to_target") == [(504, -2.0)]
     assert parent.data.metrics["b_crit"] == 181.5
     assert "s_min" not in parent.data.metrics
     assert parent.info.status == "FINISHED"
-    assert [file.path for file in MlflowClient(uri).list_artifacts(run_id)] == ["curve.json"]
+    assert [file.path for file in MlflowClient(uri).list_artifacts(parent.info.run_id)] == ["curve.json"]
 
 
 def test_the_results_of_a_continued_study_are_written_anew(uri):
@@ -331,7 +315,7 @@ def test_the_results_of_a_continued_study_are_written_anew(uri):
     finish(tracking)
     finish(tracking)  # nothing new: nothing is sent
     old = parent_of(uri)
-    assert len(points(uri, old.info.run_id, "curve/steps_to_target")) == 2
+    assert len(points(uri, old, "curve/steps_to_target")) == 2
     tracking = opened(uri, replace(STUDY, params={**STUDY.params, "data": "more digits"}))
     tracking.send_trial(trial(1))
     finish(tracking)
@@ -340,28 +324,23 @@ def test_the_results_of_a_continued_study_are_written_anew(uri):
     assert new.data.params == {**old.data.params, "data": "more digits"}
     assert new.data.tags["bstune.result_trials"] == "2"
     assert [run.data.tags["mlflow.parentRunId"] for run in runs(uri, "trial")] == [new.info.run_id] * 2
-    assert len(points(uri, new.info.run_id, "curve/steps_to_target")) == 2
+    assert len(points(uri, new, "curve/steps_to_target")) == 2
     finish(opened(uri))
     assert parent_of(uri).info.run_id == new.info.run_id
 
 
 # Where sending the results of a first or of a continued study may be cut: the client's method, and its call.
-CUTS = [
-    *((False, method, 0) for method in ("log_batch", "log_artifact", "set_terminated", "set_tag")),
-    *((True, method, 0) for method in ("create_run", "log_batch", "log_artifact", "set_terminated", "set_tag")),
-    (True, "set_tag", 1),  # the children have not all moved
-    (True, "set_tag", 2),
-    (True, "delete_run", 0),
-]
+METHODS = ("log_batch", "log_artifact", "set_terminated", "set_tag")
+CUTS = [(continued, method, 0) for continued in (False, True) for method in METHODS]
+CUTS += [(True, "create_run", 0), (True, "delete_run", 0)]
+CUTS += [(True, "set_tag", 1), (True, "set_tag", 2)]  # the children have not all moved
 
 
 @pytest.mark.parametrize(
     ("continued", "method", "calls_before"),
-    [cut if cut in (CUTS[1], CUTS[-2]) else pytest.param(*cut, marks=pytest.mark.slow) for cut in CUTS],
+    [cut if cut in (CUTS[1], CUTS[-1]) else pytest.param(*cut, marks=pytest.mark.slow) for cut in CUTS],
 )
-def test_results_half_sent_are_sent_again_whole(uri, continued, method, calls_before, tmp_path, monkeypatch):
-    figure = tmp_path / "curve.json"
-    figure.write_text("{}")
+def test_results_half_sent_are_sent_again_whole(uri, continued, method, calls_before, artifact, monkeypatch):
     tracking = opened(uri)
     tracking.send_trial(trial(0))
     if continued:
@@ -369,50 +348,33 @@ def test_results_half_sent_are_sent_again_whole(uri, continued, method, calls_be
         tracking.send_trial(trial(1))
     with monkeypatch.context() as patch:
         break_method(patch, method, calls_before)
-        finish(tracking, [figure])
-    finish(opened(uri), [figure])
+        finish(tracking, [artifact])
+    finish(opened(uri), [artifact])
     parent = parent_of(uri)
-    assert len(points(uri, parent.info.run_id, "curve/steps_to_target")) == 2
+    assert len(points(uri, parent, "curve/steps_to_target")) == 2
     assert parent.data.tags["bstune.result_trials"] == ("2" if continued else "1")
     assert {run.data.tags["mlflow.parentRunId"] for run in runs(uri, "trial")} == {parent.info.run_id}
 
 
-@pytest.fixture
-def silent_server():
-    """A server that takes connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
-@pytest.fixture
-def refusing_server():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    return f"http://me:secret@127.0.0.1:{port}"
-
-
 @pytest.mark.parametrize(
-    ("limits", "reason"),
+    ("listens", "limits", "reason"),
     [
-        ({"request_seconds": 1, "study_seconds": 600.0}, "timeout"),
-        ({"request_seconds": 3, "study_seconds": 0.05}, "no answer within 0.05 s"),
+        (True, {"request_seconds": 1, "study_seconds": 600.0}, "timeout"),
+        (True, {"request_seconds": 3, "study_seconds": 0.05}, "no answer within 0.05 s"),
+        (False, {"retries": 1}, "MlflowException: "),
     ],
 )
-def test_server_that_never_answers_ends_sending_at_the_first_limit(silent_server, limits, reason, caplog):
-    tracking = opened(silent_server, **limits)
-    tracking.send_trial(trial(0))
-    finish(tracking)
+def test_server_that_is_silent_or_down_ends_sending_with_one_line(listens, limits, reason, caplog, capfd):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"http://me:secret@127.0.0.1:{server.getsockname()[1]}"
+        if not listens:
+            server.close()
+        tracking = opened(uri, **limits)
+        tracking.send_trial(trial(0))
+        finish(tracking)
     (warning,) = warnings_of(caplog)
-    assert warning.startswith("MLflow: could not open the study")
+    assert warning.startswith("MLflow: could not open the study (")
     assert reason in warning
-
-
-def test_server_that_is_down_ends_sending_with_one_line(refusing_server, caplog, capfd):
-    tracking = opened(refusing_server, retries=1)
-    tracking.send_trial(trial(0))
-    finish(tracking)
-    (warning,) = warnings_of(caplog)
-    assert "could not open the study (MlflowException:" in warning
     assert "secret" not in warning
     assert [record.name for record in caplog.records] == ["bstune.study.tracking"]
     assert capfd.readouterr() == ("", "")

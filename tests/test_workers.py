@@ -15,7 +15,6 @@ from toolbox import make_result, make_spec, make_survey, table_rows, trials_of, 
 
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
-from bstune.hardware.survey import _share
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.run import _first_trials
 from bstune.trial.workers import Workers, with_solo_step_time
@@ -203,16 +202,6 @@ def test_seconds_per_step_are_those_measured_alone():
     found = with_solo_step_time(make_result(batch_size=64, seconds_per_step=3.0), lambda batch_size: batch_size / 6400)
     assert found == make_result(batch_size=64, seconds_per_step=0.01)
     assert with_solo_step_time(make_result(seconds_per_step=None), lambda batch_size: 1.0).seconds_per_step is None
-
-
-@pytest.mark.parametrize(
-    ("limit", "workers", "device", "share"),
-    [(900, 1, "cpu", 900), (1000, 4, "cpu", 200), (None, 1, "cpu", None), (None, 3, "cuda", 20_000)],
-)
-def test_workers_and_the_process_that_keeps_the_study_share_the_memory(monkeypatch, limit, workers, device, share):
-    properties = type("Device", (), {"total_memory": 80_000})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    assert _share(limit, workers, torch.device(device)) == share
 
 
 @pytest.mark.parametrize(

@@ -52,19 +52,13 @@ class Output:
         """Return the folder of a trial that is trained by itself."""
         return Output(self.root / f"trial-B{batch_size}-lr{lr:.6g}-seed{seed}")
 
-    def keep_states(self, numbers: set[int], running: Collection[int] = ()) -> None:
-        """Delete the states of all trials but these, and but what the ``running`` ones write."""
-        _keep(self.states, {self.state(number) for number in numbers}, running)
 
-    def keep_checkpoints(self, numbers: set[int], running: Collection[int] = ()) -> None:
-        """Delete the checkpoints of all trials but these, and but what the ``running`` ones write."""
-        _keep(self.checkpoints, {self.checkpoint(number) for number in numbers}, running)
-
-
-def _keep(folder: Path, kept: set[Path], running: Collection[int]) -> None:
+def keep_trials(folder: Path, numbers: Collection[int], running: Collection[int] = ()) -> None:
+    """Delete the files of all trials but these from ``folder``, and keep whatever the ``running`` ones write."""
+    kept = {f"trial-{number}.ckpt" for number in numbers}
     theirs = tuple(f"trial-{number}." for number in running)  # under a temporary name, too
     for path in folder.glob("trial-*"):
-        if path not in kept and not path.name.startswith(theirs):
+        if path.name not in kept and not path.name.startswith(theirs):
             path.unlink(missing_ok=True)  # a trial beside this process deletes the state that it could not read
 
 

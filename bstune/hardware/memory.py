@@ -27,18 +27,14 @@ MIN_RISE = 0.05  # of the memory that is left: no line is drawn through a smalle
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """One probe: its outcome, the bytes it was allowed, and its peaks, all of which the process holds.
-
-    ``training_bytes`` is None if the training steps did not end; ``peak_bytes`` is a lower bound if the probe was
-    stopped, None if nobody knows. ``message`` is the error, or the reason for stopping.
-    """
+    """One probe: its outcome, and the most memory that its process took."""
 
     batch_size: int
     outcome: Outcome
-    limit: int
-    training_bytes: int | None = None
-    peak_bytes: int | None = None
-    message: str | None = None
+    limit: int  # bytes that it was allowed
+    training_bytes: int | None = None  # None: the training steps did not end
+    peak_bytes: int | None = None  # a lower bound if the probe was stopped; None: not known
+    message: str | None = None  # the error, or the reason for stopping
 
     @property
     def fits(self) -> bool:
@@ -51,15 +47,12 @@ Probe = Callable[[int], ProbeResult]
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Bytes of training at batch size B: base + per_example B.
-
-    ``residual`` is its largest relative error at the probes that it was fitted to, 0 at two; ``points`` counts them.
-    """
+    """Bytes of training at batch size B: base + per_example B."""
 
     base: float
     per_example: float
-    residual: float
-    points: int
+    residual: float  # largest relative error at the probes that it was fitted to, 0 at two
+    points: int  # that it was fitted to
 
     def __call__(self, batch_size: float) -> float:
         """Return the bytes at a batch size."""
@@ -93,21 +86,6 @@ class Ceiling:
         return round(self.spread * self.at.peak_bytes / self.model.per_example)
 
 
-def search_range(low: int, high: int, train_examples: int) -> tuple[int, int, tuple[str, ...]]:
-    """Return the batch sizes to search, cut to the length of the data set, and a note where they were cut."""
-    if not 1 <= low <= high:
-        raise HardwareError(f"the memory ceiling needs 1 <= low <= high, but got low={low} and high={high}")
-    if low > train_examples:
-        raise HardwareError(
-            f"the smallest batch size, {low}, is larger than the training data ({train_examples} examples): "
-            "lower search.batch_size.low"
-        )
-    if high <= train_examples:
-        return low, high, ()
-    note = f"batch size {high} is larger than the training data: the ceiling was looked for up to {train_examples}"
-    return low, train_examples, (note,)
-
-
 def fit_memory(results: Sequence[ProbeResult]) -> MemoryModel | None:
     """Return the line of least relative squares through probes' training bytes; None below two batch sizes."""
     points = sorted({(r.batch_size, r.training_bytes) for r in results if r.training_bytes is not None})
@@ -123,7 +101,7 @@ def fit_memory(results: Sequence[ProbeResult]) -> MemoryModel | None:
 
 @dataclass
 class _Bracket:
-    """The probes so far, and ``bad``, the smallest of them that does not fit."""
+    """The probes so far, and what :func:`find_ceiling` was given."""
 
     probe: Probe
     low: int
@@ -132,7 +110,7 @@ class _Bracket:
     relative: float
     report: Callable[[ProbeResult], None]
     done: list[ProbeResult] = field(default_factory=list)
-    bad: ProbeResult | None = None
+    bad: ProbeResult | None = None  # the smallest that does not fit
 
     def run(self, batch_size: int) -> ProbeResult:
         """Probe a batch size; a lost device raises HardwareError."""
@@ -266,21 +244,21 @@ def _smallest_that_runs(bracket: _Bracket) -> ProbeResult:
 
 
 def _does_not_fit(result: ProbeResult) -> HardwareError:
-    limit = f"{result.limit / 2**20:,.0f} MiB"
+    size, limit = result.batch_size, f"{result.limit / 2**20:,.0f} MiB"
     taken = "" if result.peak_bytes is None else f" (it had taken {result.peak_bytes / 2**20:,.0f} MiB)"
     if result.outcome == "startup":
-        text = f"the data and the model alone do not fit in {limit}{taken}: use smaller ones, or raise it"
-    elif result.outcome == "evaluation":
-        text = (
-            f"training at batch size {result.batch_size} fits in {limit}, but the evaluation does not{taken}: "
+        return HardwareError(
+            f"the data and the model alone do not fit in {limit}{taken}: use smaller ones, or raise it"
+        )
+    if result.outcome == "evaluation":
+        return HardwareError(
+            f"training at batch size {size} fits in {limit}, but the evaluation does not{taken}: "
             "lower workload.data.eval_batch_size, or the batch size of the validation data"
         )
-    else:
-        text = (
-            f"there is no memory for batch size {result.batch_size}: training does not fit in {limit}{taken}: "
-            "use a smaller model or a lower precision, set protocol.micro_batch_size, or raise the limit"
-        )
-    return HardwareError(text)
+    return HardwareError(
+        f"there is no memory for batch size {size}: training does not fit in {limit}{taken}: "
+        "use a smaller model or a lower precision, set protocol.micro_batch_size, or raise the limit"
+    )
 
 
 def _close_in(bracket: _Bracket, fit: ProbeResult) -> ProbeResult:
@@ -331,32 +309,24 @@ def _limit_at(done: Sequence[ProbeResult], fit: ProbeResult) -> float | None:
     return None
 
 
-@dataclass(frozen=True)
-class MemoryLimit:
-    """Bytes that a probe may take, and where the number comes from, in words."""
+def memory_limit(root: Path, resident: int) -> int:
+    """Return the bytes that a further process may take on this machine: in its container, and in the free memory.
 
-    bytes: int
-    source: str
-
-
-def memory_limit(root: Path, resident: int) -> MemoryLimit:
-    """Return what a further process may take on this machine: in its container, or in the memory that is free.
-
-    ``root`` is ``/``, or a test's folder with the same files; ``resident`` are the bytes that this process holds: it
-    goes on beside its probes, so a container's limit is cut by them.
+    ``root`` is ``/``, or a test's folder with the same files. This process, which takes ``resident`` bytes, goes on
+    beside its probes, so a container's limit is cut by them.
     """
-    found = [MemoryLimit(limit - resident, f"the container's {limit:,} bytes") for limit in _cgroup_limits(root)]
+    limits = [(limit - resident, f"the container's {limit:,} bytes") for limit in _cgroup_limits(root)]
     available = _available(root)
     if available is not None:
-        found.append(MemoryLimit(available, "the memory that is free"))
-    if not found:
+        limits.append((available, "the memory that is free"))
+    if not limits:
         raise HardwareError(
             f"neither a container's memory limit nor the free memory can be read under {root}: give a limit in bytes"
         )
-    least = min(found, key=lambda limit: limit.bytes)
-    if least.bytes <= 0:
-        raise HardwareError(f"no memory is left for a probe: {least.source}, and this process holds {resident:,}")
-    return least
+    lowest, source = min(limits)
+    if lowest <= 0:
+        raise HardwareError(f"no memory is left for a probe: {source}, and this process takes {resident:,}")
+    return lowest
 
 
 def _cgroup_limits(root: Path) -> list[int]:
@@ -374,8 +344,8 @@ def _cgroup_limits(root: Path) -> list[int]:
             top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
         else:
             continue
-        own = top / group.lstrip("/")  # in a container it may not be there: the top is the container's own then
-        for folder in (own, *own.parents):
+        group_folder = top / group.lstrip("/")  # missing in some containers, whose limit is at the top then
+        for folder in (group_folder, *group_folder.parents):
             if folder.is_relative_to(top) and (folder / name).is_file():
                 text = (folder / name).read_text().strip()
                 limits += [int(text)] if text.isdigit() else []  # "max": none

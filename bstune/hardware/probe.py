@@ -6,17 +6,17 @@ never holds a probe's memory, nor is it the one that the system ends.
 
 On a CPU the peak is the process's resident memory (VmHWM, the interpreter and the libraries with it), reset at the
 edges of the phases, where the system lets it. The C library keeps freed blocks as it sees fit, so two processes that
-train alike differ by several percent; to have it return them at once would cost a CPU trial tens of percent of its
-time (mallopt's M_MMAP_THRESHOLD, measured), so the probe takes the allocator as the trials do, noise and all.
+train alike differ by several percent; returning them at once (mallopt's M_MMAP_THRESHOLD) was measured to cost a
+CPU trial tens of percent of its time, so the probe uses the allocator as the trials do.
 
 A limit on the address space (RLIMIT_AS) would be no limit on memory: torch reserves far more than it touches. So this
 process compares the probe's resident memory with the limit every few milliseconds and ends it when it is passed; a
-peak between two looks is compared at the end. (A thread of the probe's own would change what it watches: its objects
-make Python's collector free tensors at other times.) A probe offers itself first to the system's out-of-memory killer,
-whose verdict counts as not fitting.
+peak between two looks is compared at the end. (A thread in the probe would change what it watches: its objects make
+Python's collector free tensors at other times.) The system's out-of-memory killer is told to end a probe first, which
+counts as not fitting.
 
-On CUDA the peak is what the caching allocator had reserved, with all that was taken on the device when the process
-began: its own context, and what others hold. The limit is the allocator's own.
+On CUDA the peak is what the caching allocator had reserved, plus all that was taken on the device when the process
+began: its own context, and what other processes use. The limit is the allocator's own.
 """
 
 import multiprocessing
@@ -26,8 +26,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -44,14 +45,12 @@ from bstune.core.records import Budget, TrialSpec
 from bstune.hardware.memory import (
     Ceiling,
     Outcome,
-    Probe,
     ProbeResult,
     cap_cuda_memory,
     find_ceiling,
     memory_limit,
     peak_resident_bytes,
     resident_bytes,
-    search_range,
 )
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import load
@@ -77,14 +76,11 @@ PHASES: Mapping[Phase, Outcome] = {
 
 
 class MemoryClock(TrialClock):
-    """A trial's clock that notes the peak memory of each phase, and calls ``report`` as each begins.
-
-    ``peak`` returns the peak in bytes since the last ``reset``.
-    """
+    """A trial's clock that notes the peak memory of each phase, and calls ``report`` as each begins."""
 
     def __init__(
         self,
-        peak: Callable[[], int],
+        peak: Callable[[], int],  # bytes since the last reset
         reset: Callable[[], object],
         report: Callable[[Phase], object] = lambda phase: None,
     ) -> None:
@@ -95,7 +91,7 @@ class MemoryClock(TrialClock):
         report(self.phase)
 
     def enter(self, phase: Phase) -> float:
-        """Note the peak of the phase that is left, as :meth:`TrialClock.enter` does its seconds."""
+        """Note the peak of the phase that ends."""
         elapsed = super().enter(phase)
         self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self._peak())
         self._reset()
@@ -104,35 +100,17 @@ class MemoryClock(TrialClock):
         return elapsed
 
     def result(self, batch_size: int, limit: int, out_of_memory: str | None, enforced: bool) -> ProbeResult:
-        """Return the result of a probe that ran to its end, or until memory ran out.
-
-        Unless the limit was ``enforced`` by the allocator, the peaks are compared with it.
-        """
+        """Return the result of a probe that ended by itself; peaks count if the allocator ``enforced`` no limit."""
         training = None if out_of_memory else self.peaks.get(Phase.TRAINING)
         over = [] if enforced else [PHASES[phase] for phase in PHASES if self.peaks.get(phase, 0) > limit]
         outcome: Outcome = PHASES[self.last] if out_of_memory is not None else over[0] if over else "fits"
         return ProbeResult(batch_size, outcome, limit, training, max(self.peaks.values()), out_of_memory)
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What one probe runs: a checked config as plain values, references unresolved; ``limit`` in bytes, or None."""
-
-    config: Any
-    batch_size: int
-    steps: int
-    limit: int | None
-    seconds: float
-
-    @property
-    def on_cpu(self) -> bool:
-        return not str(self.config["device"]).startswith("cuda")
-
-
 def start_server() -> None:
     """Start the fork server, which begins to import at once, while this process goes on; once is enough."""
     CONTEXT.set_forkserver_preload([__name__])
-    # Asked whether there is CUDA, torch leaves the device alone then: the server must not touch it before it forks.
+    # Lets torch answer whether there is CUDA without touching the device, which the server must not before it forks.
     name = "PYTORCH_NVML_BASED_CUDA_CHECK"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -156,52 +134,63 @@ def _hidden_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _run(request: _Request) -> ProbeResult:
-    """Run a probe in a process of its own; ConfigError if its workload cannot be built at any batch size."""
-    start_server()
-    receiver, sender = CONTEXT.Pipe(duplex=False)
-    with receiver, tempfile.NamedTemporaryFile() as log:
-        process = CONTEXT.Process(target=_probe, args=(request, sender, log.name, dict(os.environ)))
-        messages: list[Any] = []
-        stopped: str | int | None = None  # the reason, or the bytes that were over the limit
-        end = time.monotonic() + request.seconds
-        try:
-            with _hidden_main():
-                process.start()
-            sender.close()
-            while process.exitcode is None and stopped is None:
-                process.join(LOOK_SECONDS)
-                messages += _received(receiver)  # a pipe that nobody reads would fill
-                resident = resident_bytes(process.pid) if request.on_cpu else 0
-                if time.monotonic() > end:
-                    stopped = f"it did not end within {request.seconds:g} s"
-                elif request.limit is not None and resident > request.limit:
-                    stopped = resident
-        finally:  # an interruption leaves no probe behind
-            if process.pid is not None:
-                process.kill()
-                process.join()
-        messages += _received(receiver)
-        errors = log.read().decode(errors="replace")
-    return _read(request, messages, stopped, process.exitcode, errors)
+@dataclass(frozen=True)
+class TrialProbe:
+    """Probes a workload: a short trial in a process of its own at each batch size that it is called with."""
+
+    config: Any  # checked, as plain values, references unresolved
+    limit: int | None  # bytes; None: all memory of a CUDA device
+    steps: int
+    seconds: float  # after which a probe fails
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the peak is of this machine's memory, not of a CUDA device's."""
+        return not str(self.config["device"]).startswith("cuda")
+
+    def __call__(self, batch_size: int) -> ProbeResult:
+        """Run a probe; ConfigError if its workload cannot be built at any batch size."""
+        start_server()
+        receiver, sender = CONTEXT.Pipe(duplex=False)
+        with receiver, tempfile.NamedTemporaryFile() as log:
+            process = CONTEXT.Process(target=_run, args=(self, batch_size, sender, log.name, dict(os.environ)))
+            messages: list[Any] = []
+            stopped: str | int | None = None  # the reason, or the bytes that were over the limit
+            end = time.monotonic() + self.seconds
+            try:
+                with _hidden_main():
+                    process.start()
+                sender.close()
+                while process.exitcode is None and stopped is None:
+                    process.join(LOOK_SECONDS)
+                    messages += _received(receiver)  # a pipe that nobody reads would fill
+                    resident = resident_bytes(process.pid) if self.on_cpu else 0
+                    if time.monotonic() > end:
+                        stopped = f"it did not end within {self.seconds:g} s"
+                    elif self.limit is not None and resident > self.limit:
+                        stopped = resident
+            finally:  # an interruption leaves no probe behind
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
+            messages += _received(receiver)
+            errors = log.read().decode(errors="replace")
+        return _read(batch_size, self.limit or 0, messages, stopped, process.exitcode, errors)
 
 
 def _received(receiver: Connection) -> list[Any]:
     """Return the messages that wait in a pipe; one that a killed process left unfinished is dropped."""
     messages: list[Any] = []
-    try:
+    with suppress(EOFError, OSError):  # the other end is closed
         while receiver.poll():
             messages.append(receiver.recv())
-    except (EOFError, OSError):  # the other end is closed
-        pass
     return messages
 
 
 def _read(
-    request: _Request, messages: list[Any], stopped: str | int | None, exitcode: int | None, errors: str
+    size: int, limit: int, messages: list[Any], stopped: str | int | None, exitcode: int | None, errors: str
 ) -> ProbeResult:
     """Return the result among a probe's messages, or else what its phases, its exit and its error output mean."""
-    size, limit = request.batch_size, request.limit or 0
     last: Any = messages[-1] if messages else "startup"
     if isinstance(last, BstuneError):
         raise ConfigError(str(last))
@@ -215,44 +204,38 @@ def _read(
     if exitcode == -signal.SIGKILL:
         return ProbeResult(size, last, limit, message="ended by the system, as it does when memory runs out")
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    message = lines[-1] if lines else f"the probe ended with status {exitcode} and said nothing"
+    message = lines[-1] if lines else f"the probe ended with status {exitcode} and printed nothing"
     lost = any(words in errors for words in DEVICE_LOST_MESSAGES)
     return ProbeResult(size, "device" if lost else "error", limit, message=message)
 
 
-def write_if_allowed(path: str, text: str) -> None:
-    """Write to a file of the system's, where that is possible."""
-    try:
+def _write_if_allowed(path: str, text: str) -> None:
+    with suppress(OSError):  # not every system has it, or lets a process write to it
         Path(path).write_text(text)
-    except OSError:
-        return
 
 
-def _probe(request: _Request, sender: Connection, log: str, environment: Mapping[str, str]) -> None:
-    """Be the probe: send each phase as it begins, then the result, or the error of a workload that cannot be built.
-
-    What else it prints, a traceback at its end too, goes to the ``log``.
-    """
+def _run(probe: TrialProbe, batch_size: int, sender: Connection, log: str, environment: Mapping[str, str]) -> None:
+    """Run in the probe's process: send each phase as it begins, then the result or a ConfigError; print to ``log``."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.environ.update(environment)  # the server's is that of the moment when it started
-    write_if_allowed("/proc/self/oom_score_adj", "1000")
+    _write_if_allowed("/proc/self/oom_score_adj", "1000")
     quieten()
-    device = torch.device(request.config["device"])
-    if not request.on_cpu and not torch.cuda.is_available():
+    config = OmegaConf.create(probe.config)
+    device = torch.device(config.device)
+    if not probe.on_cpu and not torch.cuda.is_available():
         message = f"torch finds no CUDA device for device={device}"
-        sender.send(ProbeResult(request.batch_size, "device", request.limit or 0, message=message))
+        sender.send(ProbeResult(batch_size, "device", probe.limit or 0, message=message))
         return
-    clock, limit = _clock(device, request.limit, lambda phase: sender.send(PHASES[phase]))
+    clock, limit = _clock(device, probe.limit, lambda phase: sender.send(PHASES[phase]))
     try:
-        workload, protocol = load(OmegaConf.create(request.config))
-        lr = float(OmegaConf.create(request.config).scaling.lr)
-        spec = TrialSpec(0, 0, request.batch_size, lr, None, 0)
+        workload, protocol = load(config)
+        spec = TrialSpec(0, 0, batch_size, float(config.scaling.lr), None, 0)
         protocol = replace(
             protocol,
             target=protocol.target.never_met,
-            budget=Budget(request.steps, 1),
+            budget=Budget(probe.steps, 1),
             # As trials do at some of their steps.
             noise_scale_every=None if protocol.noise_scale_every is None else 1,
             trainer={**protocol.trainer, "num_sanity_val_steps": 0},
@@ -262,33 +245,24 @@ def _probe(request: _Request, sender: Connection, log: str, environment: Mapping
         sender.send(ConfigError(str(error)))
         return
     out_of_memory = (result.message or "out of memory") if result.status == "oom" else None
-    sender.send(clock.result(spec.batch_size, limit, out_of_memory, enforced=not request.on_cpu))
+    sender.send(clock.result(batch_size, limit, out_of_memory, enforced=not probe.on_cpu))
 
 
 def _clock(device: torch.device, limit: int | None, report: Callable[[Phase], object]) -> tuple[MemoryClock, int]:
     """Return a clock of the device's memory, and the limit: the one that is given, or the device's memory."""
     if device.type == "cpu":
-        return MemoryClock(
-            peak_resident_bytes, lambda: write_if_allowed("/proc/self/clear_refs", "5"), report
-        ), limit or 0
+        reset = partial(_write_if_allowed, "/proc/self/clear_refs", "5")
+        return MemoryClock(peak_resident_bytes, reset, report), limit or 0
     free, total = torch.cuda.mem_get_info(device)
-    held = total - free
+    taken = total - free
     if limit is not None:
-        cap_cuda_memory(device, (limit - held) / total)
+        cap_cuda_memory(device, (limit - taken) / total)
     clock = MemoryClock(
-        lambda: held + torch.cuda.max_memory_reserved(device),
+        lambda: taken + torch.cuda.max_memory_reserved(device),
         lambda: torch.cuda.reset_peak_memory_stats(device),
         report,
     )
     return clock, total if limit is None else limit
-
-
-def make_probe(config: DictConfig, limit: int | None, steps: int, seconds: float) -> Probe:
-    """Return a probe of a workload; ``config`` is checked and resolved, ``limit`` in bytes, None for CUDA's memory."""
-    if limit is None and config.device == "cpu":
-        raise HardwareError("a probe on a CPU needs a memory limit in bytes: give one, or take memory_limit()'s")
-    values = OmegaConf.to_container(config, resolve=False)
-    return lambda batch_size: _run(_Request(values, batch_size, steps, limit, seconds))
 
 
 def measure_ceiling(
@@ -304,10 +278,20 @@ def measure_ceiling(
 ) -> Ceiling:
     """Return the largest batch size of a workload that fits, measured; ``search`` is :func:`find_ceiling`'s.
 
-    ``limit`` is in bytes, by default the device's memory on CUDA and :func:`memory_limit`'s on a CPU; a probe trains
-    ``steps`` steps and fails after ``seconds``.
+    ``config`` is checked and resolved; the range is cut to the data. ``limit`` is in bytes, by default the device's
+    memory on CUDA and :func:`memory_limit`'s on a CPU; a probe trains ``steps`` steps and fails after ``seconds``.
     """
-    low, high, notes = search_range(low, high, train_examples)
+    if low > train_examples:
+        raise HardwareError(
+            f"the smallest batch size, {low}, is larger than the training data ({train_examples} examples): "
+            "lower search.batch_size.low"
+        )
+    notes = []
+    if high > train_examples:
+        notes.append(
+            f"batch size {high} is larger than the training data: the ceiling was looked for up to {train_examples}"
+        )
     if limit is None and config.device == "cpu":
-        limit = memory_limit(Path("/"), resident_bytes()).bytes
-    return find_ceiling(make_probe(config, limit, steps, seconds), low, high, notes=notes, **search)
+        limit = memory_limit(Path("/"), resident_bytes())
+    probe = TrialProbe(OmegaConf.to_container(config, resolve=False), limit, steps, seconds)
+    return find_ceiling(probe, low, min(high, train_examples), notes=notes, **search)

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
 from rich import box
 from rich.console import Console, Group
 from rich.table import Table
@@ -18,7 +20,6 @@ from bstune.core.records import dump_json
 from bstune.hardware.roofline import (
     TENSOR_CORE_SOURCE,
     DeviceLimits,
-    LayerCost,
     StepCost,
     allowed_seconds,
     intensity,
@@ -30,8 +31,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Array = NDArray[np.float64]
 MAX_MISALIGNED = 8  # rows
 MUCH_OVERHEAD = 0.2  # of a step
+FIGURE_WIDTH, ROOF_HEIGHT, ROW_HEIGHT = 11.0, 3.6, 0.24  # inches
+MAX_ROWS = 14  # of layers: those that take the most of the time allowed
 
 
 def main(arguments: list[str]) -> None:
@@ -76,7 +80,9 @@ def survey_json(survey: Survey) -> str:
 def write_survey(survey: Survey, output: Output) -> None:
     """Write ``hardware.json`` and, where the step's cost is known, ``roofline.png``."""
     write_text(output.survey, survey_json(survey))
-    draw_roofline(survey, output.roofline)
+    if survey.cost is not None and survey.limits is not None:
+        paint = functools.partial(_paint, survey=survey, cost=survey.cost, limits=survey.limits)
+        save_figure(paint, (FIGURE_WIDTH, 1.0), output.roofline)
 
 
 def headline(survey: Survey, cached: bool) -> tuple[str, ...]:
@@ -213,21 +219,8 @@ def _timings_table(survey: Survey) -> Table:
     return table
 
 
-FIGURE_WIDTH, ROOF_HEIGHT, ROW_HEIGHT = 11.0, 3.6, 0.24  # inches
-MAX_ROWS = 14  # of layers: those that take the most of the time allowed
-
-
-def draw_roofline(survey: Survey, path: Path) -> None:
-    """Write the roofline: attainable FLOP/s over FLOPs per byte, layers and the whole step on it, measured steps below.
-
-    Nothing is written where the device's limits or the step's cost are not known.
-    """
-    cost, limits = survey.cost, survey.limits
-    if cost is not None and limits is not None:
-        save_figure(functools.partial(_paint, survey=survey, cost=cost, limits=limits), (FIGURE_WIDTH, 1.0), path)
-
-
 def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimits) -> None:
+    """Draw the roofline: attainable FLOP/s over FLOPs per byte, layers and step on it, measured steps below."""
     sizes = [size for size, _ in survey.pairs]
     largest = sizes[-1]
     layers = [layer for layer in cost.layers if layer.flops.at(largest) and layer.bytes.at(largest)]
@@ -235,10 +228,8 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
     rows_height = ROW_HEIGHT * (len(layers) + 1)
     figure.set_size_inches(FIGURE_WIDTH, ROOF_HEIGHT + rows_height + 1.4)
     roof, ranges = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [ROOF_HEIGHT, rows_height]})
-    parts: list[LayerCost | StepCost] = [cost, *layers]
-    points = [[intensity(part, size) or 0.0 for size in sizes] for part in parts]
-    _draw_roof(roof, limits, points)
-    _draw_step(roof, limits, points[0], survey)
+    points = np.array([[intensity(part, size) or 0.0 for size in sizes] for part in (cost, *layers)])
+    _draw_roof(roof, limits, points, survey)
     # Each layer has its share of the time that the roofline allows the step.
     shares = [layer_seconds(layer, limits, largest) / allowed_seconds(cost, limits, largest) for layer in layers]
     names = [f"{layer.name} ({layer.kind}), {share:.0%}" for layer, share in zip(layers, shares, strict=True)]
@@ -251,53 +242,38 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
         f"{survey.workload}: by its shapes the step is {_bound_text(survey)}\n{limits.device}; {_limits_text(limits)}"
     )
     figure.suptitle(title, fontsize=10.5, parse_math=False)
-    handles, labels = roof.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
+    figure.legend(*roof.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
 
 
-def _attainable(limits: DeviceLimits, intensities: Sequence[float]) -> list[float]:
-    """Return GFLOP/s on the roof."""
-    return [min(limits.flops_per_second, limits.bytes_per_second * x) / 1e9 for x in intensities]
-
-
-def _draw_roof(axes: "Axes", limits: DeviceLimits, points: Sequence[Sequence[float]]) -> None:
-    every = [limits.ridge, *(value for row in points for value in row if value)]
-    corners = [min(every) / 2.0, limits.ridge, max(every) * 2.0]
-    roof = _attainable(limits, corners)
+def _draw_roof(axes: "Axes", limits: DeviceLimits, points: Array, survey: Survey) -> None:
+    """Draw the roof, the layers and the whole step on it, and what was measured, its ends with their batch size."""
+    peak = limits.flops_per_second / 1e9  # all in GFLOP/s
+    known = points[points > 0.0]
+    corners = np.array([min(limits.ridge, *known) / 2.0, limits.ridge, max(limits.ridge, *known) * 2.0])
+    corner_rates, attainable = (np.minimum(peak, limits.bytes_per_second / 1e9 * x) for x in (corners, points))
+    measured = [row.share_of_peak * peak for row in survey.achieved]  # at the same batch sizes
     axes.set(xscale="log", yscale="log", xlim=(corners[0], corners[-1]), ylabel="attainable GFLOP/s")
-    axes.set_ylim(roof[0] / 1.5, limits.flops_per_second / 1e9 * 2.5)  # room for labels above the roof
-    axes.plot(corners, roof, color=INK, linewidth=1.8, label="ceilings of the device")
-    for row in points[1:]:
-        axes.plot(row, _attainable(limits, row), "o", color=BLUE, markersize=4, alpha=0.5)
+    axes.set_ylim(min(corner_rates[0] / 1.5, min(measured) / 2.5), peak * 2.5)  # room for labels
+    axes.plot(corners, corner_rates, color=INK, linewidth=1.8, label="ceilings of the device")
+    for x, y in zip(points[1:], attainable[1:], strict=True):
+        axes.plot(x, y, "o", color=BLUE, markersize=4, alpha=0.5)
     axes.plot([], [], "o", color=BLUE, markersize=4, label="layers, where the roofline puts them")
     axes.text(limits.ridge, 0.03, "  ridge", transform=axes.get_xaxis_transform(), color="#555555", fontsize=8.5)
-
-
-def _draw_step(axes: "Axes", limits: DeviceLimits, points: Sequence[float], survey: Survey) -> None:
-    """Draw the whole step on the roof, and what was measured below it, the first and the last with their batch size."""
-    roof = _attainable(limits, points)
-    axes.plot(points, roof, "D", color=VERMILION, markersize=6.5, label="whole step, by the sum of its bytes")
-    steps = survey.achieved  # at the same batch sizes
-    y = [row.share_of_peak * limits.flops_per_second / 1e9 for row in steps]
-    axes.set_ylim(bottom=min(axes.get_ylim()[0], min(y) / 2.5))  # room for a label below
-    axes.plot(points, y, "*-", color=PURPLE, markersize=10, linewidth=0.8, label="whole step, measured: share of peak")
+    step, roof = points[0], attainable[0]
+    axes.plot(step, roof, "D", color=VERMILION, markersize=6.5, label="whole step, by the sum of its bytes")
+    label = "whole step, measured: share of peak"
+    axes.plot(step, measured, "*-", color=PURPLE, markersize=10, linewidth=0.8, label=label)
     for at, side in ((0, "right"), (-1, "left")):
-        size = f"B = {steps[at].batch_size:,}"
-        label = functools.partial(axes.annotate, textcoords="offset points", ha=side, fontsize=8.5)
-        label(size, (points[at], roof[at]), xytext=(0.0, 8.0), color=VERMILION)
-        share = f"{size}: {steps[at].share_of_peak:.0%}"
-        label(share, (points[at], y[at]), xytext=(0.0, -9.0), va="top", color=PURPLE)
+        row = survey.achieved[at]
+        annotate = functools.partial(axes.annotate, textcoords="offset points", ha=side, fontsize=8.5)
+        annotate(f"B = {row.batch_size:,}", (step[at], roof[at]), xytext=(0.0, 8.0), color=VERMILION)
+        share = f"B = {row.batch_size:,}: {row.share_of_peak:.0%}"
+        annotate(share, (step[at], measured[at]), xytext=(0.0, -9.0), va="top", color=PURPLE)
 
 
-def _draw_ranges(
-    axes: "Axes",
-    limits: DeviceLimits,
-    points: Sequence[Sequence[float]],
-    sizes: Sequence[int],
-    names: Sequence[str],
-) -> None:
+def _draw_ranges(axes: "Axes", limits: DeviceLimits, points: Array, sizes: Sequence[int], names: Sequence[str]) -> None:
     """Draw one row for the step and for each layer: FLOPs per byte from the smallest to the largest batch size."""
-    areas = [14.0 + 46.0 * at / max(1, len(sizes) - 1) for at in range(len(sizes))]
+    areas = np.linspace(14.0, 60.0, len(sizes))
     for row, values in enumerate(points):
         color = BLUE if row else VERMILION
         axes.plot(values, [row] * len(values), color=color, linewidth=1.2, alpha=0.6)

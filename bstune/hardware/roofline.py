@@ -55,12 +55,6 @@ class DeviceLimits:
     # Of the best product whose sides miss the tensor cores' multiple by one; None where there is no such multiple.
     misaligned_flops_per_second: float | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("flops_per_second", "bytes_per_second", "misaligned_flops_per_second"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0.0):
-                raise HardwareError(f"{name} of {self.device} must be positive and finite, but got {value}")
-
     @property
     def ridge(self) -> float:
         """FLOPs per byte above which the device computes longer than it moves bytes."""
@@ -161,9 +155,16 @@ class Achieved:
     compute_bound: bool  # the step's FLOPs per byte exceed the ridge
 
 
-def training_loss(module: Any, batch: Any) -> Tensor:
-    """Return the loss of a LightningModule's ``training_step``, which gives a tensor or a mapping with ``loss``."""
-    output = module.training_step(batch, 0)
+def training_loss(module: Any, batch: Any, index: int = 0) -> Tensor:
+    """Return the loss of a LightningModule's ``training_step`` outside a Trainer, HardwareError if it asks for one."""
+    try:
+        output = module.training_step(batch, index)
+    except RuntimeError as error:
+        if "not attached to a `Trainer`" not in str(error):
+            raise
+        raise HardwareError(
+            f"{type(module).__name__}.training_step asks for its Trainer, so it cannot be run without one"
+        ) from error
     return output if isinstance(output, Tensor) else output["loss"]
 
 
@@ -174,10 +175,7 @@ def step_cost(
     arithmetic: Arithmetic,
     batch_sizes: Sequence[int] = (2, 4),
 ) -> StepCost:
-    """Trace a training step at two batch sizes and return its cost over batch size.
-
-    The module, in its present mode (train or eval), is left as it was: gradients, buffers, random generators too.
-    """
+    """Trace a training step at two batch sizes and return its cost over batch size; the module takes the gradients."""
     if len(batch_sizes) != 2 or not 1 <= batch_sizes[0] < batch_sizes[1]:
         raise HardwareError(f"hardware.ceilings.traced_batch_sizes must be two rising sizes, but got {batch_sizes}")
     width = DTYPES[arithmetic].itemsize
@@ -267,17 +265,13 @@ class _Traced:
     weights: int = 0
     dimensions: tuple[tuple[str, int], ...] = ()
     rows: int | None = None
-    own: list[nn.Parameter] = field(default_factory=list)
-    back: bool = False  # whether a gradient passes through it to its input
+    parameters: list[nn.Parameter] = field(default_factory=list)  # that no layer before it has
+    passes_gradient: bool = False  # to its input
 
 
 def _trace(module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], width: int) -> list[_Traced]:
     """Run one training step and return its layers in the order of their first call, ``OUTSIDE`` last."""
-    parameters = list(module.parameters())
-    gradients = [parameter.grad for parameter in parameters]
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     tracer = _Tracer(width)
-    devices = sorted({parameter.device.index for parameter in parameters if parameter.device.type == "cuda"})
     handles = [
         handle
         for name, layer in module.named_modules()
@@ -288,23 +282,16 @@ def _trace(module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], wi
         )
     ]
     try:
-        with torch.random.fork_rng(devices), torch.enable_grad():
-            for parameter in parameters:
-                parameter.grad = None
-            with tracer.counter:
-                value = loss(module, batch)
-                if not value.requires_grad:
-                    raise HardwareError("the training step's loss has no gradient: a parameter must be trainable")
-                value.backward()  # type: ignore[no-untyped-call]
-            return tracer.layers(parameters)
+        module.zero_grad()
+        with tracer.counter:
+            value = loss(module, batch)
+            if not value.requires_grad:
+                raise HardwareError("the training step's loss has no gradient: a parameter must be trainable")
+            value.backward()  # type: ignore[no-untyped-call]
+        return tracer.layers(module.parameters())
     finally:
         for handle in handles:
             handle.remove()
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
 
 
 class _Tracer:
@@ -315,7 +302,7 @@ class _Tracer:
     """
 
     def __init__(self, width: int) -> None:
-        self.counter = FlopCounterMode(display=False, custom_mapping=OWN_COUNTS)
+        self.counter = FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS)
         self._width = width
         self._layers: dict[str, _Traced] = {}
         self._nodes: set[Node] = set()
@@ -340,7 +327,7 @@ class _Tracer:
         for parameter in module.parameters(recurse=False):
             if parameter not in self._claimed:
                 self._claimed.add(parameter)
-                layer.own.append(parameter)
+                layer.parameters.append(parameter)
         if isinstance(module, nn.Linear):
             layer.rows = max(layer.rows or 0, inputs[0].numel() // module.in_features)
         self._tag(layer, outputs)
@@ -352,12 +339,13 @@ class _Tracer:
         for tensor, needs_gradient in zip(inputs, self._needs, strict=True):
             layer.inputs += self._bytes(tensor) * (1 + reads_input + (backward and needs_gradient))
         layer.outputs += sum(self._bytes(tensor) * (1 + tensor.requires_grad) for tensor in outputs)
-        layer.back = layer.back or (backward and any(self._needs))
+        layer.passes_gradient |= backward and any(self._needs)
 
     def layers(self, parameters: Iterable[nn.Parameter]) -> list[_Traced]:
         found = list(self._layers.values())
         for layer in found:
-            layer.weights = sum(self._bytes(p) * (1 + layer.back + (p.grad is not None)) for p in layer.own)
+            passes = 1 + layer.passes_gradient
+            layer.weights = sum(self._bytes(p) * (passes + (p.grad is not None)) for p in layer.parameters)
         rest = _Traced(OUTSIDE, "", calls=1, flops=self.counter.get_total_flops() - sum(layer.flops for layer in found))
         others = [p for p in parameters if p not in self._claimed and p.grad is not None]
         rest.weights = sum(3 * self._bytes(parameter) for parameter in others)
@@ -399,7 +387,7 @@ def _convolution_backward(
     return int(2 * positions * math.prod(weight[1:]) * (needs[0] + needs[1]))
 
 
-OWN_COUNTS = {torch.ops.aten.convolution_backward: _convolution_backward}
+FLOP_FORMULAS = {torch.ops.aten.convolution_backward: _convolution_backward}
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -30,32 +30,9 @@ from bstune.core.files import write_text
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
+from bstune.hardware import roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
 from bstune.hardware.probe import DEVICE_LOST_MESSAGES, measure_ceiling, start_server
-from bstune.hardware.roofline import (
-    Achieved,
-    DeviceLimits,
-    StepCost,
-    TensorCoreMisalignment,
-    achieved,
-    arithmetic_of,
-    misalignments,
-    step_cost,
-    tensor_core_multiple,
-    training_loss,
-    turning_batch_size,
-)
-from bstune.hardware.timing import (
-    Measured,
-    Steps,
-    StepTiming,
-    ladder,
-    measure_limits,
-    measure_step_times,
-    outside_trainer,
-    time_bare,
-    time_trial,
-)
 from bstune.trial.backend import make_space
 from bstune.trial.device import device_name, versions
 from bstune.trial.loop import Workload
@@ -85,16 +62,16 @@ class Survey:
     versions: Mapping[str, str]
     high: int  # the largest batch size that was asked for
     ceiling: Ceiling
-    measured: Measured  # seconds per step over batch size
-    limits: DeviceLimits | None  # None: they could not be measured, as the notes say
-    cost: StepCost | None  # FLOPs and bytes of a step; None: not known, as the notes say
+    measured: timing.Measured  # seconds per step over batch size
+    limits: roofline.DeviceLimits | None  # None: they could not be measured, as the notes say
+    cost: roofline.StepCost | None  # FLOPs and bytes of a step; None: not known, as the notes say
     seconds: float  # that the survey took
     notes: tuple[str, ...] = ()
 
     @property
     def pairs(self) -> list[tuple[int, float]]:
         """Measured (B, tau(B) in seconds)."""
-        return [(timing.batch_size, timing.seconds) for timing in self.measured.timings]
+        return [(row.batch_size, row.seconds) for row in self.measured.timings]
 
     @cached_property
     def step_time(self) -> StepTimeModel | None:
@@ -112,32 +89,32 @@ class Survey:
         """From where on the step is compute-bound by its shapes; None for never, or if it is not known."""
         if self.limits is None or self.cost is None:
             return None
-        return turning_batch_size(self.cost, self.limits.ridge)
+        return roofline.turning_batch_size(self.cost, self.limits.ridge)
 
     @property
-    def achieved(self) -> list[Achieved]:
+    def achieved(self) -> list[roofline.Achieved]:
         """How near the measured steps came to the roofline; empty where it is not known."""
         if self.limits is None or self.cost is None:
             return []
-        return achieved(self.cost, self.limits, self.pairs)
+        return roofline.achieved(self.cost, self.limits, self.pairs)
 
     @property
     def multiple(self) -> int | None:
         """The multiple that tensor cores take dimensions in at this precision; None: they are not used."""
-        return None if self.limits is None else tensor_core_multiple(self.limits.dtype, self.device_type)
+        return None if self.limits is None else roofline.tensor_core_multiple(self.limits.dtype, self.device_type)
 
     @property
-    def misaligned(self) -> list[TensorCoreMisalignment]:
+    def misaligned(self) -> list[roofline.TensorCoreMisalignment]:
         """Layers that miss the tensor cores' multiple at the ceiling."""
         if self.limits is None or self.cost is None:
             return []
-        return misalignments(self.cost, self.limits, self.multiple, self.ceiling.batch_size)
+        return roofline.misalignments(self.cost, self.limits, self.multiple, self.ceiling.batch_size)
 
     @property
-    def plateau(self) -> StepTiming:
+    def plateau(self) -> timing.StepTiming:
         """The smallest measured batch size with 95% of the best measured throughput."""
-        best = max(timing.throughput for timing in self.measured.timings)
-        return next(timing for timing in self.measured.timings if timing.throughput >= PLATEAU * best)
+        best = max(row.throughput for row in self.measured.timings)
+        return next(row for row in self.measured.timings if row.throughput >= PLATEAU * best)
 
 
 def survey(*arguments: str) -> Survey:
@@ -205,7 +182,7 @@ def measure(
         space.low,
         space.high,
         train_examples,
-        limit=_share(_limit(options.memory.limit, options.memory.free_share, device), config.search.workers, device),
+        limit=_trial_limit(config, device),
         multiple=space.multiple,
         relative=options.memory.relative[device.type],
         steps=options.memory.steps,
@@ -235,19 +212,16 @@ def measure(
     )
 
 
-def _limit(given: int | None, free_share: float, device: torch.device) -> int | None:
-    """Return the bytes that a trial may take; None: the device's. One that takes more ends its process on a CPU."""
-    if given is not None or device.type != "cpu":
-        return given
-    return int(free_share * memory_limit(Path("/"), resident_bytes()).bytes)
-
-
-def _share(limit: int | None, workers: int, device: torch.device) -> int | None:
-    """Return a trial's share of the limit: ``workers`` train at once."""
-    # This process is one more beside them: it holds the data too, and it has trained at the largest batch size.
+def _trial_limit(config: DictConfig, device: torch.device) -> int | None:
+    """Return the bytes that one of ``search.workers`` trials may take; None: all that the CUDA device has."""
+    options, workers = config.hardware.memory, config.search.workers
+    limit: int | None = options.limit
+    if limit is None and device.type == "cpu":  # a trial that takes all that is free ends its process
+        limit = int(options.free_share * memory_limit(Path("/"), resident_bytes()))
+    # This process is one more beside them: it has the data too, and it has trained at the largest batch size.
     if workers == 1:
         return limit
-    whole = torch.cuda.get_device_properties(device).total_memory if limit is None else limit
+    whole: int = torch.cuda.get_device_properties(device).total_memory if limit is None else limit
     return whole // (workers + 1)
 
 
@@ -282,24 +256,20 @@ def _device_errors() -> Iterator[None]:
 
 def _roofline(
     config: DictConfig, device: torch.device, workload: Workload, space: Space
-) -> tuple[DeviceLimits | None, StepCost | None, tuple[str, ...]]:
-    options = config.hardware.ceilings
+) -> tuple[roofline.DeviceLimits | None, roofline.StepCost | None, tuple[str, ...]]:
+    options, limits = config.hardware.ceilings, None
     try:
-        arithmetic = arithmetic_of(config.precision, device.type)
-        limits = measure_limits(
+        arithmetic = roofline.arithmetic_of(config.precision, device.type)
+        limits = timing.measure_limits(
             device, arithmetic, options.seconds, list(options.matrix_sizes), list(options.copy_bytes)
         )
-    except HardwareError as error:
-        return None, None, (f"no roofline: {error}",)
+        module = workload.build_module(_spec(space.low, space)).to(device).train()
 
-    module = workload.build_module(_spec(space.low, space)).to(device).train()
+        def batch(size: int) -> Any:
+            return on_device(workload, module, next(iter(workload.train_batches(_spec(size, space)))), device)
 
-    def batch(size: int) -> Any:
-        return on_device(workload, module, next(iter(workload.train_batches(_spec(size, space)))), device)
-
-    try:
-        with outside_trainer(module):
-            return limits, step_cost(module, batch, training_loss, arithmetic, list(options.traced_batch_sizes)), ()
+        sizes = list(options.traced_batch_sizes)
+        return limits, roofline.step_cost(module, batch, roofline.training_loss, arithmetic, sizes), ()
     except HardwareError as error:
         return limits, None, (f"no roofline: {error}",)
 
@@ -317,7 +287,7 @@ def _time_ladder(
     ceiling: Ceiling,
     device: torch.device,
     now: Callable[[], float],
-) -> tuple[Measured, tuple[str, ...]]:
+) -> tuple[timing.Measured, tuple[str, ...]]:
     options = config.hardware.step_time
     short = replace(protocol, warmup_steps=options.warmup_steps)
     timed: list[tuple[float, float]] = []
@@ -330,21 +300,21 @@ def _time_ladder(
             return ()
         compared.add(size)
         try:
-            return time_bare(workload, short, size, lr, steps, device, now)
+            return timing.time_bare(workload, short, size, lr, steps, device, now)
         except HardwareError as error:
             notes.append(f"no share of overhead: {error}")
             return ()
 
-    def run(size: int) -> Steps:
+    def run(size: int) -> tuple[Sequence[float], Sequence[float]]:
         lr = _spec(size, space).lr
         expected = float(fit_step_times(timed, size)(np.array(float(size)))) if timed else options.visit_seconds
         steps = min(max(round(options.visit_seconds / expected), options.min_steps), options.max_steps)
-        trial = time_trial(workload, short, size, lr, steps, now)
+        trial = timing.time_trial(workload, short, size, lr, steps, now)
         timed.append((float(size), statistics.median(trial)))
-        return Steps(trial, bare(size, lr, steps))
+        return trial, bare(size, lr, steps)
 
-    sizes = ladder(ceiling.smallest, ceiling.batch_size, options.rungs, space.multiple)
-    measured = measure_step_times(run, sizes, options.repeats, config.seed, config.hardware.seconds, now)
+    sizes = timing.ladder(ceiling.smallest, ceiling.batch_size, options.rungs, space.multiple)
+    measured = timing.measure_step_times(run, sizes, options.repeats, config.seed, config.hardware.seconds, now)
     return measured, tuple(notes)
 
 

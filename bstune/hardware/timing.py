@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import HardwareError
 from bstune.core.records import Budget, TrialProtocol, TrialSpec
 from bstune.core.step_time import fit_step_times
-from bstune.hardware.roofline import DTYPES, Arithmetic, DeviceLimits, tensor_core_multiple
+from bstune.hardware.roofline import DTYPES, Arithmetic, DeviceLimits, tensor_core_multiple, training_loss
 from bstune.trial.batches import micro_batch_sizes
 from bstune.trial.compile import compiled
 from bstune.trial.device import device_name, synchronize
@@ -30,14 +30,6 @@ from bstune.trial.loop import Workload, make_trainer, run_trial
 from bstune.trial.workload import on_device
 
 TIMER_CALLS = 5  # of a size at least: three to warm up, one to choose the block, one block
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Seconds of single steps at one batch size, warm-up left out: a trial's, and those of a bare loop beside it."""
-
-    trial: tuple[float, ...]
-    bare: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,11 +66,6 @@ class Measured:
 
 def ladder(low: int, ceiling: int, rungs: int, multiple: int) -> tuple[int, ...]:
     """Return at most ``rungs`` batch sizes evenly spread over log B, snapped to ``multiple``, both ends with them."""
-    if not 1 <= low <= ceiling or rungs < 2 or multiple < 1:
-        raise HardwareError(
-            f"a ladder needs 1 <= low <= ceiling, 2 rungs and a multiple of at least 1, but got low={low}, "
-            f"ceiling={ceiling}, rungs={rungs} and multiple={multiple}"
-        )
     even = [low * (ceiling / low) ** (i / (rungs - 1)) for i in range(1, rungs - 1)]
     between = {round(size / multiple) * multiple for size in even}
     return tuple(sorted({low, ceiling} | {size for size in between if low < size < ceiling}))
@@ -92,7 +79,7 @@ def visits(sizes: Sequence[int], repeats: int, seed: int) -> list[int]:
 
 
 def measure_step_times(
-    run: Callable[[int], Steps],
+    run: Callable[[int], tuple[Sequence[float], Sequence[float]]],
     sizes: Sequence[int],
     repeats: int,
     seed: int,
@@ -101,35 +88,33 @@ def measure_step_times(
 ) -> Measured:
     """Measure each batch size ``repeats`` times in shuffled order, for as long as the seconds allow.
 
-    A line through the visits so far predicts the next one's seconds; a visit that would not end in time is left out,
-    while smaller ones may still be made. The very first is always made.
+    ``run`` returns the seconds of a trial's single steps, at least one, and of those of a bare loop. A line through the
+    visits so far predicts the next one's seconds; a visit that would not end in time is left out, while smaller ones
+    may still be made. The very first is always made.
     """
-    if not sizes or repeats < 1:
-        raise HardwareError(f"step times need batch sizes and repeats, but got {list(sizes)} and {repeats}")
     start = now()
     taken: list[tuple[float, float]] = []
-    runs: dict[int, list[Steps]] = {}
+    trials: dict[int, list[Sequence[float]]] = {}
+    bares: dict[int, list[float]] = {size: [] for size in sizes}
     for size in visits(sizes, repeats, seed):
         began = now()
         if taken and began - start + float(fit_step_times(taken, float(size))(np.array(float(size)))) > max_seconds:
             continue
-        steps = run(size)
-        if not steps.trial:
-            raise HardwareError(f"no step was timed at batch size {size}: time more steps than the warm-up's")
-        runs.setdefault(size, []).append(steps)
+        trial, bare = run(size)
+        trials.setdefault(size, []).append(trial)
+        bares[size].extend(bare)
         taken.append((float(size), now() - began))
     return Measured(
-        timings=tuple(summarize(size, runs[size]) for size in sorted(runs)),
-        left_out=tuple(size for size in sizes if size not in runs),
-        cut=tuple(size for size in sizes if 0 < len(runs.get(size, ())) < repeats),
+        timings=tuple(summarize(size, trials[size], bares[size]) for size in sorted(trials)),
+        left_out=tuple(size for size in sizes if size not in trials),
+        cut=tuple(size for size in sizes if 0 < len(trials.get(size, ())) < repeats),
     )
 
 
-def summarize(batch_size: int, repeats: Sequence[Steps]) -> StepTiming:
-    """Return median and quartiles over the steps of all repeats, each of which timed at least one step."""
-    steps = [seconds for repeat in repeats for seconds in repeat.trial]
-    medians = [statistics.median(repeat.trial) for repeat in repeats]
-    bare = [seconds for repeat in repeats for seconds in repeat.bare]
+def summarize(batch_size: int, repeats: Sequence[Sequence[float]], bare: Sequence[float] = ()) -> StepTiming:
+    """Return median and quartiles over the steps of all repeats, in seconds; ``bare`` are those of a bare loop."""
+    medians = [statistics.median(repeat) for repeat in repeats]
+    steps = list(chain(*repeats))
     low, middle, high = np.quantile(steps, (0.25, 0.5, 0.75)).tolist()
     drift = max(medians) / min(medians) - 1.0
     return StepTiming(batch_size, middle, low, high, drift, len(steps), statistics.median(bare) if bare else None)
@@ -229,10 +214,8 @@ def time_bare(
     def loss() -> torch.Tensor:
         batch = on_device(workload, module, precision.convert_input(next(stream)), device)
         optimizer.zero_grad()
-        with outside_trainer(module), precision.train_step_context():
-            output = module.training_step(batch, len(seconds))
-        value: torch.Tensor = output["loss"] if isinstance(output, dict) else output
-        return value
+        with precision.train_step_context():
+            return training_loss(module, batch, len(seconds))
 
     with compiled(protocol.compile, module, loss):
         for _ in range(protocol.warmup_steps + steps):
@@ -243,19 +226,6 @@ def time_bare(
             synchronize(device)
             seconds.append(now() - start)
     return tuple(seconds[protocol.warmup_steps :])
-
-
-@contextmanager
-def outside_trainer(module: object) -> Iterator[None]:
-    """Turn the error of a module that asks for its Trainer where there is none into a HardwareError."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "not attached to a `Trainer`" not in str(error):
-            raise
-        raise HardwareError(
-            f"{type(module).__name__}.training_step asks for its Trainer, so it cannot be run without one"
-        ) from error
 
 
 def measure_limits(

@@ -16,7 +16,7 @@ from bstune.core.console import format_count, format_number, time_unit
 from bstune.core.curve import CurveFit, predict_steps
 from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.records import TrialResult
-from bstune.study.summary import REGIMES, STATUS_STYLES, WINNERS, Row, Summary, counts_text, critical_text, trial_row
+from bstune.study.summary import REGIMES, WINNERS, Row, Summary, counts_text, critical_text, trial_row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FIGURE_INCHES = (13.0, 6.5)
 REGIME_TINTS = dict(zip(REGIMES, ("#e6f0f8", "#f7f7f7", "#fcf1e2"), strict=True))
 CURVE_LABEL = r"$S_\mathrm{{min}}\,(1 + B_\mathrm{{crit}}/B)$ and its {:.0%} band"
+FOOT_MARKERS = {"diverged": ("x", "diverged"), "oom": ("s", "out of memory"), "failed": ("P", "failed")}
 COLOUR_LABELS = {"delta": "delta = log2(learning rate / rule(B)), in octaves", "lr": "learning rate"}
 
 
@@ -87,18 +88,16 @@ def _draw_panel(
     """Draw trials as faint dots, frontier points with (last miss, first hit], bounds as triangles, and the winner."""
     low, high, best = names
 
+    name, norm, colours = _colours(rows)
+
     def draw(some: Sequence[Row], censored: bool, label: str, **style: Any) -> None:
-        end = low if censored else high
+        end, marker = (low, "^") if censored else (high, "o")
         kept = [row for row in some if row["censored"] == censored and row[end]]
         if kept:
-            y = [row[end] / scale for row in kept]
-            colour: dict[str, Any] = (
-                {"c": [row[name] for row in kept], "norm": norm, "cmap": colours} if some is rows else {}
-            )
-            marker = "^" if censored else "o"
-            axes.scatter([row["batch_size"] for row in kept], y, marker=marker, label=label, **colour, **style)
+            style |= {"c": [row[name] for row in kept], "norm": norm, "cmap": colours} if some is rows else {}
+            x, y = [row["batch_size"] for row in kept], [row[end] / scale for row in kept]
+            axes.scatter(x, y, marker=marker, label=label, **style)
 
-    name, norm, colours = _colours(rows)
     ends = [row[high] or row[low] for row in rows]
     _set_scale(axes, "x", sizes, (0.06, 0.06))
     _set_scale(axes, "y", [end / scale for end in ends if end] or [1.0], (0.27, 0.07))
@@ -109,9 +108,9 @@ def _draw_panel(
     hit = [row for row in summary["points"] if row[high]]
     starts, stops = [row[low] / scale for row in hit], [row[high] / scale for row in hit]
     axes.vlines([row["batch_size"] for row in hit], starts, stops, colors=INK, linewidth=1.6, zorder=5.5)
-    point: dict[str, Any] = {"s": 42, "facecolor": INK, "edgecolor": "white", "linewidths": 0.9, "zorder": 5}
-    draw(hit, False, "frontier point, (last miss, first hit]", **point)
-    draw(summary["points"], True, "frontier bound: target not reached by then", **{**point, "s": 70})
+    point: dict[str, Any] = {"facecolor": INK, "edgecolor": "white", "linewidths": 0.9, "zorder": 5}
+    draw(hit, False, "frontier point, (last miss, first hit]", s=42, **point)
+    draw(summary["points"], True, "frontier bound: target not reached by then", s=70, **point)
     if summary[best] is not None and summary[best][high]:
         _draw_winner(axes, summary[best], summary[best][high] / scale, best)
 
@@ -173,12 +172,12 @@ def _draw_winner(axes: "Axes", winner: Row, y: float, key: str) -> None:
 
 def _draw_foot(axes: "Axes", trials: Sequence[TrialResult]) -> None:
     """Mark at the axis's foot the batch sizes of trials whose status has no steps to target."""
-    for status, shown in STATUS_STYLES.items():
+    style: dict[str, Any] = {"color": GREY, "s": 18, "linewidths": 1.0, "zorder": 4}
+    for status, (marker, label) in FOOT_MARKERS.items():
         sizes = [trial.batch_size for trial in trials if trial.status == status]
-        if sizes and shown.marker is not None:
-            style: dict[str, Any] = {"color": GREY, "s": 18, "linewidths": 1.0, "zorder": 4}
-            style |= {"label": f"{shown.label} (at the foot)", "transform": axes.get_xaxis_transform()}
-            axes.scatter(sizes, [0.025] * len(sizes), marker=shown.marker, **style)
+        if sizes:
+            style |= {"label": f"{label} (at the foot)", "transform": axes.get_xaxis_transform()}
+            axes.scatter(sizes, [0.025] * len(sizes), marker=marker, **style)
 
 
 def _draw_fit(axes: "Axes", summary: Summary, fit: CurveFit | None) -> None:

@@ -26,11 +26,12 @@ from bstune.study.storage import distributions
 Array = NDArray[np.float64]
 INTERVAL = (0.05, 0.95)  # of B_crit's posterior, for search.precision
 MOVES = 10  # of its sampler: at the few of a decision, intervals come out too narrow
+LEVEL = 0.9  # of the exponents' intervals
 GRID = 33  # batch sizes of a slope, even in log B
 PRIOR_DRAWS = 4000
 MIN_SHRINKAGE = 0.8  # an interval wider than this fraction of the prior's is not identified
 MIN_REACHED = 3  # reached trials, fewer identify no exponent
-MIN_OCTAVES = 1.0  # of batch size, less has no slope
+MIN_SPAN = 2.0  # of batch sizes, largest over smallest: less has no slope
 
 
 def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> dict[str, Any]:
@@ -57,15 +58,13 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
 
 def study_posterior(prepared: PreparedStudy, done: Sequence[TrialResult], particles: int) -> Posterior:
     """Return the posterior of the frontier after these trials, whatever sampler suggested them."""
+    prior, scale = prepared.config.prior, prepared.config.scaling.noise_scale
+    context = sampler_context(prepared)
     sampler = FrontierSampler(
-        **sampler_context(prepared),
-        sigma=prepared.config.prior.level_sigma,
-        exponent_sigma=prepared.config.prior.exponent_sigma,
-        noise_scale=prepared.config.scaling.noise_scale,
+        **context, sigma=prior.level_sigma, exponent_sigma=prior.exponent_sigma, noise_scale=scale
     )
-    posterior = sampler.posterior(
-        done, particles=particles, moves=MOVES, rng=np.random.default_rng(prepared.budget.seed)
-    )
+    rng = np.random.default_rng(prepared.budget.seed)
+    posterior = sampler.posterior(done, particles=particles, moves=MOVES, rng=rng)
     assert posterior is not None  # its search space is given
     return posterior
 
@@ -78,10 +77,7 @@ def b_crit_interval(prepared: PreparedStudy, posterior: Posterior) -> list[float
 
 @dataclass(frozen=True)
 class LrExponent:
-    """The exponent of lr*(B) over batch sizes from ``start`` to ``end``: median and interval, and the prior's interval.
-
-    ``reached`` trials there reached the target; ``identified`` tells whether they narrow the prior.
-    """
+    """The exponent of lr*(B) over batch sizes from ``start`` to ``end``: its median, its and the prior's interval."""
 
     exponent: float
     low: float
@@ -90,12 +86,12 @@ class LrExponent:
     prior_high: float
     start: float
     end: float
-    reached: int
-    identified: bool
+    reached: int  # trials there that reached the target
+    identified: bool  # whether they narrow the prior
 
 
 def fit_lr_exponent(
-    posterior: Posterior, low: float, high: float, b_crit: float, noise_scale: float | None = None, level: float = 0.9
+    posterior: Posterior, low: float, high: float, b_crit: float, noise_scale: float | None = None
 ) -> dict[str, Any] | None:
     """Return the exponent of lr*(B) from batch size ``low`` to ``high`` as a row of ``curve.json``, in words too.
 
@@ -103,20 +99,19 @@ def fit_lr_exponent(
     few. ``noise_scale`` is that of the rules that take one; None for ``b_crit``, which it approximates (McCandlish et
     al. 2018, section 2). A range of less than an octave has no exponent: None.
     """
-    if not math.log2(high / low) >= MIN_OCTAVES:
+    if high < MIN_SPAN * low:
         return None
-    whole = _exponent(posterior, low, high, level)
+    whole = _exponent(posterior, low, high)
     edge = min(high, b_crit)
-    below = None
-    if edge > low and math.log2(edge / low) >= MIN_OCTAVES:
-        below = _exponent(posterior, low, edge, level)
-        below = below if below.reached >= MIN_REACHED else None
+    below = _exponent(posterior, low, edge) if edge >= MIN_SPAN * low else None
+    if below is not None and below.reached < MIN_REACHED:
+        below = None
     text = _text(whole, below, b_crit, noise_scale or b_crit)
-    return {**asdict(whole), "below_b_crit": None if below is None else asdict(below), "level": level, "text": text}
+    return {**asdict(whole), "below_b_crit": None if below is None else asdict(below), "level": LEVEL, "text": text}
 
 
-def _exponent(posterior: Posterior, start: float, end: float, level: float) -> LrExponent:
-    tail = 0.5 * (1.0 - level)
+def _exponent(posterior: Posterior, start: float, end: float) -> LrExponent:
+    tail = 0.5 * (1.0 - LEVEL)
     theta, prior = posterior.theta, posterior.prior
     low, middle, high = np.quantile(slopes(theta, prior, start, end), [tail, 0.5, 1.0 - tail]).tolist()
     draws = draw_prior(prior, PRIOR_DRAWS, np.random.default_rng(0))
@@ -165,22 +160,19 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
 
 def _text(whole: LrExponent, below: LrExponent | None, b_crit: float, noise_scale: float) -> str:
     if whole.reached < MIN_REACHED:
-        return (
-            f"not identified: {plural(whole.reached, 'trial')} reached the target, and it takes {MIN_REACHED}; "
-            f"the prior alone says an exponent of {_interval(whole.prior_low, whole.prior_high)}"
-        )
-    everywhere = f"from B = {format_count(whole.start)} to {format_count(whole.end)}"
+        count = f"{plural(whole.reached, 'trial')} reached the target, and it takes {MIN_REACHED}"
+        alone = _interval(whole.prior_low, whole.prior_high)
+        return f"not identified: {count}; the prior alone says an exponent of {alone}"
+    everywhere = _clause(whole, f"from B = {format_count(whole.start)} to {format_count(whole.end)}", noise_scale)
     edge = format_count(float(f"{b_crit:.2g}"))
     if below is None:
-        return (
-            f"{_clause(whole, everywhere, noise_scale)}; below the posterior's B_crit, {edge}, there are too few batch "
-            "sizes or reached trials"
-        )
+        few = "there are too few batch sizes or reached trials"
+        return f"{everywhere}; below the posterior's B_crit, {edge}, {few}"
     if below.end >= whole.end:
         where = f"up to B = {format_count(below.end)}, all of it below the posterior's B_crit"
         return _clause(below, where, noise_scale)
     near = _clause(below, f"up to B = {edge}, the posterior's B_crit", noise_scale)
-    return f"{near}; {_clause(whole, everywhere, noise_scale)}"
+    return f"{near}; {everywhere}"
 
 
 def _clause(one: LrExponent, where: str, noise_scale: float) -> str:

@@ -41,7 +41,11 @@ def report_study(
     """Write, print and track a study's results; ``arguments`` of the command line run the winners again."""
     done, files, space = results(study), prepared.files, prepared.space
     best = winners(done)
-    fit = _fit(done)
+    fit: CurveFit | str
+    try:
+        fit = fit_curve(frontier_points(done))
+    except CurveError as error:
+        fit = str(error)
     posterior = study_posterior(prepared, done, REPORT_PARTICLES)
     b_crit = b_crit_interval(prepared, posterior)
     exponent = fit_lr_exponent(posterior, space.low, space.high, b_crit[1], prepared.config.scaling.noise_scale)
@@ -51,9 +55,7 @@ def report_study(
         "workload": prepared.config.workload.name,
         **summarize(done, prepared.protocol.target, fit, exponent, stop_reason, b_crit),
         "test": _test_winners(prepared, study, best),
-        "scale_out": {
-            name: [asdict(row) for row in rows] for name, rows in (("ideal", ideal), ("with_all_reduce", real))
-        },
+        "scale_out": {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]},
     }
     write_text(files.curve, dump_json(summary, indent=2) + "\n")
     write_text(files.best, best_yaml(best, arguments, prepared))
@@ -76,13 +78,6 @@ def report_study(
     print_final(console, summary, shown, ui)
     for caveat in prepared.caveats:
         console.print(caveat, soft_wrap=True)
-
-
-def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
-    try:
-        return fit_curve(frontier_points(done))
-    except CurveError as error:
-        return str(error)
 
 
 def _test_winners(

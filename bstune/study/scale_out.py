@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich import box
@@ -19,7 +19,6 @@ from rich.table import Table
 
 from bstune.core.console import format_count, format_number, format_seconds, time_unit
 from bstune.core.curve import CurveBand
-from bstune.core.errors import HardwareError
 from bstune.core.figures import BLUE, GREY, INK, VERMILION, save_figure
 from bstune.core.step_time import fit_step_times, fit_sync, iteration_seconds, sync_seconds
 from bstune.search.acquisition import best_learning_rate, steps_band
@@ -42,7 +41,7 @@ class ScaleOut:
     devices: int
     device_batch_size: int
     batch_size: int
-    lr: float | None  # None where no rule was given
+    lr: float
     steps: float
     seconds_per_step: float
     seconds: float
@@ -65,31 +64,23 @@ def scale_out(prepared: PreparedStudy, posterior: Posterior) -> tuple[list[Scale
     tau = fit_step_times(timed, float(space.high), backend.step_time)
     reduce = settings.all_reduce
 
-    def planned(all_reduce_seconds: Callable[[int], float]) -> list[ScaleOut]:
-        return plan(
-            lambda batches: steps_band(posterior, batches, INTERVAL, np.random.default_rng(prepared.budget.seed)),
-            lambda size: float(tau(np.array(float(size)))),
-            list(settings.devices),
-            sizes,
-            all_reduce_seconds,
-            partial(best_learning_rate, posterior),
-            reduce.overlap,
-            backend.train_examples,
-        )
-
-    ideal = planned(no_all_reduce)
+    planned = partial(
+        plan,
+        lambda batches: steps_band(posterior, batches, INTERVAL, np.random.default_rng(prepared.budget.seed)),
+        lambda size: float(tau(np.array(float(size)))),
+        partial(best_learning_rate, posterior),
+        list(settings.devices),
+        sizes,
+        overlap=reduce.overlap,
+        max_examples=backend.train_examples,
+    )
     if reduce.seconds is not None:
         alpha, beta = fit_sync([(int(count), float(seconds)) for count, seconds in reduce.seconds.items()])
-        return ideal, planned(lambda count: sync_seconds(count, alpha, beta))
+        return planned(), planned(lambda count: sync_seconds(count, alpha, beta))
     if reduce.bytes_per_second is not None and backend.gradient_bytes is not None:
         link = (float(backend.gradient_bytes), reduce.bytes_per_second, reduce.latency)
-        return ideal, planned(lambda count: ring_all_reduce(count, *link))
-    return ideal, []
-
-
-def no_all_reduce(devices: int) -> float:
-    """Return 0 s: the ideal."""
-    return 0.0
+        return planned(), planned(lambda count: ring_all_reduce(count, *link))
+    return planned(), []
 
 
 def ring_all_reduce(devices: int, gradient_bytes: float, bytes_per_second: float, latency: float) -> float:
@@ -105,10 +96,10 @@ def ring_all_reduce(devices: int, gradient_bytes: float, bytes_per_second: float
 def plan(
     predict: Callable[[Sequence[int]], CurveBand],
     step_seconds: Callable[[int], float],
+    best_lr: Callable[[float], float],
     devices: Sequence[int],
     device_batch_sizes: Sequence[int],
-    all_reduce_seconds: Callable[[int], float] = no_all_reduce,
-    best_lr: Callable[[float], float] | None = None,
+    all_reduce_seconds: Callable[[int], float] = lambda devices: 0.0,
     overlap: float = 1.0,
     max_examples: int | None = None,
 ) -> list[ScaleOut]:
@@ -121,27 +112,10 @@ def plan(
     counts = sorted({1, *devices})
     tau = [step_seconds(size) for size in sizes]
     waits = [all_reduce_seconds(count) for count in counts]
-    numbers = [*devices, *sizes, *tau, *waits]
-    if not (
-        devices
-        and sizes
-        and min(*devices, *sizes) >= 1
-        and min(tau) > 0
-        and min(waits) >= 0
-        and np.isfinite(numbers).all()
-    ):
-        raise HardwareError(
-            "a plan needs numbers of devices and batch sizes per device of at least 1, positive seconds per step and "
-            f"finite seconds of an all-reduce, but got {list(devices)}, {sizes}, {tau} and {waits}"
-        )
     batches = np.outer(counts, sizes)  # (devices, sizes)
     bands = predict(batches.ravel().tolist())
     steps, low, high = (np.reshape(values, batches.shape) for values in (bands.steps, bands.low, bands.high))
-    if not (np.isfinite(steps).all() and (steps > 0).all()):
-        raise HardwareError("steps to target must be positive and finite at every batch size of the plan")
     fits = batches <= (math.inf if max_examples is None else max_examples)
-    if not fits[0].any():
-        raise HardwareError(f"a plan needs a batch size per device of at most {max_examples}, but got {sizes}")
     seconds_per_step = np.array([[iteration_seconds(one, wait, overlap) for one in tau] for wait in waits])
     best = np.where(fits, steps * seconds_per_step, math.inf).argmin(axis=1)
     rows: list[ScaleOut] = []
@@ -150,21 +124,21 @@ def plan(
             break
         per_step, batch_size = float(seconds_per_step[i, k]), int(batches[i, k])
         seconds = float(steps[i, k]) * per_step
-        alone = rows[0].seconds if rows else seconds
+        speed_up = (rows[0].seconds if rows else seconds) / seconds
         rows.append(
             ScaleOut(
                 devices=count,
                 device_batch_size=sizes[k],
                 batch_size=batch_size,
-                lr=None if best_lr is None else best_lr(batch_size),
+                lr=best_lr(batch_size),
                 steps=float(steps[i, k]),
                 seconds_per_step=per_step,
                 seconds=seconds,
                 seconds_low=float(low[i, k]) * per_step,
                 seconds_high=float(high[i, k]) * per_step,
                 device_seconds=count * seconds,
-                speed_up=alone / seconds,
-                efficiency=alone / seconds / count,
+                speed_up=speed_up,
+                efficiency=speed_up / count,
             )
         )
     return [row for row in rows if row.devices in set(devices)]
@@ -180,15 +154,14 @@ def candidates(ceiling: int, multiple: int, ratio: float) -> list[int]:
 
 
 def half_efficient(rows: Sequence[ScaleOut]) -> ScaleOut | None:
-    """Return the first row, by devices, whose efficiency is under 50%; None if there is none."""
-    return min((row for row in rows if row.efficiency < HALF), key=lambda row: row.devices, default=None)
+    """Return the first row whose efficiency is under 50%; None if there is none."""
+    return next((row for row in rows if row.efficiency < HALF), None)
 
 
 def scale_out_table(rows: Sequence[ScaleOut], title: str) -> Table:
     """Return the plan as a table for 80 columns; the row where efficiency first falls under 50% is marked."""
-    table = Table(
-        title=title, box=box.SIMPLE_HEAD, caption=_caption(rows), caption_justify="left", padding=(0, 1, 0, 0)
-    )
+    style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "caption_justify": "left", "padding": (0, 1, 0, 0)}
+    table = Table(title=title, caption=f"{_caption(rows)}; cost is in device-seconds", **style)
     for name in ("devices", "batch", "each", "lr", "steps", "time", "interval", "cost", "efficiency"):
         table.add_column(name, justify="right", no_wrap=True)
     half = half_efficient(rows)
@@ -211,12 +184,9 @@ def scale_out_table(rows: Sequence[ScaleOut], title: str) -> Table:
 def _caption(rows: Sequence[ScaleOut]) -> str:
     half = half_efficient(rows)
     if half is None:
-        return "efficiency stays at 50% or above; cost is in device-seconds"
-    rate = "" if half.lr is None else f", learning rate {format_number(half.lr)}"
-    return (
-        f"efficiency falls under 50% at {format_count(half.devices)} devices "
-        f"(batch size {format_count(half.batch_size)}{rate}); cost is in device-seconds"
-    )
+        return "efficiency stays at 50% or above"
+    point = f"batch size {format_count(half.batch_size)}, learning rate {format_number(half.lr)}"
+    return f"efficiency falls under 50% at {format_count(half.devices)} devices ({point})"
 
 
 def draw_scale_out(ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str, path: Path) -> None:
@@ -228,14 +198,8 @@ def _paint(figure: "Figure", ideal: Sequence[ScaleOut], real: Sequence[ScaleOut]
     left, right = figure.subplots(1, 2)
     scale, unit = time_unit(min(row.seconds for row in [*ideal, *real]))
     devices = [row.devices for row in ideal]
-    left.plot(
-        devices,
-        [ideal[0].seconds * ideal[0].devices / count / scale for count in devices],
-        color=INK,
-        linewidth=0.8,
-        linestyle="--",
-        label="perfect scaling",
-    )
+    perfect = [ideal[0].seconds * ideal[0].devices / count / scale for count in devices]
+    left.plot(devices, perfect, color=INK, linewidth=0.8, linestyle="--", label="perfect scaling")
     for rows, colour, label in ((ideal, BLUE, "ideal: no all-reduce"), (real, VERMILION, "with the all-reduce")):
         _draw_rows(left, right, rows, colour, label, scale)
     left.set(xscale="log", yscale="log", xlabel="devices", ylabel=f"time to target ({unit}); band: of the curve")
@@ -248,7 +212,7 @@ def _paint(figure: "Figure", ideal: Sequence[ScaleOut], real: Sequence[ScaleOut]
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5, frameon=False)
-    figure.suptitle(f"{title}\n{_caption(real or ideal).split(';')[0]}", fontsize=10.5, parse_math=False)
+    figure.suptitle(f"{title}\n{_caption(real or ideal)}", fontsize=10.5, parse_math=False)
 
 
 def _draw_rows(left: "Axes", right: "Axes", rows: Sequence[ScaleOut], colour: str, label: str, scale: float) -> None:
@@ -257,17 +221,11 @@ def _draw_rows(left: "Axes", right: "Axes", rows: Sequence[ScaleOut], colour: st
     left.fill_between(devices, low, high, color=colour, alpha=0.15, linewidth=0)
     left.plot(devices, [row.seconds / scale for row in rows], "o-", color=colour, markersize=4, label=label)
     right.plot(devices, [100.0 * row.efficiency for row in rows], "o-", color=colour, markersize=4)
-    half = half_efficient(rows)
-    if half is None:
-        return
-    rate = "" if half.lr is None else f"\nlr = {format_number(half.lr)}"
-    right.annotate(
-        f"{format_count(half.devices)} devices: {half.efficiency:.0%}\nB = {format_count(half.batch_size)}{rate}",
-        (half.devices, 100.0 * half.efficiency),
-        xytext=(8.0, 6.0) if colour == BLUE else (-8.0, -6.0),
-        textcoords="offset points",
-        ha="left" if colour == BLUE else "right",
-        va="bottom" if colour == BLUE else "top",
-        color=colour,
-        fontsize=8.5,
-    )
+    if (half := half_efficient(rows)) is not None:
+        text = f"{format_count(half.devices)} devices: {half.efficiency:.0%}"
+        text += f"\nB = {format_count(half.batch_size)}\nlr = {format_number(half.lr)}"
+        style: dict[str, Any] = {"xytext": (-8.0, -6.0), "ha": "right", "va": "top"}
+        if colour == BLUE:  # the upper one
+            style = {"xytext": (8.0, 6.0), "ha": "left", "va": "bottom"}
+        style |= {"textcoords": "offset points", "color": colour, "fontsize": 8.5}
+        right.annotate(text, (half.devices, 100.0 * half.efficiency), **style)

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich import box
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
 from bstune.core.curve import SLOPE_RATIO, CurveFit, FrontierPoint, frontier_points, log_slope
-from bstune.core.records import STATUSES, Objective, Status, Target, TrialResult
+from bstune.core.records import STATUSES, Objective, Target, TrialResult
 from bstune.search.posterior import noise_scale_row
 from bstune.study.replicates import confirmed, confirmed_row, steps_order, time_order
 
@@ -22,17 +23,7 @@ Summary = dict[str, Any]
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class StatusStyle:
-    """How a trial of a status is shown: its colour in tables, its marker at the figure's foot (None: by its steps)."""
-
-    colour: str
-    marker: str | None = None
-    label: str = ""
-
-
-@dataclass(frozen=True)
-class Criterion:
+class Criterion(NamedTuple):
     """What a winner is best by: its objective, a heading, the field with its value, and how that is written."""
 
     objective: Objective
@@ -41,13 +32,7 @@ class Criterion:
     text: Callable[[float | None], str]
 
 
-STATUS_STYLES: Mapping[Status, StatusStyle] = {
-    "reached": StatusStyle("green"),
-    "censored": StatusStyle("yellow"),
-    "diverged": StatusStyle("red", "x", "diverged"),
-    "oom": StatusStyle("magenta", "s", "out of memory"),
-    "failed": StatusStyle("bold red", "P", "failed"),
-}
+STATUS_COLOURS = {"reached": "green", "censored": "yellow", "diverged": "red", "oom": "magenta", "failed": "bold red"}
 WINNERS = {
     "best_by_time": Criterion("time", "least time", "time_to_target", format_seconds),
     "best_by_steps": Criterion("steps", "fewest steps", "steps", format_count),
@@ -60,7 +45,6 @@ WHAT_TO_CHANGE = (
     "learning rate (scaling.lr)"
 )
 SINGLE_RUNS = "of single runs, not repeated on fresh seeds: optimistic"
-CHOSEN_RUNS = "time and steps to target are the chosen run's own: expect those on fresh seeds"
 
 
 def summarize(
@@ -71,16 +55,10 @@ def summarize(
     stop_reason: str | None = None,
     b_crit: Sequence[float] | None = None,
 ) -> Summary:
-    """Return the content of ``curve.json``: what was reached, the frontier with its fit, B_crit, and the winners.
+    """Return the content of ``curve.json``; a trial that was stopped and continued counts once, as its last part.
 
-    Args:
-        trials: all trials of the study, in any order; one that was stopped and continued counts once, as its last part.
-        target: what they had to reach.
-        fit: the curve fitted to ``frontier_points(trials)``, or the sentence that says why there is none.
-        lr_exponent: see :func:`bstune.study.model.fit_lr_exponent`; None where there is none.
-        stop_reason: what ended the search, in words; None where it is not known.
-        b_crit: low end, median and high end of the 90% interval of B_crit from the posterior, which every trial
-            informs, stopped ones too; None for none.
+    ``fit`` is the curve through ``frontier_points(trials)``, or the sentence that says why there is none; ``b_crit`` is
+    low end, median and high end of B_crit's interval in the posterior, which every trial informs, stopped ones too.
     """
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
@@ -88,6 +66,10 @@ def summarize(
     last = _last_parts(trials)
     reached = any(trial.reached for trial in trials)
     interval = None if b_crit is None else dict(zip(("b_crit_low", "b_crit", "b_crit_high"), b_crit, strict=True))
+    best: dict[str, Any] = dict.fromkeys(WINNERS)
+    for name, trial in winners(trials).items():
+        found = confirmed(trials, WINNERS[name].objective)
+        best[name] = {**_winner_row(trial), "confirmed": found and confirmed_row(found)}
     return {
         "target": str(target),
         "devices": sorted({trial.device for trial in trials}),
@@ -104,17 +86,13 @@ def summarize(
         "posterior": interval if reached else None,
         "noise_scale": noise_scale_row(trials, b_crit, None if fitted is None else fitted.b_crit),
         "lr_exponent": lr_exponent,
-        **{name: _winner_row(trials, name) for name in WINNERS},
-        "pareto": [_winner(trial) for trial in pareto_front(trials)],
+        **best,
+        "pareto": [_winner_row(trial) for trial in pareto_front(trials)],
     }
 
 
 def winners(trials: Iterable[TrialResult]) -> dict[str, TrialResult]:
-    """Return ``best_by_time`` and ``best_by_steps``, of equals the first number; empty if none reached the target.
-
-    Each is the one with the best fresh runs where there are any (see :func:`bstune.study.replicates.confirmed`), the
-    best single run elsewhere; never a fresh run itself.
-    """
+    """Return ``best_by_time`` and ``best_by_steps``, each the best of the confirmed, or else of the single runs."""
     trials = list(trials)
     reached = [trial for trial in trials if trial.reached and trial.replicate_of is None]
     timed = [trial for trial in reached if trial.time_to_target is not None]
@@ -127,10 +105,7 @@ def winners(trials: Iterable[TrialResult]) -> dict[str, TrialResult]:
 
 
 def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
-    """Return the trials that no other one beats both in steps and in time to target, from least time to fewest steps.
-
-    Of equals the first number stays. Trials that did not reach the target are left out.
-    """
+    """Return the trials that no other beats both in steps and in time to target, from least time to fewest steps."""
     front: list[TrialResult] = []
     for trial in sorted((trial for trial in trials if trial.time_to_target is not None), key=time_order):
         if not front or trial.steps < front[-1].steps:
@@ -144,12 +119,7 @@ def _last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
     return [trial for trial in trials if trial.number not in continued]
 
 
-def _winner_row(trials: Sequence[TrialResult], name: str) -> dict[str, Any] | None:
-    best, found = winners(trials).get(name), confirmed(trials, WINNERS[name].objective)
-    return None if best is None else {**_winner(best), "confirmed": found and confirmed_row(found)}
-
-
-def _winner(trial: TrialResult) -> dict[str, Any]:
+def _winner_row(trial: TrialResult) -> dict[str, Any]:
     names = ("number", "seed", "batch_size", "lr", "hyperparameters", "steps", "seconds_per_step", "time_to_target")
     return {name: getattr(trial, name) for name in names}
 
@@ -163,19 +133,10 @@ def _point_row(point: FrontierPoint, trials: Sequence[TrialResult]) -> dict[str,
 
 def trial_row(trial: TrialResult) -> dict[str, Any]:
     """Return a trial as a row of ``curve.json``'s points: both ends of its interval, null where there is none."""
-    names = (
-        "batch_size",
-        "lr",
-        "delta",
-        "hyperparameters",
-        "number",
-        "steps_low",
-        "seconds_per_step",
-        "time_to_target",
-    )
+    kept = ("batch_size", "lr", "delta", "hyperparameters", "number", "steps_low", "seconds_per_step", "time_to_target")
     tau, reached = trial.seconds_per_step, trial.reached
     return {
-        **{name: getattr(trial, name) for name in names},
+        **{name: getattr(trial, name) for name in kept},
         "censored": not reached,
         "steps": trial.steps if reached else None,
         "time_low": None if tau is None else trial.steps_low * tau,
@@ -200,10 +161,8 @@ def _small_end(points: Sequence[FrontierPoint]) -> dict[str, Any] | None:
 
 
 def _regimes(fit: CurveFit) -> list[dict[str, Any]]:
-    """Return the regimes that the fit identifies and their bounds in examples, null for an open end.
-
-    Where ``b_crit`` is None, the end of its interval that is not bounds a regime.
-    """
+    """Return the regimes that the fit identifies and their bounds in examples, null for an open end."""
+    # Where B_crit is not determined, an end of its interval still bounds a regime.
     smallest = fit.b_crit_low if fit.b_crit is None else fit.b_crit
     largest = fit.b_crit_high if fit.b_crit is None else fit.b_crit
     low = None if smallest is None else smallest / SLOPE_RATIO
@@ -222,10 +181,8 @@ def _never_reached(trials: Sequence[TrialResult], target: Target) -> str:
         return f"{target} was never reached in {count}, and no evaluation gave a finite value: try {WHAT_TO_CHANGE}"
     value, step, trial = min(seen, key=lambda entry: target.gap(entry[0]))
     place = f"batch size {format_count(trial.batch_size)} and learning rate {format_number(trial.lr)}"
-    return (
-        f"{target} was never reached in {count}; the closest value seen was {format_number(value)}, at {place} after "
-        f"{format_count(step)} steps: try {WHAT_TO_CHANGE}"
-    )
+    closest = f"the closest value seen was {format_number(value)}, at {place} after {format_count(step)} steps"
+    return f"{target} was never reached in {count}; {closest}: try {WHAT_TO_CHANGE}"
 
 
 def trials_table(trials: Sequence[TrialResult], target: Target, rows: int = 12) -> Table:
@@ -234,8 +191,7 @@ def trials_table(trials: Sequence[TrialResult], target: Target, rows: int = 12) 
     title = f"target {target}: reached by {reached} of {plural(len(_last_parts(trials)), 'trial')}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("trial", "batch", "lr", "status", "steps", "time", "s/step", "last value"):
-        justify: Any = "left" if name == "status" else "right"
-        table.add_column(name, justify=justify, no_wrap=True)
+        table.add_column(name, justify="left" if name == "status" else "right", no_wrap=True)
     for trial in trials[max(0, len(trials) - rows) :]:
         last = trial.history[-1][1] if trial.history else None
         bound = f"> {format_count(trial.steps_low)}" if trial.status == "censored" else "-"
@@ -243,7 +199,7 @@ def trials_table(trials: Sequence[TrialResult], target: Target, rows: int = 12) 
             str(trial.number),
             format_count(trial.batch_size),
             format_number(trial.lr),
-            Text(trial.status, style=STATUS_STYLES[trial.status].colour),
+            Text(trial.status, style=STATUS_COLOURS[trial.status]),
             format_count(trial.steps) if trial.reached else bound,
             format_seconds(trial.time_to_target),
             format_number(trial.seconds_per_step),
@@ -255,7 +211,12 @@ def trials_table(trials: Sequence[TrialResult], target: Target, rows: int = 12) 
 def final_table(summary: Summary) -> Group:
     """Return a study's results for 80 columns: the winners side by side, then B_crit and the regimes in words."""
     noise_scale, exponent, small_end = (summary[name] for name in ("noise_scale", "lr_exponent", "small_end"))
-    posterior, regimes, front = (summary[name] for name in ("posterior", "regimes", "pareto"))
+    posterior, regimes = summary["posterior"], summary["regimes"]
+    front = [
+        f"B = {format_count(row['batch_size'])} ({format_count(row['steps'])} steps, "
+        f"{format_seconds(row['time_to_target'])})"
+        for row in summary["pareto"]
+    ]
     rows = {
         "target": f"{summary['target']}: {counts_text(summary)}",
         "stop reason": summary["stop_reason"],
@@ -268,11 +229,7 @@ def final_table(summary: Summary) -> Group:
         "scaling rule": exponent and exponent["text"],
         "small end": small_end and _small_end_text(small_end),
         "fit": summary["fit_note"],
-        "Pareto front": "; ".join(
-            f"B = {format_count(row['batch_size'])} ({format_count(row['steps'])} steps, "
-            f"{format_seconds(row['time_to_target'])})"
-            for row in (front if len(front) > 1 else [])
-        ),
+        "Pareto front": "; ".join(front) if len(front) > 1 else None,
     }
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True, style="bold")
@@ -304,11 +261,11 @@ def _winners_table(summary: Summary) -> Table:
     row("time to target", field("time_to_target"), format_seconds)
     row("steps to target", field("steps"), format_count)
     fresh = field("confirmed")
-    counts = sorted({one["runs"] for one in fresh if one})
+    counts = {one["runs"] for one in fresh if one}
     if counts:
-        seeds = "fresh seeds" if len(counts) > 1 else plural(counts[0], "fresh seed")
-        row(f"time on {seeds}", fresh, lambda runs: _spread_text(runs, "time"))
-        row(f"steps on {seeds}", fresh, lambda runs: _spread_text(runs, "steps"))
+        seeds = "fresh seeds" if len(counts) > 1 else plural(max(counts), "fresh seed")
+        for name in ("time", "steps"):
+            row(f"{name} on {seeds}", fresh, partial(_spread_text, name))
         if len(counts) > 1 or any(one["reached"] < one["runs"] for one in fresh if one):
             row("reached on fresh seeds", fresh, lambda runs: f"{runs['reached']} of {runs['runs']}")
     row("time per step", field("seconds_per_step"), format_seconds)
@@ -320,18 +277,16 @@ def _winners_table(summary: Summary) -> Table:
     return table
 
 
-def _spread_text(row: Row, name: str) -> str:
+def _spread_text(name: str, row: Row) -> str:
     """Return median, least and most over fresh runs, ``410 ms (390 to 470)``; a run short of the target opens it."""
     median, low, high = (row[f"{name}_{end}"] for end in ("median", "low", "high"))
     if low is None:
         return "-"
-    scale, unit = time_unit(low if median is None else median) if name == "time" else (1.0, "")
-
-    def text(value: float) -> str:
-        return format_number(value / scale) if name == "time" else format_count(value)
-
-    middle = "over" if median is None else f"{text(median)} {unit}".rstrip()
-    return f"{middle} ({text(low)} {'and more' if high is None else f'to {text(high)}'})"
+    scale, unit, text = (1.0, "", format_count)
+    if name == "time":
+        (scale, unit), text = time_unit(low if median is None else median), format_number
+    middle = "over" if median is None else f"{text(median / scale)} {unit}".rstrip()
+    return f"{middle} ({text(low / scale)} {'and more' if high is None else f'to {text(high / scale)}'})"
 
 
 def _caption(summary: Summary) -> str:
@@ -339,7 +294,8 @@ def _caption(summary: Summary) -> str:
     single = [heading for heading, winner in found.items() if winner["confirmed"] is None]
     if len(single) == len(found):
         return f"each the best {SINGLE_RUNS}"
-    return "; ".join([CHOSEN_RUNS, *(f"{heading}: the best {SINGLE_RUNS}" for heading in single)])
+    chosen = "time and steps to target are the chosen run's own: expect those on fresh seeds"
+    return "; ".join([chosen, *(f"{heading}: the best {SINGLE_RUNS}" for heading in single)])
 
 
 def print_final(console: Console, summary: Summary, files: Mapping[str, Path], mlflow_command: str) -> None:
@@ -362,22 +318,22 @@ def critical_text(fit: Mapping[str, Any] | None) -> str:
     """Return a fit's or the posterior's B_crit: ``520 examples (90% interval 310 to 880)``; None is not fitted."""
     if fit is None:
         return "not fitted"
-    low, high = (None if fit[name] is None else format_number(fit[name], 2) for name in ("b_crit_low", "b_crit_high"))
-    if low is None and high is None:
-        interval = "interval open at both ends"
-    elif low is None or high is None:
-        interval = f"interval above {low}" if high is None else f"interval below {high}"
-    else:
-        interval = f"interval {low} to {high}"
-    value = "undetermined" if fit["b_crit"] is None else f"{format_number(fit['b_crit'], 2)} examples"
-    return f"{value} ({fit.get('level', LEVEL):.0%} {interval})"
+    middle, low, high = (format_number(fit[name], 2) for name in ("b_crit", "b_crit_low", "b_crit_high"))
+    match low, high:
+        case "-", "-":
+            interval = "open at both ends"
+        case _, "-":
+            interval = f"above {low}"
+        case "-", _:
+            interval = f"below {high}"
+        case _:
+            interval = f"{low} to {high}"
+    value = "undetermined" if middle == "-" else f"{middle} examples"
+    return f"{value} ({fit.get('level', LEVEL):.0%} interval {interval})"
 
 
 def noise_scale_text(row: Row) -> str:
-    """Return the measured noise scale, its interval and its ratios to B_crit, the posterior's and the fit's, in words.
-
-    ``54 examples (90% interval 31 to 235; 24 steps of 7 trials), 0.79 times the critical batch``
-    """
+    """Return ``54 examples (90% interval 31 to 235; 24 steps of 7 trials), 0.79 times the critical batch``."""
     measured = f"{plural(row['steps'], 'step')} of {plural(row['trials'], 'trial')}"
     if row["noise_scale"] is None:
         return f"undetermined: {row['undetermined']} ({measured})"
@@ -397,13 +353,12 @@ def regimes_text(regimes: Sequence[Row], points: Sequence[Row]) -> str:
         end = format_number(bounds["perfect scaling"][1], 2)
         parts.append(f"perfect scaling up to {'' if identified else 'at least '}B = {end}")
     if identified:
-        parts.append(f"diminishing returns to {format_number(bounds['diminishing returns'][1], 2)}")
-        parts.append("maximal data parallelism above")
+        end = format_number(bounds["diminishing returns"][1], 2)
+        parts += [f"diminishing returns to {end}", "maximal data parallelism above"]
     elif "maximal data parallelism" in bounds:
         start = format_number(bounds["maximal data parallelism"][0], 2)
         parts.append(f"maximal data parallelism from B = {start} at the latest")
-    if not identified:
-        parts.append("the points do not identify the rest")
+    parts += [] if identified else ["the points do not identify the rest"]
     sizes = [point["batch_size"] for point in points]
     edges = [edge for pair in bounds.values() for edge in pair if edge is not None]
     if sizes and not all(min(sizes) <= edge <= max(sizes) for edge in edges):
@@ -412,8 +367,7 @@ def regimes_text(regimes: Sequence[Row], points: Sequence[Row]) -> str:
 
 
 def _small_end_text(small_end: Mapping[str, Any]) -> str:
-    error = small_end["standard_error"]
+    error, sizes = small_end["standard_error"], small_end["batch_sizes"]
     spread = "" if error is None else f" +- {format_number(error, 2)}"
-    sizes = small_end["batch_sizes"]
     span = f"{format_count(sizes[0])} to {format_count(sizes[-1])}"
     return f"log S over log B has slope {small_end['slope']:.2f}{spread} over B = {span} (perfect scaling: -1)"

@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit
 
 import optuna
 from alembic.util import CommandError
@@ -141,13 +141,10 @@ def check_uri(uri: str) -> None:
 
 
 def ui_command(uri: str) -> str:
-    """Return the shell command that opens the MLflow UI on ``uri``, or the address itself where a server runs.
-
-    A password in ``uri`` is not shown: an address goes without it, a database is named as ``$MLFLOW_TRACKING_URI``.
-    """
+    """Return the command that opens the MLflow UI on ``uri``, or a server's address; neither shows a password."""
     if uri.startswith(("http://", "https://")):
-        return _without_password(uri)
-    shown = '"$MLFLOW_TRACKING_URI"' if _without_password(uri) != uri else shlex.quote(uri)
+        return re.sub("//[^/]*@", "//", uri)
+    shown = shlex.quote(uri) if redact(uri) == uri else '"$MLFLOW_TRACKING_URI"'
     return f"{shlex.quote(sys.executable)} -m mlflow ui --backend-store-uri {shown}"
 
 
@@ -159,9 +156,9 @@ class Tracking:
 
     def __init__(self, settings: DictConfig, study: StudyTags) -> None:
         """Find what was sent of the study before; ``settings`` are ``mlflow`` in the config."""
-        self._uri, self._settings, self._study = tracking_uri(settings), settings, study
+        self._settings, self._study = settings, study
         self._place: _Place | None = None
-        work = partial(_find, self._uri, settings.experiment, study)
+        work = partial(_find, tracking_uri(settings), settings.experiment, study)
         self._exchange("open the study", work, settings.study_seconds)
 
     @property
@@ -170,22 +167,13 @@ class Tracking:
         return self._place.sent if self._place else frozenset()
 
     def send_trial(self, result: TrialResult) -> None:
-        """Send one trial whole, unless MLflow holds it.
-
-        Values that are None or not finite are left out, and so are steps, time and examples to target unless the
-        target was reached: a censored trial has none.
-        """
+        """Send one trial whole, unless MLflow holds it; what a trial short of the target lacks is left out."""
         if self._place is not None and result.number not in self._place.sent:
             work = partial(_write_trial, self._place, self._study, result, round(1000 * time.time()))
             self._exchange(f"send trial {result.number}", work, self._settings.seconds)
 
     def finish_study(self, curves: Curves, scalars: Mapping[str, float | None], artifacts: Sequence[Path]) -> None:
-        """Send a completed study's results to its parent run, and end that run; nothing if it holds as many trials'.
-
-        ``curves`` are name -> (batch size, value) pairs, sent as ``curve/NAME`` with step = batch size and, where the
-        value is positive, as ``curve_log2/NAME``: log2(value) at step round(100 log2 B). Of two values at one step the
-        lower is sent; values that are None or not finite are left out.
-        """
+        """Send a completed study's results to its parent run, and end that run; nothing if it holds as many trials'."""
         place = self._place
         if place is None or place.parent.data.tags.get(RESULT_TRIALS) == str(len(place.sent)):
             return
@@ -214,19 +202,12 @@ class Tracking:
         elif not outcome.done():
             reason = "unexpected error, its traceback was printed"
         elif (error := outcome.exception()) is not None:
-            described = f"{type(error).__name__}: {error}".replace(self._uri, _without_password(self._uri))
-            reason = described.splitlines()[0]
+            reason = redact(f"{type(error).__name__}: {error}").splitlines()[0]
         else:
             self._place = outcome.result()
             return
         self._place = None
         _log.warning("MLflow: could not %s (%s). The next run of the same command sends what is missing.", what, reason)
-
-
-def _without_password(uri: str) -> str:
-    """Return ``uri`` without user name and password."""
-    parts = urlsplit(uri)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
 
 
 @contextmanager
@@ -301,9 +282,8 @@ def _experiment(client: MlflowClient, uri: str, name: str) -> str:
 
 
 def _runs(client: MlflowClient, experiment_id: str, study: StudyTags) -> list[Run]:
-    """Return the study's runs that were not deleted, the oldest first."""
-    where = f"tags.`{STUDY_TAG}` = '{study.study_id}'"
-    most = SEARCH_MAX_RESULTS_THRESHOLD  # 50,000 in one answer
+    """Return the study's runs that were not deleted, the oldest first, 50,000 at most."""
+    where, most = f"tags.`{STUDY_TAG}` = '{study.study_id}'", SEARCH_MAX_RESULTS_THRESHOLD
     return list(client.search_runs([experiment_id], where, max_results=most, order_by=["start_time"]))
 
 
@@ -372,24 +352,22 @@ def _common_tags(study: StudyTags, kind: str, device: str, versions: Mapping[str
 
 def _missing_params(parent: Run, study: StudyTags) -> list[Param]:
     """Return the config and, below ``run.``, what the study ran on, as far as the parent lacks it; None is ``null``."""
-    ran_on = {"run.device": study.device, "run.git_commit": study.commit}
-    ran_on |= {f"run.versions.{package}": version for package, version in study.versions.items()}
-    values = {_key(k): "null" if v is None else str(v) for k, v in [*study.params.items(), *ran_on.items()]}
+    versions = {f"run.versions.{package}": version for package, version in study.versions.items()}
+    params = {**study.params, "run.device": study.device, "run.git_commit": study.commit, **versions}
+    values = {_key(k): "null" if v is None else str(v) for k, v in params.items()}
     return [Param(k, _cut(v, _PARAM_LENGTH)) for k, v in values.items() if k not in parent.data.params]
 
 
 def _curve_values(curves: Curves) -> Iterator[tuple[str, int, float]]:
-    """Yield (name, step, value) of both groups: ``curve/`` by batch size, ``curve_log2/`` by round(100 log2 B)."""
+    """Yield (name, step, value): ``curve/`` at the batch size, ``curve_log2/``, log2(value), at round(100 log2 B).
+
+    Of two values at one step the lower is sent.
+    """
     for name, points in curves.items():
-        linear: dict[int, float] = {}
-        log2: dict[int, float] = {}
-        for batch_size, value in points:
-            if value is None or not math.isfinite(value):
-                continue
-            linear[batch_size] = min(value, linear.get(batch_size, value))
-            if value > 0:
-                step = round(100 * math.log2(batch_size))
-                log2[step] = min(math.log2(value), log2.get(step, math.inf))
+        finite = [(size, value) for size, value in points if value is not None and math.isfinite(value)]
+        finite.sort(key=lambda point: -point[1])
+        linear = dict(finite)  # by falling value: of a step's, the lowest stays
+        log2 = {round(100 * math.log2(size)): math.log2(value) for size, value in finite if value > 0}
         yield from ((f"curve/{name}", step, value) for step, value in sorted(linear.items()))
         yield from ((f"curve_log2/{name}", step, value) for step, value in sorted(log2.items()))
 
@@ -412,12 +390,12 @@ def _cut(text: str, length: int) -> str:
 
 def _git_commit() -> str | None:
     """Return the commit of the working directory's repository; None where there is none, or no git."""
-    command = ["git", "rev-parse", "HEAD"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        return subprocess.check_output(
+            ["git", "rev-parse", "HEAD"], stderr=subprocess.DEVNULL, text=True, timeout=5
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
 
 
 def logged_config(config: DictConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from bstune.core.errors import ConfigError, DataError
+from bstune.core.errors import ConfigError
 from bstune.trial.batches import check_size
 from bstune.trial.device import resolve_device
 from bstune.workloads.datasets import TabularDataset
@@ -98,7 +98,7 @@ class AirfoilData(lightning.LightningDataModule):
         self.setup()
         assert self._resident is not None  # noqa: S101  # set up
         # What _Rows returns is a whole batch already.
-        return DataLoader(self._resident, batch_size=self._rows, collate_fn=_unchanged)
+        return DataLoader(self._resident, batch_size=self._rows, collate_fn=lambda batch: batch)
 
     val_dataloader = train_dataloader
 
@@ -117,13 +117,6 @@ class _Rows(Dataset[Any]):
         return self._features.index_select(0, rows), self._labels.index_select(0, rows)
 
 
-def _unchanged(batch: Any) -> Any:
-    return batch
-
-
 def standardise(columns: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return each column less its mean over its standard deviation, both over all rows (dividing by their number)."""
-    std = columns.std(axis=0)
-    if not (std > 0.0).all():
-        raise DataError(f"column {int(np.argmin(std))} of the data is constant: it cannot be standardised")
-    return np.asarray((columns - columns.mean(axis=0)) / std)
+    return np.asarray((columns - columns.mean(axis=0)) / columns.std(axis=0))

@@ -2,11 +2,13 @@
 
 A complete local copy is used without a network, and its folder may be read-only. A missing file is downloaded, verified
 and renamed into place. Checksums are those of the uncompressed bytes, since the gzip wrapping differs between mirrors.
+Parsers check nothing: what they get has the published checksum.
 """
 
 import gzip
 import hashlib
 import logging
+import math
 import os
 import sys
 import tarfile
@@ -25,7 +27,6 @@ from bstune.core.errors import ConfigError, DataError
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = (5.0, 15.0)  # to connect; between two reads
 GZIP_MAGIC = b"\x1f\x8b"
-IDX_UNSIGNED_BYTE = 0x08
 CIFAR10_SHAPE = (3, 32, 32)
 
 
@@ -124,7 +125,6 @@ AIRFOIL = Source(
     ),
     suffix="",
 )
-AIRFOIL_COLUMNS = 6  # frequency, angle of attack, chord length, velocity, displacement thickness; sound pressure level
 
 
 def load_digits() -> ImageDataset:
@@ -160,7 +160,7 @@ def load_cifar10(root: str | Path) -> ImageDataset:
 
     It is kept in ``root/cifar-10-batches-bin/``; otherwise as :func:`load_fashion_mnist`.
     """
-    parts = {name: parse_cifar10(data, name) for name, data in read_files(CIFAR10, root).items()}
+    parts = {name: _parse_cifar10(data) for name, data in read_files(CIFAR10, root).items()}
     test = parts.pop("test_batch.bin")
     train = [parts[name] for name in sorted(parts)]
     images = np.concatenate([part.images for part in train])
@@ -174,58 +174,29 @@ def load_airfoil(root: str | Path) -> TabularDataset:
     displacement thickness of the suction side in m; the label is the sound pressure level in dB. The file is kept in
     ``root/airfoil/``; otherwise as :func:`load_fashion_mnist`.
     """
-    ((name, data),) = read_files(AIRFOIL, root).items()
-    table = parse_table(data, name, AIRFOIL_COLUMNS)
+    (data,) = read_files(AIRFOIL, root).values()
+    table = np.array([line.split(b"\t") for line in data.splitlines() if line], np.float64)
     return TabularDataset(AIRFOIL.name, table[:, :-1], table[:, -1])
 
 
-def parse_table(data: bytes, name: str, columns: int) -> NDArray[np.float64]:
-    """Return the numbers of a tab-separated file without a header, (rows, columns)."""
-    try:
-        lines = data.decode("ascii").splitlines()
-        table = np.array([[float(value) for value in line.split("\t")] for line in lines if line], np.float64)
-    except ValueError as error:
-        raise DataError(f"{name} is not a table of tab-separated numbers: {error}") from error
-    if table.ndim != 2 or table.shape[1] != columns or not np.isfinite(table).all():
-        raise DataError(f"{name} is not a table of {columns} columns of finite numbers: its shape is {table.shape}")
-    return table
-
-
-def parse_idx(data: bytes, name: str) -> NDArray[np.uint8]:
-    """Return the array in an IDX file of unsigned bytes, read-only, in the shape that its header gives."""
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] != IDX_UNSIGNED_BYTE:
-        raise DataError(f"{name} is not an IDX file of unsigned bytes: it starts with {data[:4].hex(' ')}")
-    header = 4 + 4 * data[3]
-    if len(data) < header:
-        raise DataError(f"{name} ends inside its IDX header of {header} bytes: it has {len(data)}")
-    shape = tuple(int(size) for size in np.frombuffer(data, ">u4", count=data[3], offset=4))
-    values = np.frombuffer(data, np.uint8, offset=header)
-    if values.size != np.prod(shape, dtype=np.int64):
-        raise DataError(f"{name} holds {values.size} bytes, but its IDX header says {shape}")
-    return values.reshape(shape)
-
-
-def parse_cifar10(data: bytes, name: str) -> Images:
-    """Return the images in a file of CIFAR-10's binary version: records of a label and 3 x 32 x 32 pixels."""
-    size = 1 + int(np.prod(CIFAR10_SHAPE))
-    if not data or len(data) % size:
-        raise DataError(f"{name} holds {len(data)} bytes, which is not a whole number of records of {size} bytes")
-    records = np.frombuffer(data, np.uint8).reshape(-1, size)
-    if records[:, 0].max() > 9:
-        raise DataError(f"{name} has the label {records[:, 0].max()}, but CIFAR-10 has the classes 0 to 9")
-    return Images(records[:, 1:].reshape(-1, *CIFAR10_SHAPE), records[:, 0].astype(np.int64))
-
-
 def _load_idx(source: Source, root: str | Path) -> ImageDataset:
-    arrays = {name: parse_idx(data, name) for name, data in read_files(source, root).items()}
+    """Return IDX files: two zeros, the type (unsigned bytes), the number of sizes, the sizes, the values."""
+    arrays = {}
+    for name, data in read_files(source, root).items():
+        shape = np.frombuffer(data, ">u4", count=data[3], offset=4)
+        arrays[name] = np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape)
 
     def part(prefix: str) -> Images:
         images, labels = arrays[f"{prefix}-images-idx3-ubyte"], arrays[f"{prefix}-labels-idx1-ubyte"]
-        if images.ndim != 3 or labels.shape != images.shape[:1]:
-            raise DataError(f"{source.name}: images of shape {images.shape} do not match labels of {labels.shape}")
         return Images(images[:, None], labels.astype(np.int64))
 
     return ImageDataset(source.name, 255, part("train"), part("t10k"))
+
+
+def _parse_cifar10(data: bytes) -> Images:
+    """Return records of a label and 3 x 32 x 32 pixels."""
+    records = np.frombuffer(data, np.uint8).reshape(-1, 1 + math.prod(CIFAR10_SHAPE))
+    return Images(records[:, 1:].reshape(-1, *CIFAR10_SHAPE), records[:, 0].astype(np.int64))
 
 
 def read_files(source: Source, root: str | Path) -> dict[str, bytes]:

@@ -12,14 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bstune.core.errors import ConfigError, DataError
-from bstune.trial.batches import (
-    Augment,
-    EvalBatches,
-    Normalisation,
-    TrainBatches,
-    bind_augmentation,
-    check_size,
-)
+from bstune.trial.batches import Augment, EvalBatches, Normalisation, TrainBatches, bind_augmentation, check_size
 from bstune.trial.device import resolve_device
 from bstune.workloads.datasets import ImageDataset, Images
 
@@ -42,7 +35,6 @@ class ImageData(lightning.LightningDataModule):
         augment: applied to training batches; see :class:`~bstune.trial.batches.TrainBatches`.
         alternating_flip: whether images are mirrored every other time; see the same.
         mean, std: per channel, black being 0 and white 1; None for those of the training images that are left.
-        batch_size: of :meth:`train_dataloader` alone.
     """
 
     def __init__(
@@ -58,12 +50,11 @@ class ImageData(lightning.LightningDataModule):
         alternating_flip: bool = False,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
-        batch_size: int | None = None,
     ) -> None:
         super().__init__()
         self._load, self._device = load, device
         self._validation, self._test, self._split_seed = validation, test, split_seed
-        self._eval_batch_size, self._batch_size = eval_batch_size, batch_size
+        self._eval_batch_size = eval_batch_size
         self._augment, self._alternating_flip = augment, alternating_flip
         self._mean, self._std = mean, std
         self._split: _Split | None = None
@@ -71,7 +62,7 @@ class ImageData(lightning.LightningDataModule):
 
     @property
     def validates_on_test(self) -> bool:
-        """Whether the target is measured on the test images, so that no unseen ones are left."""
+        """Whether the target is measured on the test images."""
         return self._validation == "test"
 
     def prepare_data(self) -> None:
@@ -108,7 +99,7 @@ class ImageData(lightning.LightningDataModule):
         return len(self._read().test[1])
 
     def train_batches(self, batch_size: int, micro_batch_size: int | None, seed: int) -> TrainBatches:
-        """Return a trial's endless stream of batches; see :class:`~bstune.trial.batches.TrainBatches`."""
+        """Return a trial's endless stream of batches."""
         data = self._resident()
         return TrainBatches(
             *data.train,
@@ -125,12 +116,6 @@ class ImageData(lightning.LightningDataModule):
         data = self._resident()
         return data.normalise(data.train[0][:count])
 
-    def train_dataloader(self) -> TrainBatches:
-        """Return an endless stream with the constructor's batch size and torch's seed, for a Trainer with max_steps."""
-        if self._batch_size is None:
-            raise ConfigError("data.batch_size is not set: set it, or take a trial's batches from train_batches()")
-        return self.train_batches(self._batch_size, None, torch.initial_seed())
-
     def val_dataloader(self) -> EvalBatches:
         """Return the validation batches."""
         data = self._resident()
@@ -146,14 +131,17 @@ class ImageData(lightning.LightningDataModule):
             dataset = self._load()
             parts = split_images(dataset, self._validation, self._test, self._split_seed)
             mean, std = self._mean_std(parts[0].images, dataset.white)
+            # (pixels / white - mean) / std, per channel, as one scale and one shift
+            scale = torch.tensor([1 / (dataset.white * s) for s in std], dtype=torch.float32)
+            shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32)
+            normalise = Normalisation(scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1))
             train, validation, test = ((torch.tensor(part.images), torch.tensor(part.labels)) for part in parts)
-            self._split = _Split(train, validation, test, normalisation(mean, std, dataset.white))
+            self._split = _Split(train, validation, test, normalise)
         return self._split
 
     def _resident(self) -> "_Split":
         if not self._on_device:
-            device = resolve_device(self._device)
-            self._split = self._read().to(device)
+            self._split = self._read().to(resolve_device(self._device))
             self._on_device = True
         return self._read()
 
@@ -234,16 +222,6 @@ def channel_mean_std(images: NDArray[np.uint8], white: int) -> tuple[list[float]
     return mean, std
 
 
-def normalisation(mean: Sequence[float], std: Sequence[float], white: int) -> Normalisation:
-    """Return (pixels / white - mean) / std, per channel, as one scale and one shift."""
-    scale = [1 / (white * s) for s in std]
-    shift = [-m / s for m, s in zip(mean, std, strict=True)]
-    return Normalisation(
-        torch.tensor(scale, dtype=torch.float32).view(1, -1, 1, 1),
-        torch.tensor(shift, dtype=torch.float32).view(1, -1, 1, 1),
-    )
-
-
 def random_crop_flip(
     images: Tensor,
     generator: torch.Generator,
@@ -255,24 +233,19 @@ def random_crop_flip(
     """Return each image padded by reflection, cropped back at a random place, mirrored, and a square of it cut out.
 
     Page's augmentation for CIFAR-10 (2018 and 2019, "How to train your ResNet"); with a padding of 2 the crop is the
-    translation of cifar10-airbench. Padding does not repeat the edge. All draws come from ``generator``; nothing waits
-    for an accelerator.
+    translation of cifar10-airbench. Padding does not repeat the edge. Nothing waits for an accelerator.
 
     Args:
         images: (n, channels, height, width), of any type.
-        generator: a generator on the images' device.
+        generator: all draws come from it; on the images' device.
         padding: pixels of padding on each side; 0 only mirrors.
         cutout: side of a square, wholly inside the image, that is set to the mean; 0: none; 8, later 5, in the source.
         mirror: bool, (n,): which images to mirror; None mirrors each with probability 1/2.
         mean: of the pixels per channel, (1, channels, 1, 1), rounded where the images are whole numbers; for
             ``cutout`` only. :class:`~bstune.trial.batches.TrainBatches` passes it.
 
-    Returns:
-        A new tensor of the images' shape and type.
-
     Raises:
-        ConfigError: if ``padding`` is negative, or not below the height and the width; or if ``cutout`` is negative,
-            over the height or the width, or without a mean.
+        ConfigError: for a ``padding`` or a ``cutout`` out of its range, or a ``cutout`` without a mean.
     """
     n, device = len(images), images.device
     height, width = images.shape[-2:]

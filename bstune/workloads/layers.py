@@ -43,10 +43,8 @@ class BatchNorm(nn.BatchNorm2d):
         eps: added to the variance.
 
     Raises:
-        ConfigError: for a ghost size that is no positive integer, or a scale that is not positive and finite.
+        ConfigError: for a ghost size or a scale out of its range.
     """
-
-    scale: float | None = None  # read by reset_parameters, which torch's constructor calls
 
     def __init__(
         self,
@@ -83,12 +81,6 @@ class BatchNorm(nn.BatchNorm2d):
                 "workload.module.model.norm.ghost_size, or raise protocol.micro_batch_size"
             )
 
-    def reset_parameters(self) -> None:
-        """Set scales to 1, or to what they are frozen at, and biases to 0; forget the running statistics."""
-        super().reset_parameters()
-        if self.scale is not None:
-            nn.init.constant_(self.weight, self.scale)
-
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
         """Return the images normalised, in their own memory format."""
         size = self.ghost_size
@@ -115,7 +107,7 @@ class BatchNorm(nn.BatchNorm2d):
         return output
 
     def extra_repr(self) -> str:
-        """Return torch's description with our two settings."""
+        """Return torch's description with our two settings; a survey is kept under it."""
         own = super().extra_repr()  # type: ignore[no-untyped-call]
         return f"{own}, ghost_size={self.ghost_size}, scale={self.scale}"
 
@@ -125,10 +117,10 @@ class BatchNorm(nn.BatchNorm2d):
         kind = self.running_mean.dtype
         channels = images.shape[1]
         if groups > 1 and not images.is_contiguous():
-            output, mean, var = _GroupedNorm.apply(  # type: ignore[no-untyped-call]
+            results: tuple[Tensor, Tensor, Tensor] = _GroupedNorm.apply(  # type: ignore[no-untyped-call]
                 images, self.weight, self.bias, groups, self.eps
             )
-            return output, mean, var
+            return results
         # Each group's channels as channels of their own: a view for contiguous images only, and torch's fastest way.
         # A single group is not viewed: that changes one example's strides, for which torch's gradients are wrong on a
         # CPU (2.13, channels last).
@@ -242,8 +234,8 @@ class Whitening(nn.Module):
         channels: C of the images.
 
     Raises:
-        ConfigError: for a value out of its range; as long as it runs without filters; for images of other channels,
-            fewer than ``images`` or smaller than a patch.
+        ConfigError: for a value out of its range, a call without filters, or images too few, too small or of other
+            channels.
     """
 
     weight: Tensor
@@ -267,7 +259,7 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def initialise_from(self, images: Tensor) -> None:
-        """Set the filters from the first of some images, normalised as the network sees them: (N, C, H, W)."""
+        """Set the filters from the first of some normalised images (N, C, H, W)."""
         shape = tuple(images.shape)
         if len(shape) != 4 or shape[1] != self.channels or min(shape[2:]) < self.kernel_size:
             raise ConfigError(
@@ -292,7 +284,7 @@ class Whitening(nn.Module):
         return functional.conv2d(images, self.weight, self.bias, padding=self.padding)
 
     def extra_repr(self) -> str:
-        """Return the settings."""
+        """Return the settings; a survey is kept under them."""
         size = f"{self.channels}, {self.out_channels}, kernel_size={self.kernel_size}, padding={self.padding}"
         return f"{size}, eps={self.eps}, images={self.images}, signed={self.signed}, bias={self.bias is not None}"
 

@@ -1,0 +1,82 @@
+"""The code blocks of README.md run as they stand there."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+
+TOP = Path(__file__).parents[1]
+README = (TOP / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+class MyModule(LightningModule):
+    """A project's own module: what the README's YAML names."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/accuracy", (self.layer(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+
+
+class MyData(LightningDataModule):
+    """1,200 points on either side of a line."""
+
+    def setup(self, stage=None):
+        points = torch.randn(1200, 2, generator=torch.Generator().manual_seed(0))
+        self.points = TensorDataset(points, (points.sum(1) > 0).long())
+
+    def train_dataloader(self):
+        return DataLoader(self.points, batch_size=32, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.points, batch_size=400)
+
+
+def test_python(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for block in blocks("python"):
+        exec(block, {"module": MyModule(0.1), "data": MyData()})  # noqa: S102
+
+
+def test_a_projects_own_workload(tmp_path, monkeypatch, bstune):
+    (workload,) = blocks("yaml")
+    path = tmp_path / re.match(r"# (\S+)\n", workload)[1]
+    path.parent.mkdir(parents=True)
+    path.write_text(workload)
+    monkeypatch.setitem(sys.modules, "my_project", sys.modules[__name__])
+    (command,) = [block for block in blocks("sh") if "my_configs" in block]
+    _, _, _, *arguments = shlex.split(command)
+    status, out, err = bstune(*arguments, "search.trials=3", "search.replicates=0", "mlflow.enabled=false")
+    assert (status, err) == (0, "")
+    assert "val/accuracy >= 0.9" in out
+
+
+def test_it_is_short_and_begins_with_its_two_commands():
+    assert README.count("\n") < 200
+    first, second = blocks("sh")[:2]
+    assert "-m bstune +workload=digits" in first
+    assert "-m pytest" in second
+
+
+@pytest.mark.parametrize("page", [path for path in TOP.glob("*/README.md")] + [TOP / "README.md"], ids=str)
+def test_links_lead_to_files(page):
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
