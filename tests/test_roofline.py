@@ -269,11 +269,10 @@ def test_sizes_that_would_take_too_long_are_left_out():
     assert seconds < 100.0
 
 
-@pytest.mark.parametrize("arithmetic", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("arithmetic", ["fp64", "bf16"])
 def test_a_real_device_has_limits(arithmetic):
     limits = measure_limits("cpu", arithmetic, 0.01, [32], [1000])
-    assert limits.device.startswith("cpu (")
-    assert (limits.dtype, limits.misaligned_flops_per_second) == (arithmetic, None)
+    assert (limits.device[:5], limits.dtype, limits.misaligned_flops_per_second) == ("cpu (", arithmetic, None)
     assert limits.ridge == limits.flops_per_second / limits.bytes_per_second > 0
 
 

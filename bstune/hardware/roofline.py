@@ -234,19 +234,16 @@ def allowed_seconds(cost: StepCost, limits: DeviceLimits, batch_size: float) -> 
 
 def layer_seconds(layer: LayerCost, limits: DeviceLimits, batch_size: float) -> float:
     """Return the larger of the seconds that FLOPs and bytes take at the device's limits."""
-    return max(
-        layer.flops.at(batch_size) / limits.flops_per_second, layer.bytes.at(batch_size) / limits.bytes_per_second
-    )
+    flops, moved = layer.flops.at(batch_size), layer.bytes.at(batch_size)
+    return max(flops / limits.flops_per_second, moved / limits.bytes_per_second)
 
 
 def achieved(cost: StepCost, limits: DeviceLimits, measured: Iterable[tuple[int, float]]) -> list[Achieved]:
     """Return how near each measured (B, tau(B) in seconds) came to the device's limits, in order of B."""
     rows = []
     for batch_size, seconds in sorted(measured):
-        allowed = allowed_seconds(cost, limits, batch_size)
-        flops = cost.flops.at(batch_size)
-        bound = flops > limits.ridge * cost.bytes.at(batch_size)
-        share = flops / seconds / limits.flops_per_second
+        allowed, flops = allowed_seconds(cost, limits, batch_size), cost.flops.at(batch_size)
+        share, bound = flops / seconds / limits.flops_per_second, flops > limits.ridge * cost.bytes.at(batch_size)
         rows.append(Achieved(batch_size, seconds, allowed, share, allowed / seconds, bound))
     return rows
 
