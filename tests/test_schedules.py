@@ -204,7 +204,7 @@ def test_options_of_a_schedule_can_be_set(order):
         (["schedule=triangle", "schedule.rate.peak=0"], "a schedule's peak must lie between 0 and 1 of its steps, but"),
         (["schedule=nothing"], "Could not find 'schedule/nothing'"),
         (["schedule=linear", "schedule.horizon=1"], "unknown option schedule.horizon"),
-        (["schedule=linear", "+schedule.horizon=1"], "a schedule has the two keys rate and average, but 'horizon'"),
+        (["schedule=linear", "+schedule.horizon=1"], "a schedule has the two keys rate and average, but got {"),
     ],
 )
 def test_what_a_schedule_cannot_be_ends_in_a_line(bstune, tmp_path, arguments, text):

@@ -374,7 +374,7 @@ class LightningBackend(TrialBackend):
             lr = space.lr(space.low, -space.delta_bound)
             try:
                 self._train_briefly(TrialSpec(0, 0, space.low, lr, None, 0, hyperparameters=values))
-            except (TypeError, ValueError) as error:
+            except (ConfigError, TypeError, ValueError) as error:
                 raise ConfigError(
                     f"workload.tunable: the module does not take {', '.join(overrides(self._config, values))} at batch "
                     f"size {space.low}: {str(error).splitlines()[0]}"
