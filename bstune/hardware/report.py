@@ -20,6 +20,7 @@ from bstune.core.records import dump_json
 from bstune.hardware.roofline import (
     TENSOR_CORE_SOURCE,
     DeviceLimits,
+    LayerCost,
     StepCost,
     allowed_seconds,
     intensity,
@@ -228,7 +229,8 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
     rows_height = ROW_HEIGHT * (len(layers) + 1)
     figure.set_size_inches(FIGURE_WIDTH, ROOF_HEIGHT + rows_height + 1.4)
     roof, ranges = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [ROOF_HEIGHT, rows_height]})
-    points = np.array([[intensity(part, size) or 0.0 for size in sizes] for part in (cost, *layers)])
+    parts: list[LayerCost | StepCost] = [cost, *layers]
+    points = np.array([[intensity(part, size) or 0.0 for size in sizes] for part in parts])
     _draw_roof(roof, limits, points, survey)
     # Each layer has its share of the time that the roofline allows the step.
     shares = [layer_seconds(layer, limits, largest) / allowed_seconds(cost, limits, largest) for layer in layers]

@@ -1,12 +1,11 @@
 """The roofline of a workload on a device: the device's limits, a training step's cost, and what they allow.
 
 Williams et al. 2009, "Roofline: an insightful visual performance model for multicore architectures": attainable
-FLOP/s = min(peak FLOP/s, bytes/s x intensity); the two meet at the ridge. The limits are measured, with a matrix
-product in the trial's precision and a copy in the device's memory, in the shapes that suit it best: a share of peak is
-a share of what was seen here, not of the vendor's figure.
+FLOP/s = min(peak FLOP/s, bytes/s x intensity); the two meet at the ridge. The limits are measured by matrix products
+in the trial's precision and copies in the device's memory: a share of peak is not one of the vendor's figure.
 
-FLOPs of a step are those that ``torch.utils.flop_counter`` finds, forward and backward: products, convolutions and
-attention; it counts none elsewhere. Bytes follow from the shapes of that step. Assumptions:
+FLOPs of a step are those that ``torch.utils.flop_counter`` finds, forward and backward, in products, convolutions and
+attention. Bytes follow from the shapes of that step. Assumptions:
 
 1. Each tensor moves once a use, between memory and the device, and nothing stays in a cache between layers. Forward, a
    layer reads its input and weights and writes its output. Backward, it reads the gradient of its output, its input
@@ -295,10 +294,9 @@ def _trace(module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], wi
 
 
 class _Tracer:
-    """Hooks that charge FLOPs and bytes to the layer that runs.
+    """Hooks that charge FLOPs and bytes to the layer that runs, backward to the one whose call made the autograd node.
 
-    Backward, the FLOPs of an autograd node belong to the layer whose call made it: torch's own module tracker takes a
-    layer whose input needs no gradient to run until the end.
+    torch's own module tracker takes a layer whose input needs no gradient to run until the end.
     """
 
     def __init__(self, width: int) -> None:
@@ -417,15 +415,11 @@ class TensorCoreMisalignment:
     predicted_gain: float | None
 
 
-def misalignments(
-    cost: StepCost, limits: DeviceLimits, multiple: int | None, batch_size: int
-) -> list[TensorCoreMisalignment]:
+def misalignments(cost: StepCost, limits: DeviceLimits, multiple: int, batch_size: int) -> list[TensorCoreMisalignment]:
     """Return the dimensions that miss :func:`tensor_core_multiple` at a batch size, with what padding would give."""
     # The dimensions are those of NVIDIA's guides to linear layers and convolutions; embeddings and depthwise
     # convolutions do not run on tensor cores.
-    rows: list[TensorCoreMisalignment] = []
-    if multiple is None:
-        return rows
+    rows = []
     for layer in cost.layers:
         sizes = [(*dimension, multiple) for dimension in layer.dimensions]
         if layer.rows_per_example is not None:
