@@ -25,7 +25,7 @@ from bstune.sweeps.baselines import FRONTIER, Entry, searches
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark_report import Standing, make_finding, standing
 from bstune.sweeps.search_problem import MULTIPLES, Benchmark, SearchRun, make_benchmark, run_search
-from bstune.trial.replay import SHIPPED, Source, read_index, read_table
+from bstune.trial.replay import Source, read_index, read_table
 
 SEEDS, QUICK_SEEDS = 20, 3
 QUICK = (FRONTIER, "random/lr", "tpe/lr", "tpe/sqrt", "shallue", "zeus")
@@ -72,7 +72,7 @@ def run(
     if objective not in MULTIPLES:
         raise ConfigError(f"sweep.experiment.objective must be one of {', '.join(MULTIPLES)}, but got {objective!r}")
     entries = choose(searches, quick)
-    sources = find_sources(tables, read_index(SHIPPED))
+    sources = find_sources(tables, read_index())
     benchmarks, digests = [], {}
     for name, (file, shipped) in sources.items():
         goal = _target(file, shipped, target)

@@ -5,45 +5,19 @@ from bstune.core.clock import Phase, TrialClock, seconds_per_step
 
 
 def test_each_phase_gets_its_own_seconds():
-    fake = FakeTime()
-    fake.sleep(50.0)  # before the clock: it does not count
+    fake = FakeTime(50.0)
     clock = TrialClock(fake)
-    plan = [
-        (3.0, Phase.TRAINING),  # left after three seconds of start-up
-        (5.0, Phase.EVALUATION),
-        (0.5, Phase.TRAINING),
-        (7.0, Phase.EVALUATION),
-        (0.25, Phase.CLOSING),
-        (1.0, Phase.CLOSING),
-    ]
-    for seconds, phase in plan:
+    phases = (Phase.TRAINING, Phase.EVALUATION, Phase.TRAINING, Phase.EVALUATION, Phase.CLOSING, Phase.CLOSING)
+    for seconds, phase in zip((3.0, 5.0, 0.5, 7.0, 0.25, 1.0), phases, strict=True):
         before = clock.total_seconds
         fake.sleep(seconds)
         assert clock.total_seconds == before  # the running phase is left out
         assert clock.enter(phase) == seconds
     assert [clock.seconds(phase) for phase in Phase] == [3.0, 12.0, 0.75, 1.0]
     assert clock.total_seconds == 16.75
-    assert clock.segments == []
 
 
-def test_segments_hold_the_steps_of_training_alone():
-    fake = FakeTime()
-    clock = TrialClock(fake)
-    fake.sleep(9.0)
-    clock.enter(Phase.TRAINING)
-    fake.sleep(4.0)
-    clock.end_segment(2, Phase.EVALUATION)
-    fake.sleep(9.0)
-    clock.enter(Phase.TRAINING)
-    fake.sleep(1.0)
-    clock.end_segment(0, Phase.TRAINING)  # every step was skipped
-    fake.sleep(3.0)
-    clock.end_segment(3, Phase.CLOSING)
-    assert clock.segments == [(2, 4.0), (3, 3.0)]
-    assert clock.seconds(Phase.TRAINING) == 8.0
-
-
-def test_an_interrupted_segment_continues_unchanged():
+def test_segments_hold_the_steps_of_training_alone_and_go_on_after_an_interruption():
     fake = FakeTime()
     clock = TrialClock(fake)
     clock.enter(Phase.TRAINING)
@@ -55,12 +29,14 @@ def test_an_interrupted_segment_continues_unchanged():
     with pytest.raises(ValueError, match="on its way"), clock.interrupt_segment(Phase.EVALUATION):
         raise ValueError("on its way")
     clock.end_segment(4, Phase.EVALUATION)
+    fake.sleep(9.0)
     clock.enter(Phase.TRAINING)
+    fake.sleep(1.0)
+    clock.end_segment(0, Phase.TRAINING)  # every step was skipped
     fake.sleep(3.0)
     clock.end_segment(1, Phase.CLOSING)
     assert clock.segments == [(4, 4.0), (1, 3.0)]
-    assert clock.seconds(Phase.TRAINING) == 7.0
-    assert clock.seconds(Phase.EVALUATION) == 32.0
+    assert (clock.seconds(Phase.TRAINING), clock.seconds(Phase.EVALUATION)) == (8.0, 41.0)
 
 
 def test_it_waits_for_the_device_at_the_edges_alone_and_counts_the_wait_before():
@@ -85,13 +61,11 @@ def test_it_waits_for_the_device_at_the_edges_alone_and_counts_the_wait_before()
     [
         ([], 1, None),
         ([(4, 2.0)], 1, 0.5),  # a single segment counts
-        ([(1, 100.0), (4, 2.0)], 1, 0.5),  # warm-up is left out
-        ([(1, 100.0), (4, 2.0)], 0, 0.5),  # and so is the first segment in any case
+        ([(1, 100.0), (4, 2.0)], 0, 0.5),  # the first segment is left out in any case
         ([(1, 100.0), (4, 2.0), (2, 8.0)], 1, 2.25),  # even number: the mean of the middle two
         ([(1, 100.0), (1, 1.0), (10, 20.0), (2, 1000.0)], 1, 2.0),  # segments count once each, not by their steps
         ([(1, 100.0), (1, 50.0), (3, 30.0), (10, 20.0), (10, 10.0)], 5, 1.5),  # several short ones make up the warm-up
         ([(1, 100.0), (1, 50.0), (1, 30.0)], 5, 30.0),  # nothing but warm-up: the last one
-        ([(5, 0.0)], 5, 0.0),
     ],
 )
 def test_seconds_per_step(segments, warmup_steps, expected):

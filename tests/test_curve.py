@@ -1,6 +1,5 @@
 import math
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
@@ -79,16 +78,14 @@ def test_frontier_points(trials, expected):
 @pytest.mark.parametrize(
     ("batch_sizes", "s_min", "b_crit"),
     [
-        (NINE, 100.0, 1000.0),
-        (NINE, 7.0, 200.0),
         (NINE, 3e5, 20000.0),
         ([16.0, 64.0, 256.0], 50.0, 64.0),
-        ([8, 64], 50.0, 20.0),
+        ([8, 64, 8, 64], 50.0, 20.0),
         (np.geomspace(1, 1e5, 40), 1234.5, 321.0),
     ],
 )
 def test_noiseless_points_return_the_parameters(batch_sizes, s_min, b_crit):
-    points = true_points(batch_sizes, s_min, b_crit) * (2 if len(batch_sizes) == 2 else 1)
+    points = true_points(batch_sizes, s_min, b_crit)
     fit = fit_curve(points)
     assert fit.s_min == pytest.approx(s_min, rel=2e-3)
     assert fit.b_crit == pytest.approx(b_crit, rel=2e-3)
@@ -98,33 +95,30 @@ def test_noiseless_points_return_the_parameters(batch_sizes, s_min, b_crit):
     assert fit.maximal_data_parallelism_above == fit.b_crit * 9
     assert fit.note is None
     assert fit.points == tuple(points)
-    assert fit_curve(points) == fit
 
 
-def reference_deviance(points, b_crit=None):
-    """The least deviance, written again from the model with scipy's densities and minimiser; b_crit free if None."""
+def reference_deviance(points, b_crit=None, s_min=None):
+    """The least deviance, written again from the model with scipy's densities and minimiser; free where None."""
+    size, steps = np.array([(p.batch_size, p.steps) for p in points]).T
+    censored, share = np.array([p.censored for p in points]), curve.OUTLIER_SHARE
 
     def deviance(parameters):
-        log_e, log_b = parameters[0], parameters[2] if b_crit is None else math.log(b_crit)
-        sigma = math.exp(parameters[1])
-        total = 2 * curve.PRIOR_WEIGHT * (parameters[1] + curve.PRIOR_NOISE**2 / (2 * sigma**2))
-        for p in points:
-            # S = E_min/B_crit + E_min/B
-            off = math.log(p.steps) - (log_e + np.logaddexp(-log_b, -math.log(p.batch_size)))
-            wide = math.hypot(sigma, curve.OUTLIER_SPREAD)
-            chance = norm.sf if p.censored else norm.pdf
-            share = curve.OUTLIER_SHARE
-            width = (1.0, 1.0) if p.censored else (sigma, wide)
-            total -= 2 * math.log(
-                (1 - share) * chance(off / sigma) / width[0] + share * chance(off / wide) / width[1]
-            ) + (0.0 if p.censored else math.log(2 * math.pi))
-        return total
+        log_sigma, log_e, log_b = parameters
+        log_b = log_b if b_crit is None else math.log(b_crit)
+        log_e = log_e if s_min is None else math.log(s_min) + log_b
+        sigma = math.exp(log_sigma)
+        wide = math.hypot(sigma, curve.OUTLIER_SPREAD)
+        off = np.log(steps) - (log_e + np.logaddexp(-log_b, -np.log(size)))  # S = E_min/B_crit + E_min/B
+        exact = (1 - share) * norm.pdf(off, 0, sigma) + share * norm.pdf(off, 0, wide)
+        above = (1 - share) * norm.sf(off, 0, sigma) + share * norm.sf(off, 0, wide)
+        chance = np.where(censored, above, exact * math.sqrt(2 * math.pi))
+        prior = curve.PRIOR_WEIGHT * (log_sigma + curve.PRIOR_NOISE**2 / (2 * sigma**2))
+        return 2 * prior - 2 * np.log(chance).sum()
 
-    middle = float(np.median([math.log(p.steps * p.batch_size) for p in points]))
-    starts = [(middle + shift, math.log(s), 7.0) for shift in (-1.0, 0.0, 1.0) for s in (0.05, 0.3)]
+    middle = float(np.median(np.log(steps * size)))
+    starts = [(math.log(s), middle + shift, 7.0) for shift in (-1.0, 0.0, 1.0) for s in (0.05, 0.3)]
     options = {"xatol": 1e-7, "fatol": 1e-9, "maxiter": 4000}
-    found = (minimize(deviance, s[: 3 if b_crit is None else 2], method="Nelder-Mead", options=options) for s in starts)
-    return min(result.fun for result in found)
+    return min(minimize(deviance, start, method="Nelder-Mead", options=options).fun for start in starts)
 
 
 @pytest.mark.slow
@@ -178,7 +172,6 @@ def test_bounds_move_the_fit_only_where_they_say_something():
 def test_perfect_scaling_leaves_b_crit_open_above():
     fit = fit_curve([point(B, 32000 / B) for B in (1, 2, 4, 8, 16, 32)])
     assert (fit.b_crit, fit.s_min, fit.b_crit_high) == (None, None, None)
-    assert (fit.perfect_scaling_below, fit.maximal_data_parallelism_above) == (None, None)
     assert fit.e_min == pytest.approx(32000, rel=1e-2)
     assert fit.b_crit_low > 32
     assert fit.note == "no point near or above B_crit, so it has no upper end: run batch sizes above 32"
@@ -204,6 +197,8 @@ def test_noise_alone_determines_nothing():
     known = ("s_min", "b_crit", "b_crit_low", "b_crit_high", "e_min", "perfect_scaling_below")
     assert [getattr(fit, name) for name in known] == [None] * 6
     assert fit.note == "the points do not bracket B_crit: run batch sizes below 100 and above 130, or more trials"
+    band = predict_steps(fit, np.geomspace(1e-3, 1e9, 13))  # which stays finite
+    assert np.all(np.isfinite(band.high) & (band.low > 0) & (band.low <= band.steps) & (band.steps <= band.high))
 
 
 def test_log_slope_is_least_squares_over_reached_points():
@@ -227,38 +222,19 @@ def test_the_predicted_band_agrees_with_the_fit():
     assert np.all((band.low < band.steps) & (band.steps < band.high))
     # the band of S at 1e8 is S_min's profile interval: among the points' likelihood, its ends are the stated fall
     n, t = 9 + curve.PRIOR_WEIGHT, curve.stdtrit(8.0, 0.95)
+    least = reference_deviance(points)
     for end in (band.low[-1, -1], band.high[-1, -1]):
-        b_crits = np.geomspace(1000, 6000, 301)
-        least = min(fixed_deviance(points, end, b_crit) for b_crit in b_crits)
-        assert least - reference_deviance(points) == pytest.approx(n * math.log(1 + t**2 / (n - 2)), abs=0.3)
+        rise = reference_deviance(points, s_min=end) - least
+        assert rise == pytest.approx(n * math.log(1 + t**2 / (n - 2)), abs=0.3)
     assert predict_steps(fit, []).steps.shape == (0,)
     with pytest.raises(CurveError, match="got 0"):
         predict_steps(fit, [64, 0])
 
 
-def fixed_deviance(points, s_min, b_crit):
-    """The deviance at (S_min, B_crit) of reached points, sigma minimised on a grid."""
-    off = np.array([math.log(p.steps / (s_min * (1 + b_crit / p.batch_size))) for p in points])
-    sigma = np.geomspace(0.02, 0.5, 120)[:, None]
-    wide, share = np.hypot(sigma, curve.OUTLIER_SPREAD), curve.OUTLIER_SHARE
-    density = (1 - share) * np.exp(-((off / sigma) ** 2) / 2) / sigma + share * np.exp(-((off / wide) ** 2) / 2) / wide
-    prior = curve.PRIOR_WEIGHT * (np.log(sigma) + curve.PRIOR_NOISE**2 / (2 * sigma**2))
-    return float((2 * prior[:, 0] - 2 * np.log(density).sum(1)).min())
-
-
-def test_the_band_stays_finite_where_b_crit_is_open():
-    for points in ([point(B, 32000 / B) for B in (1, 2, 4, 8)], [point(B, 500) for B in (1024, 2048, 4096)]):
-        band = predict_steps(fit_curve(points), np.geomspace(1e-3, 1e9, 13))
-        assert np.all(np.isfinite(band.low) & np.isfinite(band.high) & (band.low > 0))
-        assert np.all((band.low <= band.steps) & (band.steps <= band.high))
-
-
 TOO_FEW = "at least 3 points that reached the target"
 BAD_POINTS = {
     "none": ([], TOO_FEW),
-    "two": (true_points([1, 100]), f"{TOO_FEW}.*got 2 at 2 \\(and 0 censored\\)"),
     "one batch size": (true_points([64] * 4), "got 4 at 1"),
-    "bounds alone": ([point(B, 100, True) for B in NINE], "got 0 at 0 \\(and 9 censored\\)"),
     "two and bounds": ([*true_points([1, 9]), point(4, 2, True), point(5, 2, True)], "got 2 at 2 \\(and 2 censored\\)"),
     "NaN": ([*true_points(NINE), point(64, math.nan)], "steps must be a positive, finite number .* but got nan"),
     "infinite": ([*true_points(NINE), point(math.inf, 5)], "batch_size must be .* but got inf"),
@@ -273,14 +249,14 @@ def test_points_that_cannot_be_fitted(points, message):
         fit_curve(points)
 
 
-@pytest.mark.parametrize("level", [0.0, 1.0, 90, -0.1, math.nan])
+@pytest.mark.parametrize("level", [0.0, 90, math.nan])
 def test_level_must_be_a_probability(level):
     with pytest.raises(CurveError, match=f"between 0 and 1, such as 0.9, but got {level}"):
         fit_curve(true_points(NINE), level)
 
 
 CURVES = 200
-# what is simulated: batch sizes, how many points become bounds below their S, the factor on one bad point
+# batch sizes, how many points become bounds below their S, the factor on one bad point
 CASES = {
     "a: around B_crit": (NINE, 0, 1.0),
     "b: up to B_crit/2": (B_CRIT * 2.0 ** np.arange(-6, 0), 0, 1.0),
@@ -293,58 +269,39 @@ CASES = {
 }
 
 
-def simulated_points(rng, batch_sizes, bounds, factor):
-    """One curve with 10% log-normal noise."""
-    n = len(batch_sizes)
-    steps = S_MIN * (1 + B_CRIT / batch_sizes) * np.exp(0.1 * rng.standard_normal(n))
-    steps[rng.integers(n)] *= factor
-    stopped = rng.choice(n, bounds, replace=False)
-    steps[stopped] *= rng.uniform(0.3, 1.0, bounds)
-    return [point(B, S, i in stopped) for i, (B, S) in enumerate(zip(batch_sizes, steps, strict=True))]
-
-
-@cache
-def simulated_intervals(case):
-    """Ends of the 90% intervals of 200 curves, shape (200, 2); an open end is 0 or infinity."""
-    rng = np.random.default_rng(20250101)
-    fits = [fit_curve(simulated_points(rng, *CASES[case])) for _ in range(CURVES)]
-    return np.array([(fit.b_crit_low or 0.0, fit.b_crit_high or math.inf) for fit in fits])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_interval_covers_b_crit_as_often_as_it_says(case):
-    low, high = simulated_intervals(case).T
+    rng, (batch_sizes, bounds, factor) = np.random.default_rng(20250101), CASES[case]
+    ends, n = [], len(batch_sizes)
+    for _ in range(CURVES):
+        steps = S_MIN * (1 + B_CRIT / batch_sizes) * np.exp(0.1 * rng.standard_normal(n))
+        steps[rng.integers(n)] *= factor
+        stopped = rng.choice(n, bounds, replace=False)
+        steps[stopped] *= rng.uniform(0.3, 1.0, bounds)
+        fit = fit_curve([point(B, S, i in stopped) for i, (B, S) in enumerate(zip(batch_sizes, steps, strict=True))])
+        ends.append((fit.b_crit_low or 0.0, fit.b_crit_high or math.inf))
+    low, high = np.array(ends).T
     covered = (low <= B_CRIT) & (high >= B_CRIT)
     finite = (low > 0) & np.isfinite(high)
     assert covered.mean() >= 0.80
     # with four points the prior of sigma carries the interval, which errs to the wide side: only the lower bound holds
-    if len(CASES[case][0]) >= 6 and finite.sum() >= CURVES // 2:
+    if n >= 6 and finite.sum() >= CURVES // 2:
         assert covered[finite].mean() <= 0.97
-
-
-def test_ends_are_open_where_the_points_cannot_tell():
-    assert np.isinf(simulated_intervals("c: below B_crit/30")[:, 1]).mean() >= 0.90
-    assert (simulated_intervals("g: above 50 B_crit")[:, 0] == 0.0).mean() >= 0.90
-    for case in ("a: around B_crit", "d: two censored", "e: one point 3 times too high"):
-        low, high = simulated_intervals(case).T
-        assert np.all((low > 0) & np.isfinite(high))
+    if case.startswith("c"):
+        assert np.isinf(high).mean() >= 0.90
+    elif case.startswith("g"):
+        assert (low == 0.0).mean() >= 0.90
+    elif case[0] in "ade":
+        assert np.all(finite)
         assert np.median(high / low) < 2.0
 
 
 ROWS = "".join(f"{B},{S}\n" for B, S in ZHANG.items())
 GOOD_FILES = {
     "plain": ("batch_size,steps\n" + ROWS, 9, 0),
-    "byte-order mark, other columns, blank lines": (
-        "\ufeff note , steps,batch_size\n\n" + "".join(f"x,{S},{B}\n\n" for B, S in ZHANG.items()),
-        9,
-        0,
-    ),
-    "censored": (
-        "batch_size,steps,censored\n" + "".join(f"{B},{S},{'TRUE' if B == 64 else '0'}\n" for B, S in ZHANG.items()),
-        9,
-        1,
-    ),
+    "byte-order mark, other columns, blank lines": ("\ufeff note , steps,batch_size\n\nx,9,1\n\nx,5,2\nx,4,9\n", 3, 0),
+    "censored": ("batch_size,steps,censored\n1,9,TRUE\n2,9,0\n4,7,false\n9,6,0\n", 4, 1),
     "floats, quotes, carriage returns": ('batch_size,steps\r\n"16",1e3\r\n64,3.5e2\r\n256.5,2e2\r\n', 3, 0),
 }
 
@@ -364,13 +321,9 @@ BAD_FILES = {
     "missing column": ("batch,steps\n1,2\n", "got 'batch,steps'"),
     "no header": (ROWS, "got '64,46000'"),
     "repeated column": ("batch_size,steps,steps\n1,2,3\n", "each once, but got 'batch_size,steps,steps'"),
-    "repeated flag": ("batch_size,steps,censored,censored\n1,2,0,0\n", "each once"),
     "not a number": (HEAD + ROWS + "many,2\n", "line 11: batch_size must be a positive, finite number"),
     "missing value": (HEAD + "1,\n" + ROWS, "line 2: steps must be .* but got ''"),
-    "zero": (HEAD + "1,0\n" + ROWS, "line 2: steps must be .* but got '0'"),
-    "negative": (HEAD + "-4,10\n" + ROWS, "line 2: batch_size must be .* but got '-4'"),
     "NaN": (HEAD + ROWS + "1,nan\n", "line 11: steps must be .* but got 'nan'"),
-    "infinite": (HEAD + "inf,1\n" + ROWS, "line 2: batch_size must be .* but got 'inf'"),
     "too short a line": (HEAD + "1\n" + ROWS, "line 2: needs 2 values"),
     "too long a line": (HEAD + "1,2,3\n" + ROWS, "line 2: needs 2 values"),
     "unknown flag": ("batch_size,steps,censored\n1,2,maybe\n", "line 2: censored must be .* but got 'maybe'"),

@@ -22,7 +22,6 @@ from lightning.pytorch.profilers import SimpleProfiler
 from toolbox import EVERY_STEP, TRAINER, FakeTime, entries, make_protocol, make_spec
 from torch import nn
 
-from bstune.config import compose
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialResult, is_near, next_evaluation
@@ -30,7 +29,6 @@ from bstune.trial import loop
 from bstune.trial.compile import warn_once
 from bstune.trial.device import device_name
 from bstune.trial.loop import make_trainer
-from bstune.trial.workload import build_module
 from bstune.workloads.averaging import RunningWeightAverage
 from bstune.workloads.classifier import Classifier
 
@@ -340,12 +338,7 @@ def test_a_target_met_before_the_skipped_steps_is_reached():
 
 class WithoutBatchIndex(Classifier):
     def training_step(self, batch):
-        return super().training_step(batch, 0)
-
-
-class ReturnsMapping(Classifier):
-    def training_step(self, batch, batch_idx):
-        return {"loss": super().training_step(batch, batch_idx), "size": len(batch[1])}
+        return {"loss": super().training_step(batch, 0), "size": len(batch[1])}
 
 
 @pytest.mark.parametrize(
@@ -353,7 +346,7 @@ class ReturnsMapping(Classifier):
     [
         (4, momentum, Classifier),
         (5, torch.optim.Adam, WithoutBatchIndex),
-        (3, torch.optim.Adam, ReturnsMapping),
+        (3, torch.optim.Adam, WithoutBatchIndex),
         (9, momentum, Classifier),
     ],
 )
@@ -440,17 +433,6 @@ def test_the_target_is_not_met_before_the_interval():
     assert sparse.steps - sparse.steps_low > 1
     assert dict(dense.history).items() >= {pair for pair in sparse.history if pair[0] <= dense.steps}
     assert dense.steps <= sparse.steps
-
-
-def test_the_history_does_not_depend_on_the_clock():
-    def ticking(speed):
-        ticks = iter(range(10**6))
-        return TrialClock(lambda: next(ticks) * speed)
-
-    fast, _ = train(clock=ticking(0.001))
-    slow, _ = train(clock=ticking(1000.0))
-    assert fast.history == slow.history
-    assert slow.wall_seconds == pytest.approx(1e6 * fast.wall_seconds)
 
 
 # The clock
@@ -547,7 +529,7 @@ class TimedLearner(Classifier):
         self.fake.sleep(10.0)
 
 
-def measured(every, batch_size=8, micro_batch_size=None, warmup_steps=3, fails=None):
+def measured(every, batch_size=8, micro_batch_size=None, fails=None):
     """Return the record and the module of a timed trial that measures the noise scale."""
     fake = FakeTime()
 
@@ -556,9 +538,7 @@ def measured(every, batch_size=8, micro_batch_size=None, warmup_steps=3, fails=N
         module.fake, module.fails = fake, fails
         return module
 
-    protocol = learning_protocol(
-        30, noise_scale_every=every, micro_batch_size=micro_batch_size, warmup_steps=warmup_steps, divergence=1e9
-    )
+    protocol = learning_protocol(30, noise_scale_every=every, micro_batch_size=micro_batch_size, divergence=1e9)
     return train(make_spec(batch_size), protocol, build, clock=TrialClock(fake))
 
 
@@ -582,30 +562,6 @@ def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():
     assert result.seconds_per_step == plain.seconds_per_step == 8.0
     assert result.eval_seconds == plain.eval_seconds + 7 * 8.0  # two halves of 8 examples
     assert (result.startup_seconds, result.wall_seconds) == (plain.startup_seconds, plain.wall_seconds + 56.0)
-
-
-@pytest.mark.parametrize(("every", "warmup_steps"), [(1, 1), (2, 3), (2, 4), (3, 11)])
-def test_measuring_changes_no_segment(monkeypatch, every, warmup_steps):
-    """Nor the warm-up's, wherever a measurement falls."""
-    segments = []
-    monkeypatch.setattr(loop, "seconds_per_step", lambda found, warmup: segments.append(found))
-    measured(None, warmup_steps=warmup_steps)
-    measured(every, warmup_steps=warmup_steps)
-    assert len(segments[0]) > 2
-    assert segments[1] == segments[0]
-
-
-def test_norms_of_micro_batches_are_read_in_the_training_itself():
-    plain, reference = measured(None, micro_batch_size=3)
-    result, module = measured(4, micro_batch_size=3)  # 8 examples: 3, 3 and 2
-    assert [step for step, _, _ in result.noise_scale] == [4, 8, 12, 16, 20, 24, 28]
-    assert result.history == plain.history
-    assert same_weights(module, reference)
-    assert (result.train_seconds, result.eval_seconds) == (plain.train_seconds, plain.eval_seconds)
-    halves, _ = measured(4)
-    for (_, gradient, trace), (_, half, split) in zip(result.noise_scale, halves.noise_scale, strict=True):
-        assert gradient + trace / 8 == pytest.approx(half + split / 8, rel=1e-4)  # |g_big|^2: the same batches
-        assert trace != pytest.approx(split, rel=1e-2)  # in other parts
 
 
 def test_a_batch_that_is_too_small_to_split_is_not_measured(warned):
@@ -708,32 +664,7 @@ def test_it_is_the_average_that_is_evaluated_and_kept(tmp_path):
     assert torch.load(path, weights_only=True)["state_dict"]["weight"].item() == pytest.approx(5.0)
 
 
-# Schedules, precision, device
-
-
-def test_a_schedule_with_a_horizon_gets_its_own_trials_steps():
-    overrides = [
-        "workload=digits",
-        "budget={steps: 6, examples: 240}",
-        "workload.module.model={_target_: bstune.workloads.models.mlp, inputs: 9, hidden: [], classes: 3}",
-        "~workload.module.schedule",
-        "+workload.module.schedule={_target_: bstune.workloads.schedules.piecewise_linear, _partial_: true,"
-        " total_steps: '${trial.total_steps}', knots: [0.0, 0.5, 1.0], factors: [0.0, 1.0, 0.0]}",
-    ]
-    config = compose(overrides)
-
-    def build(spec):
-        module = build_module(config, spec)
-        module.on_train_batch_start = lambda *args: rates.append(module.optimizers().param_groups[0]["lr"])
-        return module
-
-    protocol = make_protocol(6, 240, target=Target("val/error", -1.0, "min"))
-    for batch_size, total in ((60, 6), (20, 12)):
-        rates = []
-        result, _ = train(make_spec(batch_size, 0.8), protocol, build)
-        assert (result.status, result.steps) == ("censored", total)
-        triangle = [0.8 * min(2 * (t + 1) / total, 2 - 2 * (t + 1) / total) for t in range(total)]
-        assert rates == pytest.approx(triangle)
+# Precision and device
 
 
 def test_nothing_is_profiled_unless_it_is_asked_for():

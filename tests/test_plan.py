@@ -1,6 +1,5 @@
 """A search's budget: seeds, stratified batch sizes, limits in seconds; and how long a study takes."""
 
-import math
 from functools import partial
 from types import SimpleNamespace
 
@@ -23,22 +22,19 @@ def budget(trials=20, seconds=None, **changes):
     return SearchBudget(trials=trials, seconds=seconds, **values)
 
 
-def test_seeds_are_functions_of_the_studys_seed_and_the_trials_index():
-    some = budget(seed=7)
-    seeds = [some.trial_seed(trial_index) for trial_index in range(100)]
-    assert seeds == [budget(seed=7).trial_seed(trial_index) for trial_index in range(100)]
-    assert len(set(seeds)) == 100
-    assert not set(seeds) & {some.sampler_seed(trial_index) for trial_index in range(100)}
-    assert not set(seeds) & {budget(seed=8).trial_seed(trial_index) for trial_index in range(100)}
+def test_every_trial_replicate_and_sampler_has_a_seed_of_its_own_from_the_studys():
+    def seeds(seed):
+        some = budget(seed=seed)
+        replicates = [some.replicate_index(trial_index, number) for trial_index in range(100) for number in range(3)]
+        trials = [some.trial_seed(trial_index) for trial_index in [*range(1000), *replicates]]
+        return [*trials, *(some.sampler_seed(trial_index) for trial_index in range(100))]
+
+    assert seeds(7) == seeds(7)
+    assert len(set(seeds(7))) == 1000 + 300 + 100
+    assert not set(seeds(7)) & set(seeds(8))
 
 
-def test_replicates_have_indices_and_seeds_of_their_own():
-    indices = [budget().replicate_index(trial_index, number) for trial_index in range(100) for number in range(3)]
-    assert len({*indices, *range(1000)}) == 300 + 1000
-    assert len({budget().trial_seed(trial_index) for trial_index in [*indices, *range(1000)]}) == 300 + 1000
-
-
-@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.25, 5), (0.5, 10), (0.3, 6), (1.0, 20)])
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.3, 6), (1.0, 20)])
 def test_the_stated_share_is_stratified_and_spread_over_the_search(share, count):
     strata = [budget(stratified=share).stratum(trial_index, SPACE) for trial_index in range(20)]
     assert sum(stratum is not None for stratum in strata) == count
@@ -51,9 +47,9 @@ def test_the_stated_share_is_stratified_and_spread_over_the_search(share, count)
     [
         ({}, None),
         ({"seconds": 3.1}, None),
-        ({"seconds": 3.0}, "search.seconds=3 of training are spent (3.0 s)"),
+        ({"seconds": 3.0}, "stopped: search.seconds=3 of training are spent (3.0 s)"),
         ({"wall_seconds": 5.0}, None),
-        ({"wall_seconds": 4.0}, "search.wall_seconds=4 are spent (4.2 s)"),
+        ({"wall_seconds": 4.0}, "stopped: search.wall_seconds=4 are spent (4.2 s)"),
     ],
 )
 def test_spent(make_result, limits, message):
@@ -72,11 +68,9 @@ def max_seconds(trials, limit, trial_budget, step_time, share=0.25, low=8, high=
 def test_a_study_takes_at_most_trials_times_their_budget_and_its_evaluation():
     by_steps = max_seconds(12, None, Budget(100, 1), StepTime(0.02, 0.0))
     assert by_steps == pytest.approx(12 * 100 * 0.02 * 1.25)
-    by_examples = max_seconds(12, None, Budget(1, 1_000_000), StepTime(0.0, 1e-4), 0.5)
-    assert by_examples == pytest.approx(12 * 1_000_000 * 1e-4 * 1.5, rel=0.01)
     for low in (1, 3, 8):  # a bound is no lower for small batches
-        small = max_seconds(1, None, Budget(1, 100_000), StepTime(0.0, 1e-4), low=low, high=4 * low)
-        assert small == pytest.approx(100_000 * 1e-4 * 1.25, rel=1e-3)
+        by_examples = max_seconds(12, None, Budget(1, 100_000), StepTime(0.0, 1e-4), 0.5, low=low, high=4 * low)
+        assert by_examples == pytest.approx(12 * 100_000 * 1e-4 * 1.5, rel=1e-3)
 
 
 def test_the_mean_is_taken_evenly_over_the_logarithm():
@@ -107,6 +101,5 @@ def test_remaining_seconds(trials, done, expected, make_result):
     results = [make_result(status=status, wall_seconds=seconds) for status, seconds in done]
     remaining = remaining_seconds(budget(trials), results)
     assert remaining == (None if expected is None else pytest.approx(expected))
-    assert remaining is None or math.isfinite(remaining)
     replicate = make_result(wall_seconds=1000.0, replicate_of=0)
     assert remaining_seconds(budget(trials), [*results, replicate]) == remaining

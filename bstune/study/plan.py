@@ -16,29 +16,17 @@ QUADRATURE = 64  # batch sizes at which the mean over log B is taken
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """How long a study searches, and for what.
-
-    Args:
-        objective: ``time``, ``steps``, ``both`` or ``curve``.
-        trials: of the search; one that continues another counts.
-        seconds: of training, over the whole search; None for no limit.
-        wall_seconds: of trials' wall time, over the whole search; None for no limit.
-        stratified: share of the trials whose batch size is spread evenly over log B, for samplers that stop no trials.
-        seed: of the study.
-        precision: the search ends once B_crit's interval is narrower than this factor; None: it does not.
-        replicates: fresh seeds on which each candidate runs again; 0 for none.
-        candidates: how many trials may run again.
-    """
+    """How long a study searches, and for what."""
 
     objective: Objective
-    trials: int
-    seconds: float | None
-    wall_seconds: float | None
-    stratified: float
-    seed: int
-    precision: float | None = None
-    replicates: int = 0
-    candidates: int = 1
+    trials: int  # of the search; one that continues another counts
+    seconds: float | None  # of training, over the whole search
+    wall_seconds: float | None  # of trials' wall time, over the whole search
+    stratified: float  # share of trials whose batch size is spread evenly over log B, for samplers that stop no trials
+    seed: int  # of the study
+    precision: float | None = None  # the search ends once B_crit's interval is narrower than this factor
+    replicates: int = 0  # fresh seeds on which each candidate runs again
+    candidates: int = 1  # how many trials may run again
 
     def trial_seed(self, trial_index: int) -> int:
         """Return the seed of a trial: initial weights, order of the data, augmentation."""
@@ -61,13 +49,13 @@ class SearchBudget:
         return int(np.random.SeedSequence([self.seed, trial_index, purpose]).generate_state(1)[0])
 
     def spent(self, results: Iterable[TrialResult]) -> str | None:
-        """Return which of the two limits in seconds the search's trials have reached, in words; None if none."""
+        """Return, in words, which of the two limits in seconds ended the search; None if neither."""
         done = [result for result in results if result.replicate_of is None]
         train, wall = sum(r.train_seconds for r in done), sum(r.wall_seconds for r in done)
         if self.seconds is not None and train >= self.seconds:
-            return f"search.seconds={self.seconds:g} of training are spent ({train:.1f} s)"
+            return f"stopped: search.seconds={self.seconds:g} of training are spent ({train:.1f} s)"
         if self.wall_seconds is not None and wall >= self.wall_seconds:
-            return f"search.wall_seconds={self.wall_seconds:g} are spent ({wall:.1f} s)"
+            return f"stopped: search.wall_seconds={self.wall_seconds:g} are spent ({wall:.1f} s)"
         return None
 
 

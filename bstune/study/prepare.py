@@ -34,33 +34,19 @@ ON_TEST_NOTE = "the target is measured on the test images, as the workload's sou
 
 @dataclass(frozen=True)
 class PreparedStudy:
-    """A checked study, or one trial by itself.
+    """A checked study, or one trial by itself."""
 
-    Args:
-        config: the composed config, device and precision resolved.
-        budget: of the search.
-        space: what is searched, within what the hardware takes.
-        protocol: what stays fixed in every trial.
-        backend: runs the trials.
-        files: the output folder.
-        trial: the one trial to run instead of a study, or None.
-        frozen_settings: flat settings that must not change while a study goes on.
-        survey: what the hardware allows; None where it was not surveyed.
-        open_workers: starts the processes that train a search's trials side by side; None: they run one by one, here.
-        notes: further lines of the printed plan.
-    """
-
-    config: DictConfig
+    config: DictConfig  # device and precision resolved
     budget: SearchBudget
-    space: Space
+    space: Space  # what is searched, within what the hardware takes
     protocol: TrialProtocol
     backend: TrialBackend
     files: Output
-    trial: TrialSpec | None
-    frozen_settings: Mapping[str, Any]
-    survey: "Survey | None" = None
-    open_workers: Callable[[], Workers] | None = None
-    notes: tuple[str, ...] = ()
+    trial: TrialSpec | None  # the one trial to run instead of a study
+    frozen_settings: Mapping[str, Any]  # flat, which must not change while a study goes on
+    survey: "Survey | None"  # None where the hardware was not surveyed
+    open_workers: Callable[[], Workers] | None  # None: the search's trials run one by one, here
+    notes: tuple[str, ...]  # further lines of the printed plan
 
     @property
     def caveats(self) -> list[str]:
@@ -169,9 +155,9 @@ def _side_by_side(config: DictConfig, survey: "Survey | None") -> tuple[Callable
     threads = None if cuda else max(1, torch.get_num_threads() // count)
     limit = survey.ceiling.at.limit
     plain_config = OmegaConf.to_container(config, resolve=False)
-    own = "" if threads is None else f" with {threads} thread{'s' if threads > 1 else ''}"
+    each = "" if threads is None else f" with {threads} thread{'s' if threads > 1 else ''}"
     note = (
-        f"{count} trials at once, each{own} within {limit / 2**20:,.0f} MiB; seconds per step are the survey's, "
+        f"{count} trials at once, each{each} within {limit / 2**20:,.0f} MiB; seconds per step are the survey's, "
         "measured alone; which trial comes next depends on which ends first; winners run again alone"
     )
     if config.search.tune:
@@ -207,10 +193,10 @@ def frozen_settings(config: DictConfig) -> dict[str, Any]:
 
     Budgets may, as trials that ran out of a smaller one are bounds all the same; so may the sampler and the storage.
     """
-    own = config.copy()
-    own.data.root = ""  # where the data lie does not matter: their checksums are pinned
-    own.trial.batch_size, own.trial.lr, own.trial.total_steps = 1, 1.0, 1
-    values = flatten({name: to_dict(own[name]) for name in ("workload", "scaling", "prior", "protocol", "trainer")})
+    config = config.copy()
+    config.data.root = ""  # where the data lie does not matter: their checksums are pinned
+    config.trial.batch_size, config.trial.lr, config.trial.total_steps = 1, 1.0, 1
+    values = flatten({name: to_dict(config[name]) for name in ("workload", "scaling", "prior", "protocol", "trainer")})
     for name in ("low", "high", "multiple"):
         values[f"search.batch_size.{name}"] = config.search.batch_size[name]
     for name in ("trials", "budget.steps", "budget.examples"):

@@ -42,22 +42,6 @@ class Grid:
         """Return (batch size, learning rate, seed) in the order in which they are trained."""
         return [(size, lr, seed) for seed in self.seeds for size in self.batch_sizes for lr in self.lrs]
 
-    def check(self) -> None:
-        """Refuse numbers that cannot be, repeated ones, and a single batch size."""
-        for option, values, smallest in (
-            ("--batch-sizes", self.batch_sizes, 1),
-            ("--lrs", self.lrs, sys.float_info.min),
-            ("--seeds", self.seeds, 0),
-        ):
-            bad = [value for value in values if not smallest <= value < math.inf]
-            if bad:
-                bound = "positive" if smallest else "at least 0"
-                raise ConfigError(f"{option} must be finite and {bound}, but got {bad[0]}")
-            if len(set(values)) < len(values):
-                raise ConfigError(f"{option} names a value twice: {','.join(str(value) for value in values)}")
-        if len(self.batch_sizes) < 2:
-            raise ConfigError(f"a table needs two batch sizes or more, but got --batch-sizes {self.batch_sizes[0]}")
-
 
 def main(arguments: list[str]) -> None:
     """Record a table as the command line's arguments after ``bstune record`` say."""
@@ -71,9 +55,9 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the table to write")
     parser.add_argument("--trials", type=Path, help="trials.jsonl of a study, in place of a grid")
-    parser.add_argument("--batch-sizes", type=_integers, help="such as 8,16,32")
-    parser.add_argument("--lrs", type=_numbers, help="such as 0.001,0.002,0.004")
-    parser.add_argument("--seeds", type=_integers, default=(0,), help="such as 0,1 (default: 0)")
+    parser.add_argument("--batch-sizes", type=_values(int, 1), help="positive integers such as 8,16,32")
+    parser.add_argument("--lrs", type=_values(float, sys.float_info.min), help="such as 0.001,0.002,0.004")
+    parser.add_argument("--seeds", type=_values(int, 0), default=(0,), help="such as 0,1 (default: 0)")
     options, overrides = parser.parse_known_args(arguments)
     if options.file.exists():
         raise TableError(f"{options.file} is there already: choose another name, or delete it")
@@ -94,7 +78,8 @@ def main(arguments: list[str]) -> None:
 
 
 def _train_grid(grid: Grid, path: Path, overrides: Sequence[str]) -> None:
-    grid.check()
+    if len(grid.batch_sizes) < 2:
+        raise ConfigError(f"a table needs two batch sizes or more, but got --batch-sizes {grid.batch_sizes[0]}")
     config = compose_checked([*overrides, "mlflow.enabled=false"])
     quieten(training=not is_replayed(config))
     config.search.batch_size.low, config.search.batch_size.high = min(grid.batch_sizes), max(grid.batch_sizes)
@@ -247,18 +232,18 @@ def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
     return [row(trial) for trial in longest.values()]
 
 
-def _integers(text: str) -> tuple[int, ...]:
-    return _parsed(text, int, "integers", "8,16,32")
+def _values(kind: Callable[[str], float], smallest: float) -> Callable[[str], tuple[float, ...]]:
+    """Return what parses an option's values: finite ones from the smallest on, all different."""
 
+    def parse(text: str) -> tuple[float, ...]:
+        try:
+            values = tuple(kind(part) for part in text.split(","))
+        except ValueError:
+            values = ()
+        if not values or len(set(values)) < len(values) or not all(smallest <= one < math.inf for one in values):
+            what = "integers" if kind is int else "numbers"
+            bound = f"from {smallest:g} on" if kind is int else "over 0"
+            raise argparse.ArgumentTypeError(f"takes different {what} {bound} with commas between, but got {text!r}")
+        return values
 
-def _numbers(text: str) -> tuple[float, ...]:
-    return _parsed(text, float, "numbers", "0.001,0.002,0.004")
-
-
-def _parsed(text: str, kind: Callable[[str], Any], what: str, example: str) -> tuple[Any, ...]:
-    try:
-        return tuple(kind(part) for part in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"takes {what} with commas between, such as {example}, but got {text!r}"
-        ) from error
+    return parse

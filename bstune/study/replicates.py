@@ -9,6 +9,7 @@ continued asks for what is still due.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 from bstune.core.records import Objective, TrialResult
@@ -90,20 +91,20 @@ def confirmed(trials: Sequence[TrialResult], objective: Objective) -> Confirmed 
     return Confirmed(winner, runs[winner.number])
 
 
-def confirmed_row(found: Confirmed) -> dict[str, Any]:
+def confirmed_row(best: Confirmed) -> dict[str, Any]:
     """Return, as ``curve.json`` has it, how many replicates reached the target, and their spread.
 
     A run that did not reach the target takes longer than any that did: the maximum is null then, and so is the median
     where half of the runs or more did not. Times are in seconds, null where the time of a step is not known.
     """
-    times = [run.time_to_target for run in found.runs]
-    steps = [float(run.steps) if run.reached else None for run in found.runs]
+    times = [run.time_to_target for run in best.runs]
+    steps = [float(run.steps) if run.reached else None for run in best.runs]
     return {
-        "seeds": [run.seed for run in found.runs],
-        "reached": sum(run.reached for run in found.runs),
-        "runs": len(found.runs),
-        **{f"time_{name}": value for name, value in _spread(times).items()},
-        **{f"steps_{name}": value for name, value in _spread(steps).items()},
+        "seeds": [run.seed for run in best.runs],
+        "reached": sum(run.reached for run in best.runs),
+        "runs": len(best.runs),
+        **_spread("time", times),
+        **_spread("steps", steps),
     }
 
 
@@ -133,13 +134,13 @@ def _ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
 
 def _points(ranked: Sequence[TrialResult], runs: Runs) -> list[TrialResult]:
     """Return the best trial of each point, best first; beside a point that has replicates there is no other."""
-    found: list[TrialResult] = []
+    points: list[TrialResult] = []
     taken: list[TrialResult] = []
     for trial in ranked:
         if not any(_same_point(trial, other) for other in taken):
-            found.append(trial)
+            points.append(trial)
             taken += [trial, _replicated(trial, runs, ranked)]
-    return found
+    return points
 
 
 def _replicated(trial: TrialResult, runs: Runs, ranked: Sequence[TrialResult]) -> TrialResult:
@@ -161,8 +162,11 @@ def _replicates(trials: Sequence[TrialResult]) -> Runs:
     runs = [trial for trial in trials if trial.replicate_of in originals and trial.status != "failed"]
     continued = {trial.resumed_from for trial in runs}
     last = sorted((trial for trial in runs if trial.number not in continued), key=lambda trial: trial.number)
-    found = {number: tuple(trial for trial in last if trial.replicate_of == number) for number in sorted(originals)}
-    return {number: own for number, own in found.items() if own}
+    replicates: dict[int, tuple[TrialResult, ...]] = {}
+    for trial in last:
+        if trial.replicate_of is not None:
+            replicates[trial.replicate_of] = (*replicates.get(trial.replicate_of, ()), trial)
+    return replicates
 
 
 def _confirmed_merit(candidate: TrialResult, runs: Runs, merit: Merit) -> float:
@@ -182,12 +186,7 @@ def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> 
     return run.steps * unit if run.reached else max(run.steps * unit, own)
 
 
-def _spread(values: Sequence[float | None]) -> dict[str, float | None]:
-    present = sorted(value for value in values if value is not None)
-    middle = present[(len(values) - 1) // 2 : len(values) // 2 + 1]
-    whole = len(middle) == 2 - len(values) % 2
-    return {
-        "median": sum(middle) / len(middle) if whole else None,
-        "low": present[0] if present else None,
-        "high": present[-1] if len(present) == len(values) else None,
-    }
+def _spread(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
+    missing_last = [math.inf if value is None else value for value in values]
+    spread = {"median": median(missing_last), "low": min(missing_last), "high": max(missing_last)}
+    return {f"{name}_{key}": value if math.isfinite(value) else None for key, value in spread.items()}

@@ -6,11 +6,10 @@ Meanwhile a live table shows the trials on a terminal; elsewhere one plain line 
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import optuna
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -64,10 +63,8 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         limits.append(f"{format_seconds(budget.seconds)} of training")
     if budget.wall_seconds is not None:
         limits.append(f"{format_seconds(budget.wall_seconds)} of wall time")
-    spent = (
-        f"{format_count(prepared.protocol.budget.steps)} steps and "
-        f"{format_count(prepared.protocol.budget.examples)} examples"
-    )
+    trial_budget = prepared.protocol.budget
+    spent = f"{format_count(trial_budget.steps)} steps and {format_count(trial_budget.examples)} examples"
     if not stops_trials(config.sampler):
         ends = f", {budget.stratified:.0%} of them spread evenly over log B; each ends at the target or after {spent}"
     elif prepared.backend.stops:
@@ -75,13 +72,13 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     else:
         ends = f"; each ends at the target or after {spent}"
     rule = config.scaling.rule["_target_"].rpartition(".")[2]
+    bounds = f", within {format_number(space.lr_low)} to {format_number(space.lr_high)}" if space.lr_low > 0 else ""
     lines = [
         f"study {config.study}: {prepared.protocol.target}, objective {budget.objective}, on "
         f"{prepared.backend.description}",
         f"  batch sizes {format_count(space.low)} to {format_count(space.high)}, "
         f"learning rates within a factor of {format_number(2**space.delta_bound)} of rule {rule} "
-        f"through B = {format_count(config.scaling.batch_size)}, lr = {format_number(config.scaling.lr)}"
-        + (f", within {format_number(space.lr_low)} to {format_number(space.lr_high)}" if space.lr_low > 0 else ""),
+        f"through B = {format_count(config.scaling.batch_size)}, lr = {format_number(config.scaling.lr)}{bounds}",
         f"  {', '.join(limits)}{ends}",
     ]
     if space.tunables:
@@ -115,9 +112,7 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -128,10 +123,10 @@ class Progress:
             self._bar.update(self._task, completed=finished)
             self._live.update(Group(trials_table(done, self._target), self._bar))
             return
-        if self._shown is not None:
-            for result in done:
-                if result.number not in self._shown:  # side by side, trials do not end in order of their numbers
-                    self._console.print(trial_line(result, self._total), soft_wrap=True, highlight=False)
+        for result in done:
+            # Side by side, trials do not end in order of their numbers.
+            if self._shown is not None and result.number not in self._shown:
+                self._console.print(trial_line(result, self._total), soft_wrap=True, highlight=False)
         self._shown = {result.number for result in done}
 
 
@@ -164,7 +159,7 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
         finish_abandoned(study, objective)
         console.print(plan_text(prepared, results(study)), soft_wrap=True)
         files.checkpoints.mkdir(exist_ok=True)
-        write_text(files.config, shareable_yaml(config))
+        write_text(files.config, redact(OmegaConf.to_yaml(config)))
         if prepared.survey is not None:
             from bstune.hardware.report import write_survey  # torch takes seconds to import: replays have no survey
 
@@ -190,18 +185,13 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
         files.checkpoints.mkdir(exist_ok=True)
         result = prepared.backend.run(spec, files, None)
         write_text(files.record, result.to_json() + "\n")
-        write_text(files.config, shareable_yaml(prepared.config))
+        write_text(files.config, redact(OmegaConf.to_yaml(prepared.config)))
     console.print(trial_line(result, None), soft_wrap=True)
     if result.reached:
         for name, value in prepared.backend.test(spec, files).items():
             console.print(f"{name} {value:.4g}")
     console.print(f"record {files.record}", soft_wrap=True)
     return result
-
-
-def shareable_yaml(config: DictConfig) -> str:
-    """Return the composed config as YAML, without passwords; values from the environment stay references to it."""
-    return redact(OmegaConf.to_yaml(config))
 
 
 def run_search(prepared: PreparedStudy, study: optuna.Study, tracking: "Tracking | None", console: Console) -> str:
@@ -238,7 +228,7 @@ class _Search:
             trial_index = next_trial_index(self._study, self._budget.trials)
             if trial_index is None:
                 return self._all_run
-            stop_reason = self._spent(done) or self._precise(_searched(done))
+            stop_reason = self._budget.spent(done) or self._precise(_searched(done))
             if stop_reason is not None:
                 return stop_reason
             self.run(self._ask(trial_index), done)
@@ -254,11 +244,10 @@ class _Search:
         stop_reason: str | None = None
         looked = 0
         with open_workers() as workers:
-            whole = False
             try:
                 while True:
                     done = self.write()
-                    stop_reason = stop_reason or self._spent(done)
+                    stop_reason = stop_reason or self._budget.spent(done)
                     first = _first_trials(_searched(done))
                     if stop_reason is None and len(first) > looked:
                         looked = len(first)
@@ -271,29 +260,31 @@ class _Search:
                         asked[trial.number] = trial, spec
                         workers.start(spec, self._prepared.files, _resumed(spec, done))
                     if not workers.running:
-                        whole = True
                         return stop_reason or self._all_run
                     finished = workers.wait()
                     if finished.exit_reason is None:
                         self._store(asked[finished.spec.number], finished)
-                        continue
-                    deaths[finished.spec.trial_index] += 1
-                    fail_one(self._study, finished.spec, finished.exit_reason)
-                    if deaths[finished.spec.trial_index] == MAX_DEATHS:
-                        raise StudyError(
-                            f"the process that trained B = {finished.spec.batch_size}, lr = {finished.spec.lr:g} "
-                            f"{finished.exit_reason}, {MAX_DEATHS} times: lower search.workers or "
-                            "search.batch_size.high where memory is short; the finished trials are stored, and the "
-                            "same command with search.workers=1 continues the study"
-                        )
-            finally:
-                if not whole:  # an error or an interruption: what has ended meanwhile is stored all the same
-                    for finished in workers.poll():
-                        if finished.record is not None:
-                            self._store(asked[finished.spec.number], finished)
-                    for spec in running(self._study):
-                        warn_cut_short(spec)
-                    finish_abandoned(self._study, self._budget.objective)
+                    else:
+                        deaths[finished.spec.trial_index] += 1
+                        self._fail(finished, deaths[finished.spec.trial_index])
+            except BaseException:  # an interruption too: what has ended meanwhile is stored all the same
+                for finished in workers.poll():
+                    if finished.record is not None:
+                        self._store(asked[finished.spec.number], finished)
+                for spec in running(self._study):
+                    warn_cut_short(spec)
+                finish_abandoned(self._study, self._budget.objective)
+                raise
+
+    def _fail(self, finished: Finished, deaths: int) -> None:
+        spec = finished.spec
+        fail_one(self._study, spec, str(finished.exit_reason))
+        if deaths == MAX_DEATHS:
+            raise StudyError(
+                f"the process that trained B = {spec.batch_size}, lr = {spec.lr:g} {finished.exit_reason}, "
+                f"{MAX_DEATHS} times: lower search.workers or search.batch_size.high where memory is short; the "
+                "finished trials are stored, and the same command with search.workers=1 continues the study"
+            )
 
     def run(self, asked: Asked, done: Sequence[TrialResult]) -> None:
         """Run a trial that was asked for, from where the trial that it continues was stopped, and store its record."""
@@ -333,10 +324,6 @@ class _Search:
         self._progress.show(done)
         return done
 
-    def _spent(self, done: Sequence[TrialResult]) -> str | None:
-        spent = self._budget.spent(done)
-        return None if spent is None else f"stopped: {spent}"
-
     def _precise(self, searched: Sequence[TrialResult]) -> str | None:
         """Return, in words, that B_crit is known to ``search.precision``; None if it is not, or it is not asked."""
         precision, reached = self._budget.precision, sum(trial.reached for trial in searched)
@@ -375,9 +362,8 @@ def _resumed(spec: TrialSpec, done: Sequence[TrialResult]) -> TrialResult | None
 def worth_continuing(done: Sequence[TrialResult], objective: Objective) -> set[int]:
     """Return the numbers of the stopped trials that may still be continued: ``MAX_STATES`` of them.
 
-    First come those that may win, then those that only the curve needs, as they have taken more than the best trial:
-    seconds for ``time``, steps for ``steps``, both of the two for ``both``. Of either kind the newest are kept. A state
-    is as large as the model and its optimizer.
+    First come those that may win, then those that only the curve needs, as they have taken more than the best trial by
+    the objective. Of either kind the newest are kept: a state is as large as the model and its optimizer.
     """
     resumed = {trial.resumed_from for trial in done if trial.status != "failed"}  # what was cut short is asked again
     reached = [trial for trial in done if trial.reached and trial.replicate_of is None]

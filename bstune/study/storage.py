@@ -19,7 +19,7 @@ from typing import Any
 
 import optuna
 from omegaconf import DictConfig
-from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, RandomSampler
 from optuna.study import StudyDirection
@@ -31,7 +31,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.files import check_writable
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_json
-from bstune.core.search_space import Space, Tunable
+from bstune.core.search_space import Space
 from bstune.search.sampler import RECORD, RESUMED_FROM
 from bstune.study.plan import SearchBudget
 from bstune.trial.backend import sampler_factory
@@ -70,9 +70,22 @@ def check_storage(url: str) -> None:
             raise StudyError(f"storage={url}: the folder {path.parent} does not exist: make it, or choose another")
         if not path.exists():  # connecting would create it
             return
-    # A driver's own time-out may cover no more than the connection, and a server may accept it and never answer.
     outcome: Future[None] = Future()
-    threading.Thread(target=_connect, args=(url, arguments, outcome), daemon=True).start()
+
+    def connect() -> None:
+        try:
+            engine = create_engine(url, **arguments)
+            with engine.connect() as connection:
+                connection.execute(text("SELECT 1"))
+                if engine.dialect.name == "sqlite":
+                    connection.execute(text("SELECT count(*) FROM sqlite_master"))
+            engine.dispose()
+            outcome.set_result(None)
+        except (SQLAlchemyError, NoSuchModuleError, ImportError) as error:
+            outcome.set_exception(error)
+
+    # A driver's own time-out may cover no more than the connection, and a server may accept it and never answer.
+    threading.Thread(target=connect, daemon=True).start()
     try:
         outcome.result(timeout=2 * CONNECT_SECONDS)
     except (SQLAlchemyError, NoSuchModuleError, ImportError, TimeoutError) as error:
@@ -81,20 +94,6 @@ def check_storage(url: str) -> None:
             f"the storage does not answer: storage={url}: {reason}; "
             "start it, install its driver, or use another one, such as storage=sqlite:///bstune.db"
         ) from error
-
-
-def _connect(url: str, arguments: Mapping[str, Any], outcome: "Future[None]") -> None:
-    try:
-        engine = create_engine(url, **arguments)
-        with engine.connect() as connection:
-            connection.execute(text("SELECT 1"))
-            if engine.dialect.name == "sqlite":
-                connection.execute(text("SELECT count(*) FROM sqlite_master"))
-        engine.dispose()
-    except (SQLAlchemyError, NoSuchModuleError, ImportError) as error:
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(None)
 
 
 def open_study(
@@ -109,9 +108,7 @@ def open_study(
         storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
         if name in optuna.get_all_study_names(storage):
             study = optuna.load_study(study_name=name, storage=storage)
-            _refuse_another_format(study)
-            _refuse_changes(study, frozen_settings)
-            _refuse_another_folder(study, output)
+            _check_continued(study, frozen_settings, output)
             return study
         study = optuna.create_study(study_name=name, storage=storage, directions=directions)
         study.set_user_attr(FORMAT, FORMAT_VERSION)
@@ -123,58 +120,49 @@ def open_study(
     return study
 
 
-def _refuse_another_format(study: optuna.Study) -> None:
-    attributes = study.user_attrs
-    if FORMAT not in attributes and FROZEN_SETTINGS not in attributes:
-        raise StudyError(
-            f"the storage has a study {study.study_name!r} that is not bstune's: choose another name with study=NAME"
-        )
-    found = attributes.get(FORMAT, 1)
-    if found != FORMAT_VERSION:
-        which = "a former" if found < FORMAT_VERSION else "a later"
-        raise StudyError(
-            f"the study {study.study_name!r} was begun by {which} version of bstune (format {found}; this one reads "
-            f"{FORMAT_VERSION}): continue it with that version, or begin another one with study=NAME"
-        )
-
-
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the settings that differ, a line each."""
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     return "\n".join(f"  {key}: was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
 
 
-def _refuse_changes(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
-    lines = changes(json.loads(study.user_attrs[FROZEN_SETTINGS]), json.loads(dump_json(frozen_settings)))
+def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, Any], output: Path) -> None:
+    """Refuse another format, other settings, and a second output folder while the first one exists."""
+    name, attributes = study.study_name, study.user_attrs
+    if FORMAT not in attributes and FROZEN_SETTINGS not in attributes:
+        raise StudyError(f"the storage has a study {name!r} that is not bstune's: choose another name with study=NAME")
+    version = attributes.get(FORMAT, 1)
+    if version != FORMAT_VERSION:
+        raise StudyError(
+            f"the study {name!r} was begun by another version of bstune (format {version}; this one reads "
+            f"{FORMAT_VERSION}): continue it with that version, or begin another one with study=NAME"
+        )
+    lines = changes(json.loads(attributes[FROZEN_SETTINGS]), json.loads(dump_json(frozen_settings)))
     if lines:
         raise StudyError(
-            f"the study {study.study_name!r} began with other settings:\n{lines}\n"
+            f"the study {name!r} began with other settings:\n{lines}\n"
             "continue it with the settings it began with, or begin another one with study=NAME"
         )
-
-
-def _refuse_another_folder(study: optuna.Study, output: Path) -> None:
-    """Refuse a second folder while the first exists; accept one that was moved."""
-    first = Path(study.user_attrs[OUTPUT])
+    first = Path(attributes[OUTPUT])
     if first == output.absolute():
         return
     if first.exists():
         raise StudyError(
-            f"the study {study.study_name!r} writes to {first}: continue it with output={first}, "
+            f"the study {name!r} writes to {first}: continue it with output={first}, "
             "or begin another one with study=NAME"
         )
-    study.set_user_attr(OUTPUT, str(output.absolute()))
+    study.set_user_attr(OUTPUT, str(output.absolute()))  # the folder was moved
 
 
 def results(study: optuna.Study) -> list[TrialResult]:
     """Return the records of the finished trials in order of their numbers; one that was cut short is ``failed``."""
-    found = []
+    records = []
     for trial in study.get_trials(deepcopy=False):
         if trial.state.is_finished() and RECORD in trial.user_attrs:
-            found.append(TrialResult.from_json(trial.user_attrs[RECORD]))
+            records.append(TrialResult.from_json(trial.user_attrs[RECORD]))
         elif trial.state == TrialState.FAIL and SPEC in trial.user_attrs:
-            found.append(_failed(_spec(trial)))
-    return found
+            records.append(_failed(_spec(trial)))
+    return records
 
 
 def _spec(trial: FrozenTrial) -> TrialSpec:
@@ -201,13 +189,13 @@ def _failed(spec: TrialSpec) -> TrialResult:
 
 def ended_below_limit(study: optuna.Study) -> set[int]:
     """Return the numbers of the censored trials that ended below their limit, as where a recorded run ends."""
-    found = set()
+    numbers = set()
     for trial in study.get_trials(deepcopy=False, states=(TrialState.PRUNED,)):
         if RECORD in trial.user_attrs and SPEC in trial.user_attrs:
             max_steps, result = _spec(trial).max_steps, TrialResult.from_json(trial.user_attrs[RECORD])
             if result.status == "censored" and max_steps is not None and result.steps < max_steps:
-                found.add(trial.number)
-    return found
+                numbers.add(trial.number)
+    return numbers
 
 
 def next_trial_index(study: optuna.Study, trials: int) -> int | None:
@@ -230,13 +218,16 @@ def ask(
 
     ``stops``: whether a trial can be stopped early and continued; the sampler's limits are ignored otherwise.
     """
-    stopping: Any = sampler if hasattr(sampler, "max_steps") else None
-    earlier = _asked_before(study, trial_index)
-    # A sampler that stops trials chooses every batch size itself.
-    stratum = None if stopping is not None else budget.stratum(trial_index, space)
-    fixed: dict[str, Any] = {} if stratum is None else {"batch_size": stratum}
+    stopping: Any = sampler if hasattr(sampler, "max_steps") else None  # chooses every batch size itself
+    failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+    # The last one that was cut short; one without its spec was not asked to the end.
+    same = (t for t in reversed(failed) if t.user_attrs.get(TRIAL_INDEX) == trial_index and SPEC in t.user_attrs)
+    earlier = next(same, None)
+    fixed: dict[str, Any] = {}
     if earlier is not None:
         fixed = dict(earlier.params)
+    elif stopping is None and (stratum := budget.stratum(trial_index, space)) is not None:
+        fixed = {"batch_size": stratum}
     trial = _suggested(study, trial_index, space, sampler, fixed)
     batch_size = space.snap(trial.params["batch_size"])
     lr, seed = space.lr(batch_size, trial.params["delta"]), budget.trial_seed(trial_index)
@@ -251,12 +242,10 @@ def ask(
             lr, seed = continued.lr, continued.seed
     delta = space.delta(batch_size, lr)
     values = {one.name: trial.params[one.name] for one in space.tunables}
-    return _stored(
-        trial,
-        TrialSpec(
-            trial.number, trial_index, batch_size, lr, delta, seed, max_steps, resumed_from, hyperparameters=values
-        ),
+    spec = TrialSpec(
+        trial.number, trial_index, batch_size, lr, delta, seed, max_steps, resumed_from, hyperparameters=values
     )
+    return _stored(trial, spec)
 
 
 def ask_replicate(
@@ -280,20 +269,13 @@ def ask_replicate(
     return _stored(trial, spec)
 
 
-def _asked_before(study: optuna.Study, trial_index: int) -> FrozenTrial | None:
-    """Return the last trial of this index that was cut short; one without its spec was not asked to the end."""
-    failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-    at_index = (t for t in reversed(failed) if t.user_attrs.get(TRIAL_INDEX) == trial_index)
-    return next((trial for trial in at_index if SPEC in trial.user_attrs), None)
-
-
 def _suggested(
     study: optuna.Study, trial_index: int, space: Space, sampler: BaseSampler, fixed: dict[str, Any]
 ) -> optuna.Trial:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         study.sampler = PartialFixedSampler(fixed, sampler) if fixed else sampler
-        trial = study.ask(dict(distributions(space)))
+        trial = study.ask(distributions(space))
         trial.set_user_attr(TRIAL_INDEX, trial_index)
     return trial
 
@@ -344,9 +326,7 @@ def fail_one(study: optuna.Study, spec: TrialSpec, reason: str) -> None:
     )
 
 
-def tell(
-    study: optuna.Study, trial: optuna.Trial, result: TrialResult, objective: Objective, target: Target
-) -> TrialResult:
+def tell(study: optuna.Study, trial: optuna.Trial, result: TrialResult, objective: Objective, target: Target) -> None:
     """Store a trial's record, and tell Optuna its value: reached is COMPLETE, failed is FAIL, the others are PRUNED."""
     values = [value for _, value in result.history if value is not None]
     if values and not result.reached and objective != "both":  # Optuna reports no values to two objectives
@@ -355,7 +335,6 @@ def tell(
         trial.report(target.gap(values[-1]), step=1)
     trial.set_user_attr(RECORD, result.to_json())  # from here on a killed process loses nothing of the trial
     _tell(study, trial.number, result, objective)
-    return result
 
 
 def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Objective) -> None:
@@ -374,19 +353,18 @@ def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Obje
         study.tell(number, values[objective])
 
 
-def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution]:
+def distributions(space: Space) -> dict[str, BaseDistribution]:
     """Return the parameters of a study, as :func:`ask` suggests them."""
-    return {
+    searched: dict[str, BaseDistribution] = {
         "batch_size": IntDistribution(space.low, space.high, log=True),
         "delta": FloatDistribution(-space.delta_bound, space.delta_bound),
-        **{one.name: _distribution(one) for one in space.tunables},
     }
-
-
-def _distribution(tunable: Tunable) -> IntDistribution | FloatDistribution:
-    if tunable.integer:
-        return IntDistribution(round(tunable.low), round(tunable.high), log=tunable.log)
-    return FloatDistribution(tunable.low, tunable.high, log=tunable.log)
+    for one in space.tunables:
+        if one.integer:
+            searched[one.name] = IntDistribution(round(one.low), round(one.high), log=one.log)
+        else:
+            searched[one.name] = FloatDistribution(one.low, one.high, log=one.log)
+    return searched
 
 
 def build_sampler(

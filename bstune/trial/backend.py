@@ -5,11 +5,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from bstune.config import budget_of, instantiate, is_replayed, to_dict, tuned
+from bstune.config import budget_of, instantiate, is_replayed, to_dict
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import CUDA_GRAPH_MODES, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
-from bstune.core.search_space import Space
+from bstune.core.search_space import Space, Tunable
 
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
 
@@ -18,34 +18,20 @@ class TrialBackend:
     """Runs a study's trials; give one of your own to :func:`bstune.study.prepare.prepare`.
 
     A subclass sets ``step_time`` and defines ``run``; the other attributes and methods have defaults.
-
-    Attributes:
-        step_time: seconds per training step at a batch size; the sampler's tau(B) and the printed estimate use it.
-        device: name of the device, as in the trials' records.
-        description: where trials run, in words.
-        versions: of the packages that results depend on.
-        frozen_settings: flat settings that, besides the config's own, must not change while a study goes on.
-        stops: whether a trial may be stopped early; not where a schedule ends with the budget.
-        validates_on_test: whether the target is measured on the published test set.
-        evaluation_share: seconds of evaluation per second of training, for the estimate.
-        lr_range: smallest and largest learning rate.
-        gradient_bytes: bytes that an all-reduce takes; None where nothing is trained.
-        train_examples: length of the training data; None where nothing is trained.
-        notes: further lines of the printed plan.
     """
 
-    step_time: Callable[[float], float]
-    device: str = ""
-    description: str = ""
-    versions: Mapping[str, str] = {}
-    frozen_settings: Mapping[str, Any] = {}
-    stops: bool = True
-    validates_on_test: bool = False
-    evaluation_share: float = 0.0
-    lr_range: tuple[float, float] = (0.0, float("inf"))
-    gradient_bytes: int | None = None
-    train_examples: int | None = None
-    notes: tuple[str, ...] = ()
+    step_time: Callable[[float], float]  # seconds per training step at a batch size: the sampler's tau(B)
+    device: str = ""  # its name, as in the trials' records
+    description: str = ""  # where trials run, in words
+    versions: Mapping[str, str] = {}  # of the packages that results depend on
+    frozen_settings: Mapping[str, Any] = {}  # flat, which besides the config's must not change while a study goes on
+    stops: bool = True  # whether a trial may be stopped early; not where a schedule ends with the budget
+    validates_on_test: bool = False  # whether the target is measured on the published test set
+    evaluation_share: float = 0.0  # seconds of evaluation per second of training, for the estimate
+    lr_range: tuple[float, float] = (0.0, float("inf"))  # smallest and largest learning rate
+    gradient_bytes: int | None = None  # which an all-reduce takes; None where nothing is trained
+    train_examples: int | None = None  # length of the training data; None where nothing is trained
+    notes: tuple[str, ...] = ()  # further lines of the printed plan
 
     def run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
         """Run one trial and return its record.
@@ -85,14 +71,9 @@ def stops_trials(node: DictConfig) -> bool:
     return hasattr(getattr(sampler_factory(node), "func", None), "max_steps")
 
 
-def make_target(config: DictConfig) -> Target:
-    """Return the workload's target."""
-    return Target(config.workload.target.metric, config.workload.target.value, config.workload.target.mode)
-
-
 def make_protocol(config: DictConfig) -> TrialProtocol:
     """Return what stays fixed in every trial of a config whose device and precision are resolved."""
-    options = config.protocol
+    options, target = config.protocol, config.workload.target
     graphs = str(config.device).startswith("cuda") and config.compile in CUDA_GRAPH_MODES
     if graphs and options.micro_batch_size is not None:
         raise ConfigError(
@@ -100,7 +81,7 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
             " next one's: set compile=max-autotune-no-cudagraphs or default, or protocol.micro_batch_size=null"
         )
     return TrialProtocol(
-        target=make_target(config),
+        target=Target(target.metric, target.value, target.mode),
         budget=budget_of(config),
         evaluation_schedule=EvaluationSchedule(
             ratio=options.evaluation_ratio,
@@ -141,7 +122,7 @@ def make_space(config: DictConfig, lr_range: tuple[float, float] = (0.0, float("
         octaves=config.scaling.lr_octaves if stops_trials(config.sampler) else None,
         lr_low=lr_range[0],
         lr_high=lr_range[1],
-        tunables=tuned(config),
+        tunables=tuple(Tunable(name, **to_dict(config.workload.tunable[name])) for name in config.search.tune),
     )
     space.lr(space.low, 0.0)
     return space

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,7 +32,6 @@ from bstune.core.records import Status, Target, TrialProtocol, TrialResult, Tria
 from bstune.core.search_space import Space
 from bstune.trial.backend import TrialBackend
 
-COLUMNS = ("batch_size", "lr", "seed", "steps", "metric", "seconds_per_step")
 DEVICE = "replay"
 SHIPPED = Path(__file__).parent / "tables"
 
@@ -79,10 +78,9 @@ class Table:
     @cached_property
     def cells(self) -> Mapping[tuple[int, float], tuple[Run, ...]]:
         """The runs of each (batch size, learning rate), in order of their seeds."""
-        found: dict[tuple[int, float], list[Run]] = {}
-        for run in sorted(self.runs, key=lambda run: (run.batch_size, run.lr, run.seed)):
-            found.setdefault((run.batch_size, run.lr), []).append(run)
-        return {cell: tuple(runs) for cell, runs in found.items()}
+        ordered = sorted(self.runs, key=lambda run: (run.batch_size, run.lr, run.seed))
+        grouped = groupby(ordered, key=lambda run: (run.batch_size, run.lr))
+        return {cell: tuple(runs) for cell, runs in grouped}
 
     @cached_property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -95,17 +93,15 @@ class Table:
         return tuple(sorted({run.lr for run in self.runs}))
 
     @cached_property
-    def _log_cells(self) -> tuple[list[tuple[int, float]], Any]:
-        cells = list(self.cells)
-        return cells, np.log(np.array(cells, dtype=np.float64))
+    def _log_cells(self) -> Any:
+        return np.log(np.array(list(self.cells), dtype=np.float64))
 
     def nearest_cell(self, batch_size: float, lr: float) -> tuple[int, float]:
         """Return the recorded cell nearest in (log B, log lr); of equals the first in order."""
         if (batch_size, lr) in self.cells:
             return int(batch_size), lr
-        cells, logs = self._log_cells
-        distance = ((logs - np.log([batch_size, lr])) ** 2).sum(axis=1)
-        return cells[int(distance.argmin())]
+        distance = ((self._log_cells - np.log([batch_size, lr])) ** 2).sum(axis=1)
+        return list(self.cells)[int(distance.argmin())]
 
     def outcome(self, batch_size: float, lr: float, seed: int, target: Target) -> Outcome:
         """Return what a trial comes to; outside of the table's range as at its edge.
@@ -153,12 +149,11 @@ class Table:
 
     def best(self, target: Target) -> tuple[int, float, float] | None:
         """Return batch size, learning rate and median time of the fastest cell; None if none reached the target."""
-        times = {cell: self.median_time(*cell, target) for cell in self.cells}
-        found = [(time, cell) for cell, time in times.items() if time is not None]
-        if not found:
+        times = {cell: time for cell in self.cells if (time := self.median_time(*cell, target)) is not None}
+        if not times:
             return None
-        time, (batch_size, lr) = min(found)
-        return batch_size, lr, time
+        cell = min(times, key=lambda cell: (times[cell], cell))
+        return (*cell, times[cell])
 
 
 def _bracket(values: Sequence[float], value: float) -> tuple[tuple[Any, ...], tuple[float, ...]]:
@@ -191,7 +186,7 @@ def replay(
 
     ``last_step`` counts from the first step of the trial that it continues, if any; only what is added costs seconds.
     """
-    done = _steps_done(spec, resumed_from)
+    done = 0 if resumed_from is None else resumed_from.steps
     outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
     steps = min(outcome.end, max(last_step, done))
     reached = outcome.steps is not None and outcome.steps <= steps
@@ -217,21 +212,43 @@ def replay(
     )
 
 
-def _steps_done(spec: TrialSpec, resumed_from: TrialResult | None) -> int:
-    """Return the steps that the trial continues from."""
-    number = None if resumed_from is None else resumed_from.number
-    if number != spec.resumed_from:
-        raise ValueError(f"the trial is resumed from {spec.resumed_from}, but got {number}")
-    if resumed_from is None:
-        return 0
-    here, there = ((trial.batch_size, trial.lr, trial.seed) for trial in (spec, resumed_from))
-    if here != there:
-        raise ValueError(f"a trial is resumed at the same batch size, lr and seed, {there}, but got {here}")
-    return resumed_from.steps
+def _is_number(value: object) -> bool:
+    # NaN compares false; an integer may be too large for a float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+def _is_integer(value: Any) -> bool:
+    return _is_number(value) and value == int(value)
+
+
+def _is_ascending(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and all(_is_integer(step) for step in value)
+        and all(before < after for before, after in pairwise([0, *value]))
+    )
+
+
+# What each column of a row must be.
+COLUMNS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "batch_size": ("a positive integer", lambda value: _is_positive(value) and _is_integer(value)),
+    "lr": ("a positive number", _is_positive),
+    "seed": ("an integer", _is_integer),
+    "steps": ("a list of ascending positive integers", _is_ascending),
+    "metric": (
+        "a list of finite numbers, which ends before any other",
+        lambda value: isinstance(value, list) and all(_is_number(one) for one in value),
+    ),
+    "seconds_per_step": ("a positive number", _is_positive),
+}
 
 
 def read_table(path: Path) -> Table:
-    """Return the table in a file of JSON lines; TableError if it is none, or says nothing of a search."""
+    """Return the table in a file of JSON lines; TableError if it is none, or is no use to a search."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -251,12 +268,12 @@ def read_table(path: Path) -> Table:
         runs[key] = run
     if not any(run.steps for run in runs.values()):
         raise TableError(f"the table {path} holds no evaluated run: it needs one a line, with {', '.join(COLUMNS)}")
-    sizes = {run.batch_size for run in runs.values()}
-    if len(sizes) == 1:
+    table = Table(tuple(runs.values()))
+    if len(table.batch_sizes) == 1:
         raise TableError(
-            f"the table {path} has batch size {sizes.pop()} only: a search over batch sizes needs two or more"
+            f"the table {path} has batch size {table.batch_sizes[0]} only: a search over batch sizes needs two or more"
         )
-    return Table(tuple(runs.values()))
+    return table
 
 
 def _run(line: str, place: str) -> Run:
@@ -267,48 +284,23 @@ def _run(line: str, place: str) -> Run:
     missing = [name for name in COLUMNS if not isinstance(values, dict) or name not in values]
     if missing:
         raise TableError(f"{place} lacks {', '.join(missing)}: a run has {', '.join(COLUMNS)}")
-    for name in ("batch_size", "lr", "seconds_per_step"):
-        if not _is_number(values[name]) or values[name] <= 0:
-            raise TableError(f"{place}: {name} must be a positive number, but got {_short(values[name])}")
-    for name in ("batch_size", "seed"):
-        if not _is_number(values[name]) or values[name] != int(values[name]):
-            raise TableError(f"{place}: {name} must be an integer, but got {_short(values[name])}")
-    diverged = values.get("status") == "diverged"
-    _check_history(values["steps"], values["metric"], diverged, place)
-    return Run(
-        batch_size=int(values["batch_size"]),
-        lr=float(values["lr"]),
-        seed=int(values["seed"]),
-        steps=tuple(int(step) for step in values["steps"]),
-        metric=tuple(float(value) for value in values["metric"]),
-        seconds_per_step=float(values["seconds_per_step"]),
-        diverged=diverged,
-    )
-
-
-def _check_history(steps: Any, metric: Any, diverged: bool, place: str) -> None:
-    if not (isinstance(steps, list) and isinstance(metric, list)):
-        raise TableError(f"{place}: steps and metric must be lists, but got {_short(steps)} and {_short(metric)}")
+    for name, (what, is_valid) in COLUMNS.items():
+        if not is_valid(values[name]):
+            raise TableError(f"{place}: {name} must be {what}, but got {values[name]!r:.60}")
+    steps, metric, diverged = values["steps"], values["metric"], values.get("status") == "diverged"
     if len(steps) != len(metric):
         raise TableError(f"{place} has {len(steps)} steps but {len(metric)} values of the metric: one a step is needed")
     if not steps and not diverged:
         raise TableError(f"{place} has no evaluation: only a run whose status is diverged may have none")
-    bad = [value for value in metric if not _is_number(value)]
-    if bad:
-        raise TableError(f"{place}: metric must hold finite numbers, but got {_short(bad[0])}: end the run before it")
-    whole = all(_is_number(step) and step == int(step) and step > 0 for step in steps)
-    if not whole or any(after <= before for before, after in pairwise(steps)):
-        raise TableError(f"{place}: steps must be ascending positive integers, but got {_short(steps)}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _is_number(value: object) -> bool:
-    # NaN compares false; an integer may be too large for a float.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return Run(
+        batch_size=int(values["batch_size"]),
+        lr=float(values["lr"]),
+        seed=int(values["seed"]),
+        steps=tuple(int(step) for step in steps),
+        metric=tuple(float(value) for value in metric),
+        seconds_per_step=float(values["seconds_per_step"]),
+        diverged=diverged,
+    )
 
 
 def never_reached(table: Table, target: Target) -> str | None:
@@ -342,11 +334,6 @@ class Source:
     command: str
 
 
-def shipped_tables() -> list[str]:
-    """Return the names of the tables that come with bstune."""
-    return sorted(path.stem for path in SHIPPED.glob("*.jsonl"))
-
-
 def find_table(name: str) -> Path:
     """Return the path of a table: a file, relative to the working directory, or a shipped table's bare name."""
     try:
@@ -356,45 +343,22 @@ def find_table(name: str) -> Path:
         reason = "is a folder" if path.is_dir() else "is no file"
     except (OSError, ValueError, RuntimeError) as error:  # no permission; a null byte or too long; no such user
         raise TableError(f"workload.table={name!r} cannot be read: {error}") from error
-    if name in shipped_tables():
+    shipped = sorted(path.stem for path in SHIPPED.glob("*.jsonl"))
+    if name in shipped:
         return SHIPPED / f"{name}.jsonl"
-    others = f", or name a shipped one: {', '.join(shipped_tables())}" if shipped_tables() else ""
-    raise TableError(f"workload.table={name} {reason}: give a file of recorded runs as JSON lines{others}")
+    raise TableError(
+        f"workload.table={name} {reason}: give a file of recorded runs as JSON lines, or name a shipped one: "
+        f"{', '.join(shipped)}"
+    )
 
 
-def read_index(folder: Path) -> dict[str, Source]:
-    """Return the tables that ``tables.yaml`` in a folder lists, by name; none without such a file.
-
-    It maps each file's name, without ``.jsonl``, to ``metric``, ``target`` (of an error) and ``command``.
-    """
-    path = folder / "tables.yaml"
-    if not path.exists():
-        return {}
-    try:
-        listed = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TableError(f"{path} cannot be read ({error}): it lists the tables beside it") from error
-    if not isinstance(listed, dict):
-        raise TableError(f"{path} must map the name of each table to metric, target and command")
-    found = {}
-    for name, values in listed.items():
-        missing = [key for key in ("metric", "target", "command") if not isinstance(values, dict) or key not in values]
-        if missing:
-            raise TableError(f"{path}: {name} lacks {', '.join(missing)}")
-        if not isinstance(values["target"], int | float):
-            raise TableError(f"{path}: {name} needs a number as target, but got {values['target']!r}")
-        file = folder / f"{name}.jsonl"
-        if not file.exists():
-            raise TableError(f"{path} lists {name}, but {file} does not exist")
-        target = Target(str(values["metric"]), float(values["target"]), "min")
-        found[str(name)] = Source(file, target, values["command"])
-    return found
-
-
-def shipped_target(path: Path) -> Target | None:
-    """Return the target that a table was recorded for, if it is one of those that ship."""
-    sources = read_index(SHIPPED).values()
-    return next((source.target for source in sources if source.path.resolve() == path.resolve()), None)
+def read_index() -> dict[str, Source]:
+    """Return the tables that ship, by name, as ``tables.yaml`` beside them lists them; all metrics are errors."""
+    listed = yaml.safe_load((SHIPPED / "tables.yaml").read_text(encoding="utf-8"))
+    return {
+        name: Source(SHIPPED / f"{name}.jsonl", Target(one["metric"], one["target"], "min"), one["command"])
+        for name, one in listed.items()
+    }
 
 
 def complete(config: DictConfig) -> DictConfig:
@@ -411,45 +375,34 @@ def complete(config: DictConfig) -> DictConfig:
     path = find_table(config.workload.table)
     table = read_table(path)
     low, high = table.batch_sizes[0], table.batch_sizes[-1]
-    steps, examples = _recorded_budget(table)
-    own: Mapping[str, Mapping[str, Any]] = {
+    # The least budget that no run exceeds: the longest run's steps at the largest batch size, or the most examples of a
+    # run that took more steps.
+    steps = max(run.end for run in table.runs if run.batch_size == high)
+    examples = max((run.end * run.batch_size for run in table.runs if run.end > steps), default=1)
+    defaults: Mapping[str, Mapping[str, Any]] = {
         "batch_size": {"low": low, "high": high},
         "reference": {"batch_size": math.sqrt(low * high), "lr": math.sqrt(table.lrs[0] * table.lrs[-1])},
         "budget": {"steps": steps, "examples": examples},
     }
-    for group, values in own.items():
+    for group, values in defaults.items():
         for name, value in values.items():
             if OmegaConf.is_missing(config.workload[group], name):
                 config.workload[group][name] = value
     if OmegaConf.is_missing(config.workload.target, "value"):
-        target = shipped_target(path)
-        if target is not None:
-            config.workload.target.value = target.value
-            return config
-        seen = [value for run in table.runs for value in run.metric]
-        raise ConfigError(
-            "workload.target.value is missing: give the value to reach, such as workload.target.value=0.1 "
-            f"(this table's values lie between {min(seen):g} and {max(seen):g})"
-        )
+        sources = (source for source in read_index().values() if source.path.resolve() == path.resolve())
+        source = next(sources, None)
+        if source is None:
+            seen = [value for run in table.runs for value in run.metric]
+            raise ConfigError(
+                "workload.target.value is missing: give the value to reach, such as workload.target.value=0.1 "
+                f"(this table's values lie between {min(seen):g} and {max(seen):g})"
+            )
+        config.workload.target.value = source.target.value
     return config
 
 
-def _recorded_budget(table: Table) -> tuple[int, int]:
-    """Return the least budget, in steps and in examples, that no recorded run exceeds: so many of the one or the other.
-
-    Steps are those of the longest run at the largest batch size, examples the most in a run that took more steps.
-    """
-    steps = max(run.end for run in table.runs if run.batch_size == table.batch_sizes[-1])
-    return steps, max((run.end * run.batch_size for run in table.runs if run.end > steps), default=1)
-
-
 class ReplayBackend(TrialBackend):
-    """Answers each trial from a table of recorded runs.
-
-    Args:
-        config: of a replayed workload; :func:`complete` has filled what it left open.
-        protocol: built from it.
-    """
+    """Answers each trial from a table of recorded runs, as a config that :func:`complete` has filled says."""
 
     def __init__(self, config: DictConfig, protocol: TrialProtocol) -> None:
         if config.compile is not None:
@@ -486,17 +439,14 @@ class ReplayBackend(TrialBackend):
         reason = never_reached(self.table, target) or always_reached(self.table, target)
         if reason is not None:
             raise TableError(reason)
+        sizes, lrs = ("batch sizes", self.table.batch_sizes), ("learning rates", self.table.lrs)
+        asked: list[tuple[str, float, tuple[str, Sequence[float]]]]
         if trial is None:
-            asked: list[tuple[str, float]] = [
-                ("search.batch_size.low", space.low),
-                ("search.batch_size.high", space.high),
-            ]
+            asked = [("search.batch_size.low", space.low, sizes), ("search.batch_size.high", space.high, sizes)]
         else:
-            asked = [("trial.batch_size", trial.batch_size), ("trial.lr", trial.lr)]
-        for option, value in asked:
-            values: Sequence[float] = self.table.lrs if option == "trial.lr" else self.table.batch_sizes
+            asked = [("trial.batch_size", trial.batch_size, sizes), ("trial.lr", trial.lr, lrs)]
+        for option, value, (what, values) in asked:
             if not values[0] <= value <= values[-1]:
-                what = "learning rates" if option == "trial.lr" else "batch sizes"
                 raise ConfigError(
                     f"{option}={value:g} lies outside of the table's {what}, {values[0]:g} to {values[-1]:g}"
                 )

@@ -260,13 +260,7 @@ def evaluate(workload: Workload, module: LightningModule, protocol: TrialProtoco
 
 
 class LightningBackend(TrialBackend):
-    """Trains each trial with a Lightning Trainer.
-
-    Args:
-        config: the checked config, device and precision resolved.
-        workload: built from it.
-        protocol: built from it.
-    """
+    """Trains each trial with a Lightning Trainer, by a config whose device and precision are resolved."""
 
     def __init__(self, config: DictConfig, workload: Workload, protocol: TrialProtocol) -> None:
         self.workload, self.protocol, self._config = workload, protocol, config
@@ -374,7 +368,7 @@ class LightningBackend(TrialBackend):
             lr = space.lr(space.low, -space.delta_bound)
             try:
                 self._train_briefly(TrialSpec(0, 0, space.low, lr, None, 0, hyperparameters=values))
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, ConfigError) as error:
                 raise ConfigError(
                     f"workload.tunable: the module does not take {', '.join(overrides(self._config, values))} at batch "
                     f"size {space.low}: {str(error).splitlines()[0]}"
