@@ -42,16 +42,8 @@ from bstune.core.clock import Phase, TrialClock
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, HardwareError
 from bstune.core.records import Budget, TrialSpec
-from bstune.hardware.memory import (
-    Ceiling,
-    Outcome,
-    ProbeResult,
-    cap_cuda_memory,
-    find_ceiling,
-    memory_limit,
-    peak_resident_bytes,
-    resident_bytes,
-)
+from bstune.hardware import memory
+from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import load
 
@@ -164,7 +156,7 @@ class TrialProbe:
                 while process.exitcode is None and stopped is None:
                     process.join(LOOK_SECONDS)
                     messages += _received(receiver)  # a pipe that nobody reads would fill
-                    resident = resident_bytes(process.pid) if self.on_cpu else 0
+                    resident = memory.resident_bytes(process.pid) if self.on_cpu else 0
                     if time.monotonic() > end:
                         stopped = f"it did not end within {self.seconds:g} s"
                     elif self.limit is not None and resident > self.limit:
@@ -252,11 +244,11 @@ def _clock(device: torch.device, limit: int | None, report: Callable[[Phase], ob
     """Return a clock of the device's memory, and the limit: the one that is given, or the device's memory."""
     if device.type == "cpu":
         reset = partial(_write_if_allowed, "/proc/self/clear_refs", "5")
-        return MemoryClock(peak_resident_bytes, reset, report), limit or 0
+        return MemoryClock(memory.peak_resident_bytes, reset, report), limit or 0
     free, total = torch.cuda.mem_get_info(device)
     taken = total - free
     if limit is not None:
-        cap_cuda_memory(device, (limit - taken) / total)
+        memory.cap_cuda_memory(device, (limit - taken) / total)
     clock = MemoryClock(
         lambda: taken + torch.cuda.max_memory_reserved(device),
         lambda: torch.cuda.reset_peak_memory_stats(device),
@@ -292,6 +284,6 @@ def measure_ceiling(
             f"batch size {high} is larger than the training data: the ceiling was looked for up to {train_examples}"
         )
     if limit is None and config.device == "cpu":
-        limit = memory_limit(Path("/"), resident_bytes())
+        limit = memory.memory_limit(Path("/"), memory.resident_bytes())
     probe = TrialProbe(OmegaConf.to_container(config, resolve=False), limit, steps, seconds)
     return find_ceiling(probe, low, min(high, train_examples), notes=notes, **search)

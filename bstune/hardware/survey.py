@@ -279,24 +279,21 @@ def _time_ladder(
     compared: set[int] = set()
     notes: list[str] = []
 
-    def bare(size: int, lr: float, steps: int) -> tuple[float, ...]:
-        # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
-        if notes or (size in compared and steps <= options.min_steps):
-            return ()
-        compared.add(size)
-        try:
-            return timing.time_bare(workload, short, size, lr, steps, device)
-        except HardwareError as error:
-            notes.append(f"no share of overhead: {error}")
-            return ()
-
     def run(size: int) -> tuple[Sequence[float], Sequence[float]]:
         lr = _spec(size, space).lr
         expected = float(fit_step_times(timed, size)(np.array(float(size)))) if timed else options.visit_seconds
         steps = min(max(round(options.visit_seconds / expected), options.min_steps), options.max_steps)
         trial = timing.time_trial(workload, short, size, lr, steps)
         timed.append((float(size), statistics.median(trial)))
-        return trial, bare(size, lr, steps)
+        # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
+        if notes or (size in compared and steps <= options.min_steps):
+            return trial, ()
+        compared.add(size)
+        try:
+            return trial, timing.time_bare(workload, short, size, lr, steps, device)
+        except HardwareError as error:
+            notes.append(f"no share of overhead: {error}")
+            return trial, ()
 
     sizes = timing.ladder(ceiling.smallest, ceiling.batch_size, options.rungs, space.multiple)
     measured = timing.measure_step_times(run, sizes, options.repeats, config.seed, config.hardware.seconds)
