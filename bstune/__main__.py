@@ -39,29 +39,8 @@ VERBS = {  # each is called with what stands after it, and raises what ends it
     "sweep": "bstune.sweeps.harness:main",
 }
 HYDRAS_OWN = {
-    "--help",
-    "-h",
-    "--hydra-help",
-    "--version",
-    "--cfg",
-    "-c",
-    "--info",
-    "-i",
-    "--multirun",
-    "-m",
-    "--resolve",
-}
-HYDRAS_OWN |= {
-    "--package",
-    "-p",
-    "--shell-completion",
-    "-sc",
-    "--config-path",
-    "-cp",
-    "--config-name",
-    "-cn",
-    "--run",
-    "-r",
+    *("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--multirun", "-m", "--resolve"),
+    *("--package", "-p", "--shell-completion", "-sc", "--config-path", "-cp", "--config-name", "-cn", "--run", "-r"),
 }
 
 

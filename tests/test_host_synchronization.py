@@ -45,7 +45,9 @@ class Watching(TrialClock):
 
 def train(workload, clock, device="cpu", module_of=lambda module: module, overrides=()):
     """Run 8 steps of a workload on random images, with evaluations and measured noise scales in between."""
-    config = compose_checked([*WORKLOADS[workload], "budget.steps=8", "protocol.evaluation_share=1", "budget.examples=1", *overrides])
+    config = compose_checked(
+        [*WORKLOADS[workload], "budget.steps=8", "protocol.evaluation_share=1", "budget.examples=1", *overrides]
+    )
     config.device = device
     protocol = make_protocol(config)
     protocol = replace(protocol, target=protocol.target.never_met)

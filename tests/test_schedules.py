@@ -191,7 +191,7 @@ TRIAL = ("workload=digits", "trial.batch_size=32", "trial.lr=0.1")
         ([*TRIAL, "schedule=linear", "schedule.horizon=1"], "unknown option schedule.horizon"),
         (
             [*TRIAL, "schedule=linear", "+schedule.horizon=1"],
-            "a schedule has the two keys rate and average, but 'horizon'",
+            "a schedule has the two keys rate and average, but got {",
         ),
         (["workload=replay", "workload.table=t.jsonl", "schedule=linear"], "so it has no schedule: leave out schedule"),
     ],
