@@ -331,46 +331,44 @@ def test_a_limit_leaves_at_least_a_step(stopped, limit):
 # What is left, and when
 
 
-class Diverges(Classifier):
+class Ends(Classifier):
+    """Ends as it is told to: an error is raised in the evaluation at the limit, when the state is written already."""
+
+    how = None
+
     def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) * (torch.nan if batch_idx == 19 else 1.0)
-
-
-class Fails(Classifier):
-    """Raises in the evaluation at the limit, when the state is written already."""
-
-    error = torch.OutOfMemoryError("CUDA out of memory")
+        self.trainer.should_stop = self.how == "stops" and batch_idx >= 5
+        diverges = self.how == "diverges" and batch_idx == 19
+        return super().training_step(batch, batch_idx) * (torch.nan if diverges else 1.0)
 
     def on_validation_end(self):
-        if not self.trainer.sanity_checking:
-            raise self.error
-
-
-class Interrupted(Fails):
-    error = KeyboardInterrupt()
-
-
-class StopsItself(Classifier):
-    def on_before_zero_grad(self, optimizer):
-        self.trainer.should_stop = self.trainer.fit_loop.batch_idx >= 5
+        if isinstance(self.how, BaseException) and not self.trainer.sanity_checking:
+            raise self.how
 
 
 @pytest.mark.parametrize(
-    ("kind", "status"),
-    [(Classifier, "censored"), (Diverges, "diverged"), (Fails, "oom"), (Interrupted, None), (StopsItself, "censored")],
+    ("how", "status"),
+    [
+        (None, "censored"),
+        ("stops", "censored"),
+        ("diverges", "diverged"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
+        (KeyboardInterrupt(), None),
+    ],
 )
-def test_only_a_trial_out_of_steps_leaves_a_state(kind, status, tmp_path, monkeypatch):
+def test_only_a_trial_out_of_steps_leaves_a_state(how, status, tmp_path, monkeypatch):
     """The weights that reach the target are not there either."""
     monkeypatch.chdir(tmp_path)
-    spec, build = replace(SPEC, max_steps=20), partial(learner, kind=kind)
+    monkeypatch.setattr(Ends, "how", how)
+    spec, build = replace(SPEC, max_steps=20), partial(learner, kind=Ends)
     files = {"state": tmp_path / "1.state", "checkpoint": tmp_path / "1.ckpt"}
     if status is None:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             train(spec, build=build, **files)
     else:
         assert train(spec, build=build, **files)[0].status == status
-    assert entries(tmp_path) == (["1.state"] if kind is Classifier else [])
-    if kind is Classifier:  # only where it is asked for
+    assert entries(tmp_path) == (["1.state"] if how is None else [])
+    if how is None:  # only where it is asked for
         (tmp_path / "1.state").unlink()
         train(spec)
         assert entries(tmp_path) == []

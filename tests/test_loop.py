@@ -116,23 +116,11 @@ def test_diverged_by_the_metric(value, status, message):
         assert result.history[-1] == (3, value if math.isfinite(value) else None)
 
 
-class OutOfMemory(Counting):
-    """Fails in ``stage`` at the fourth batch."""
-
-    def __init__(self, stage, fail):
-        super().__init__(never)
-        self.stage, self.fail, self.evaluations = stage, fail, 0
-
-    def training_step(self, batch, batch_idx):
-        if self.stage == "training" and batch_idx == 3:
-            self.fail()
-        return super().training_step(batch, batch_idx)
-
-    def validation_step(self, batch, batch_idx):
-        self.evaluations += 1
-        if self.stage == "evaluation" and self.evaluations == 4:
-            self.fail()
-        super().validation_step(batch, batch_idx)
+def fails_in(stage, fail):
+    """Return a module that fails in training or evaluation once three steps are applied."""
+    if stage == "training":
+        return Counting(never, lambda batch: fail() if batch == 3 else 1.0)
+    return Counting(lambda applied: fail() if applied == 3 else 0.9)
 
 
 def accelerator_out_of_memory(*args):
@@ -156,7 +144,7 @@ def python_out_of_memory():
     ],
 )
 def test_oom(stage, fail, text):
-    result = count(OutOfMemory(stage, fail), protocol=make_protocol(noise_scale_every=1))
+    result = count(fails_in(stage, fail), protocol=make_protocol(noise_scale_every=1))
     assert result.status == "oom"
     assert text in result.message
     assert "\n" not in result.message
@@ -174,7 +162,7 @@ def test_other_errors_are_raised():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        count(OutOfMemory("training", fail))
+        count(fails_in("training", fail))
 
 
 @pytest.mark.parametrize(("value", "mode"), [(0.1, "min"), (0.05, "min"), (0.1, "max"), (0.3, "max")])
@@ -438,24 +426,20 @@ def test_the_target_is_not_met_before_the_interval():
 # The clock
 
 
-class Timed(Counting):
-    """Takes known times: 100 s to start, 10 s an evaluation, and for training batch n (from 0) ``seconds(n)``."""
+def timed(fake, seconds=lambda batch: 1.0):
+    """Return a module that takes 100 s to start, 10 s an evaluation, and ``seconds(n)`` for training batch n."""
 
-    def __init__(self, fake, seconds=lambda batch: 1.0):
-        super().__init__(never)
-        self.fake, self.seconds = fake, seconds
+    def evaluate(applied):
+        fake.sleep(10.0)
+        return 0.9
 
-    def configure_optimizers(self):
-        self.fake.sleep(100.0)
-        return super().configure_optimizers()
+    def train_batch(batch):
+        fake.sleep(seconds(batch))
+        return 1.0
 
-    def training_step(self, batch, batch_idx):
-        self.fake.sleep(self.seconds(batch_idx))
-        return super().training_step(batch, batch_idx)
-
-    def validation_step(self, batch, batch_idx):
-        self.fake.sleep(10.0)
-        super().validation_step(batch, batch_idx)
+    module = Counting(evaluate, train_batch)
+    module.on_fit_start = lambda: fake.sleep(100.0)
+    return module
 
 
 def test_training_start_up_and_evaluation_are_counted_apart():
@@ -468,7 +452,7 @@ def test_training_start_up_and_evaluation_are_counted_apart():
 
     # With 10 examples at a cost of 0.5 and B = 4, half a quarter of training allows one evaluation in ten steps.
     protocol = make_protocol(35, evaluation_schedule=SCHEDULE)
-    result = count(Timed(fake), protocol=protocol, batches=batches, clock=TrialClock(fake))
+    result = count(timed(fake), protocol=protocol, batches=batches, clock=TrialClock(fake))
     assert [step for step, _ in result.history] == [10, 20, 30, 35]
     assert result.train_seconds == 35 * 1.25
     assert result.eval_seconds == 10.0 + 4 * 10.0  # one of them at the start
@@ -481,7 +465,7 @@ def test_training_start_up_and_evaluation_are_counted_apart():
 @pytest.mark.parametrize("warmup_steps", [3, 4])
 def test_warm_up_lasts_its_steps_where_evaluations_cut_it_short(warmup_steps):
     fake = FakeTime()
-    module = Timed(fake, lambda batch: 51.0 if batch < 3 else 1.0)
+    module = timed(fake, lambda batch: 51.0 if batch < 3 else 1.0)
     protocol = make_protocol(5, warmup_steps=warmup_steps)  # evaluated after every step
     result = count(module, protocol=protocol, clock=TrialClock(fake))
     assert len(result.history) == 5
@@ -495,7 +479,7 @@ def test_what_a_call_back_does_after_a_step_is_training():
         def on_train_batch_end(self, *args):
             fake.sleep(0.5)
 
-    module = Timed(fake)
+    module = timed(fake)
     module.configure_callbacks = lambda: [Slow()]
     result = count(module, protocol=make_protocol(8), clock=TrialClock(fake))
     assert len(result.history) == 8  # an evaluation after every step
@@ -506,7 +490,7 @@ def test_what_a_call_back_does_after_a_step_is_training():
 
 def test_a_trial_that_fails_keeps_the_time_it_took():
     fake = FakeTime()
-    module = Timed(fake, lambda batch: 1.0 if batch < 5 else accelerator_out_of_memory())
+    module = timed(fake, lambda batch: 1.0 if batch < 5 else accelerator_out_of_memory())
     result = count(module, clock=TrialClock(fake))
     assert (result.status, result.train_seconds, result.eval_seconds) == ("oom", 5.0, 60.0)
 

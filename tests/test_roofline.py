@@ -228,7 +228,6 @@ def test_time_allowed_is_the_larger_of_each_layer():
         (lambda: cost_of(nn.Linear(2, 2), (2,), batch_sizes=(2, 2)), r"two rising sizes"),
         (lambda: cost_of(nn.BatchNorm1d(2), (2,)), "the FLOP counter found none"),
         (lambda: cost_of(nn.Linear(2, 2).requires_grad_(False), (2,)), "loss has no gradient"),
-        (lambda: arithmetic_of("transformer-engine", "cpu"), "precision must be .* but got 'transformer-engine'"),
         (lambda: measure_limits("cpu", "fp32", 0.01, [8], [10**15]), "ceilings of cpu cannot be measured in fp32: "),
     ],
 )
@@ -269,23 +268,19 @@ def test_sizes_that_would_take_too_long_are_left_out():
     assert seconds < 100.0
 
 
-@pytest.mark.parametrize("arithmetic", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("arithmetic", ["fp64", "bf16"])
 def test_a_real_device_has_limits(arithmetic):
     limits = measure_limits("cpu", arithmetic, 0.01, [32], [1000])
-    assert limits.device.startswith("cpu (")
-    assert (limits.dtype, limits.misaligned_flops_per_second) == (arithmetic, None)
+    assert (limits.device[:5], limits.dtype, limits.misaligned_flops_per_second) == ("cpu (", arithmetic, None)
     assert limits.ridge == limits.flops_per_second / limits.bytes_per_second > 0
 
 
 @pytest.mark.parametrize(
     ("precision", "device", "allowed", "capability", "expected", "multiple"),
     [
-        ("64-true", "cpu", "highest", None, "fp64", None),
-        (32, "cpu", "high", None, "fp32", None),
+        ("32-true", "cpu", "high", None, "fp32", None),
         ("16-mixed", "cpu", "highest", None, "fp16", None),
         ("bf16-mixed", "cuda", "highest", (9, 0), "bf16", 8),
-        ("bf16", "cpu", "highest", None, "bf16", None),
-        ("tf32", "cuda", "highest", (9, 0), "tf32", 4),
         ("32-true", "cuda", "highest", (9, 0), "fp32", None),
         ("32-true", "cuda", "high", (9, 0), "tf32", 4),
         ("32-true", "cuda", "medium", (8, 0), "tf32", 4),

@@ -22,7 +22,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,7 @@ from bstune.core.errors import HardwareError
 Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32}
 DTYPES |= {"bf16": torch.bfloat16, "fp16": torch.float16}
-# Lightning's names of a precision are these, alone or with "-true" or "-mixed".
-PRECISIONS = {"64": "fp64", "32": "fp32", "16": "fp16", "bf16": "bf16"}
+PRECISIONS: dict[str, Arithmetic] = {"32": "fp32", "16": "fp16", "bf16": "bf16"}  # Lightning's, without -true or -mixed
 # Multiples of 16 bytes. fp32 has none, whatever other sources ask for (16, say): without tf32 its products do not run
 # on tensor cores at all.
 TENSOR_CORE_MULTIPLES = {"tf32": 4, "bf16": 8, "fp16": 8}
@@ -60,17 +59,12 @@ class DeviceLimits:
         return self.flops_per_second / self.bytes_per_second
 
 
-def arithmetic_of(precision: str | int, device_type: str) -> Arithmetic:
-    """Return the arithmetic of matrix products under a Lightning precision (``bf16-mixed``, 32) or by its own name."""
-    name = PRECISIONS.get(str(precision).removesuffix("-true").removesuffix("-mixed"), str(precision))
-    if name not in DTYPES:
-        raise HardwareError(
-            f"precision must be 64, 32, 16 or bf16, with -true or -mixed, or one of {', '.join(DTYPES)}, but got "
-            f"{precision!r}: the roofline knows no ceiling for it"
-        )
+def arithmetic_of(precision: str, device_type: str) -> Arithmetic:
+    """Return the arithmetic of matrix products under a precision of the config, such as ``bf16-mixed``."""
+    name = PRECISIONS[precision.partition("-")[0]]
     # In tf32 where PyTorch's float32 matmul precision is not "highest" and the device has it.
     lowered = name == "fp32" and device_type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return cast(Arithmetic, "tf32" if lowered and torch.cuda.get_device_capability()[0] >= 8 else name)
+    return "tf32" if lowered and torch.cuda.get_device_capability()[0] >= 8 else name
 
 
 def tensor_core_multiple(arithmetic: str, device_type: str) -> int | None:
@@ -234,19 +228,16 @@ def allowed_seconds(cost: StepCost, limits: DeviceLimits, batch_size: float) -> 
 
 def layer_seconds(layer: LayerCost, limits: DeviceLimits, batch_size: float) -> float:
     """Return the larger of the seconds that FLOPs and bytes take at the device's limits."""
-    return max(
-        layer.flops.at(batch_size) / limits.flops_per_second, layer.bytes.at(batch_size) / limits.bytes_per_second
-    )
+    flops, moved = layer.flops.at(batch_size), layer.bytes.at(batch_size)
+    return max(flops / limits.flops_per_second, moved / limits.bytes_per_second)
 
 
 def achieved(cost: StepCost, limits: DeviceLimits, measured: Iterable[tuple[int, float]]) -> list[Achieved]:
     """Return how near each measured (B, tau(B) in seconds) came to the device's limits, in order of B."""
     rows = []
     for batch_size, seconds in sorted(measured):
-        allowed = allowed_seconds(cost, limits, batch_size)
-        flops = cost.flops.at(batch_size)
-        bound = flops > limits.ridge * cost.bytes.at(batch_size)
-        share = flops / seconds / limits.flops_per_second
+        allowed, flops = allowed_seconds(cost, limits, batch_size), cost.flops.at(batch_size)
+        share, bound = flops / seconds / limits.flops_per_second, flops > limits.ridge * cost.bytes.at(batch_size)
         rows.append(Achieved(batch_size, seconds, allowed, share, allowed / seconds, bound))
     return rows
 

@@ -32,7 +32,7 @@ from bstune.core.search_space import Space
 from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
 from bstune.hardware import roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
-from bstune.hardware.probe import DEVICE_LOST_MESSAGES, measure_ceiling, start_server
+from bstune.hardware.probe import DEVICE_LOST, measure_ceiling, start_server
 from bstune.trial.backend import make_space
 from bstune.trial.device import device_name, versions
 from bstune.trial.loop import Workload
@@ -232,12 +232,10 @@ def _device_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # torch's errors of the device are of this kind
-        if not any(words in str(error) for words in DEVICE_LOST_MESSAGES):
+        if not DEVICE_LOST.search(str(error)):
             raise
-        raise HardwareError(
-            f"the device was lost while it was measured: {str(error).splitlines()[0]}. "
-            "Check that it is there and free, then run again"
-        ) from error
+        text = f"the device was lost while it was measured: {str(error).splitlines()[0]}"
+        raise HardwareError(f"{text}. Check that it is there and free, then run again") from error
 
 
 def _roofline(
@@ -279,24 +277,21 @@ def _time_ladder(
     compared: set[int] = set()
     notes: list[str] = []
 
-    def bare(size: int, lr: float, steps: int) -> tuple[float, ...]:
-        # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
-        if notes or (size in compared and steps <= options.min_steps):
-            return ()
-        compared.add(size)
-        try:
-            return timing.time_bare(workload, short, size, lr, steps, device)
-        except HardwareError as error:
-            notes.append(f"no share of overhead: {error}")
-            return ()
-
     def run(size: int) -> tuple[Sequence[float], Sequence[float]]:
         lr = _spec(size, space).lr
         expected = float(fit_step_times(timed, size)(np.array(float(size)))) if timed else options.visit_seconds
         steps = min(max(round(options.visit_seconds / expected), options.min_steps), options.max_steps)
         trial = timing.time_trial(workload, short, size, lr, steps)
         timed.append((float(size), statistics.median(trial)))
-        return trial, bare(size, lr, steps)
+        # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
+        if notes or (size in compared and steps <= options.min_steps):
+            return trial, ()
+        compared.add(size)
+        try:
+            return trial, timing.time_bare(workload, short, size, lr, steps, device)
+        except HardwareError as error:
+            notes.append(f"no share of overhead: {error}")
+            return trial, ()
 
     sizes = timing.ladder(ceiling.smallest, ceiling.batch_size, options.rungs, space.multiple)
     measured = timing.measure_step_times(run, sizes, options.repeats, config.seed, config.hardware.seconds)
