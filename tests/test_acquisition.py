@@ -8,7 +8,6 @@ from toolbox import make_result
 
 from bstune.core.curve import FrontierPoint, fit_curve
 from bstune.core.errors import ConfigError
-from bstune.core.records import Target
 from bstune.core.step_time import StepTime, StepTimes
 from bstune.search.acquisition import (
     Candidates,
@@ -277,15 +276,6 @@ def test_chains_are_joined_and_paid_once_and_failures_passed_over():
     # Costs can be counted in examples, whatever the clock says.
     trials[3] = replace(trials[3], seconds_per_step=17.0, train_seconds=1e6)
     assert inferred(trials, in_examples=True, step_time=None).spent == chain[2].steps * 128 + 50 * 64
-
-
-def test_histories_are_read_where_there_is_a_target():
-    history = tuple((step, 0.1 * (step / 1000) ** -0.5) for step in range(10, 301, 10))
-    trial = replace(tried(0, 128, 0.1, 300), history=history)
-    (blind,) = inferred([trial]).observations
-    (seeing,) = inferred([trial], target=Target("error", 0.1, "min"), ideal=0.0).observations
-    assert blind.log_factor is None
-    assert seeing.log_factor == pytest.approx(math.log(1000 / 300), abs=seeing.spread)
 
 
 @pytest.mark.parametrize(

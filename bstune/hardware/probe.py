@@ -12,8 +12,8 @@ CPU trial tens of percent of its time, so the probe uses the allocator as the tr
 A limit on the address space (RLIMIT_AS) would be no limit on memory: torch reserves far more than it touches. So this
 process compares the probe's resident memory with the limit every few milliseconds and ends it when it is passed; a
 peak between two looks is compared at the end. (A thread in the probe would change what it watches: its objects make
-Python's collector free tensors at other times.) The system's out-of-memory killer is told to end a probe first, which
-counts as not fitting.
+Python's collector free tensors at other times.) The system's out-of-memory killer ends a probe first, by its score;
+that counts as not fitting.
 
 On CUDA the peak is what the caching allocator had reserved, plus all that was taken on the device when the process
 began: its own context, and what other processes use. The limit is the allocator's own.
@@ -21,6 +21,7 @@ began: its own context, and what other processes use. The limit is the allocator
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -49,15 +50,9 @@ from bstune.trial.workload import load
 
 CONTEXT = multiprocessing.get_context("forkserver")
 LOOK_SECONDS = 0.004  # between two looks at a probe's memory
-DEVICE_LOST_MESSAGES = (
-    "No CUDA GPUs are available",
-    "no CUDA-capable device",
-    "busy or unavailable",
-    "GPU is lost",
-    "fallen off the bus",
-    "uncorrectable ECC",
-    "CUDA driver",
-    "unspecified launch failure",
+DEVICE_LOST = re.compile(
+    "No CUDA GPUs are available|no CUDA-capable device|busy or unavailable|GPU is lost|fallen off the bus|"
+    "uncorrectable ECC|CUDA driver|unspecified launch failure"
 )
 PHASES: Mapping[Phase, Outcome] = {
     Phase.STARTUP: "startup",
@@ -197,8 +192,7 @@ def _read(
         return ProbeResult(size, last, limit, message="ended by the system, as it does when memory runs out")
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     message = lines[-1] if lines else f"the probe ended with status {exitcode} and printed nothing"
-    lost = any(words in errors for words in DEVICE_LOST_MESSAGES)
-    return ProbeResult(size, "device" if lost else "error", limit, message=message)
+    return ProbeResult(size, "device" if DEVICE_LOST.search(errors) else "error", limit, message=message)
 
 
 def _write_if_allowed(path: str, text: str) -> None:

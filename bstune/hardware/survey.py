@@ -32,7 +32,7 @@ from bstune.core.search_space import Space
 from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
 from bstune.hardware import roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
-from bstune.hardware.probe import DEVICE_LOST_MESSAGES, measure_ceiling, start_server
+from bstune.hardware.probe import DEVICE_LOST, measure_ceiling, start_server
 from bstune.trial.backend import make_space
 from bstune.trial.device import device_name, versions
 from bstune.trial.loop import Workload
@@ -232,12 +232,10 @@ def _device_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # torch's errors of the device are of this kind
-        if not any(words in str(error) for words in DEVICE_LOST_MESSAGES):
+        if not DEVICE_LOST.search(str(error)):
             raise
-        raise HardwareError(
-            f"the device was lost while it was measured: {str(error).splitlines()[0]}. "
-            "Check that it is there and free, then run again"
-        ) from error
+        text = f"the device was lost while it was measured: {str(error).splitlines()[0]}"
+        raise HardwareError(f"{text}. Check that it is there and free, then run again") from error
 
 
 def _roofline(

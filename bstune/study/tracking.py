@@ -387,9 +387,8 @@ def _cut(text: str, length: int) -> str:
 def _git_commit() -> str | None:
     """Return the commit of the working directory's repository; None where there is none, or no git."""
     try:
-        return subprocess.check_output(
-            ["git", "rev-parse", "HEAD"], stderr=subprocess.DEVNULL, text=True, timeout=5
-        ).strip()
+        command = ["git", "rev-parse", "HEAD"]  # the git of whoever runs the study
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=5).strip()  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return None
 
