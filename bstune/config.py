@@ -16,14 +16,14 @@ from hydra import initialize_config_module
 from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate as hydra_instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
-from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
+from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 from yaml import YAMLError
 
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Budget, CompileMode, Objective, Target
-from bstune.core.search_space import BUDGET, MODULE, Tunable
+from bstune.core.search_space import BUDGET, MODULE
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 RENAMED = {
@@ -64,8 +64,8 @@ PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
 OverOne = Annotated[float, Field(gt=1, allow_inf_nan=False), _NUMBER]
 Share = Annotated[float, Field(ge=0, le=1), _NUMBER]
 PositiveShare = Annotated[float, Field(gt=0, le=1), _NUMBER]
-Shares = dict[str, Annotated[float, Field(ge=0, lt=1), _NUMBER]]
-Octaves = Annotated[float, Field(gt=0, le=100), _NUMBER]  # 2^octaves stays a number with room to spare
+BelowOne = Annotated[float, Field(ge=0, lt=1), _NUMBER]
+AtLeastZero = Annotated[float, Field(ge=0), _NUMBER]
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true"]
 Text = Annotated[str, Field(min_length=1)]
 Node = dict[str, Any]  # instantiated by Hydra: takes what its target takes
@@ -136,16 +136,13 @@ def _check_trial(options: Any) -> list[tuple[Any, str]]:
     return [(one, f"to train one trial, give both trial.batch_size and trial.lr, but got {pair}")]
 
 
-def _check_relative(relative: Any) -> list[tuple[Any, str]]:
-    return [({"cpu", "cuda"} - relative.keys(), f"it must have a share for cpu and for cuda, but got {relative}")]
-
-
 def _check_all_reduce(options: Any) -> list[tuple[Any, str]]:
     link, seconds = options.bytes_per_second, options.seconds
-    few = seconds is not None and max(seconds, default=0) < 2
+    if seconds is None:
+        return []
     return [
-        (link is not None and seconds is not None, "give bytes_per_second or seconds, not both"),
-        (few, f"seconds must be given for 2 devices or more, but got {seconds}"),
+        (link is not None, "give bytes_per_second or seconds, not both"),
+        (max(seconds, default=0) < 2, f"seconds must be given for 2 devices or more, but got {seconds}"),
     ]
 
 
@@ -161,19 +158,16 @@ def _check_search(search: Any, info: Any) -> Any:
             raise ValueError(f"{named} twice")
         key = workload.tunable[name].key
         value = OmegaConf.select(info.context, key, default="nothing")
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+        if type(value) not in (int, float, type(None)):  # null: it is off
             key = f"workload.tunable.{name}.key={key}"
-            raise ValueError(
-                f"{key} must name a number of the config (or null, where it is off), but got {value} there"
-            )
+            raise ValueError(f"{key} must name a number of the config, or null, but got {value} there")
     if search.workers > 1 and workload and hardware and trial and trial.batch_size is None:
+        reason = None
         if hasattr(workload, "table"):
-            reason = (
-                f"workload {workload.name} is answered from recorded runs, so there is nothing to train in parallel"
-            )
-        else:  # trials slow each other down
+            reason = f"workload {workload.name} is answered from recorded runs, which need no training"
+        elif not hardware.enabled:  # trials slow each other down
             reason = "seconds per step are the survey's, measured alone: it needs hardware.enabled=true"
-        if hasattr(workload, "table") or not hardware.enabled:
+        if reason:
             raise ValueError(f"search.workers={search.workers}: {reason}; or use search.workers=1")
     return search
 
@@ -220,7 +214,7 @@ _Protocol = _section(
 _Memory = _section(
     limit=Positive | None,
     free_share=PositiveShare,
-    relative=_checked(Shares, _check_relative),
+    relative=_section(cpu=BelowOne, cuda=BelowOne),
     steps=Positive,
     verify=Count,
     probe_seconds=PositiveFinite,
@@ -234,10 +228,7 @@ _StepTime = _section(
     warmup_steps=Count,
 )
 _Ceilings = _section(
-    seconds=PositiveFinite,
-    matrix_sizes=list[Positive],
-    copy_bytes=list[Positive],
-    traced_batch_sizes=list[Positive],
+    seconds=PositiveFinite, matrix_sizes=list[Positive], copy_bytes=list[Positive], traced_batch_sizes=list[Positive]
 )
 _AllReduce = _section(
     bytes_per_second=PositiveFinite | None,
@@ -245,7 +236,11 @@ _AllReduce = _section(
     seconds=dict[Positive, PositiveFinite] | None,
     overlap=Annotated[float, Field(ge=1), _NUMBER],
 )
-_Devices = Annotated[list[Positive], Field(min_length=1)]
+_ScaleOut = _section(
+    devices=Annotated[list[Positive], Field(min_length=1)],
+    candidate_ratio=OverOne,
+    all_reduce=_checked(_AllReduce, _check_all_reduce),
+)
 _OPTIONS: dict[str, Any] = {
     "study": Text,
     "seed": Count,
@@ -262,7 +257,7 @@ _OPTIONS: dict[str, Any] = {
         lr=PositiveFinite,
         noise_scale=PositiveFinite | None,
         lr_octaves_sigma=PositiveFinite,
-        lr_octaves=Octaves,
+        lr_octaves=Annotated[float, Field(gt=0, le=100), _NUMBER],  # 2^100 is a number with room to spare
         rule=Node,
     ),
     "prior": _section(level_sigma=PositiveFinite, exponent_sigma=PositiveFinite),
@@ -278,24 +273,20 @@ _OPTIONS: dict[str, Any] = {
         memory=_Memory,
         step_time=_StepTime,
         ceilings=_Ceilings,
-        scale_out=_section(
-            devices=_Devices, candidate_ratio=OverOne, all_reduce=_checked(_AllReduce, _check_all_reduce)
-        ),
+        scale_out=_ScaleOut,
     ),
     "mlflow": _section(
         enabled=bool,
         experiment=Text,
         uri=str | None,
-        seconds=Annotated[float, Field(ge=0), _NUMBER],
-        study_seconds=Annotated[float, Field(ge=0), _NUMBER],
+        seconds=AtLeastZero,
+        study_seconds=AtLeastZero,
         request_seconds=Positive,
         retries=Count,
     ),
     "sampler": Node,
     "search": Annotated[_Search, AfterValidator(_check_search)],  # after what its check reads
 }
-
-
 TrainedOptions: type[Section] = _section(**_OPTIONS)
 ReplayedOptions: type[Section] = _section(**{**_OPTIONS, "workload": _section(_Workload, table=Text)})
 Complete = Callable[[DictConfig], DictConfig]  # fills in what a replayed workload takes from its table
@@ -402,11 +393,8 @@ def _resolve(node: Any, name: str, mistakes: dict[str, str]) -> Any:
     for key in keys:
         option = f"{name}{key!s}"
         try:
-            if OmegaConf.is_missing(node, key):
-                mistakes[option] = _line(option, {"type": "missing"})
-            else:
-                values[key] = _resolve(node[key], f"{option}.", mistakes)
-        except InterpolationToMissingValueError:
+            values[key] = _resolve(node[key], f"{option}.", mistakes)
+        except (MissingMandatoryValue, InterpolationToMissingValueError):
             mistakes[option] = _line(option, {"type": "missing"})
         except OmegaConfBaseException as error:
             mistakes[option] = f"{option}: {str(error).splitlines()[0]}"
@@ -462,10 +450,8 @@ def _with_schedule(config: DictConfig) -> DictConfig:
             return config
         if is_replayed(config):
             raise ConfigError("a replayed workload is not trained, so it has no schedule: leave out schedule=...")
-        keys = {str(key) for key in chosen} if isinstance(chosen, DictConfig) else {str(chosen)}
-        if keys != {"rate", "average"}:
-            wrong = min(keys ^ {"rate", "average"})
-            raise ConfigError(f"a schedule has the two keys rate and average, but {wrong!r} is not in both")
+        if not isinstance(chosen, DictConfig) or set(chosen) != {"rate", "average"}:
+            raise ConfigError(f"a schedule has the two keys rate and average, but got {chosen}")
         if OmegaConf.select(config, "workload.module") is not None:
             config.workload.module.update(schedule=chosen.rate, average=chosen.average)
     return config
@@ -475,12 +461,10 @@ def instantiate(node: DictConfig, what: str) -> Any:
     """Instantiate a config node; ConfigError is raised if the target cannot be found or does not take its arguments."""
     try:
         return hydra_instantiate(node, _convert_="all")
-    except InstantiationException as error:
+    except (InstantiationException, OmegaConfBaseException) as error:
         if isinstance(error.__cause__, BstuneError):
             raise error.__cause__ from error
         raise ConfigError(f"{what} cannot be built: {' '.join(str(error).split())}") from error
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{what} cannot be built: {str(error).splitlines()[0]}") from error
 
 
 def to_dict(config: DictConfig) -> dict[str, Any]:
@@ -496,11 +480,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         flat.update(flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value})
     return flat
-
-
-def tuned(config: DictConfig) -> tuple[Tunable, ...]:
-    """Return what ``search.tune`` names, in its order."""
-    return tuple(Tunable(name, **to_dict(config.workload.tunable[name])) for name in config.search.tune)
 
 
 def with_hyperparameters(config: DictConfig, values: Mapping[str, float]) -> DictConfig:

@@ -24,10 +24,9 @@ STEEPNESS = 0.7  # of the metric's power law in steps
 class Law:
     """Steps and seconds of every (batch size B, learning rate lr); all that is needed to know the best of them.
 
-    At the best learning rate S*(B) = S_min (1 + B_crit/B) (McCandlish et al. 2018, eq. 2.11). Off it, with
-    delta = log2(lr/lr*(B)) octaves, log S rises by ``left`` or ``right`` times delta^2: an assumption, gentle below and
-    steep above. The fastest batch size is sqrt(B_crit overhead/per_example), a stationary point of S*(B) tau(B).
-
+    S*(B) = S_min (1 + B_crit/B) (McCandlish et al. 2018, eq. 2.11). Off the best learning rate, with delta =
+    log2(lr/lr*(B)) octaves, log S rises by ``left`` or ``right`` times delta^2: an assumption. The fastest batch size
+    is sqrt(B_crit overhead/per_example), a stationary point of S*(B) tau(B).
     """
 
     s_min: float = 200.0  # fewest steps, at unlimited batch size
@@ -43,11 +42,9 @@ class Law:
     per_example: float = 5e-6  # seconds per step and example
 
     def best_lr(self, batch_size: float) -> float:
-        """Return lr*(B)."""
         return self.lr * float((batch_size / self.batch_size) ** self.exponent)
 
     def frontier(self, batch_size: float) -> float:
-        """Return S*(B), eq. 2.11."""
         return self.s_min * (1.0 + self.b_crit / batch_size)
 
     def steps(self, batch_size: float, lr: float) -> float | None:
@@ -58,7 +55,6 @@ class Law:
         return self.frontier(batch_size) * math.exp((self.left if delta < 0 else self.right) * delta**2)
 
     def tau(self, batch_size: float) -> float:
-        """Return seconds per step."""
         return self.overhead + self.per_example * batch_size
 
 
@@ -66,8 +62,7 @@ class Law:
 class Metric:
     """The history of a run that reaches ``target`` at step S: floor + (start - floor) (1 + steps/t0)^-STEEPNESS.
 
-    t0 is such that the metric is ``target`` at S. ``noise`` is the standard deviation of log(metric - floor) from
-    evaluation to evaluation; noise never moves S: evaluations before it stay above the target.
+    ``noise`` is the standard deviation of log(metric - floor) from evaluation to evaluation; it never moves S.
     """
 
     start: float = 0.9
@@ -76,7 +71,6 @@ class Metric:
     noise: float = 0.0
 
     def history(self, steps: Sequence[int], reached_at: int, rng: np.random.Generator) -> tuple[float, ...]:
-        """Return the metric at ``steps`` of a run that reaches the target at step ``reached_at``."""
         height = (self.start - self.floor) / (self.target - self.floor)
         scale = reached_at / (height ** (1.0 / STEEPNESS) - 1.0)
         at = np.asarray(steps, dtype=np.float64)
@@ -84,7 +78,7 @@ class Metric:
         values = self.floor + above * np.exp(self.noise * rng.standard_normal(at.size))
         missed = math.nextafter(self.target, math.inf)
         values = np.where(at < reached_at, np.maximum(values, missed), np.minimum(values, self.target))
-        return tuple(float(value) for value in values)
+        return tuple(values.tolist())
 
 
 def synthetic_table(
@@ -95,10 +89,7 @@ def synthetic_table(
     metric: Metric = Metric(),
     longest: float = 8.0,
 ) -> Table:
-    """Return a table of runs at all of ``batch_sizes`` x ``lrs`` x ``seeds`` that follow ``law``.
-
-    A run that needs more than ``longest`` times S*(B) steps is censored there.
-    """
+    """Return a table of runs that follow ``law``, censored at ``longest`` times S*(B) steps."""
     return Table(
         tuple(_run(law, metric, longest, size, lr, seed) for size in batch_sizes for lr in lrs for seed in seeds)
     )
@@ -112,8 +103,7 @@ def _run(law: Law, metric: Metric, longest: float, batch_size: int, lr: float, s
     if steps is None:
         end = max(1, round(law.frontier(batch_size) * DIVERGES_AFTER))
         evaluated = _evaluated(end)
-        rising = np.linspace(metric.start, metric.start * DIVERGED_METRIC, len(evaluated))
-        values = tuple(float(value) for value in rising)
+        values = tuple(np.linspace(metric.start, metric.start * DIVERGED_METRIC, len(evaluated)).tolist())
     else:
         reached_at = max(1, round(steps * scatter))
         end = min(reached_at, max(1, round(law.frontier(batch_size) * longest)))

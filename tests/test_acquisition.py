@@ -8,7 +8,6 @@ from toolbox import make_result
 
 from bstune.core.curve import FrontierPoint, fit_curve
 from bstune.core.errors import ConfigError
-from bstune.core.records import Target
 from bstune.core.step_time import StepTime, StepTimes
 from bstune.search.acquisition import (
     Candidates,
@@ -100,16 +99,6 @@ def play(count, seed, answer=tried, **changes):
     return played
 
 
-def added(played):
-    """Return what each trial's limit would have cost, in seconds, without what the one it continues had spent."""
-    before = [0 if one.resumed_from is None else played[one.resumed_from][1].steps for one, _ in played]
-    return [LAW.tau(2**one.x) * (one.max_steps - steps) for (one, _), steps in zip(played, before, strict=True)]
-
-
-def spent(played):
-    return inferred([result for _, result in played]).spent
-
-
 @pytest.mark.parametrize("resumable", [lambda number: True, None])
 def test_limits_grow_in_proportion_to_what_was_spent(resumable):
     def never(*arguments):
@@ -118,13 +107,14 @@ def test_limits_grow_in_proportion_to_what_was_spent(resumable):
 
     played = play(25, 0, never, resumable=resumable)
     share = max(POLICY.max_growth, POLICY.max_first_growth, 0.4)
-    for number, cost in enumerate(added(played)[1:], start=1):
-        suggestion, _ = played[number]
-        before, step = spent(played[:number]), LAW.tau(2**suggestion.x)
+    spent = [inferred([result for _, result in played[:number]]).spent for number in range(26)]
+    for (suggestion, _), before in zip(played[1:], spent[1:], strict=False):
+        step, resumed_from = LAW.tau(2**suggestion.x), suggestion.resumed_from
+        cost = step * (suggestion.max_steps - (0 if resumed_from is None else played[resumed_from][1].steps))
         most = max(share * before, POLICY.initial_fraction * BUDGET * step)
         assert cost <= most * 1.001 + 2 * step
         assert cost >= min(POLICY.max_first_growth, POLICY.max_growth) * before * 0.999
-    assert inferred([one for _, one in played]).spent > 10 * spent(played[:1])
+    assert spent[-1] > 10 * spent[1]
     assert played[0][0].max_steps <= math.ceil(POLICY.initial_fraction * BUDGET)
 
 
@@ -175,34 +165,20 @@ def test_stopped_trials_are_continued_at_their_own_point():
         resumed_from = trials[suggestion.resumed_from]
         assert (suggestion.x, suggestion.z) == (math.log2(resumed_from.batch_size), math.log2(resumed_from.lr))
         assert suggestion.max_steps > resumed_from.steps
-    assert all(suggestion.resumed_from != 3 for suggestion in suggestions)  # it has reached the target
+    running = {"pending": [(math.log2(256), math.log2(trials[1].lr), 1)], "resumable": lambda number: number != 0}
+    assert {decided(posterior, seed, **running).resumed_from for seed in range(60)} == {None, 2}  # 3 has reached
+    assert {decided(posterior, seed, resumable=None).resumed_from for seed in range(20)} == {None}
 
 
-def test_trials_that_run_or_cannot_be_continued_are_not():
-    trials = stopped()
-    posterior = inferred(trials)
-    running = [(math.log2(trials[1].batch_size), math.log2(trials[1].lr), 1)]
-    suggestions = [
-        decided(posterior, seed, pending=running, resumable=lambda number: number != 0) for seed in range(60)
-    ]
-    assert {suggestion.resumed_from for suggestion in suggestions} == {None, 2}
-    alone = [decided(posterior, seed, resumable=None) for seed in range(20)]
-    assert {suggestion.resumed_from for suggestion in alone} == {None}
-
-
-def test_a_trial_that_did_not_get_on_is_not_continued_again():
+def test_a_trial_that_did_not_get_on_or_is_past_the_margin_is_not_continued():
     trials = stopped()
     again = [replace(trial, number=4 + i, resumed_from=trial.number) for i, trial in enumerate(trials[:3])]
-    posterior = inferred([*trials, *again])
-    assert [one.number for one in posterior.observations] == [3, 4, 5, 6]
-    assert all(decided(posterior, seed).resumed_from is None for seed in range(40))
-
-
-def test_a_trial_past_the_margin_is_not_continued():
+    stuck = inferred([*trials, *again])
+    assert [one.number for one in stuck.observations] == [3, 4, 5, 6]
     slow = tried(0, 8, LAW.best_lr(8) / 64, 3.0 * LAW.frontier(8))
-    posterior = inferred([slow, tried(1, 256, LAW.best_lr(256))])
     assert slow.status == "censored"
-    assert all(decided(posterior, seed).resumed_from is None for seed in range(40))
+    for posterior in (stuck, inferred([slow, tried(1, 256, LAW.best_lr(256))])):
+        assert {decided(posterior, seed).resumed_from for seed in range(40)} == {None}
 
 
 @pytest.mark.parametrize("objective", ["time", "steps", "curve"])
@@ -222,14 +198,6 @@ def test_points_are_snapped_and_within_their_bounds(objective):
             assert suggestion.max_steps >= 1
             assert len(suggestion.other) == 2
             assert all(0.0 <= value <= 1.0 for value in suggestion.other)
-
-
-@pytest.mark.parametrize("objective", ["time", "steps", "curve"])
-def test_the_same_generator_gives_the_same_decision(objective):
-    trials = stopped()
-    first, second = (decided(inferred(trials, 1), 2, objective=objective) for _ in range(2))
-    assert first == second
-    assert any(decided(inferred(trials, 1), seed, objective=objective) != first for seed in (3, 4, 5, 6))
 
 
 def test_decisions_close_in_on_the_least_time_and_on_the_fewest_steps():
@@ -297,38 +265,17 @@ def test_the_likelihood_of_an_observation(status, log_factor, spread, low, high,
     assert status != "reached" or data.spread[0] == 0.0
 
 
-def test_chains_are_joined_and_paid_once():
-    first = tried(0, 128, 0.1, 100)
-    second = tried(1, 128, 0.1, 250, resumed_from=0)
-    third = tried(2, 128, 0.1, resumed_from=1)
-    other = tried(3, 64, 0.05, 50)
-    posterior = inferred([first, second, third, other])
+def test_chains_are_joined_and_paid_once_and_failures_passed_over():
+    chain = [tried(0, 128, 0.1, 100), tried(1, 128, 0.1, 250, resumed_from=0), tried(2, 128, 0.1, resumed_from=1)]
+    trials = [*chain, tried(3, 64, 0.05, 50)]
+    posterior = inferred(trials)
     assert [one.number for one in posterior.observations] == [2, 3]
-    assert posterior.spent == pytest.approx(third.steps * LAW.tau(128) + 50 * LAW.tau(64))
-
-
-def test_trials_that_failed_are_passed_over():
-    good = tried(0, 128, 0.1)
-    failed = replace(tried(1, 64, 0.1), status="failed", steps=0)
-    memory = replace(tried(2, 4096, 0.1), status="oom", steps=0)
-    posterior = inferred([good, failed, memory])
-    assert [one.number for one in posterior.observations] == [0]
-    np.testing.assert_array_equal(posterior.theta, inferred([good]).theta)
-
-
-def test_costs_can_be_counted_in_examples():
-    trials = [tried(0, 128, 0.1), replace(tried(1, 64, 0.05), seconds_per_step=17.0, train_seconds=1e6)]
-    posterior = inferred(trials, in_examples=True, step_time=None)
-    assert posterior.spent == trials[0].steps * 128 + trials[1].steps * 64
-
-
-def test_histories_are_read_where_there_is_a_target():
-    history = tuple((step, 0.1 * (step / 1000) ** -0.5) for step in range(10, 301, 10))
-    trial = replace(tried(0, 128, 0.1, 300), history=history)
-    (blind,) = inferred([trial]).observations
-    (seeing,) = inferred([trial], target=Target("error", 0.1, "min"), ideal=0.0).observations
-    assert blind.log_factor is None
-    assert seeing.log_factor == pytest.approx(math.log(1000 / 300), abs=seeing.spread)
+    assert posterior.spent == pytest.approx(chain[2].steps * LAW.tau(128) + 50 * LAW.tau(64))
+    failed = [replace(tried(4, 64, 0.1), status=status, steps=0) for status in ("failed", "oom")]
+    np.testing.assert_array_equal(inferred([*trials, *failed]).theta, posterior.theta)
+    # Costs can be counted in examples, whatever the clock says.
+    trials[3] = replace(trials[3], seconds_per_step=17.0, train_seconds=1e6)
+    assert inferred(trials, in_examples=True, step_time=None).spent == chain[2].steps * 128 + 50 * 64
 
 
 @pytest.mark.parametrize(
@@ -375,7 +322,7 @@ def quantiles(posterior, shares=(0.05, 0.5, 0.95)):
     return b_crit_quantiles(posterior, shares, np.random.default_rng(1))
 
 
-@pytest.mark.parametrize("b_crit", [30.0, 300.0, 3000.0])
+@pytest.mark.parametrize("b_crit", [30.0, 3000.0])
 def test_trials_on_the_curve_give_its_b_crit(b_crit):
     low, middle, high = quantiles(posterior_of(curve(SIZES, b_crit)))
     assert low < b_crit < high
@@ -462,25 +409,15 @@ def test_what_is_asked_tells_of_b_crit_for_its_cost():
 def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
     # As where a model overfits: its error rises for ever, and every continuation would be longer than all before.
     posterior = posterior_of(curve(SIZES))
-    stopped = Observation(
-        len(posterior.observations),
-        "censored",
-        steps,
-        0.001,
-        4.2,
-        float(posterior.prior.rule(4.2)),
-        (),
-        None,
-        0.0,
-        stuck=False,
-    )
+    rate, number = float(posterior.prior.rule(4.2)), len(posterior.observations)
+    stopped = Observation(number, "censored", steps, 0.001, 4.2, rate, (), None, 0.0, stuck=False)
     observations = (*posterior.observations, stopped)
     seen = likelihood_data(observations, 0)
     theta = sample_posterior(seen, posterior.prior, np.random.default_rng(0), 192, 3)
     posterior = replace(posterior, observations=observations, data=seen, theta=theta)
     x = np.array([stopped.x, 4.5, 8.0, 11.0])
     for seed in range(5):
-        rng = np.random.default_rng(seed)
-        done = np.array([float(steps), 0.0, 0.0, 0.0])
-        candidates = Candidates((), x, posterior.prior.rule(x), np.zeros((4, 0)), done)
-        assert max_variance_reduction(posterior, candidates, (), rng)[0] != 0
+        candidates = Candidates(
+            (), x, posterior.prior.rule(x), np.zeros((4, 0)), np.array([float(steps), 0.0, 0.0, 0.0])
+        )
+        assert max_variance_reduction(posterior, candidates, (), np.random.default_rng(seed))[0] != 0

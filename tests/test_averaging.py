@@ -60,16 +60,6 @@ def follow(callback, steps):
     return values, averages, updates
 
 
-def snapshots(fraction, steps):
-    """Return the stated steps: the next one lies fraction/16 of the last one further, and at least one step."""
-    taken = [1]
-    while True:
-        due = max(taken[-1] + 1, math.ceil(taken[-1] * (1 + fraction / 16)))
-        if due > steps:
-            return taken
-        taken.append(due)
-
-
 @pytest.mark.parametrize(("fraction", "tolerance"), [(1.0, 1e-12), (0.5, 0.003), (0.1, 0.03), (0.05, 0.1)])
 def test_updated_every_step_weights_count_by_a_power_law(fraction, tolerance, monkeypatch):
     monkeypatch.setattr(averaging, "SNAPSHOTS", 10**9)
@@ -86,41 +76,19 @@ def test_updated_every_step_weights_count_by_a_power_law(fraction, tolerance, mo
 
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 1.0])
 def test_with_snapshots_each_stands_for_the_steps_since_the_one_before(fraction):
-    steps = 700
+    steps, taken = 700, [1]  # the next one lies fraction/16 of the last one further, and at least one step
+    while (due := max(taken[-1] + 1, math.ceil(taken[-1] * (1 + fraction / 16)))) <= steps:
+        taken.append(due)
     values, averages, updates = follow(RunningWeightAverage(fraction), steps)
-    taken = snapshots(fraction, steps)
     assert updates == [sum(s <= t for s in taken) for t in range(1, steps + 1)]
     short = math.floor(SNAPSHOTS / fraction)  # while the window is short, every step is taken
     assert updates[:short] == list(range(1, short + 1))
     for t in (10, 163, 400, steps):
         so_far = [s for s in taken if s <= t]
         edges = torch.tensor([0, *so_far], dtype=torch.float64) / so_far[-1]
-        expected = (edges ** (1 / fraction)).diff() @ values[torch.tensor(so_far) - 1]
-        torch.testing.assert_close(averages[t - 1], expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("fraction", [0.1, 0.5])
-def test_the_mean_age_is_the_stated_share_of_the_steps(fraction):
-    taken = snapshots(fraction, 5000)
-    edges = torch.tensor([0, *taken], dtype=torch.float64) / taken[-1]
-    mean_age = float((edges ** (1 / fraction)).diff() @ (1 - edges[1:]))
-    assert mean_age == pytest.approx(fraction / (1 + fraction), rel=0.1)
-
-
-def test_it_goes_on_with_its_next_update():
-    """Lightning saves the average and the step of its last update."""
-
-    def updates(callback, steps):
-        callback.setup(None, module, "fit")
-        return [step for step in steps if end_step(callback, module, step) or callback._latest_update_step == step]
-
-    module = Weights()
-    whole, first, second = (RunningWeightAverage(1.0) for _ in range(3))
-    expected = updates(whole, range(1, 201))
-    assert 150 not in expected  # the next one depends on the last
-    taken = updates(first, range(1, 151))
-    second.load_state_dict(first.state_dict())
-    assert taken + updates(second, range(151, 201)) == expected
+        weights = (edges ** (1 / fraction)).diff()
+        torch.testing.assert_close(averages[t - 1], weights @ values[torch.tensor(so_far) - 1], rtol=1e-5, atol=1e-6)
+    assert float(weights @ (1 - edges[1:])) == pytest.approx(fraction / (1 + fraction), rel=0.1)  # the mean age
 
 
 @pytest.mark.parametrize(("decay", "every"), [(0.99, 5), (0.9, 1), (0.5, 3), (0.0, 4)])
@@ -138,25 +106,31 @@ def test_a_moving_average_weighs_its_updates_by_powers_of_the_decay(decay, every
 BOTH = [lambda: RunningWeightAverage(0.5), lambda: ExponentialMovingAverage(0.9, 1)]
 
 
-@pytest.mark.parametrize("make", BOTH)
-def test_an_average_never_waits_for_the_device(make):
-    """On the device meta, to read a value on the host is an error, as it is for the update of torch's own average."""
-    callback, module = make(), Weights()
-    assert not callback.should_update(epoch_idx=0)
+def on_meta(callback, steps):
+    """Take steps with a module on the device meta, where to read a value on the host is an error; return the module."""
+    module = Weights()
     callback.setup(None, module, "fit")
     module.to("meta")  # Lightning moves a module only after the call-backs' set-up
     callback.on_fit_start(None, module)
-    assert {tensor.device.type for tensor in callback._average_model.module.state_dict().values()} == {"meta"}
-    for step in (1, 2, 3):
+    for step in range(1, steps + 1):
         end_step(callback, module, step)
+    return module
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_an_average_never_waits_for_the_device(make):
+    callback = make()
+    module = on_meta(callback, 3)
+    assert {tensor.device.type for tensor in callback._average_model.module.state_dict().values()} == {"meta"}
     callback.on_validation_epoch_start(None, module)
     callback.on_validation_epoch_end(None, module)
     counter = callback._average_model.n_averaged
     assert (counter.device.type, int(counter)) == ("cpu", 3)
-    callback.setup(None, module, "fit")
-    assert callback._average_model.n_averaged.device.type == "cpu"
-    with pytest.raises((RuntimeError, NotImplementedError)):
+    with pytest.raises((RuntimeError, NotImplementedError)):  # as the update of torch's own average is
         torch.optim.swa_utils.AveragedModel(Weights(), device="meta").update_parameters(module)
+    lookahead = Lookahead(10, 2, 0.5, 1.0)
+    on_meta(lookahead, 10)
+    assert {slow.device.type for slow in lookahead._slow} == {"meta"}
 
 
 @pytest.mark.parametrize("make", BOTH)
@@ -220,22 +194,15 @@ def by_hand(model, every, decay, power, own):
     model = copy.deepcopy(model)
     optimizer = sgd(model.parameters(), LR)
     slow = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def update(d):
-        for name, fast in model.state_dict().items():
-            if fast.is_floating_point():
-                slow[name] = slow[name] + (1 - d) * (fast - slow[name])
-                fast.copy_(slow[name])
-
     for t, (x, y) in zip(range(1, STEPS + 1), stream(own), strict=False):
-        model.train()
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
-        if t % every == 0:
-            update(decay * (t / STEPS) ** power)
-        if t == STEPS:
-            update(1.0)
+        for d in [decay * (t / STEPS) ** power] * (t % every == 0) + [1.0] * (t == STEPS):
+            for name, fast in model.state_dict().items():
+                if fast.is_floating_point():
+                    slow[name] = slow[name] + (1 - d) * (fast - slow[name])
+                    fast.copy_(slow[name])
     return model
 
 
@@ -269,31 +236,6 @@ def test_a_trial_with_lookahead_is_the_plain_loop_of_the_source(every, decay, po
         assert torch.equal(trained[0].weight, model[0].weight)
 
 
-def test_micro_batches_are_one_step():
-    """Without batch normalisation, whose statistics are those of micro-batches, they change nothing."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, 3))
-    (_, whole), (_, parts) = (trial([Lookahead(STEPS, 5, 0.9, 1)], model, size) for size in (None, 3))
-    torch.testing.assert_close(whole[1].weight, parts[1].weight)
-
-
-def test_an_average_is_taken_of_the_weights_that_lookahead_leaves():
-    model = network()
-    _, alone = trial([Lookahead(STEPS, 2, 0.9, 0.0)], model)
-    _, averaged = trial([Lookahead(STEPS, 2, 0.9, 0.0)], model, average=ExponentialMovingAverage(0.0, 1))
-    assert torch.equal(alone[0].weight, averaged[0].weight)
-
-
-def test_lookahead_never_waits_for_the_device():
-    callback, module = Lookahead(10, 2, 0.5, 1.0), Weights()
-    callback.setup(None, module, "fit")
-    module.to("meta")
-    callback.on_fit_start(None, module)
-    for step in range(1, 11):
-        end_step(callback, module, step)
-    assert {slow.device.type for slow in callback._slow} == {"meta"}
-
-
 @pytest.mark.parametrize(("decay", "step", "expected"), [(0.5, 1, 0.5), (1.0, 40, 0.0)])
 def test_lookahead_keeps_type_and_place_and_does_not_extrapolate(decay, step, expected):
     callback, module = Lookahead(10, 1, decay, 0.0), Weights()
@@ -308,27 +250,34 @@ def test_lookahead_keeps_type_and_place_and_does_not_extrapolate(decay, step, ex
     assert module.narrow.tolist() == [expected] * 3
 
 
+def test_lookahead_counts_steps_and_an_average_is_taken_of_the_weights_that_it_leaves():
+    """Without batch normalisation, whose statistics are those of micro-batches, these change nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, 3))
+    (_, whole), (_, parts) = (trial([Lookahead(STEPS, 5, 0.9, 1)], model, size) for size in (None, 3))
+    torch.testing.assert_close(whole[1].weight, parts[1].weight)
+    _, averaged = trial([Lookahead(STEPS, 5, 0.9, 1)], model, average=ExponentialMovingAverage(0.0, 1))
+    assert torch.equal(whole[1].weight, averaged[1].weight)
+
+
+FRACTION = "the fraction of steps that is averaged must lie in (0, 1], but got"
+
+
 @pytest.mark.parametrize(
     ("make", "arguments", "text"),
     [
-        (RunningWeightAverage, (0.0,), "the fraction of steps that is averaged must lie in (0, 1], but got 0.0"),
-        (RunningWeightAverage, (1.01,), "the fraction of steps that is averaged must lie in (0, 1], but got 1.01"),
-        (RunningWeightAverage, (math.nan,), "the fraction of steps that is averaged must lie in (0, 1], but got nan"),
+        (RunningWeightAverage, (0.0,), f"{FRACTION} 0.0"),
+        (RunningWeightAverage, (1.01,), f"{FRACTION} 1.01"),
+        (RunningWeightAverage, (math.nan,), f"{FRACTION} nan"),
         (ExponentialMovingAverage, (1.0, 5), "the decay of a moving average must lie in [0, 1), but got 1.0"),
-        (ExponentialMovingAverage, (math.nan, 5), "the decay of a moving average must lie in [0, 1), but got nan"),
-        (
-            ExponentialMovingAverage,
-            (0.9, 2.0),
-            "the steps between updates of an average must be a positive integer, but got 2.0",
-        ),
+        (ExponentialMovingAverage, (0.9, 2.0), "between updates of an average must be a positive integer, but got 2.0"),
         (Lookahead, (0, 5, 0.5, 3), "lookahead needs at least one step, but got 0"),
         (Lookahead, (9, 0, 0.5, 3), "the steps between updates of lookahead must be a positive integer, but got 0"),
         (Lookahead, (9, 5, 1.1, 3), "the decay of lookahead must lie in [0, 1], but got 1.1"),
-        (Lookahead, (9, 5, math.nan, 3), "the decay of lookahead must lie in [0, 1], but got nan"),
         (Lookahead, (9, 5, 0.5, -1), "the power of lookahead must be at least 0, but got -1"),
     ],
 )
 def test_refuses(make, arguments, text):
     with pytest.raises(ConfigError) as error:
         make(*arguments)
-    assert str(error.value) == text
+    assert text in str(error.value)

@@ -37,7 +37,7 @@ from bstune.trial.checkpoint import Stopped, read_state
 from bstune.workloads.averaging import ExponentialMovingAverage, Lookahead, RunningWeightAverage
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.images import random_crop_flip
-from bstune.workloads.optim import Muon, parameter_groups
+from bstune.workloads.optim import parameter_groups
 from bstune.workloads.schedules import piecewise_linear
 
 STEPS = 60
@@ -49,7 +49,6 @@ SPEC = make_spec(8, 0.05, 4, number=1)
 triangle = partial(piecewise_linear, total_steps=STEPS, knots=(0.0, 0.4, 1.0), factors=(0.0, 1.0, 0.0))
 dropout = partial(nn.Dropout, 0.4)
 batch_norm = partial(nn.BatchNorm1d, 16)
-muon = partial(Muon, momentum=0.9, nesterov=True, steps=5, normalise_weights=True)
 lookahead = partial(Lookahead, STEPS, every=4, decay=0.9, power=1.0)
 groups = partial(
     parameter_groups,
@@ -57,39 +56,6 @@ groups = partial(
     batch_size=8,
     kinds={"norm_bias": {"rate": 8.0}, "head": {"examples": 200}, "rest": {"examples": 300, "fade": True}},
 )
-
-
-def matrices(module, lr):
-    return [
-        {"params": [p for p in module.parameters() if p.ndim == 2], "orthogonalise": True},
-        {"params": [p for p in module.parameters() if p.ndim < 2], "lr": 2 * lr},
-    ]
-
-
-class SwapsItself(Classifier):
-    """Evaluates an average that it keeps itself, updated after each batch and swapped in for each evaluation."""
-
-    def on_fit_start(self):
-        if not hasattr(self, "average_weights"):
-            self.average_weights = [p.detach().clone() for p in self.model.parameters()]
-
-    def on_train_batch_end(self, *args):
-        for averaged, now in zip(self.average_weights, self.model.parameters(), strict=True):
-            averaged.lerp_(now.detach(), 0.1)
-
-    def on_validation_start(self):
-        for averaged, now in zip(self.average_weights, self.model.parameters(), strict=True):
-            kept = averaged.clone()
-            averaged.copy_(now.data)
-            now.data.copy_(kept)
-
-    on_validation_end = on_validation_start
-
-    def on_save_checkpoint(self, checkpoint):
-        checkpoint["average_weights"] = self.average_weights
-
-    def on_load_checkpoint(self, checkpoint):
-        self.average_weights = checkpoint["average_weights"]
 
 
 class Swapping(Callback):
@@ -210,7 +176,6 @@ CASES = {
     "plateau": {"build": partial(learner, kind=Plateau)},
     "average, sparse": {"build": partial(learner, average=partial(RunningWeightAverage, 1.0))},
     "moving average": {"build": partial(learner, average=partial(ExponentialMovingAverage, 0.9, 5))},
-    "muon": {"build": partial(learner, optimizer=muon, schedule=triangle, groups=matrices)},
     "groups": {"build": partial(learner, layers=[batch_norm], optimizer=momentum, groups=groups)},
     "lookahead": {
         "build": partial(
@@ -224,7 +189,6 @@ CASES = {
         "build": partial(learner, layers=[dropout]),
         "evaluated": shuffled_validation,
     },
-    "average in the module": {"build": partial(learner, kind=SwapsItself)},
     "call-back": {"build": partial(learner, average=Swapping)},
     "two optimizers": {"build": partial(learner, kind=Manual)},
     "scaler": {"build": partial(learner, kind=Overflows, optimizer=momentum)},
@@ -340,13 +304,10 @@ def test_on_cuda_its_generators_go_on_too(tmp_path):
 # Limits
 
 
-@pytest.mark.parametrize("limit", [1, 13, STEPS, STEPS + 1])
-def test_a_limit_ends_the_trial_early(limit):
-    result, _ = train(replace(SPEC, max_steps=limit))
-    assert (result.status, result.steps, result.steps_low) == ("censored", limit, limit)
-    assert result.history[-1][0] == limit
-    whole, _ = train(SPEC)
-    assert result.history[:-1] == tuple(pair for pair in whole.history if pair[0] < limit)
+def test_a_limit_may_lie_past_the_budget():
+    result, _ = train(replace(SPEC, max_steps=STEPS + 1))
+    assert (result.status, result.steps, result.steps_low) == ("censored", STEPS + 1, STEPS + 1)
+    assert result.history[-1][0] == STEPS + 1
 
 
 def test_an_evaluation_at_the_limit_can_reach_the_target_and_leaves_no_state(tmp_path):
@@ -370,46 +331,44 @@ def test_a_limit_leaves_at_least_a_step(stopped, limit):
 # What is left, and when
 
 
-class Diverges(Classifier):
+class Ends(Classifier):
+    """Ends as it is told to: an error is raised in the evaluation at the limit, when the state is written already."""
+
+    how = None
+
     def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) * (torch.nan if batch_idx == 19 else 1.0)
-
-
-class Fails(Classifier):
-    """Raises in the evaluation at the limit, when the state is written already."""
-
-    error = torch.OutOfMemoryError("CUDA out of memory")
+        self.trainer.should_stop = self.how == "stops" and batch_idx >= 5
+        diverges = self.how == "diverges" and batch_idx == 19
+        return super().training_step(batch, batch_idx) * (torch.nan if diverges else 1.0)
 
     def on_validation_end(self):
-        if not self.trainer.sanity_checking:
-            raise self.error
-
-
-class Interrupted(Fails):
-    error = KeyboardInterrupt()
-
-
-class StopsItself(Classifier):
-    def on_before_zero_grad(self, optimizer):
-        self.trainer.should_stop = self.trainer.fit_loop.batch_idx >= 5
+        if isinstance(self.how, BaseException) and not self.trainer.sanity_checking:
+            raise self.how
 
 
 @pytest.mark.parametrize(
-    ("kind", "status"),
-    [(Classifier, "censored"), (Diverges, "diverged"), (Fails, "oom"), (Interrupted, None), (StopsItself, "censored")],
+    ("how", "status"),
+    [
+        (None, "censored"),
+        ("stops", "censored"),
+        ("diverges", "diverged"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
+        (KeyboardInterrupt(), None),
+    ],
 )
-def test_only_a_trial_out_of_steps_leaves_a_state(kind, status, tmp_path, monkeypatch):
+def test_only_a_trial_out_of_steps_leaves_a_state(how, status, tmp_path, monkeypatch):
     """The weights that reach the target are not there either."""
     monkeypatch.chdir(tmp_path)
-    spec, build = replace(SPEC, max_steps=20), partial(learner, kind=kind)
+    monkeypatch.setattr(Ends, "how", how)
+    spec, build = replace(SPEC, max_steps=20), partial(learner, kind=Ends)
     files = {"state": tmp_path / "1.state", "checkpoint": tmp_path / "1.ckpt"}
     if status is None:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             train(spec, build=build, **files)
     else:
         assert train(spec, build=build, **files)[0].status == status
-    assert entries(tmp_path) == (["1.state"] if kind is Classifier else [])
-    if kind is Classifier:  # only where it is asked for
+    assert entries(tmp_path) == (["1.state"] if how is None else [])
+    if how is None:  # only where it is asked for
         (tmp_path / "1.state").unlink()
         train(spec)
         assert entries(tmp_path) == []
@@ -621,11 +580,23 @@ class Foreign(LightningDataModule):
 
 
 class Saving(Classifier):
-    """Its own settings are not in the file: they may hold any object, and the module is built anew."""
+    """Its loss depends on a number that it keeps; its settings may hold any object, and are not in the file."""
+
+    batches = 0
 
     def __init__(self, *args):
         super().__init__(*args)
         self.save_hyperparameters({"surprise": Surprise()})
+
+    def training_step(self, batch, batch_idx):
+        self.batches += 1
+        return super().training_step(batch, batch_idx) / self.batches**0.5
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["batches"] = self.batches
+
+    def on_load_checkpoint(self, checkpoint):
+        self.batches = checkpoint["batches"]
 
 
 def test_a_foreign_project_goes_on(tmp_path):

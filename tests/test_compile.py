@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from toolbox import make_protocol, make_spec
 from torch import nn
 from torch._dynamo.utils import counters
@@ -149,25 +150,26 @@ def test_a_model_that_the_step_calls_itself_is_compiled(graphs):
         def training_step(self, batch, batch_idx):
             return self.loss(self.model(batch[0]), batch[1])
 
-    def direct(own):
-        return Direct(network(), nn.CrossEntropyLoss(), torch.optim.SGD, own.lr)
-
-    result, _ = train(build=direct)
+    result, _ = train(build=lambda own: Direct(network(), nn.CrossEntropyLoss(), torch.optim.SGD, own.lr))
     assert len(graphs) == 3  # training calls the model, the evaluation the whole module
     assert (result.steps, result.message) == (12, None)
 
 
-class Headless(Classifier):
+class Headless(LightningModule):
     """Uses its weight without calling any module."""
 
     def __init__(self):
-        super().__init__(linear(), nn.CrossEntropyLoss(), torch.optim.SGD, 0.1)
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(16, 3))
 
     def training_step(self, batch, batch_idx):
-        return self.loss(batch[0].flatten(1) @ self.model[1].weight.T, batch[1])
+        return nn.functional.cross_entropy(batch[0].flatten(1) @ self.weight, batch[1])
 
     def validation_step(self, batch, batch_idx):
         self.log("val/error", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Manual(Headless):

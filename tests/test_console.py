@@ -1,46 +1,19 @@
 import math
 
-import pytest
-
 from bstune.core.console import format_count, format_number, format_seconds, plural, redact
 
 
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [
-        (None, 3, "-"),
-        (0.0, 3, "0"),
-        (0.01234, 3, "0.0123"),
-        (1e-5, 3, "1e-05"),
-        (57.4, 2, "57"),
-        (4613.0, 2, "4600"),
-        (99999.0, 3, "100,000"),
-        (12345.0, 3, "12,300"),
-        (0.1, 3, "0.1"),
-        (math.nan, 3, "nan"),
-    ],
-)
-def test_numbers_have_their_significant_digits(value, digits, text):
-    assert format_number(value, digits) == text
+def test_numbers_have_their_significant_digits():
+    values = (None, 0.0, 0.01234, 1e-5, 0.1, 12345.0, 99999.0, math.nan)
+    texts = ["-", "0", "0.0123", "1e-05", "0.1", "12,300", "100,000", "nan"]
+    assert [format_number(value) for value in values] == texts
+    assert [format_number(value, 2) for value in (57.4, 4613.0)] == ["57", "4600"]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "-"),
-        (0.0, "0 s"),
-        (0.0000351, "0.0351 ms"),
-        (0.0123, "12.3 ms"),
-        (0.99996, "1.00 s"),
-        (29.0, "29.0 s"),
-        (119.96, "2.00 min"),
-        (3600.0, "60.0 min"),
-        (7199.9, "2.00 h"),
-        (1e6, "278 h"),
-    ],
-)
-def test_durations_have_three_digits_and_a_unit(seconds, text):
-    assert format_seconds(seconds) == text
+def test_durations_have_three_digits_and_a_unit():
+    seconds = (None, 0.0, 0.0000351, 0.0123, 0.99996, 29.0, 119.96, 3600.0, 7199.9, 1e6)
+    texts = ["-", "0 s", "0.0351 ms", "12.3 ms", "1.00 s", "29.0 s", "2.00 min", "60.0 min", "2.00 h", "278 h"]
+    assert [format_seconds(one) for one in seconds] == texts
 
 
 def test_counts_are_exact():
@@ -49,7 +22,5 @@ def test_counts_are_exact():
 
 
 def test_passwords_in_addresses_are_left_out():
-    assert (
-        redact("at mysql://me:secret@host/db and http://host:80/x@y")
-        == "at mysql://me:***@host/db and http://host:80/x@y"
-    )
+    text = redact("at mysql://me:secret@host/db and http://host:80/x@y")
+    assert text == "at mysql://me:***@host/db and http://host:80/x@y"

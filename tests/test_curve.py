@@ -176,9 +176,7 @@ def test_perfect_scaling_leaves_b_crit_open_above():
     assert fit.b_crit_low > 32
     assert fit.note == "no point near or above B_crit, so it has no upper end: run batch sizes above 32"
 
-
-def test_a_bend_within_the_noise_is_not_taken_for_b_crit():
-    points = [point(B, 32000 / B * (1 + B / 1000)) for B in (1, 2, 4, 8, 16, 32)]
+    points = [point(B, 32000 / B * (1 + B / 1000)) for B in (1, 2, 4, 8, 16, 32)]  # a bend within the noise
     fit = fit_curve(points)
     assert fit.b_crit is None
     assert fit.e_min == pytest.approx(math.exp(np.mean([math.log(p.steps * p.batch_size) for p in points])), rel=1e-3)

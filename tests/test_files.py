@@ -20,13 +20,6 @@ def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
     assert path.read_text() == "one"
 
 
-def test_the_folder_stays_once_it_holds_something(tmp_path):
-    output = Output(tmp_path / "outputs" / "study")
-    with locked(output):
-        write_text(output.trials, "")
-    assert output.trials.exists()
-
-
 @pytest.mark.parametrize("there", [False, True])
 def test_a_body_that_fails_at_once_leaves_what_was_there(tmp_path, there):
     if there:
@@ -38,12 +31,13 @@ def test_a_body_that_fails_at_once_leaves_what_was_there(tmp_path, there):
 
 
 def test_one_lock_a_study(tmp_path):
-    with (
-        locked(Output(tmp_path / "study")),
-        pytest.raises(StudyError, match="another process runs this study"),
-        locked(Output(tmp_path / "study")),
-    ):
+    output = Output(tmp_path / "study")
+    again = pytest.raises(StudyError, match="another process runs this study")
+    with locked(output), again, locked(Output(tmp_path / "study")):
         pass
+    with locked(output):
+        write_text(output.trials, "")
+    assert output.trials.exists()
 
 
 def test_places_are_checked_without_writing(tmp_path):

@@ -1,11 +1,11 @@
 """A survey in words, as JSON and as a figure."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from bstune.core.files import Output
-from bstune.hardware.memory import ProbeResult
 from bstune.hardware.report import advice, headline, survey_json, write_survey
 from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import probe_text
@@ -27,10 +27,7 @@ def on_cuda(dtype):
         (make_survey(), "examples a second still rise at the largest batch size, 1000"),
         (make_survey(((4, 1e-3), (500, 2e-3), (1000, 3.9e-3))), "from batch size 500 on"),
         (make_survey(), "the range ends at 1000, not the memory"),
-        (
-            make_survey(above=make_probe_result(1010, "training")),
-            "1000 fits: no need to fall back to 512, the power of two below it",
-        ),
+        (make_survey(above=make_probe_result(1010, "training")), "1000 fits: no need to fall back to 512, the power"),
         (make_survey(bare=0.6), "the framework takes 40% of a step at batch size 4, over 20% up to 1000"),
         (on_cuda("tf32"), "tensor cores take tf32 in multiples of 4, 16 bytes (NVIDIA, Matrix Multiplication"),
         (on_cuda("bf16"), "tensor cores take bf16 in multiples of 8, 16 bytes"),
@@ -54,8 +51,7 @@ def test_what_follows_from_a_survey():
     assert written["ceiling"]["foretold"] is None
     # bytes 200 B + 1e5, FLOPs 1e6 B, ridge 1000: 1e6 B = 1000 (200 B + 1e5)
     assert derived["turning_batch_size"] == pytest.approx(125.0)
-    assert derived["plateau"] == 1000
-    assert len(derived["achieved"]) == 3
+    assert (derived["plateau"], len(derived["achieved"])) == (1000, 3)
     assert survey.step_time(64) == pytest.approx(1.2e-3)
     assert make_survey(cost=None).turning_batch_size is None
     assert make_survey(limits=None).achieved == []
@@ -65,16 +61,17 @@ def test_what_follows_from_a_survey():
 
 
 @pytest.mark.parametrize(
-    ("result", "text"),
+    ("outcome", "text"),
     [
-        (make_probe_result(1200), "batch size 1,200 fits (100 of 1,000 MiB)"),
-        (make_probe_result(8, "training"), "batch size 8 does not fit (100 of 1,000 MiB)"),
-        (make_probe_result(8, "evaluation"), "batch size 8 trains, but its evaluation does not fit (100 of 1,000 MiB)"),
-        (ProbeResult(1, "error", 9, message="ValueError: no"), "batch size 1 fails: ValueError: no"),
+        ("fits", "1,200 fits (100 of 1,000 MiB)"),
+        ("training", "1,200 does not fit (100 of 1,000 MiB)"),
+        ("evaluation", "1,200 trains, but its evaluation does not fit (100 of 1,000 MiB)"),
+        ("error", "1,200 fails: ValueError: no (100 of 1,000 MiB)"),
     ],
 )
-def test_probes_in_words(result, text):
-    assert probe_text(result) == text
+def test_probes_in_words(outcome, text):
+    result = replace(make_probe_result(1200, outcome), message="ValueError: no")
+    assert probe_text(result) == f"batch size {text}"
 
 
 @pytest.mark.parametrize("survey", [make_survey(), make_survey(((4, 1e-3),))])

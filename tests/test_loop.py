@@ -22,7 +22,6 @@ from lightning.pytorch.profilers import SimpleProfiler
 from toolbox import EVERY_STEP, TRAINER, FakeTime, entries, make_protocol, make_spec
 from torch import nn
 
-from bstune.config import compose
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialResult, is_near, next_evaluation
@@ -30,7 +29,6 @@ from bstune.trial import loop
 from bstune.trial.compile import warn_once
 from bstune.trial.device import device_name
 from bstune.trial.loop import make_trainer
-from bstune.trial.workload import build_module
 from bstune.workloads.averaging import RunningWeightAverage
 from bstune.workloads.classifier import Classifier
 
@@ -118,23 +116,11 @@ def test_diverged_by_the_metric(value, status, message):
         assert result.history[-1] == (3, value if math.isfinite(value) else None)
 
 
-class OutOfMemory(Counting):
-    """Fails in ``stage`` at the fourth batch."""
-
-    def __init__(self, stage, fail):
-        super().__init__(never)
-        self.stage, self.fail, self.evaluations = stage, fail, 0
-
-    def training_step(self, batch, batch_idx):
-        if self.stage == "training" and batch_idx == 3:
-            self.fail()
-        return super().training_step(batch, batch_idx)
-
-    def validation_step(self, batch, batch_idx):
-        self.evaluations += 1
-        if self.stage == "evaluation" and self.evaluations == 4:
-            self.fail()
-        super().validation_step(batch, batch_idx)
+def fails_in(stage, fail):
+    """Return a module that fails in training or evaluation once three steps are applied."""
+    if stage == "training":
+        return Counting(never, lambda batch: fail() if batch == 3 else 1.0)
+    return Counting(lambda applied: fail() if applied == 3 else 0.9)
 
 
 def accelerator_out_of_memory(*args):
@@ -158,7 +144,7 @@ def python_out_of_memory():
     ],
 )
 def test_oom(stage, fail, text):
-    result = count(OutOfMemory(stage, fail), protocol=make_protocol(noise_scale_every=1))
+    result = count(fails_in(stage, fail), protocol=make_protocol(noise_scale_every=1))
     assert result.status == "oom"
     assert text in result.message
     assert "\n" not in result.message
@@ -176,7 +162,7 @@ def test_other_errors_are_raised():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        count(OutOfMemory("training", fail))
+        count(fails_in("training", fail))
 
 
 @pytest.mark.parametrize(("value", "mode"), [(0.1, "min"), (0.05, "min"), (0.1, "max"), (0.3, "max")])
@@ -340,12 +326,7 @@ def test_a_target_met_before_the_skipped_steps_is_reached():
 
 class WithoutBatchIndex(Classifier):
     def training_step(self, batch):
-        return super().training_step(batch, 0)
-
-
-class ReturnsMapping(Classifier):
-    def training_step(self, batch, batch_idx):
-        return {"loss": super().training_step(batch, batch_idx), "size": len(batch[1])}
+        return {"loss": super().training_step(batch, 0), "size": len(batch[1])}
 
 
 @pytest.mark.parametrize(
@@ -353,7 +334,7 @@ class ReturnsMapping(Classifier):
     [
         (4, momentum, Classifier),
         (5, torch.optim.Adam, WithoutBatchIndex),
-        (3, torch.optim.Adam, ReturnsMapping),
+        (3, torch.optim.Adam, WithoutBatchIndex),
         (9, momentum, Classifier),
     ],
 )
@@ -442,38 +423,23 @@ def test_the_target_is_not_met_before_the_interval():
     assert dense.steps <= sparse.steps
 
 
-def test_the_history_does_not_depend_on_the_clock():
-    def ticking(speed):
-        ticks = iter(range(10**6))
-        return TrialClock(lambda: next(ticks) * speed)
-
-    fast, _ = train(clock=ticking(0.001))
-    slow, _ = train(clock=ticking(1000.0))
-    assert fast.history == slow.history
-    assert slow.wall_seconds == pytest.approx(1e6 * fast.wall_seconds)
-
-
 # The clock
 
 
-class Timed(Counting):
-    """Takes known times: 100 s to start, 10 s an evaluation, and for training batch n (from 0) ``seconds(n)``."""
+def timed(fake, seconds=lambda batch: 1.0):
+    """Return a module that takes 100 s to start, 10 s an evaluation, and ``seconds(n)`` for training batch n."""
 
-    def __init__(self, fake, seconds=lambda batch: 1.0):
-        super().__init__(never)
-        self.fake, self.seconds = fake, seconds
+    def evaluate(applied):
+        fake.sleep(10.0)
+        return 0.9
 
-    def configure_optimizers(self):
-        self.fake.sleep(100.0)
-        return super().configure_optimizers()
+    def train_batch(batch):
+        fake.sleep(seconds(batch))
+        return 1.0
 
-    def training_step(self, batch, batch_idx):
-        self.fake.sleep(self.seconds(batch_idx))
-        return super().training_step(batch, batch_idx)
-
-    def validation_step(self, batch, batch_idx):
-        self.fake.sleep(10.0)
-        super().validation_step(batch, batch_idx)
+    module = Counting(evaluate, train_batch)
+    module.on_fit_start = lambda: fake.sleep(100.0)
+    return module
 
 
 def test_training_start_up_and_evaluation_are_counted_apart():
@@ -486,7 +452,7 @@ def test_training_start_up_and_evaluation_are_counted_apart():
 
     # With 10 examples at a cost of 0.5 and B = 4, half a quarter of training allows one evaluation in ten steps.
     protocol = make_protocol(35, evaluation_schedule=SCHEDULE)
-    result = count(Timed(fake), protocol=protocol, batches=batches, clock=TrialClock(fake))
+    result = count(timed(fake), protocol=protocol, batches=batches, clock=TrialClock(fake))
     assert [step for step, _ in result.history] == [10, 20, 30, 35]
     assert result.train_seconds == 35 * 1.25
     assert result.eval_seconds == 10.0 + 4 * 10.0  # one of them at the start
@@ -499,7 +465,7 @@ def test_training_start_up_and_evaluation_are_counted_apart():
 @pytest.mark.parametrize("warmup_steps", [3, 4])
 def test_warm_up_lasts_its_steps_where_evaluations_cut_it_short(warmup_steps):
     fake = FakeTime()
-    module = Timed(fake, lambda batch: 51.0 if batch < 3 else 1.0)
+    module = timed(fake, lambda batch: 51.0 if batch < 3 else 1.0)
     protocol = make_protocol(5, warmup_steps=warmup_steps)  # evaluated after every step
     result = count(module, protocol=protocol, clock=TrialClock(fake))
     assert len(result.history) == 5
@@ -513,7 +479,7 @@ def test_what_a_call_back_does_after_a_step_is_training():
         def on_train_batch_end(self, *args):
             fake.sleep(0.5)
 
-    module = Timed(fake)
+    module = timed(fake)
     module.configure_callbacks = lambda: [Slow()]
     result = count(module, protocol=make_protocol(8), clock=TrialClock(fake))
     assert len(result.history) == 8  # an evaluation after every step
@@ -524,7 +490,7 @@ def test_what_a_call_back_does_after_a_step_is_training():
 
 def test_a_trial_that_fails_keeps_the_time_it_took():
     fake = FakeTime()
-    module = Timed(fake, lambda batch: 1.0 if batch < 5 else accelerator_out_of_memory())
+    module = timed(fake, lambda batch: 1.0 if batch < 5 else accelerator_out_of_memory())
     result = count(module, clock=TrialClock(fake))
     assert (result.status, result.train_seconds, result.eval_seconds) == ("oom", 5.0, 60.0)
 
@@ -547,7 +513,7 @@ class TimedLearner(Classifier):
         self.fake.sleep(10.0)
 
 
-def measured(every, batch_size=8, micro_batch_size=None, warmup_steps=3, fails=None):
+def measured(every, batch_size=8, micro_batch_size=None, fails=None):
     """Return the record and the module of a timed trial that measures the noise scale."""
     fake = FakeTime()
 
@@ -556,9 +522,7 @@ def measured(every, batch_size=8, micro_batch_size=None, warmup_steps=3, fails=N
         module.fake, module.fails = fake, fails
         return module
 
-    protocol = learning_protocol(
-        30, noise_scale_every=every, micro_batch_size=micro_batch_size, warmup_steps=warmup_steps, divergence=1e9
-    )
+    protocol = learning_protocol(30, noise_scale_every=every, micro_batch_size=micro_batch_size, divergence=1e9)
     return train(make_spec(batch_size), protocol, build, clock=TrialClock(fake))
 
 
@@ -582,30 +546,6 @@ def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():
     assert result.seconds_per_step == plain.seconds_per_step == 8.0
     assert result.eval_seconds == plain.eval_seconds + 7 * 8.0  # two halves of 8 examples
     assert (result.startup_seconds, result.wall_seconds) == (plain.startup_seconds, plain.wall_seconds + 56.0)
-
-
-@pytest.mark.parametrize(("every", "warmup_steps"), [(1, 1), (2, 3), (2, 4), (3, 11)])
-def test_measuring_changes_no_segment(monkeypatch, every, warmup_steps):
-    """Nor the warm-up's, wherever a measurement falls."""
-    segments = []
-    monkeypatch.setattr(loop, "seconds_per_step", lambda found, warmup: segments.append(found))
-    measured(None, warmup_steps=warmup_steps)
-    measured(every, warmup_steps=warmup_steps)
-    assert len(segments[0]) > 2
-    assert segments[1] == segments[0]
-
-
-def test_norms_of_micro_batches_are_read_in_the_training_itself():
-    plain, reference = measured(None, micro_batch_size=3)
-    result, module = measured(4, micro_batch_size=3)  # 8 examples: 3, 3 and 2
-    assert [step for step, _, _ in result.noise_scale] == [4, 8, 12, 16, 20, 24, 28]
-    assert result.history == plain.history
-    assert same_weights(module, reference)
-    assert (result.train_seconds, result.eval_seconds) == (plain.train_seconds, plain.eval_seconds)
-    halves, _ = measured(4)
-    for (_, gradient, trace), (_, half, split) in zip(result.noise_scale, halves.noise_scale, strict=True):
-        assert gradient + trace / 8 == pytest.approx(half + split / 8, rel=1e-4)  # |g_big|^2: the same batches
-        assert trace != pytest.approx(split, rel=1e-2)  # in other parts
 
 
 def test_a_batch_that_is_too_small_to_split_is_not_measured(warned):
@@ -708,32 +648,7 @@ def test_it_is_the_average_that_is_evaluated_and_kept(tmp_path):
     assert torch.load(path, weights_only=True)["state_dict"]["weight"].item() == pytest.approx(5.0)
 
 
-# Schedules, precision, device
-
-
-def test_a_schedule_with_a_horizon_gets_its_own_trials_steps():
-    overrides = [
-        "workload=digits",
-        "budget={steps: 6, examples: 240}",
-        "workload.module.model={_target_: bstune.workloads.models.mlp, inputs: 9, hidden: [], classes: 3}",
-        "~workload.module.schedule",
-        "+workload.module.schedule={_target_: bstune.workloads.schedules.piecewise_linear, _partial_: true,"
-        " total_steps: '${trial.total_steps}', knots: [0.0, 0.5, 1.0], factors: [0.0, 1.0, 0.0]}",
-    ]
-    config = compose(overrides)
-
-    def build(spec):
-        module = build_module(config, spec)
-        module.on_train_batch_start = lambda *args: rates.append(module.optimizers().param_groups[0]["lr"])
-        return module
-
-    protocol = make_protocol(6, 240, target=Target("val/error", -1.0, "min"))
-    for batch_size, total in ((60, 6), (20, 12)):
-        rates = []
-        result, _ = train(make_spec(batch_size, 0.8), protocol, build)
-        assert (result.status, result.steps) == ("censored", total)
-        triangle = [0.8 * min(2 * (t + 1) / total, 2 - 2 * (t + 1) / total) for t in range(total)]
-        assert rates == pytest.approx(triangle)
+# Precision and device
 
 
 def test_nothing_is_profiled_unless_it_is_asked_for():

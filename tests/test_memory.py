@@ -9,16 +9,8 @@ import pytest
 import torch
 
 from bstune.core.errors import HardwareError
-from bstune.hardware.memory import (
-    Ceiling,
-    MemoryModel,
-    ProbeResult,
-    find_ceiling,
-    fit_memory,
-    memory_limit,
-    peak_resident_bytes,
-    resident_bytes,
-)
+from bstune.hardware import memory
+from bstune.hardware.memory import Ceiling, MemoryModel, ProbeResult, find_ceiling, fit_memory
 
 MiB = 2**20
 LIMIT = 1024 * MiB
@@ -41,14 +33,19 @@ STRAIGHT = ("linear", "large examples", "small examples", "a dip")
 
 
 class Machine:
-    """Answers probes from a law, and remembers which batch sizes it was asked."""
+    """Answers probes from a law, and remembers which batch sizes it was asked; other ``outcomes`` come first."""
 
-    def __init__(self, law: Callable[[int], float], noise: float = 0.0, seed: int = 0) -> None:
-        self.law, self.noise, self.asked = law, noise, []
+    def __init__(
+        self, law: Callable[[int], float], noise: float = 0.0, seed: int = 0, outcome=lambda size: None
+    ) -> None:
+        self.law, self.noise, self.outcome, self.asked = law, noise, outcome, []
         self.generator = np.random.default_rng(seed)
 
     def __call__(self, size: int) -> ProbeResult:
         self.asked.append(size)
+        outcome = self.outcome(size)
+        if outcome is not None:
+            return ProbeResult(size, outcome, LIMIT, message="its reason")
         taken = int(self.law(size) * (1.0 + self.noise * self.generator.standard_normal()))
         if taken > LIMIT:
             return ProbeResult(size, "training", LIMIT)
@@ -123,13 +120,9 @@ def test_a_verified_ceiling_has_fitted_each_time(verify, seed):
 
 
 def test_a_largest_size_that_fits_only_once_is_not_returned():
-    answers = iter([True, False])
-
-    def probe(size):
-        fits = next(answers) if size == 600 else True
-        return ProbeResult(size, "fits" if fits else "training", LIMIT, 300 * MiB + MiB * size, 300 * MiB + MiB * size)
-
-    found = search(probe, high=600, largest_first=True, verify=1)
+    answers = iter([None, "training"])
+    machine = Machine(LAWS["linear"], outcome=lambda size: next(answers) if size == 600 else None)
+    found = search(machine, high=600, largest_first=True, verify=1)
     assert (found.batch_size, found.above.batch_size) == (599, 600)
 
 
@@ -156,67 +149,54 @@ def test_nothing_fits(outcome, message):
 
 @pytest.mark.parametrize("smallest", [2, 3, 21])
 def test_the_range_starts_at_the_smallest_size_that_runs(smallest):
-    machine = Machine(LAWS["linear"])
-
-    def probe(size):
-        if size < smallest:
-            return ProbeResult(size, "error", LIMIT, message="Expected more than 1 value per channel")
-        return machine(size)
-
-    found = search(probe)
-    assert found.smallest == smallest
-    assert found.batch_size == 1148
-    assert found.notes == (
-        "batch size 1 fails for another reason than memory (Expected more than 1 value per channel): "
-        f"the range starts at {smallest}",
-    )
-
-
-def test_a_model_that_never_runs_shows_its_own_error():
-    with pytest.raises(HardwareError, match=r"fails at every batch size that was tried.*mat1 and mat2"):
-        search(lambda size: ProbeResult(size, "error", LIMIT, message="mat1 and mat2"), high=64)
+    found = search(Machine(LAWS["linear"], outcome=lambda size: "error" if size < smallest else None))
+    assert (found.smallest, found.batch_size) == (smallest, 1148)
+    text = f"batch size 1 fails for another reason than memory (its reason): the range starts at {smallest}"
+    assert found.notes == (text,)
 
 
 @pytest.mark.parametrize("outcome", ["error", "evaluation"])
 def test_what_fails_at_large_sizes_is_no_lack_of_memory_in_training(outcome):
-    machine, reported = Machine(LAWS["linear"]), []
-
-    def probe(size):
-        return ProbeResult(size, outcome, LIMIT, message="table of 600 rows") if size > 600 else machine(size)
-
-    found = search(probe, report=reported.append)
+    reported = []
+    machine = Machine(LAWS["linear"], outcome=lambda size: outcome if size > 600 else None)
+    found = search(machine, report=reported.append)
     assert tuple(reported) == found.probes
     assert (found.batch_size, found.above.outcome) == (600, outcome)
-    note = "batch size 601 fails for another reason than memory (table of 600 rows): the range ends below it"
+    note = "batch size 601 fails for another reason than memory (its reason): the range ends below it"
     assert found.notes == ((note,) if outcome == "error" else ())
 
 
-def test_a_lost_device_ends_the_search_at_once():
-    asked = []
-
-    def probe(size):
-        asked.append(size)
-        lost = ProbeResult(size, "device", LIMIT, message="No CUDA GPUs are available")
-        return lost if size > 1 else Machine(LAWS["linear"])(size)
-
-    with pytest.raises(HardwareError, match=r"lost while batch size 16 was probed: No CUDA GPUs are available\. Check"):
-        search(probe)
-    assert asked == [1, 16]
+@pytest.mark.parametrize(
+    ("outcome", "asked", "message"),
+    [
+        (lambda size: "error", 7, "fails at every batch size that was tried.*its reason"),
+        (lambda size: "device" if size > 1 else None, 2, r"lost while batch size 16 was probed: its reason\. Check"),
+    ],
+)
+def test_no_ceiling(outcome, asked, message):
+    machine = Machine(LAWS["linear"], outcome=outcome)
+    with pytest.raises(HardwareError, match=message):
+        search(machine, high=64)
+    assert len(machine.asked) == asked
 
 
 @pytest.mark.parametrize(
-    ("points", "base", "per_example", "residual"),
+    ("points", "model"),
     [
-        ([(1, 110), (11, 210)], 100, 10, 0.0),
-        ([(1, 110), (6, 160), (11, 210)], 100, 10, 0.0),
-        ([(1, 200), (11, 100)], 150, 0, 0.5),  # memory does not fall with B
+        ([(1, 110), (11, 210)], (100, 10, 0.0)),
+        ([(1, 110), (6, 160), (11, 210)], (100, 10, 0.0)),
+        ([(1, 200), (11, 100)], (150, 0, 0.5)),  # memory does not fall with B
+        ([], None),
+        ([(1, 5)], None),  # no line through one point
+        ([(1, None)] * 3, None),
     ],
 )
-def test_fit(points, base, per_example, residual):
-    model = fit_memory([ProbeResult(size, "fits", LIMIT, taken, taken) for size, taken in points])
-    assert model(0) == pytest.approx(base)
-    assert model.per_example == pytest.approx(per_example, abs=1e-9)
-    assert model.residual == pytest.approx(residual, abs=1e-9)
+def test_fit(points, model):
+    found = fit_memory([ProbeResult(size, "fits", LIMIT, taken, taken) for size, taken in points])
+    if model is None:
+        assert found is None
+    else:
+        assert (found(0), found.per_example, found.residual) == pytest.approx(model, abs=1e-9)
 
 
 def test_the_residual_is_large_where_memory_is_not_straight():
@@ -224,19 +204,11 @@ def test_the_residual_is_large_where_memory_is_not_straight():
     assert fit_memory(results).residual > 0.1
 
 
-@pytest.mark.parametrize(
-    "results", [[], [ProbeResult(1, "fits", LIMIT, 5, 5)], [ProbeResult(1, "training", LIMIT)] * 3]
-)
-def test_no_line_through_one_point(results):
-    assert fit_memory(results) is None
-
-
 def test_the_spread_in_examples():
     at = ProbeResult(100, "fits", LIMIT, 500 * MiB, 500 * MiB)
     found = Ceiling(at, None, 1, 1, 0.02, MemoryModel(0.0, 2.0 * MiB, 0.0, 2), None, ())
     assert found.spread_examples == 5  # 10 MiB
-    assert replace(found, spread=None).spread_examples is None
-    assert replace(found, model=None).spread_examples is None
+    assert replace(found, spread=None).spread_examples is replace(found, model=None).spread_examples is None
 
 
 MEMINFO = {"proc/meminfo": "MemTotal:  4096 kB\nMemAvailable:    2048 kB\n"}
@@ -245,6 +217,14 @@ MEMINFO = {"proc/meminfo": "MemTotal:  4096 kB\nMemAvailable:    2048 kB\n"}
 def v2(group: str, **limits: str) -> dict[str, str]:
     files = {f"sys/fs/cgroup/{folder.replace('_', '/')}memory.max": text for folder, text in limits.items()}
     return {"proc/self/cgroup": f"0::{group}\n", **files}
+
+
+V1 = {
+    "proc/self/cgroup": "5:devices:/x\n4:memory,hugetlb:/x\n0::/\n",
+    "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "500100\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "sys/fs/cgroup/devices/x/memory.limit_in_bytes": "1\n",
+}
 
 
 def write(root, files):
@@ -263,34 +243,25 @@ def write(root, files):
         (MEMINFO | v2("/gone/in/a/namespace", **{"": "500100\n"}), 500_000),
         (MEMINFO | v2("/", **{"": "99999999999\n"}), 2048 * 1024),
         (v2("/", **{"": "500100\n"}), 500_000),
-        (
-            MEMINFO
-            | {
-                "proc/self/cgroup": "5:devices:/x\n4:memory,hugetlb:/x\n0::/\n",
-                "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "500100\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-                "sys/fs/cgroup/devices/x/memory.limit_in_bytes": "1\n",
-            },
-            500_000,
-        ),
+        (MEMINFO | V1, 500_000),
     ],
 )
 def test_memory_limit(files, limit, tmp_path):
     write(tmp_path, files)
-    assert memory_limit(tmp_path, 100) == limit
+    assert memory.memory_limit(tmp_path, 100) == limit
 
 
 def test_no_limit_and_nothing_left(tmp_path):
     with pytest.raises(HardwareError, match="give a limit in bytes"):
-        memory_limit(tmp_path, 100)
+        memory.memory_limit(tmp_path, 100)
     write(tmp_path, v2("/", **{"": "500\n"}))
     with pytest.raises(HardwareError, match=r"no memory is left for a probe: the container's 500 bytes.*takes 600"):
-        memory_limit(tmp_path, 600)
+        memory.memory_limit(tmp_path, 600)
 
 
 def test_the_peak_is_the_most_that_was_resident():
-    before = resident_bytes()
+    before = memory.resident_bytes()
     block = torch.ones(64 * MiB, dtype=torch.uint8)
-    assert resident_bytes() - before > 60 * MiB
+    assert memory.resident_bytes() - before > 60 * MiB
     del block
-    assert peak_resident_bytes() - before > 60 * MiB
+    assert memory.peak_resident_bytes() - before > 60 * MiB

@@ -1,6 +1,5 @@
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,25 +12,16 @@ from bstune.study.model import fit_lr_exponent, rule_exponents, slopes, study_po
 from bstune.study.prepare import compose_checked, prepare
 
 LOW, HIGH = 8, 2048  # B_mid is 128
+SIGMA = 0.35  # of the prior's exponent
 NORMAL90 = 1.6449
 
 
-def prior_of(slope=0.5, exponent_sigma=0.35, bends=False):
-    prior = make_prior(
-        low=LOW,
-        high=HIGH,
-        rule=lambda x: -5.0 + slope * x,
-        log_budget=math.log(1000.0),
-        sigma=1.0,
-        exponent_sigma=exponent_sigma,
-        noise_scale=None,
-        others=0,
-    )
-    if bends:
-        return prior
-    mean, spread = prior.mean.copy(), prior.spread.copy()
-    mean[BEND], spread[BEND] = 0.0, 0.0
-    return replace(prior, mean=mean, spread=spread)
+def prior_of(slope=0.5, bends=False):
+    options = {"log_budget": math.log(1000.0), "sigma": 1.0, "exponent_sigma": SIGMA, "noise_scale": None, "others": 0}
+    prior = make_prior(low=LOW, high=HIGH, rule=lambda x: -5.0 + slope * x, **options)
+    if not bends:
+        prior.mean[BEND], prior.spread[BEND] = 0.0, 0.0
+    return prior
 
 
 def draws(prior, exponents, b_crit=128.0, bend=0.0):
@@ -43,18 +33,17 @@ def draws(prior, exponents, b_crit=128.0, bend=0.0):
 
 
 def posterior_of(prior, theta, sizes=(8, 16, 32, 64, 256, 1024), status="reached"):
-    observations = tuple(
-        Observation(i, status, 100, 0.01, math.log2(size), -4.0, (), None, 0.0, stuck=False)
-        for i, size in enumerate(sizes)
-    )
-    return Posterior(
-        observations, likelihood_data(observations, 0), theta, StepTimes(StepTime(1.0, 1.0)), 1.0, prior, math.inf
-    )
+    logs = [math.log2(size) for size in sizes]
+    seen = tuple(Observation(i, status, 100, 0.01, x, -4.0, (), None, 0.0, stuck=False) for i, x in enumerate(logs))
+    tau = StepTimes(StepTime(1.0, 1.0))
+    return Posterior(seen, likelihood_data(seen, 0), theta, tau, 1.0, prior, math.inf)
 
 
-def fitted(posterior, low=LOW, high=HIGH, **options):
-    b_crit = 2.0**posterior.prior.log_mid * math.exp(float(np.median(posterior.theta[:, B_CRIT])))
-    return fit_lr_exponent(posterior, low, high, b_crit, **options)
+def fitted(exponents, *observed, b_crit=128.0, low=LOW, high=HIGH, prior=None, **options):
+    """Return the exponent's row for draws whose exponents are off the prior's by these, and what was observed."""
+    prior = prior or prior_of()
+    posterior = posterior_of(prior, draws(prior, exponents, b_crit, **options), *observed)
+    return fit_lr_exponent(posterior, low, high, b_crit)
 
 
 @pytest.mark.parametrize(
@@ -67,29 +56,27 @@ def fitted(posterior, low=LOW, high=HIGH, **options):
     ],
 )
 def test_slopes_in_closed_form(b_crit, low, high, share):
-    prior = prior_of(slope=0.5)
+    prior = prior_of()
     theta = draws(prior, [-0.2, 0.0, 0.3], b_crit, bend=-0.4)
     expected = 0.5 + np.array([-0.2, 0.0, 0.3]) - 0.4 * share
     assert slopes(theta, prior, low, high) == pytest.approx(expected, abs=1e-6)
 
 
 def test_exponent_and_interval_are_quantiles_of_the_draws():
-    prior = prior_of(slope=0.5)
-    posterior = posterior_of(prior, draws(prior, np.linspace(-0.1, 0.1, 101) + 0.12, b_crit=256.0))
-    whole = fitted(posterior)
+    exponents = np.linspace(-0.1, 0.1, 101) + 0.12
+    whole = fitted(exponents, b_crit=256.0)
     for row, end, reached in ((whole, HIGH, 6), (whole["below_b_crit"], 256.0, 5)):
         assert (row["exponent"], row["low"], row["high"]) == pytest.approx((0.62, 0.53, 0.71))
         assert (row["start"], row["end"]) == pytest.approx((LOW, end))
         assert (row["reached"], row["identified"]) == (reached, True)
-        alone = (0.5 - NORMAL90 * 0.35, 0.5 + NORMAL90 * 0.35)
+        alone = (0.5 - NORMAL90 * SIGMA, 0.5 + NORMAL90 * SIGMA)
         assert (row["prior_low"], row["prior_high"]) == pytest.approx(alone, abs=0.04)
     assert whole["level"] == 0.9
-    assert fitted(posterior) == whole == json.loads(dump_json(whole))
+    assert fitted(exponents, b_crit=256.0) == whole == json.loads(dump_json(whole))
 
 
 def test_the_bend_counts_above_b_crit_only():
-    prior = prior_of(slope=1.0, bends=True)
-    row = fitted(posterior_of(prior, draws(prior, np.linspace(-0.05, 0.05, 11), b_crit=128.0, bend=-0.8)))
+    row = fitted(np.linspace(-0.05, 0.05, 11), prior=prior_of(slope=1.0, bends=True), bend=-0.8)
     assert row["exponent"] == pytest.approx(1.0 - 0.8 * 0.5)
     assert 0.85 < row["below_b_crit"]["exponent"] < 1.15
 
@@ -105,17 +92,15 @@ def test_the_bend_counts_above_b_crit_only():
     ],
 )
 def test_below_b_crit_it_takes_an_octave_and_three_trials(b_crit, sizes, reached):
-    prior = prior_of()
-    row = fitted(posterior_of(prior, draws(prior, [0.0, 0.01], b_crit), sizes))
+    row = fitted([0.0, 0.01], sizes, b_crit=b_crit)
     assert (row["below_b_crit"] and row["below_b_crit"]["reached"]) == reached
     assert ("there are too few batch sizes or reached trials" in row["text"]) == (reached is None)
 
 
 @pytest.mark.parametrize(("share", "identified"), [(0.1, True), (0.7, True), (0.9, False), (1.1, False)])
 def test_an_interval_as_wide_as_the_priors_identifies_nothing(share, identified):
-    prior = prior_of()
-    half = NORMAL90 * 0.35 * share / 0.9
-    row = fitted(posterior_of(prior, draws(prior, np.linspace(-half, half, 1001))))
+    half = NORMAL90 * SIGMA * share / 0.9
+    row = fitted(np.linspace(-half, half, 1001))
     assert row["identified"] is identified
     assert ("not identified" in row["text"]) != identified
     assert "the prior alone: [-0." in row["text"]
@@ -151,48 +136,35 @@ def test_exponents_of_the_five_rules(noise_scale, expected):
     assert list(found.values()) == sorted(found.values())
 
 
+BELOW = "posterior's B_crit: between"
+
+
 @pytest.mark.parametrize(
-    ("exponents", "b_crit", "start"),
+    ("exponents", "b_crit", "text"),
     [
-        (
-            (0.03, 0.12, 0.21),
-            912.0,
-            "lr grew as B^0.62 [0.54, 0.70] up to B = 910, the posterior's B_crit: between sqrt and saturating (the",
-        ),
-        (
-            (-0.2, -0.1, -0.06),
-            1e5,
-            "lr grew as B^0.40 [0.31, 0.44] up to B = 2048, all of it below the posterior's B_crit: between none and",
-        ),
-        (
-            (-1.0, -0.9, -0.8),
-            3.0,
-            "lr fell as B^-0.40 [-0.49, -0.31] from B = 8 to 2048: as surge says (the prior",
-        ),
+        ((0.03, 0.12, 0.21), 912.0, f"grew as B^0.62 [0.54, 0.70] up to B = 910, the {BELOW} sqrt and saturating (the"),
+        ((0.03, 0.12, 0.21), 912.0, "; lr grew as B^0.62 [0.54, 0.70] from B = 8 to 2048: "),
+        ((-0.2, -0.1, -0.06), 1e5, f"grew as B^0.40 [0.31, 0.44] up to B = 2048, all of it below the {BELOW} none and"),
+        ((-1.0, -0.9, -0.8), 3.0, "fell as B^-0.40 [-0.49, -0.31] from B = 8 to 2048: as surge says (the prior"),
     ],
 )
-def test_in_words(exponents, b_crit, start):
-    prior = prior_of()
-    text = fitted(posterior_of(prior, draws(prior, exponents, b_crit)))["text"]
-    assert text.startswith(start)
-    both = "; lr grew as B^0.62 [0.54, 0.70] from B = 8 to 2048: "
-    assert (both in text) == (b_crit == 912.0)
+def test_in_words(exponents, b_crit, text):
+    found = fitted(exponents, b_crit=b_crit)["text"]
+    assert text in found
+    assert found.count("lr ") == (2 if b_crit == 912.0 else 1)
 
 
 @pytest.mark.parametrize(("sizes", "count"), [((), "0 trials"), ((8,), "1 trial"), ((8, 64), "2 trials")])
 def test_too_few_reached_trials_identify_nothing(sizes, count):
-    prior = prior_of()
-    row = fitted(posterior_of(prior, draws(prior, [0.0, 0.01]), sizes))
+    row = fitted([0.0, 0.01], sizes)
     start = f"not identified: {count} reached the target, and it takes 3; the prior alone says an exponent of [-0."
     assert row["text"].startswith(start)
     assert not row["identified"]
-    assert fitted(posterior_of(prior, draws(prior, [0.0]), (8, 64, 512), status="censored"))["reached"] == 0
+    assert fitted([0.0], (8, 64, 512), "censored")["reached"] == 0
 
 
-@pytest.mark.parametrize("high", [8, 15])
-def test_a_range_under_an_octave_has_no_exponent(high):
-    prior = prior_of()
-    assert fitted(posterior_of(prior, draws(prior, [0.0])), 8, high) is None
+def test_a_range_under_an_octave_has_no_exponent():
+    assert [fitted([0.0], high=high) for high in (8, 15)] == [None, None]
 
 
 @pytest.mark.parametrize("given", [None, 900.0])

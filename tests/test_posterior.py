@@ -9,27 +9,17 @@ from toolbox import make_result
 from bstune.search import posterior as model
 from bstune.search.posterior import (
     B_CRIT,
-    DIVERGED_PENALTY,
-    DIVERGED_SPREAD,
-    EXPONENT,
     LEVEL,
-    NOISE,
     OTHER,
     OUTLIER_SHARE,
-    OUTLIER_SPREAD,
     SHIFT,
     SHIFT_FREEDOM,
     LikelihoodData,
     draw_prior,
-    frontier,
     log_likelihood,
-    log_prior,
     log_steps,
-    make_prior,
     measured_noise_scale,
-    noise_scale_prior,
     noise_scale_row,
-    off_optimum,
     optimum,
     penalty,
     sample_posterior,
@@ -45,7 +35,7 @@ def sqrt_rule(x):
 
 
 def make(others=0, noise_scale=None, spread=0.0):
-    return make_prior(
+    return model.make_prior(
         low=LOW,
         high=HIGH,
         rule=sqrt_rule,
@@ -87,7 +77,7 @@ def test_the_frontier_is_that_of_mccandlish(b_crit):
     theta = at(prior, level=5.0, b_crit=math.log(b_crit / 2**MIDDLE))
     x = np.linspace(3.0, 13.0, 11)
     s_min = math.exp(5.0) / (1.0 + b_crit / 2**MIDDLE)
-    np.testing.assert_allclose(np.exp(frontier(theta, x, prior)[0]), s_min * (1.0 + b_crit / 2**x), rtol=1e-12)
+    np.testing.assert_allclose(np.exp(model.frontier(theta, x, prior)[0]), s_min * (1.0 + b_crit / 2**x), rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +115,15 @@ def test_other_hyper_parameters_cost_a_parabola_and_shift_the_learning_rate():
     theta[0, OTHER:] = [0.2, math.log(3.0), 1.5, 0.9, math.log(0.5), -2.0]
     x, z, other = np.array([5.0]), np.array([-1.0]), np.array([[0.7, 0.4]])
     d = z[0] - optimum(theta, x, prior)[0, 0] - 1.5 * 0.2 + 2.0 * -0.1
-    assert off_optimum(theta, x, z, other, prior)[0, 0] == pytest.approx(d)
-    expected = frontier(theta, x, prior) + penalty(theta, np.array([[d]])) + 3.0 * 0.5**2 + 0.5 * 0.5**2
+    assert model.off_optimum(theta, x, z, other, prior)[0, 0] == pytest.approx(d)
+    expected = model.frontier(theta, x, prior) + penalty(theta, np.array([[d]])) + 3.0 * 0.5**2 + 0.5 * 0.5**2
     assert log_steps(theta, x, z, other, prior)[0, 0] == pytest.approx(expected[0, 0])
 
 
 def test_the_prior_is_centred_on_the_budget_the_rule_and_the_noise_scale():
     plain, hinted = make(), make(noise_scale=1000.0)
     assert plain.log_mid == MIDDLE
-    assert plain.mean[SHIFT] == plain.mean[EXPONENT] == 0.0
+    assert plain.mean[SHIFT] == plain.mean[model.EXPONENT] == 0.0
     assert 2**MIDDLE * math.exp(hinted.mean[B_CRIT]) == pytest.approx(1000.0)
     assert 2**MIDDLE * math.exp(plain.mean[B_CRIT]) == pytest.approx(2**MIDDLE)
     assert hinted.spread[B_CRIT] == math.log(4.0) < plain.spread[B_CRIT]
@@ -149,7 +139,7 @@ def test_the_prior_density_is_normal_and_students():
     scaled = (theta - prior.mean) / prior.spread
     expected = stats.norm.logpdf(np.delete(scaled, SHIFT, axis=1)).sum(axis=1)
     expected += stats.t.logpdf(scaled[:, SHIFT], SHIFT_FREEDOM)
-    found = log_prior(theta, prior)
+    found = model.log_prior(theta, prior)
     np.testing.assert_allclose(found - found[0], expected - expected[0], rtol=1e-9, atol=1e-9)
     # Its draws have that distribution, and they are the posterior's without observations.
     drawn = sample_posterior(NOTHING, make(), np.random.default_rng(1), 4000, 3)
@@ -171,20 +161,20 @@ def test_the_likelihood_is_the_sum_over_trials():
     )
     expected = np.zeros(6)
     for i, row in enumerate(theta):
-        noise = math.exp(row[NOISE])
+        noise = math.exp(row[model.NOISE])
         seen = np.array([(6.0, -1.0, 7.0, 0.0), (9.0, 0.0, 6.0, 0.0), (4.0, -2.0, 9.0, 0.5), (8.0, -6.0, 8.0, 0.05)])
         *means, bounded = log_steps(row[None], seen[:, 0], seen[:, 1], np.zeros((4, 0)), prior)[0]
         for mean, (_, _, y, spread) in zip(means, seen, strict=False):
             sigma = math.hypot(noise, spread)
             core = stats.norm.pdf(y, mean, sigma)
-            wide = stats.norm.pdf(y, mean, math.hypot(sigma, OUTLIER_SPREAD))
+            wide = stats.norm.pdf(y, mean, math.hypot(sigma, model.OUTLIER_SPREAD))
             mixture = (1.0 - OUTLIER_SHARE) * core + OUTLIER_SHARE * wide
             expected[i] += math.log(mixture) + 0.5 * math.log(2.0 * math.pi)
         above = stats.norm.sf(8.0, bounded, math.hypot(noise, 0.05))
         expected[i] += math.log(above + OUTLIER_SHARE / 4.0)
         high = max(1.0 - optimum(row[None], np.array([5.0]), prior)[0, 0], 0.0)
-        over = penalty(row[None], np.array([[high]]))[0, 0] - DIVERGED_PENALTY
-        expected[i] += math.log(stats.norm.cdf(over / DIVERGED_SPREAD) + OUTLIER_SHARE / 4.0)
+        over = penalty(row[None], np.array([[high]]))[0, 0] - model.DIVERGED_PENALTY
+        expected[i] += math.log(stats.norm.cdf(over / model.DIVERGED_SPREAD) + OUTLIER_SHARE / 4.0)
     found = log_likelihood(theta, trials, prior)
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     assert not log_likelihood(theta, NOTHING, prior).any()
@@ -222,7 +212,7 @@ def simulated(theta, prior, rng, trials):
     x = rng.uniform(3.0, 13.0, trials)
     z = sqrt_rule(x) + rng.uniform(-2.5, 2.5, trials)
     mean = log_steps(theta[None], x, z, np.zeros((trials, 0)), prior)[0]
-    y = mean + math.exp(theta[NOISE]) * rng.standard_normal(trials)
+    y = mean + math.exp(theta[model.NOISE]) * rng.standard_normal(trials)
     limit = theta[LEVEL] + rng.uniform(0.0, 3.0, trials)
     bound = y > limit
     none = np.full(trials, False)
@@ -319,7 +309,7 @@ def test_a_trial_is_a_block_in_units_of_its_own_trace():
 def test_trials_that_did_not_measure_the_whole_way_do_not_count(changes):
     found, others = trials([100.0, 120.0, 140.0, 160.0]), trials([1.0, 2.0, 3.0, 4.0], **changes)
     assert measured_noise_scale(others) is None
-    assert noise_scale_prior(others) == (None, 0.0)
+    assert model.noise_scale_prior(others) == (None, 0.0)
     assert measured_noise_scale([*found, *others]) == measured_noise_scale(found)
 
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from bstune.config import compose
 from bstune.core.clock import Phase
 from bstune.core.errors import ConfigError, HardwareError
-from bstune.hardware import probe as probe_module
+from bstune.hardware import memory
 from bstune.hardware.memory import ProbeResult
 from bstune.hardware.probe import MemoryClock, TrialProbe, _read, measure_ceiling
 from bstune.workloads.models import mlp
@@ -123,7 +123,7 @@ def test_an_interruption_leaves_no_probe_behind(monkeypatch):
         started.append(process)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(probe_module, "resident_bytes", interrupt)
+    monkeypatch.setattr(memory, "resident_bytes", interrupt)
     with pytest.raises(KeyboardInterrupt):
         probe_of()(4)
     assert multiprocessing.active_children() == []

@@ -145,29 +145,17 @@ def test_each_is_built_at_any_batch_size_of_its_range(name, batch_size, lr):
     assert rates[0] == pytest.approx([rate * lr / float(config.scaling.lr) for rate in rates[1]])
 
 
-NARROW = {
-    "resnet_cifar_fast": ["workload.module.model.width=8"],
-    "airbench_cifar": ["workload.module.model.widths=[8,16,16]"],
-    "airbench_muon": ["workload.module.model.widths=[8,16,16]"],
-}
+NARROW = dict.fromkeys(RECIPES, "workload.module.model.widths=[8,16,16]")
+NARROW["resnet_cifar_fast"] = "workload.module.model.width=8"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_learns_from_cifar10_when_it_is_narrow(name, bstune, tmp_path):
     data_root("cifar-10-batches-bin")
-    status, _, err = bstune(
-        f"+workload={name}",
-        *NARROW[name],
-        "device=cpu",
-        "precision=32-true",
-        "workload.data.validation=500",
-        "trial.batch_size=250",
-        "trial.lr=0.1",
-        "budget={steps: 20, examples: 1}",
-        "mlflow.enabled=false",
-        "hardware.enabled=false",
-    )
+    options = ("device=cpu", "precision=32-true", "mlflow.enabled=false", "budget={steps: 20, examples: 1}")
+    sizes = (NARROW[name], "workload.data.validation=500", "trial.batch_size=250", "trial.lr=0.1")
+    status, _, err = bstune(f"+workload={name}", *options, *sizes)
     assert status == 0, err
     record = next(tmp_path.rglob("trial.json")).read_text()
     assert '"status": "censored"' in record

@@ -88,8 +88,7 @@ def test_the_best_batch_size_has_a_closed_form(count, wait):
 
 
 def test_efficiency_falls_under_half_where_the_closed_form_says():
-    # n devices take S_min (sqrt(c) + sqrt(B_crit d/n))^2 at their best
-    def best(count):
+    def best(count):  # the seconds of so many devices at their best batch size
         return S_MIN * (math.sqrt(OVERHEAD) + math.sqrt(B_CRIT * PER_EXAMPLE / count)) ** 2
 
     rows = PLAN(range(1, 65), range(1, 4000))
@@ -134,8 +133,7 @@ def printed(rows):
 
 def test_table_says_where_efficiency_falls_under_half():
     rows = PLAN([1, 2, 4, 8, 16], SIZES, ring)
-    half = half_efficient(rows)
-    text = printed(rows)
+    half, text = half_efficient(rows), printed(rows)
     assert f"efficiency falls under 50% at {half.devices} devices (batch size {half.batch_size}, learning rate" in text
     assert f"{rows[1].efficiency:.0%}" in text
     assert "efficiency stays at 50% or above" in printed(rows[:1])
@@ -187,14 +185,10 @@ def test_a_study_plans_what_the_law_says(bstune, tmp_path, write_table):
     assert (folder / "scale_out.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize(
-    "argument",
-    [
-        "devices=[]", "devices=[0,2]", "candidate_ratio=1", "all_reduce.bytes_per_second=0", "all_reduce.latency=-1",
-        "all_reduce.overlap=0.5", "all_reduce.seconds={2: -1}", "all_reduce.seconds={two: 1}",
-        "all_reduce={seconds: {2: 1}, bytes_per_second: 1e9}",
-    ],
-)  # fmt: skip
+BOTH = "all_reduce={seconds: {2: 1}, bytes_per_second: 1e9}"
+
+
+@pytest.mark.parametrize("argument", ["candidate_ratio=1", "all_reduce.seconds={two: 1}", BOTH])
 def test_bad_options_are_refused(argument):
     with pytest.raises(ConfigError, match=rf"hardware\.scale_out\.{argument.split('=')[0]}"):
         compose_checked(["+workload=replay", "workload.table=mnist_cnn", f"hardware.scale_out.{argument}"])

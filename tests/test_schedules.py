@@ -62,40 +62,27 @@ def test_rates_in_closed_form(build, expected):
     assert rates(build, len(expected)) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("total", [1, 7, 24, 2352])
-def test_pages_triangle_has_one_shape_at_every_length(total):
-    """It rises over 5 of 24 epochs and falls to zero."""
-    used = rates(lambda own: piecewise_linear(own, total, **TRIANGLE), total + 2)
-    shares = [min(1.0, (t + 1) / total) for t in range(total + 2)]
-    assert used == pytest.approx([min(share * 24 / 5, (1 - share) * 24 / 19) for share in shares], abs=1e-12)
-    assert used == rates(lambda own: triangle(own, total, peak=5 / 24, start=0.0, end=0.0, floor=0.0), total + 2)
-
-
-@pytest.mark.parametrize("total", [1, 13, 1300])
-def test_the_triangle_ends_at_its_floor(total):
-    """Page's last rung: 13 epochs, the peak after a fifth, a tenth of it for the last two."""
-    used = rates(lambda own: triangle(own, total, peak=0.2, start=0.0, end=0.1, floor=2 / 13), total + 2)
+@pytest.mark.parametrize("total", [1, 13, 24, 1300])
+def test_straight_lines(total):
+    """Page's triangle rises over 5 of 24 epochs and falls to 0; his last rung has a tenth for the last 2 of 13."""
     shares = [(t + 1) / total for t in range(total + 2)]
+    used = rates(lambda own: piecewise_linear(own, total, **TRIANGLE), total + 2)
+    assert used == pytest.approx([max(0, min(s * 24 / 5, (1 - s) * 24 / 19)) for s in shares], abs=1e-12)
+    assert used == rates(lambda own: triangle(own, total, peak=5 / 24, start=0.0, end=0.0, floor=0.0), total + 2)
+    used = rates(lambda own: triangle(own, total, peak=0.2, start=0.0, end=0.1, floor=2 / 13), total + 2)
     expected = [s / 0.2 if s <= 0.2 else max(0.1, 1 - 0.9 * (s - 0.2) / (11 / 13 - 0.2)) for s in shares]
     assert used == pytest.approx(expected, abs=1e-9)
+    for end in (0.0, 0.25):
+        expected = [1 - (1 - end) * t / total for t in range(total)] + [end] * 3
+        assert rates(lambda own, end=end: linear_decay(own, total, end), total + 3) == pytest.approx(
+            expected, abs=1e-12
+        )
 
 
-@pytest.mark.parametrize(("total", "end"), [(1, 0.0), (10, 0.0), (10, 0.1), (200, 0.25)])
-def test_linear_decay(total, end):
-    used = rates(lambda own: linear_decay(own, total, end), total + 3)
-    expected = [1 - (1 - end) * t / total for t in range(total)] + [end] * 3
-    assert used == pytest.approx(expected, abs=1e-12)
-    assert used[0] == 1.0
-    assert min(used[:total]) > 0
-
-
-@pytest.mark.parametrize("total", [10, 50, 997])
-@pytest.mark.parametrize("peak", [0.15, 0.3, 0.5])
+@pytest.mark.parametrize(("total", "peak"), [(10, 0.5), (50, 0.3), (997, 0.15)])
 def test_one_cycle_is_torchs_without_its_momentum(total, peak):
     used = rates(lambda own: one_cycle(own, total, peak, start=1 / 25, end=1 / 25e4), total)
-    theirs = rates(
-        lambda own: OneCycleLR(own, max_lr=LR, total_steps=total, pct_start=peak, cycle_momentum=False), total
-    )
+    theirs = rates(lambda own: OneCycleLR(own, LR, total, pct_start=peak, cycle_momentum=False), total)
     assert used == pytest.approx(theirs, rel=1e-9)
 
 
@@ -128,28 +115,20 @@ FACTOR = "is a factor of the learning rate, at least 0, but got"
 KNOTS = "knots must be two or more increasing shares of the steps, but got"
 
 
+HORIZON = "a schedule with a horizon needs at least one step, but got 0"
+
+
 @pytest.mark.parametrize(
     ("build", "arguments", "text"),
     [
         (warmup_then_constant, (-1, 32), "warm-up is a number of examples, at least 0, but got -1"),
-        *(
-            (build, (0, *more), "a schedule with a horizon needs at least one step, but got 0")
-            for build, *more in [
-                (linear_decay, 0.0),
-                (one_cycle, 0.3, 0.1, 0),
-                (triangle, 0.3, 0, 0, 0),
-                (piecewise_linear, (0, 1), (0, 1)),
-            ]
-        ),
+        (linear_decay, (0, 0.0), HORIZON),
+        (one_cycle, (0, 0.3, 0.1, 0), HORIZON),
+        (triangle, (0, 0.3, 0, 0, 0), HORIZON),
         (piecewise_linear, (10, (0,), (1,)), f"{KNOTS} [0]"),
-        (piecewise_linear, (10, (), ()), f"{KNOTS} []"),
         (piecewise_linear, (10, (0, 1, 1), (0, 1, 0)), f"{KNOTS} [0, 1, 1]"),
         (piecewise_linear, (10, (0, math.nan), (0, 1)), f"{KNOTS} [0, nan]"),
-        (
-            piecewise_linear,
-            (10, (0, 0.5, 1), (0, 1)),
-            "a schedule needs a factor for each knot, but got 3 knots and 2 factors",
-        ),
+        (piecewise_linear, (10, (0, 0.5, 1), (0, 1)), "a factor for each knot, but got 3 knots and 2 factors"),
         (linear_decay, (5, -0.1), f"a schedule's end {FACTOR} -0.1"),
         (one_cycle, (5, 0.3, math.nan, 0), f"a schedule's start {FACTOR} nan"),
         (one_cycle, (5, 1.0, 0, 0), "a schedule's peak must lie between 0 and 1 of its steps, but got 1.0"),
@@ -160,7 +139,7 @@ KNOTS = "knots must be two or more increasing shares of the steps, but got"
 def test_refuses(build, arguments, text):
     with pytest.raises(ConfigError) as error:
         build(optimizer(), *arguments)
-    assert str(error.value) == text
+    assert text in str(error.value)
 
 
 # The config group
@@ -198,25 +177,29 @@ def test_options_of_a_schedule_can_be_set(order):
     assert own._target_ == "bstune.workloads.schedules.warmup_then_constant"
 
 
+TRIAL = ("workload=digits", "trial.batch_size=32", "trial.lr=0.1")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["schedule=triangle", "schedule.rate.peak=0"], "a schedule's peak must lie between 0 and 1 of its steps, but"),
-        (["schedule=nothing"], "Could not find 'schedule/nothing'"),
-        (["schedule=linear", "schedule.horizon=1"], "unknown option schedule.horizon"),
-        (["schedule=linear", "+schedule.horizon=1"], "a schedule has the two keys rate and average, but 'horizon'"),
+        (
+            [*TRIAL, "schedule=triangle", "schedule.rate.peak=0"],
+            "a schedule's peak must lie between 0 and 1 of its steps, but",
+        ),
+        ([*TRIAL, "schedule=nothing"], "Could not find 'schedule/nothing'"),
+        ([*TRIAL, "schedule=linear", "schedule.horizon=1"], "unknown option schedule.horizon"),
+        (
+            [*TRIAL, "schedule=linear", "+schedule.horizon=1"],
+            "a schedule has the two keys rate and average, but got {",
+        ),
+        (["workload=replay", "workload.table=t.jsonl", "schedule=linear"], "so it has no schedule: leave out schedule"),
     ],
 )
 def test_what_a_schedule_cannot_be_ends_in_a_line(bstune, tmp_path, arguments, text):
-    status, out, err = bstune("+workload=digits", *arguments, "trial.batch_size=32", "trial.lr=0.1")
+    status, out, err = bstune(*arguments)
     assert status == 2
     assert err.startswith("error: ")
     assert text in err
     assert "Traceback" not in err + out
     assert not list(tmp_path.glob("outputs/*"))
-
-
-def test_a_replayed_workload_has_no_schedule(bstune):
-    status, _, err = bstune("+workload=replay", "workload.table=t.jsonl", "schedule=linear")
-    assert status == 2
-    assert err == "error: a replayed workload is not trained, so it has no schedule: leave out schedule=...\n"

@@ -89,7 +89,7 @@ def test_slope_at_the_small_end(steps, used, slope, error):
     assert found["standard_error"] == (error if error is None else pytest.approx(error, abs=1e-7))
 
 
-CLOSE = [make_trial(0, 64, status="censored", history=((10, 0.5), (400, 0.2)))]
+CLOSE = make_trial(0, 64, status="censored", history=((10, 0.5), (400, 0.2)))
 NOISY = make_trial(1, 256, 0.4, status="censored", history=((10, 0.6), (300, 0.1324), (400, None)))
 NEVER = "val/error <= 0.1 was never reached in"
 SEEN = "the closest value seen was {}, at batch size {} and learning rate {} after {} steps"
@@ -100,9 +100,9 @@ SEEN = "the closest value seen was {}, at batch size {} and learning rate {} aft
     [
         ([], TARGET, "no trial has run, so val/error <= 0.1 was not reached"),
         ([make_trial(status="oom", history=())], TARGET, f"{NEVER} 1 trial, and no evaluation gave a finite value"),
-        ([*CLOSE, NOISY], TARGET, f"{NEVER} 2 trials; {SEEN.format(0.132, 256, 0.4, 300)}"),
+        ([CLOSE, NOISY], TARGET, f"{NEVER} 2 trials; {SEEN.format(0.132, 256, 0.4, 300)}"),
         (
-            CLOSE,
+            [CLOSE],
             Target("val/accuracy", 0.9, "max"),
             f"val/accuracy >= 0.9 was never reached in 1 trial; {SEEN.format(0.5, 64, 0.1, 10)}",
         ),

@@ -1,7 +1,6 @@
 """Trials side by side: the processes that train them, and studies that are searched with them."""
 
-import json
-import math
+import importlib
 import multiprocessing
 import os
 import signal
@@ -9,16 +8,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
+from toolbox import make_result, make_spec, make_survey, table_rows, trials_of, write_rows
 
 from bstune.core.files import Output
-from bstune.core.records import TrialResult, TrialSpec
-from bstune.hardware.memory import Ceiling, ProbeResult
-from bstune.hardware.survey import Survey
-from bstune.hardware.timing import Measured, StepTiming
+from bstune.core.records import TrialSpec
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.run import _first_trials
 from bstune.trial.workers import Workers, with_solo_step_time
@@ -57,11 +53,12 @@ def open_train():
                 (output.root / "here").touch()
                 while not (output.root / "go").exists():
                     threading.Event().wait(0.01)
-        return TrialResult(
-            **spec.trial_fields(), status="censored", steps=1, steps_low=1, examples=8, train_seconds=1.0, eval_seconds=0.0,
-            startup_seconds=0.0, wall_seconds=1.0, seconds_per_step=0.5, device=str(opened), versions={},
-            message=None if parent is None else parent.message,
-        )
+        values = {"status": "censored", "versions": {}, "device": str(opened), "message": parent and parent.message}
+        for name in ("steps", "steps_low", "examples", "seconds_per_step"):
+            values[name] = 1
+        for name in ("train", "eval", "startup", "wall"):
+            values[name + "_seconds"] = 1.0
+        return TrialResult(**spec.trial_fields(), **values)
 
     return train
 
@@ -71,29 +68,48 @@ def open_nothing():
 """
 
 
+KILLED = """
+import os, toy
+from pathlib import Path
+from bstune.core.files import Output
+from bstune.core.records import TrialSpec
+from bstune.trial.workers import Workers
+
+if __name__ == "__main__":
+    Workers(toy.open_train, 2).start(TrialSpec(1, 1, 8, 0.1, 0.0, 3), Output(Path()), None)
+    while not Path("here").exists():
+        pass
+    os.kill(os.getpid(), 9)
+"""
+
+
 @pytest.fixture
-def toy(tmp_path, monkeypatch):
-    (tmp_path / "toy.py").write_text(TOY)
+def write_module(tmp_path, monkeypatch):
+    """Return what writes and imports a module for the processes; no process is left at the end."""
+    before, names = set(multiprocessing.active_children()), []
     monkeypatch.syspath_prepend(str(tmp_path))
-    import toy
 
-    yield toy
-    del sys.modules["toy"]
+    def write(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        names.append(name)
+        return importlib.import_module(name)
 
-
-def spec(batch_size, number=0):
-    return TrialSpec(number, number, batch_size, 0.1, 0.0, 3)
-
-
-@pytest.fixture
-def nothing_left():
-    before = set(multiprocessing.active_children())
-    yield
+    yield write
+    for name in names:
+        del sys.modules[name]
     assert set(multiprocessing.active_children()) == before
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_records_and_errors_come_back(toy, tmp_path, make_result):
+@pytest.fixture
+def toy(write_module):
+    return write_module("toy", TOY)
+
+
+def spec(batch_size, number=0):
+    return make_spec(batch_size, number=number, trial_index=number)
+
+
+def test_records_and_errors_come_back(toy, tmp_path):
     output = Output(tmp_path)
     with Workers(toy.open_train, 2) as workers:
         assert workers.free
@@ -101,29 +117,22 @@ def test_records_and_errors_come_back(toy, tmp_path, make_result):
         workers.start(spec(64, 2), output, make_result(message="of the parent"))
         assert not workers.free
         assert [running.number for running in workers.running] == [1, 2]
-        with pytest.raises(ValueError, match="2 trials train already"):
-            workers.start(spec(64), output, None)
-        ended = workers.wait()  # the other one waits for "go"
-        assert ended.spec.number == 2
-        assert ended.result().message == "of the parent"
+        second = workers.wait()  # the other one waits for "go"
+        assert (second.spec.number, second.result().message) == (2, "of the parent")
         (tmp_path / "go").touch()
         first = workers.wait()
         assert (first.spec.number, first.exit_reason) == (1, None)
-        assert first.result().device != ended.result().device, "they were two processes"
-        with pytest.raises(ValueError, match="no trial runs"):
-            workers.wait()
+        devices = {first.result().device, second.result().device}
+        assert len(devices) == 2, "they were two processes"
         # each process opens what trains once, and goes on after an error
-        devices = {first.result().device, ended.result().device}
         for batch_size, error, message in (
             (1, LookupError, "no such thing"),
             (2, RuntimeError, "^Odd: this and that$"),  # it could not be built again from its arguments
             (5, SystemExit, "1"),
         ):
             workers.start(spec(batch_size), output, None)
-            raised = workers.wait()
-            assert raised.exit_reason is None
             with pytest.raises(error, match=message):
-                raised.result()
+                workers.wait().result()
         workers.start(spec(6), output, None)  # an interruption is none of its business
         assert workers.wait().result().device in devices
         # what went well comes first
@@ -131,21 +140,22 @@ def test_records_and_errors_come_back(toy, tmp_path, make_result):
         workers.start(spec(64, 2), output, None)
         for worker in workers._running:
             worker.connection.poll(None)
-        assert [ended.spec.number for ended in workers.poll()] == [2, 1]
+        assert [finished.spec.number for finished in workers.poll()] == [2, 1]
+    with Workers(toy.open_nothing, 1) as workers:
+        workers.start(spec(64), output, None)
+        with pytest.raises(LookupError, match="nothing to open"):
+            workers.wait().result()
 
 
-@pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize(
-    ("batch_size", "words"),
-    [(3, "ended with status 7"), (4, "was ended by the system, as it does when memory runs out")],
-)
-def test_a_process_that_dies_takes_its_own_trial_along_and_no_other(toy, tmp_path, batch_size, words):
+def test_a_process_that_dies_takes_its_own_trial_along_and_no_other(toy, tmp_path):
     output = Output(tmp_path)
     with Workers(toy.open_train, 2) as workers:
         workers.start(spec(8, 1), output, None)
-        workers.start(spec(batch_size, 2), output, None)
-        died = workers.wait()
-        assert (died.spec.number, died.exit_reason) == (2, words)
+        reasons = {3: "ended with status 7", 4: "was ended by the system, as it does when memory runs out"}
+        for size, reason in reasons.items():
+            workers.start(spec(size, 2), output, None)
+            died = workers.wait()
+            assert (died.spec.number, died.exit_reason) == (2, reason)
         workers.start(spec(64, 3), output, None)
         assert workers.wait().result().number == 3
         (tmp_path / "go").touch()
@@ -157,15 +167,6 @@ def test_a_process_that_dies_takes_its_own_trial_along_and_no_other(toy, tmp_pat
         assert workers.wait().result().number == 4
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_what_cannot_be_opened_says_so(toy, tmp_path):
-    with Workers(toy.open_nothing, 1) as workers:
-        workers.start(spec(64), Output(tmp_path), None)
-        with pytest.raises(LookupError, match="nothing to open"):
-            workers.wait().result()
-
-
-@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGTERM, SystemExit(128 + signal.SIGTERM)), (signal.SIGINT, KeyboardInterrupt())]
 )
@@ -190,30 +191,16 @@ def test_a_signal_ends_the_processes_where_nothing_is_cut(toy, tmp_path, number,
 
 def test_a_process_ends_with_the_one_that_started_it(toy, tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(
-        "import os, toy\n"
-        "from pathlib import Path\n"
-        "from bstune.core.files import Output\n"
-        "from bstune.core.records import TrialSpec\n"
-        "from bstune.trial.workers import Workers\n"
-        "if __name__ == '__main__':\n"
-        "    workers = Workers(toy.open_train, 2)\n"
-        "    workers.start(TrialSpec(1, 1, 8, 0.1, 0.0, 3), Output(Path()), None)\n"
-        "    while not Path('here').exists():\n"
-        "        pass\n"
-        "    os.kill(os.getpid(), 9)\n"
-    )
+    script.write_text(KILLED)
     # Its output ends when the last process that writes to it does.
     run = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert run.returncode == -9
     assert "Error" not in run.stderr  # Python's own words on what a killed process leaves are fine
 
 
-def test_seconds_per_step_are_those_measured_alone(make_result):
-    beside = make_result(batch_size=64, seconds_per_step=3.0, train_seconds=300.0)
-    found = with_solo_step_time(beside, lambda batch_size: batch_size / 6400)
-    assert found == make_result(batch_size=64, seconds_per_step=0.01, train_seconds=300.0)
-    assert found.time_to_target == 1.0
+def test_seconds_per_step_are_those_measured_alone():
+    found = with_solo_step_time(make_result(batch_size=64, seconds_per_step=3.0), lambda batch_size: batch_size / 6400)
+    assert found == make_result(batch_size=64, seconds_per_step=0.01)
     assert with_solo_step_time(make_result(seconds_per_step=None), lambda batch_size: 1.0).seconds_per_step is None
 
 
@@ -221,175 +208,140 @@ def test_seconds_per_step_are_those_measured_alone(make_result):
     ("trial_indices", "whole"),
     [((), 0), ((3, 1, 0, 2), 4), ((0, 1, 2, 3, 5, 6, 7, 8), 4), ((0, 1, 2, 3, 4, 5, 6, 7, 9), 8)],
 )
-def test_the_precision_is_checked_where_all_earlier_trials_are_done(trial_indices, whole, make_result):
-    trials = [make_result(number=number, trial_index=trial_index) for number, trial_index in enumerate(trial_indices)]
+def test_the_precision_is_checked_where_all_earlier_trials_are_done(trial_indices, whole):
+    trials = [make_result(number=number, trial_index=index) for number, index in enumerate(trial_indices)]
     assert sorted(trial.trial_index for trial in _first_trials(trials)) == list(range(whole))
 
 
 # Studies, answered from a table by processes that import no more than that takes.
 
-SIZES, LRS = (8, 32, 128, 512), (0.01, 0.04, 0.16, 0.64)
 REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")
 REPLAY += ("search.objective=steps", "search.replicates=1")
 
 ANSWERS = """
 import multiprocessing, os, signal, threading
 from pathlib import Path
-from bstune.study.prepare import compose_checked
-from bstune.study.prepare import prepare
+from bstune.study.prepare import compose_checked, prepare
 
 
-def open_train(arguments, slot, what):
+def open_train(arguments, trial_index, what):
     table = prepare(compose_checked(list(arguments))).backend.run
 
     def train(spec, output, parent):
-        output.checkpoint(spec.number).with_suffix(".partial").write_text("weights")
         output.states.mkdir(exist_ok=True)
-        output.state(spec.number).with_name(f"trial-{spec.number}.ckpt.partial").write_text("state")
+        checkpoint, state = output.checkpoint(spec.number), output.state(spec.number)
+        partial = {checkpoint: checkpoint.with_suffix(".partial"), state: state.with_name(state.name + ".partial")}
+        for path in partial.values():
+            path.write_text("what another process tidies up meanwhile must leave this alone")
         result = table(spec, output, parent)
-        if spec.trial_index == slot:
+        if spec.trial_index == trial_index:
             once(what)
-        # what another process tidies up meanwhile must leave these alone
-        output.checkpoint(spec.number).with_suffix(".partial").replace(output.checkpoint(spec.number))
-        output.state(spec.number).with_name(f"trial-{spec.number}.ckpt.partial").replace(output.state(spec.number))
+        for path, begun in partial.items():
+            begun.replace(path)
         return result
 
     return train
 
 
 def once(what):
-    if what == "always dies":
+    if what == "dies":
         os._exit(9)
     if what == "raises":
         raise ValueError("two are too many")
-    if Path("once").exists():
-        return
-    Path("once").touch()
-    if what == "dies":
-        os._exit(9)
-    if what == "interrupts":
+    if what == "interrupts" and not Path("once").exists():
+        Path("once").touch()
         os.kill(multiprocessing.parent_process().pid, signal.SIGINT)
         threading.Event().wait()
 """
 
 
-def row(size, lr, seed):
-    hit = round(200 * (1 + 64 / size) * (1 + math.log2(lr / (0.16 * (size / 128) ** 0.5)) ** 2)) + 5 * seed
-    steps = sorted({max(1, round(hit * 1.1**-i)) for i in range(31)})
-    metric = [0.13 + 0.5 * (1 - step / hit) ** 2 + (0.02 if step < hit else 0.0) for step in steps]
-    cell = {"batch_size": size, "lr": lr, "seed": seed, "seconds_per_step": 0.01 + 0.0001 * size}
-    return cell | {"steps": steps, "metric": metric}
-
-
 @pytest.fixture
-def side_by_side(bstune, tmp_path, monkeypatch):
-    """Run the command on a table with two processes, of which one does something unusual at a slot."""
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row(*cell)) + "\n" for cell in product(SIZES, LRS, (0, 1))))
-    (tmp_path / "answers.py").write_text(ANSWERS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import answers
-
-    what = {"trial_index": None, "what": ""}
-
-    def prepared(*arguments):
-        study = prepare(*arguments)
-        study.config.search.workers = 2
-        opens = partial(answers.open_train, REPLAY, what["trial_index"], what["what"])
-        return replace(study, open_workers=partial(Workers, opens, 2))
-
-    monkeypatch.setattr("bstune.study.prepare.prepare", prepared)
+def side_by_side(bstune, tmp_path, monkeypatch, write_module):
+    """Run the command on a table with two processes, of which one does something unusual at a trial."""
+    write_rows(tmp_path / "t.jsonl", table_rows())
+    answers = write_module("answers", ANSWERS)
 
     def run(*arguments, trial_index=None, does=""):
-        what.update(trial_index=trial_index, what=does)
-        return bstune(*REPLAY, *arguments)
+        def prepared(*given):
+            study = prepare(*given)
+            study.config.search.workers = 2
+            opens = partial(answers.open_train, REPLAY, trial_index, does)
+            return replace(study, open_workers=partial(Workers, opens, 2))
 
-    yield run
-    del sys.modules["answers"]
+        monkeypatch.setattr("bstune.study.prepare.prepare", prepared)
+        status, _, err = bstune(*REPLAY, *arguments)
+        return status, " ".join(err.split()), trials_of(tmp_path / "outputs" / "replay")
+
+    return run
 
 
-def trials_of(study):
-    return [TrialResult.from_json(line) for line in (study / "trials.jsonl").read_text().splitlines()]
-
-
-def check_slots(trials, count):
-    """Each slot has one trial that was not cut short, and no two trials go on from the same one."""
+def check_indices(trials, count):
+    """Each index has one trial that was not cut short, and no two trials go on from the same one."""
     searched = [trial for trial in trials if trial.replicate_of is None and trial.status != "failed"]
     assert sorted(trial.trial_index for trial in searched) == list(range(count))
-    parents = [trial.resumed_from for trial in searched if trial.resumed_from is not None]
-    assert len(set(parents)) == len(parents)
+    continued = [trial.resumed_from for trial in searched if trial.resumed_from is not None]
+    assert len(set(continued)) == len(continued)
     return searched
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize(("sampler", "does"), [("frontier", "nothing"), ("tpe", "dies")])
-def test_a_study_side_by_side(side_by_side, tmp_path, sampler, does, caplog):
+@pytest.mark.parametrize("sampler", ["frontier", "tpe"])
+def test_a_study_side_by_side(side_by_side, sampler):
     arguments = ("search.trials=16", "search.precision=null", f"sampler={sampler}")
-    status, out, err = side_by_side(*arguments, trial_index=5, does=does)
+    status, err, trials = side_by_side(*arguments)
     assert status == 0, err
-    trials = trials_of(tmp_path / "outputs" / "replay")
     assert [trial.number for trial in trials] == list(range(len(trials)))
-    searched = check_slots(trials, 16)
-    assert sum(out.count(f"trial {trial_index + 1}/16") for trial_index in range(16)) == 16 + (does == "dies")
-    failed = [trial for trial in trials if trial.status == "failed"]
-    if does == "dies":
-        again = next(trial for trial in searched if trial.trial_index == 5)
-        assert [(t.trial_index, t.batch_size, t.lr) for t in failed] == [(5, again.batch_size, again.lr)]
-        assert "its process ended with status 9; it is asked again" in caplog.text
-    else:
-        assert failed == []
-    # confirmations come after the search
+    searched = check_indices(trials, 16)
+    assert not any(trial.status == "failed" for trial in trials)
+    # replicates come after the search
     fresh = [trial for trial in trials if trial.replicate_of is not None]
     assert bool(fresh) == any(trial.reached for trial in searched)
     assert sampler == "frontier" or fresh
     assert all(trial.number > max(other.number for other in searched) for trial in fresh)
     # once more is nothing more
-    assert side_by_side(*arguments)[0] == 0
-    assert trials_of(tmp_path / "outputs" / "replay") == trials
+    assert side_by_side(*arguments)[::2] == (0, trials)
+
+
+TPE = ("search.trials=12", "sampler=tpe")
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("nothing_left")
-def test_an_interrupted_study_goes_on(side_by_side, tmp_path, caplog):
-    status, _, err = side_by_side("search.trials=12", "sampler=tpe", trial_index=6, does="interrupts")
+def test_an_interrupted_study_goes_on(side_by_side, caplog):
+    status, err, before = side_by_side(*TPE, trial_index=6, does="interrupts")
     assert status == 130, err
     assert "interrupted: every finished trial is stored" in err
-    before = trials_of(tmp_path / "outputs" / "replay")
-    cut = [trial for trial in before if trial.status == "failed"]
-    assert 6 in {trial.trial_index for trial in cut}
+    assert 6 in {trial.trial_index for trial in before if trial.status == "failed"}
     assert "was cut short; the finished ones are stored" in caplog.text
-    assert side_by_side("search.trials=12", "sampler=tpe", trial_index=6, does="interrupts")[0] == 0
-    after = trials_of(tmp_path / "outputs" / "replay")
-    check_slots(after, 12)
+    status, _, after = side_by_side(*TPE, trial_index=6, does="interrupts")
+    assert status == 0
+    check_indices(after, 12)
     assert after[: len(before)] == before
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_a_slot_whose_process_always_dies_ends_the_study(side_by_side, tmp_path):
-    status, _, err = side_by_side("search.trials=12", "sampler=tpe", trial_index=2, does="always dies")
+def test_a_trial_whose_process_always_dies_ends_the_study(side_by_side):
+    status, err, trials = side_by_side(*TPE, trial_index=2, does="dies")
     assert status == 2
-    assert "ended with status 9, 3 times: lower search.workers or search.batch_size.high" in " ".join(err.split())
-    trials = trials_of(tmp_path / "outputs" / "replay")
-    assert sum(trial.trial_index == 2 for trial in trials) == 3
-    assert len({(t.batch_size, t.lr) for t in trials if t.trial_index == 2}) == 1
-    assert side_by_side("search.trials=12", "sampler=tpe")[0] == 0
-    check_slots(trials_of(tmp_path / "outputs" / "replay"), 12)
+    assert "ended with status 9, 3 times: lower search.workers or search.batch_size.high" in err
+    asked = [(trial.batch_size, trial.lr) for trial in trials if trial.trial_index == 2]
+    assert (len(asked), len(set(asked))) == (3, 1)
+    status, _, trials = side_by_side(*TPE)
+    assert status == 0
+    check_indices(trials, 12)
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_what_a_trial_raises_ends_the_study_in_its_words(side_by_side, tmp_path):
     with pytest.raises(ValueError, match="two are too many") as raised:
-        side_by_side("search.trials=12", "sampler=tpe", trial_index=3, does="raises")
+        side_by_side(*TPE, trial_index=3, does="raises")
     assert "in once" in str(raised.value.__cause__), "the worker's own traceback"
-    cut = [trial.trial_index for trial in trials_of(tmp_path / "outputs" / "replay") if trial.status == "failed"]
-    assert 3 in cut
+    trials = trials_of(tmp_path / "outputs" / "replay")
+    assert 3 in {trial.trial_index for trial in trials if trial.status == "failed"}
 
 
 # Training.
 
 MLFLOW = "mlflow.enabled=false"
 DIGITS = ("workload=digits", MLFLOW, "search.batch_size.low=32", "search.batch_size.high=512", "device=cpu")
-EASY = ("workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
+DIGITS += ("hardware.enabled=true",)
 
 TRAINED = """
 import multiprocessing, os
@@ -403,41 +355,27 @@ class Dies(Classifier):
             Path("once").touch()
             os._exit(5)
         return super().training_step(batch, batch_idx)
-
-
 """
 
 
 def surveyed(sizes=(32, 128, 512)):
     """Return what a survey may have found: steps of 1 ms and 10 microseconds an example."""
-    timings = tuple(StepTiming(size, *[1e-3 + 1e-5 * size] * 3, 0.0, 9, None) for size in sizes)
-    fits = ProbeResult(sizes[-1], "fits", 2**30, 2**20, 2**20)
-    ceiling = Ceiling(fits, None, sizes[0], 1, None, None, None, (fits,))
-    return Survey(
-        "digits", "it", "cpu", "32-true", {}, sizes[-1], ceiling, Measured(timings, (), ()), None, None, seconds=1.0
-    )
+    return make_survey([(size, 1e-3 + 1e-5 * size) for size in sizes], high=sizes[-1])
 
 
-@pytest.fixture
-def trained(tmp_path, monkeypatch):
-    (tmp_path / "trained.py").write_text(TRAINED)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("bstune.hardware.survey.cached_survey", lambda *_: (surveyed(), True))
-    yield
-    sys.modules.pop("trained", None)
-
-
-@pytest.mark.usefixtures("nothing_left", "trained")
-def test_trials_train_side_by_side(bstune, tmp_path):
+def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, caplog):
     """One of the processes dies on the way."""
-    arguments = (*DIGITS, *EASY, "hardware.enabled=true", "search.trials=8", "search.replicates=1")
-    arguments += ("workload.module._target_=trained.Dies", "search.candidates=1")
+    write_module("trained", TRAINED)
+    monkeypatch.setattr("bstune.hardware.survey.cached_survey", lambda *_: (surveyed(), True))
+    arguments = (*DIGITS, "workload.target.value=1.0", "budget={steps: 60, examples: 6000}", "search.trials=8")
+    arguments += ("search.replicates=1", "search.candidates=1", "workload.module._target_=trained.Dies")
     status, out, err = bstune(*arguments, "search.workers=2")
     assert status == 0, err
-    assert "2 trials at once, each with 1 thread within 1,024 MiB; seconds per step are the survey's" in out
+    assert "2 trials at once, each with 1 thread within 1,000 MiB; seconds per step are the survey's" in out
+    assert "its process ended with status 5; it is asked again" in caplog.text
     study = tmp_path / "outputs" / "digits"
     trials = trials_of(study)
-    searched = check_slots(trials, 8)
+    searched = check_indices(trials, 8)
     assert [trial.status for trial in trials].count("failed") == 1
     model = surveyed().step_time
     assert [trial.seconds_per_step for trial in searched] == [model(trial.batch_size) for trial in searched]
@@ -460,19 +398,13 @@ def test_trials_train_side_by_side(bstune, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            (*DIGITS, "search.workers=2", "hardware.enabled=true"),
-            "search.workers=2 needs steps that are timed at two batch sizes or more",
-        ),
-        (
-            ("workload=replay", "workload.table=mnist_cnn", MLFLOW, "search.workers=2"),
-            "so there is nothing to train in parallel",
-        ),
+        (DIGITS, "search.workers=2 needs steps that are timed at two batch sizes or more"),
+        (("workload=replay", "workload.table=mnist_cnn", MLFLOW), "so there is nothing to train in parallel"),
     ],
 )
 def test_bad_input(bstune, tmp_path, monkeypatch, arguments, message):
     monkeypatch.setattr("bstune.hardware.survey.cached_survey", lambda *_: (surveyed((512,)), True))
-    status, _, err = bstune(*arguments)
+    status, _, err = bstune(*arguments, "search.workers=2")
     assert status == 2
     assert message in " ".join(err.split())
     assert list(tmp_path.iterdir()) == []

@@ -106,12 +106,10 @@ class _Profile:
 
 
 def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
-    """Return the points that the curve is fitted to: at most one per half octave, in order of batch size.
+    """Return the points that the curve is fitted to: at most one per half octave floor(2 log2 B), in order.
 
-    The half octave of B is floor(2 log2 B): [64, 90.5), [90.5, 128), and so on. The reached trial with the least
-    S x B stands for it, at its own batch size (ties: smaller batch size, then lower number). Where none reached the
-    target, the censored trial with the largest bound on S x B does. That it bounds S*, not only S at that trial's
-    learning rate, is an assumption. Trials that diverged, ran out of memory or failed do not count.
+    The reached trial with the least S x B stands for it (ties: smaller batch size, then lower number), or else the
+    censored one with the largest bound on S x B. That it bounds S* too, not only S at its own rate, is an assumption.
     """
 
     def rank(trial: TrialResult) -> tuple[bool, int, int, int]:
@@ -173,10 +171,9 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90) -> CurveFit:
 
 
 def predict_steps(fit: CurveFit, batch_sizes: ArrayLike) -> CurveBand:
-    """Return S*(B) and its interval of coverage ``fit.level`` at each of ``batch_sizes`` (any shape, may be empty).
+    """Return S*(B) and its profile interval of coverage ``fit.level`` at each of ``batch_sizes`` (any shape).
 
-    The interval is the range of S(B) over all (S_min, B_crit) in the likelihood region, which is the profile
-    interval of S(B). It stays finite where B_crit is undetermined.
+    It is the range of S(B) over the likelihood region of (S_min, B_crit), finite where B_crit is undetermined.
     """
     batch = np.asarray(batch_sizes, dtype=np.float64)
     log_batch = _log(batch.reshape(-1).tolist(), "batch_size")
@@ -263,10 +260,8 @@ def _deviance(residual: Array, censored: NDArray[np.bool_], log_height: Array, l
 
 
 def _profile(observed: _Observed, odds: Array, log_height: Array | None = None) -> _Profile:
-    """Minimise the deviance over sigma, and over S(B_ref) unless it is given, for each of ``odds`` at once.
-
-    A pattern search of shrinking steps, from the best of a grid of starts: the outlier mixture has several minima.
-    """
+    """Minimise the deviance over sigma, and over S(B_ref) unless it is given, for each of ``odds`` at once."""
+    # A pattern search of shrinking steps, from the best of a grid of starts: the outlier mixture has several minima.
     residual = observed.log_steps - _shape(odds, observed.x)
     if log_height is None:
         heights = np.quantile(residual[:, ~observed.censored], np.linspace(0.0, 1.0, 9), axis=1).T
@@ -304,17 +299,13 @@ def _locate(observed: _Observed, rise: float) -> _Profile:
         k = int(finer.deviance.argmin())
         low, high = finer.odds[max(k - 1, 0)], finer.odds[min(k + 1, finer.odds.size - 1)]
         finer = _profile(observed, np.linspace(low, high, 9))
-    grids = (vars(grid).values() for grid in (limits, inner, finer))
-    columns = [np.concatenate(parts) for parts in zip(*grids, strict=True)]
+    columns = [np.concatenate(parts) for parts in zip(*(vars(g).values() for g in (limits, inner, finer)), strict=True)]
     order = np.argsort(columns[0], kind="stable")
     return _Profile(*(column[order] for column in columns))
 
 
 def _ends(profile: _Profile, rise: float) -> tuple[float | None, float | None]:
-    """Return the ends of the interval of log(B_crit/B_ref), None where the limit itself lies inside.
-
-    An end beyond the grid, 1e4 times past every batch size, is None as well: the curve there is the limit's.
-    """
+    """Return the ends of the interval of log(B_crit/B_ref), None where the limit or the grid's end lies inside."""
     excess = profile.deviance - profile.deviance.min() - rise
     low, high = _crossings(profile.odds[1:-1], excess[1:-1])
     return (
@@ -362,17 +353,13 @@ def read_points(path: Path) -> list[FrontierPoint]:
 def _parse(reader: "csv.DictReader[str]", path: Path) -> Iterator[FrontierPoint]:
     header = [name.strip() for name in reader.fieldnames or ()]
     if header.count("batch_size") != 1 or header.count("steps") != 1 or header.count("censored") > 1:
-        raise CurveError(
-            f"{path}, line 1: needs the columns batch_size and steps, and may have censored, each once, "
-            f"but got {','.join(header)[:80]!r}: name the columns in the first line"
-        )
+        needs = "needs the columns batch_size and steps, and may have censored, each once, but got"
+        raise CurveError(f"{path}, line 1: {needs} {','.join(header)[:80]!r}: name the columns in the first line")
     reader.fieldnames = header
     for row in reader:
         place = f"{path}, line {reader.line_num}"
         if None in row or None in row.values():
-            raise CurveError(
-                f"{place}: needs {len(header)} values, as many as line 1 has columns: fix or drop the line"
-            )
+            raise CurveError(f"{place}: needs {len(header)} values, as line 1 has columns: fix or drop the line")
         size, steps = (_number(row[name], name, place) for name in ("batch_size", "steps"))
         flag = row.get("censored", "0").strip().lower()
         if flag not in FLAGS:

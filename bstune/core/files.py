@@ -91,13 +91,11 @@ def locked(output: Output) -> Iterator[None]:
         lock = FileLock(output.lock, timeout=0)
         lock.acquire()
     except Timeout as error:
-        raise StudyError(
-            f"another process runs this study and holds {output.lock}: wait for it, or begin another with study=NAME"
-        ) from error
+        busy = f"another process runs this study and holds {output.lock}"
+        raise StudyError(f"{busy}: wait for it, or begin another with study=NAME") from error
     except OSError as error:
-        raise StudyError(
-            f"output={output.root} cannot be written: {error.strerror}; choose another with output=DIR"
-        ) from error
+        what = f"output={output.root} cannot be written: {error.strerror}"
+        raise StudyError(f"{what}; choose another with output=DIR") from error
     try:
         yield
     finally:

@@ -107,13 +107,12 @@ class TrialResult:
         delta: log2(lr / rule(batch_size)); None where no rule was used.
         seed: of the initial weights, the order of the data and the augmentation.
         status: ``reached``; ``censored`` (out of steps or stopped early: right-censored); or how the trial failed.
-        steps: optimizer steps applied until the first evaluation that met the target, or steps run if censored; those
-            of the trial that it continues are counted.
-        steps_low: step of the last evaluation that missed the target (0 if none): steps to target lies in
-            (steps_low, steps] where the target was reached, above steps_low where it was not.
+        steps: optimizer steps applied until the first evaluation that met the target, or run if censored; those of
+            the trial that it continues are counted.
+        steps_low: step of the last evaluation that missed the target (0 if none): S lies in (steps_low, steps] where
+            the target was reached, above steps_low where it was not.
         examples: examples trained on, steps x batch_size.
-        train_seconds: of the training clock, warm-up included; as all seconds, without those of the trial that it
-            continues.
+        train_seconds: of the training clock, with warm-up; like all seconds, without those of the continued trial.
         eval_seconds: evaluation, and the passes that measure the noise scale beside the training, in seconds.
         startup_seconds: from the trial's start to its first training step, evaluation at step 0 left out.
         wall_seconds: the trial as a whole.
@@ -124,9 +123,8 @@ class TrialResult:
         message: the error, for ``diverged``, ``oom`` and ``failed``.
         resumed_from: number of the stopped trial that it continues; None: it started afresh.
         replicate_of: number of the trial whose hyper-parameters it runs again on a fresh seed; None: none's.
-        noise_scale: (step, |G|^2, tr Sigma) of the steps at which the gradient noise scale was measured (see
-            :mod:`bstune.core.noise_scale`), those of the trial that it continues included; steps that a gradient
-            scaler skips are counted; empty where it was not.
+        noise_scale: (step, |G|^2, tr Sigma) of the steps at which it was measured (:mod:`bstune.core.noise_scale`),
+            those of the trial that it continues included; steps that a gradient scaler skips are counted.
         hyperparameters: further ones that the study searches, by name.
     """
 
@@ -177,10 +175,8 @@ class TrialResult:
         former = [f"{name} (now {FORMER[name]})" for name in FORMER if name in values]
         former += ["status budget (now censored)"] * (values.get("status") == "budget")
         if former:
-            raise RecordError(
-                f"the trial record is of a former version of bstune, with {', '.join(former)}: rename them, "
-                "or run the study again under another name, study=NAME"
-            )
+            what = f"the trial record is of a former version of bstune, with {', '.join(former)}"
+            raise RecordError(f"{what}: rename them, or run the study again under another name, study=NAME")
         required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
         missing, unknown = sorted(required - values.keys()), sorted(values.keys() - {f.name for f in fields(cls)})
         if missing or unknown:

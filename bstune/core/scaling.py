@@ -51,8 +51,6 @@ def surge(batch_size: float, reference_batch_size: float, reference_lr: float, n
 
 def _noise_scale(noise_scale: float | None, rule: str) -> float:
     if noise_scale is None:
-        raise ConfigError(
-            f"the scaling rule {rule} needs a noise scale: give one in examples with scaling.noise_scale=N, "
-            "or choose scaling=sqrt, scaling=linear or scaling=none"
-        )
+        what = f"the scaling rule {rule} needs a noise scale: give one in examples with scaling.noise_scale=N"
+        raise ConfigError(f"{what}, or choose scaling=sqrt, scaling=linear or scaling=none")
     return noise_scale

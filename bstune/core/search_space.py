@@ -26,9 +26,8 @@ class Tunable:
 
 def corners(tunables: tuple[Tunable, ...]) -> list[dict[str, float]]:
     """Return all at their smallest values, and all at their largest; nothing without tunables."""
-    if not tunables:
-        return []
-    return [{one.name: one.value(getattr(one, end)) for one in tunables} for end in ("low", "high")]
+    ends = ("low", "high") if tunables else ()
+    return [{one.name: one.value(getattr(one, end)) for one in tunables} for end in ends]
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,8 @@ class Space:
         """Return the nearest candidate: a multiple within the range, or the largest batch size itself."""
         first = math.ceil(self.low / self.multiple) * self.multiple
         last = math.floor(self.high / self.multiple) * self.multiple
-        candidates = {self.high}
-        if first <= last:
-            candidates.add(min(max(round(batch_size / self.multiple) * self.multiple, first), last))
+        nearest = min(max(round(batch_size / self.multiple) * self.multiple, first), last)
+        candidates = {self.high, nearest} if first <= last else {self.high}
         return min(candidates, key=lambda candidate: (abs(candidate - batch_size), candidate))
 
     def stratum(self, index: int, offset: float) -> int:

@@ -130,11 +130,6 @@ class _Bracket:
         """Return whether a batch size fits in as many more probes; the first that does not ends it."""
         return all(self.run(batch_size).fits for _ in range(times))
 
-    @property
-    def end(self) -> int:
-        """The largest batch size that may still fit."""
-        return self.high if self.bad is None else self.bad.batch_size
-
     def precision(self, at: int) -> int:
         """Return how far apart, in examples, the two ends of the bracket may stay."""
         return max(self.multiple, math.floor(self.relative * at))
@@ -161,8 +156,8 @@ def find_ceiling(
 ) -> Ceiling:
     """Return the largest batch size that fits, exact to ``multiple``, or to the ``relative`` share of itself if larger.
 
-    ``low`` and ``high`` are candidates themselves. ``largest_first`` probes ``high`` first; if it fits, only ``low`` is
-    probed besides. Where memory is noisy, the ceiling has to fit ``verify`` more times before it is returned.
+    ``low`` and ``high`` are candidates. ``largest_first`` probes ``high`` first; if it fits, only ``low`` besides. The
+    ceiling has to fit ``verify`` more times: memory may be noisy.
     """
     # low, then sizes each 16 times larger until memory rises by MIN_RISE; a line through the largest sizes that fit
     # says where the limit is, and a probe on either side confirms it. A probe that contradicts the line draws it anew;
@@ -266,7 +261,8 @@ def _close_in(bracket: _Bracket, fit: ProbeResult) -> ProbeResult:
     widths: list[float] = []
     up = down = 0  # how often in a row a size fitted beyond where the line ends, or failed before it
     while True:
-        size, end, bracketed = fit.batch_size, bracket.end, bracket.bad is not None
+        size, bracketed = fit.batch_size, bracket.bad is not None
+        end = bracket.high if bracket.bad is None else bracket.bad.batch_size
         precision = bracket.precision(size)
         if size == end or (bracketed and (end - size <= precision or bracket.snap(end - 1, size) >= end)):
             return fit
@@ -310,11 +306,7 @@ def _limit_at(done: Sequence[ProbeResult], fit: ProbeResult) -> float | None:
 
 
 def memory_limit(root: Path, resident: int) -> int:
-    """Return the bytes that a further process may take on this machine: in its container, and in the free memory.
-
-    ``root`` is ``/``, or a test's folder with the same files. This process, which takes ``resident`` bytes, goes on
-    beside its probes, so a container's limit is cut by them.
-    """
+    """Return the bytes that a further process may take beside this one's ``resident`` bytes; ``root`` is ``/``."""
     limits = [(limit - resident, f"the container's {limit:,} bytes") for limit in _cgroup_limits(root)]
     available = _available(root)
     if available is not None:

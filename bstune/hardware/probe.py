@@ -12,8 +12,8 @@ CPU trial tens of percent of its time, so the probe uses the allocator as the tr
 A limit on the address space (RLIMIT_AS) would be no limit on memory: torch reserves far more than it touches. So this
 process compares the probe's resident memory with the limit every few milliseconds and ends it when it is passed; a
 peak between two looks is compared at the end. (A thread in the probe would change what it watches: its objects make
-Python's collector free tensors at other times.) The system's out-of-memory killer is told to end a probe first, which
-counts as not fitting.
+Python's collector free tensors at other times.) The system's out-of-memory killer ends a probe first, by its score;
+that counts as not fitting.
 
 On CUDA the peak is what the caching allocator had reserved, plus all that was taken on the device when the process
 began: its own context, and what other processes use. The limit is the allocator's own.
@@ -21,6 +21,7 @@ began: its own context, and what other processes use. The limit is the allocator
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -42,30 +43,16 @@ from bstune.core.clock import Phase, TrialClock
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, HardwareError
 from bstune.core.records import Budget, TrialSpec
-from bstune.hardware.memory import (
-    Ceiling,
-    Outcome,
-    ProbeResult,
-    cap_cuda_memory,
-    find_ceiling,
-    memory_limit,
-    peak_resident_bytes,
-    resident_bytes,
-)
+from bstune.hardware import memory
+from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import load
 
 CONTEXT = multiprocessing.get_context("forkserver")
 LOOK_SECONDS = 0.004  # between two looks at a probe's memory
-DEVICE_LOST_MESSAGES = (
-    "No CUDA GPUs are available",
-    "no CUDA-capable device",
-    "busy or unavailable",
-    "GPU is lost",
-    "fallen off the bus",
-    "uncorrectable ECC",
-    "CUDA driver",
-    "unspecified launch failure",
+DEVICE_LOST = re.compile(
+    "No CUDA GPUs are available|no CUDA-capable device|busy or unavailable|GPU is lost|fallen off the bus|"
+    "uncorrectable ECC|CUDA driver|unspecified launch failure"
 )
 PHASES: Mapping[Phase, Outcome] = {
     Phase.STARTUP: "startup",
@@ -164,7 +151,7 @@ class TrialProbe:
                 while process.exitcode is None and stopped is None:
                     process.join(LOOK_SECONDS)
                     messages += _received(receiver)  # a pipe that nobody reads would fill
-                    resident = resident_bytes(process.pid) if self.on_cpu else 0
+                    resident = memory.resident_bytes(process.pid) if self.on_cpu else 0
                     if time.monotonic() > end:
                         stopped = f"it did not end within {self.seconds:g} s"
                     elif self.limit is not None and resident > self.limit:
@@ -205,8 +192,7 @@ def _read(
         return ProbeResult(size, last, limit, message="ended by the system, as it does when memory runs out")
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     message = lines[-1] if lines else f"the probe ended with status {exitcode} and printed nothing"
-    lost = any(words in errors for words in DEVICE_LOST_MESSAGES)
-    return ProbeResult(size, "device" if lost else "error", limit, message=message)
+    return ProbeResult(size, "device" if DEVICE_LOST.search(errors) else "error", limit, message=message)
 
 
 def _write_if_allowed(path: str, text: str) -> None:
@@ -252,11 +238,11 @@ def _clock(device: torch.device, limit: int | None, report: Callable[[Phase], ob
     """Return a clock of the device's memory, and the limit: the one that is given, or the device's memory."""
     if device.type == "cpu":
         reset = partial(_write_if_allowed, "/proc/self/clear_refs", "5")
-        return MemoryClock(peak_resident_bytes, reset, report), limit or 0
+        return MemoryClock(memory.peak_resident_bytes, reset, report), limit or 0
     free, total = torch.cuda.mem_get_info(device)
     taken = total - free
     if limit is not None:
-        cap_cuda_memory(device, (limit - taken) / total)
+        memory.cap_cuda_memory(device, (limit - taken) / total)
     clock = MemoryClock(
         lambda: taken + torch.cuda.max_memory_reserved(device),
         lambda: torch.cuda.reset_peak_memory_stats(device),
@@ -292,6 +278,6 @@ def measure_ceiling(
             f"batch size {high} is larger than the training data: the ceiling was looked for up to {train_examples}"
         )
     if limit is None and config.device == "cpu":
-        limit = memory_limit(Path("/"), resident_bytes())
+        limit = memory.memory_limit(Path("/"), memory.resident_bytes())
     probe = TrialProbe(OmegaConf.to_container(config, resolve=False), limit, steps, seconds)
     return find_ceiling(probe, low, min(high, train_examples), notes=notes, **search)

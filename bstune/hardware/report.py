@@ -17,14 +17,8 @@ from bstune.core.console import format_count, format_number, format_seconds
 from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.files import Output, check_writable, locked, write_text
 from bstune.core.records import dump_json
-from bstune.hardware.roofline import (
-    TENSOR_CORE_SOURCE,
-    DeviceLimits,
-    StepCost,
-    allowed_seconds,
-    intensity,
-    layer_seconds,
-)
+from bstune.hardware import roofline
+from bstune.hardware.roofline import TENSOR_CORE_SOURCE, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import Survey, compose_survey, probe_text, survey_of
 
 if TYPE_CHECKING:
@@ -224,14 +218,18 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
     sizes = [size for size, _ in survey.pairs]
     largest = sizes[-1]
     layers = [layer for layer in cost.layers if layer.flops.at(largest) and layer.bytes.at(largest)]
-    layers = sorted(layers, key=lambda layer: -layer_seconds(layer, limits, largest))[:MAX_ROWS]
+    layers = sorted(layers, key=lambda layer: -roofline.layer_seconds(layer, limits, largest))[:MAX_ROWS]
     rows_height = ROW_HEIGHT * (len(layers) + 1)
     figure.set_size_inches(FIGURE_WIDTH, ROOF_HEIGHT + rows_height + 1.4)
     roof, ranges = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [ROOF_HEIGHT, rows_height]})
-    points = np.array([[intensity(part, size) or 0.0 for size in sizes] for part in (cost, *layers)])
+    parts: list[LayerCost | StepCost] = [cost, *layers]
+    points = np.array([[roofline.intensity(part, size) or 0.0 for size in sizes] for part in parts])
     _draw_roof(roof, limits, points, survey)
     # Each layer has its share of the time that the roofline allows the step.
-    shares = [layer_seconds(layer, limits, largest) / allowed_seconds(cost, limits, largest) for layer in layers]
+    shares = [
+        roofline.layer_seconds(layer, limits, largest) / roofline.allowed_seconds(cost, limits, largest)
+        for layer in layers
+    ]
     names = [f"{layer.name} ({layer.kind}), {share:.0%}" for layer, share in zip(layers, shares, strict=True)]
     rest = f"whole step; layers without FLOPs or not listed take {max(0.0, 1.0 - sum(shares)):.0%}"
     _draw_ranges(ranges, limits, points, sizes, [rest, *names])

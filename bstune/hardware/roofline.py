@@ -1,12 +1,11 @@
 """The roofline of a workload on a device: the device's limits, a training step's cost, and what they allow.
 
 Williams et al. 2009, "Roofline: an insightful visual performance model for multicore architectures": attainable
-FLOP/s = min(peak FLOP/s, bytes/s x intensity); the two meet at the ridge. The limits are measured, with a matrix
-product in the trial's precision and a copy in the device's memory, in the shapes that suit it best: a share of peak is
-a share of what was seen here, not of the vendor's figure.
+FLOP/s = min(peak FLOP/s, bytes/s x intensity); the two meet at the ridge. The limits are measured by matrix products
+in the trial's precision and copies in the device's memory: a share of peak is not one of the vendor's figure.
 
-FLOPs of a step are those that ``torch.utils.flop_counter`` finds, forward and backward: products, convolutions and
-attention; it counts none elsewhere. Bytes follow from the shapes of that step. Assumptions:
+FLOPs of a step are those that ``torch.utils.flop_counter`` finds, forward and backward, in products, convolutions and
+attention. Bytes follow from the shapes of that step. Assumptions:
 
 1. Each tensor moves once a use, between memory and the device, and nothing stays in a cache between layers. Forward, a
    layer reads its input and weights and writes its output. Backward, it reads the gradient of its output, its input
@@ -23,7 +22,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +35,7 @@ from bstune.core.errors import HardwareError
 Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32}
 DTYPES |= {"bf16": torch.bfloat16, "fp16": torch.float16}
-# Lightning's names of a precision are these, alone or with "-true" or "-mixed".
-PRECISIONS = {"64": "fp64", "32": "fp32", "16": "fp16", "bf16": "bf16"}
+PRECISIONS: dict[str, Arithmetic] = {"32": "fp32", "16": "fp16", "bf16": "bf16"}  # Lightning's, without -true or -mixed
 # Multiples of 16 bytes. fp32 has none, whatever other sources ask for (16, say): without tf32 its products do not run
 # on tensor cores at all.
 TENSOR_CORE_MULTIPLES = {"tf32": 4, "bf16": 8, "fp16": 8}
@@ -61,17 +59,12 @@ class DeviceLimits:
         return self.flops_per_second / self.bytes_per_second
 
 
-def arithmetic_of(precision: str | int, device_type: str) -> Arithmetic:
-    """Return the arithmetic of matrix products under a Lightning precision (``bf16-mixed``, 32) or by its own name."""
-    name = PRECISIONS.get(str(precision).removesuffix("-true").removesuffix("-mixed"), str(precision))
-    if name not in DTYPES:
-        raise HardwareError(
-            f"precision must be 64, 32, 16 or bf16, with -true or -mixed, or one of {', '.join(DTYPES)}, but got "
-            f"{precision!r}: the roofline knows no ceiling for it"
-        )
+def arithmetic_of(precision: str, device_type: str) -> Arithmetic:
+    """Return the arithmetic of matrix products under a precision of the config, such as ``bf16-mixed``."""
+    name = PRECISIONS[precision.partition("-")[0]]
     # In tf32 where PyTorch's float32 matmul precision is not "highest" and the device has it.
     lowered = name == "fp32" and device_type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return cast(Arithmetic, "tf32" if lowered and torch.cuda.get_device_capability()[0] >= 8 else name)
+    return "tf32" if lowered and torch.cuda.get_device_capability()[0] >= 8 else name
 
 
 def tensor_core_multiple(arithmetic: str, device_type: str) -> int | None:
@@ -235,19 +228,16 @@ def allowed_seconds(cost: StepCost, limits: DeviceLimits, batch_size: float) -> 
 
 def layer_seconds(layer: LayerCost, limits: DeviceLimits, batch_size: float) -> float:
     """Return the larger of the seconds that FLOPs and bytes take at the device's limits."""
-    return max(
-        layer.flops.at(batch_size) / limits.flops_per_second, layer.bytes.at(batch_size) / limits.bytes_per_second
-    )
+    flops, moved = layer.flops.at(batch_size), layer.bytes.at(batch_size)
+    return max(flops / limits.flops_per_second, moved / limits.bytes_per_second)
 
 
 def achieved(cost: StepCost, limits: DeviceLimits, measured: Iterable[tuple[int, float]]) -> list[Achieved]:
     """Return how near each measured (B, tau(B) in seconds) came to the device's limits, in order of B."""
     rows = []
     for batch_size, seconds in sorted(measured):
-        allowed = allowed_seconds(cost, limits, batch_size)
-        flops = cost.flops.at(batch_size)
-        bound = flops > limits.ridge * cost.bytes.at(batch_size)
-        share = flops / seconds / limits.flops_per_second
+        allowed, flops = allowed_seconds(cost, limits, batch_size), cost.flops.at(batch_size)
+        share, bound = flops / seconds / limits.flops_per_second, flops > limits.ridge * cost.bytes.at(batch_size)
         rows.append(Achieved(batch_size, seconds, allowed, share, allowed / seconds, bound))
     return rows
 
@@ -295,10 +285,9 @@ def _trace(module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], wi
 
 
 class _Tracer:
-    """Hooks that charge FLOPs and bytes to the layer that runs.
+    """Hooks that charge FLOPs and bytes to the layer that runs, backward to the one whose call made the autograd node.
 
-    Backward, the FLOPs of an autograd node belong to the layer whose call made it: torch's own module tracker takes a
-    layer whose input needs no gradient to run until the end.
+    torch's own module tracker takes a layer whose input needs no gradient to run until the end.
     """
 
     def __init__(self, width: int) -> None:
@@ -417,15 +406,11 @@ class TensorCoreMisalignment:
     predicted_gain: float | None
 
 
-def misalignments(
-    cost: StepCost, limits: DeviceLimits, multiple: int | None, batch_size: int
-) -> list[TensorCoreMisalignment]:
+def misalignments(cost: StepCost, limits: DeviceLimits, multiple: int, batch_size: int) -> list[TensorCoreMisalignment]:
     """Return the dimensions that miss :func:`tensor_core_multiple` at a batch size, with what padding would give."""
     # The dimensions are those of NVIDIA's guides to linear layers and convolutions; embeddings and depthwise
     # convolutions do not run on tensor cores.
-    rows: list[TensorCoreMisalignment] = []
-    if multiple is None:
-        return rows
+    rows = []
     for layer in cost.layers:
         sizes = [(*dimension, multiple) for dimension in layer.dimensions]
         if layer.rows_per_example is not None:

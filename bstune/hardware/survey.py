@@ -1,7 +1,7 @@
 """What the hardware allows for one workload: memory ceiling, step times, the device's limits and the step's cost.
 
-A survey is measured once a workload, device and versions, and cached: the search takes the ceiling as the end of its
-range, and tau(B) as the known half of its model of time.
+A survey is measured once a workload, device and versions, and cached: the ceiling ends the range of the search, and
+tau(B) is half of its model of time.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from bstune.core.search_space import Space
 from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
 from bstune.hardware import roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
-from bstune.hardware.probe import DEVICE_LOST_MESSAGES, measure_ceiling, start_server
+from bstune.hardware.probe import DEVICE_LOST, measure_ceiling, start_server
 from bstune.trial.backend import make_space
 from bstune.trial.device import device_name, versions
 from bstune.trial.loop import Workload
@@ -81,22 +81,17 @@ class Survey:
     @property
     def left_out_error(self) -> float | None:
         """Median relative error of tau at measured sizes that are predicted from the others; None below three sizes."""
-        errors = leave_one_out(self.pairs)
-        return statistics.median(errors) if errors else None
+        return statistics.median(leave_one_out(self.pairs)) if len(self.pairs) > 2 else None
 
     @property
     def turning_batch_size(self) -> float | None:
         """From where on the step is compute-bound by its shapes; None for never, or if it is not known."""
-        if self.limits is None or self.cost is None:
-            return None
-        return roofline.turning_batch_size(self.cost, self.limits.ridge)
+        return roofline.turning_batch_size(self.cost, self.limits.ridge) if self.cost and self.limits else None
 
     @property
     def achieved(self) -> list[roofline.Achieved]:
         """How near the measured steps came to the roofline; empty where it is not known."""
-        if self.limits is None or self.cost is None:
-            return []
-        return roofline.achieved(self.cost, self.limits, self.pairs)
+        return roofline.achieved(self.cost, self.limits, self.pairs) if self.cost and self.limits else []
 
     @property
     def multiple(self) -> int | None:
@@ -106,7 +101,7 @@ class Survey:
     @property
     def misaligned(self) -> list[roofline.TensorCoreMisalignment]:
         """Layers that miss the tensor cores' multiple at the ceiling."""
-        if self.limits is None or self.cost is None:
+        if not self.cost or not self.limits or not self.multiple:
             return []
         return roofline.misalignments(self.cost, self.limits, self.multiple, self.ceiling.batch_size)
 
@@ -118,10 +113,9 @@ class Survey:
 
 
 def survey(*arguments: str) -> Survey:
-    """Return what this machine allows for a workload, measured or as it was cached.
+    """Return what this machine allows for a workload, measured or from the cache, which alone is written.
 
-    It is what ``bstune survey`` prints, without its files: the memory ceiling, seconds per step tau(B) over batch size,
-    and the roofline. Nothing is searched, and nothing is written but the cache (``hardware.cache``).
+    It is what ``bstune survey`` prints: the memory ceiling, seconds per step tau(B) over batch size, and the roofline.
 
     Args:
         arguments: as on the command line: ``workload=NAME`` first, then ``OPTION=VALUE``, such as ``device=cuda``,
@@ -133,7 +127,7 @@ def survey(*arguments: str) -> Survey:
 
     Raises:
         ConfigError: for an unknown option or workload, one that is answered from a table, or one that cannot be built.
-        DataError: if the data cannot be had.
+        DataError: if the data cannot be read.
         HardwareError: if no batch size fits or runs, or the device is lost.
     """
     return survey_of(compose_survey(arguments), lambda line: None)[0]
@@ -143,10 +137,8 @@ def compose_survey(arguments: Sequence[str]) -> DictConfig:
     """Return the config of a command line; a workload that is not trained is refused."""
 
     def refuse(config: DictConfig) -> DictConfig:
-        raise ConfigError(
-            f"workload {config.workload.name} is answered from recorded runs: there is no hardware to survey; name a "
-            "workload that is trained"
-        )
+        text = "is answered from recorded runs: there is no hardware to survey; name a workload that is trained"
+        raise ConfigError(f"workload {config.workload.name} {text}")
 
     return compose(arguments, refuse)
 
@@ -168,14 +160,9 @@ def measure(
     train_examples: int,
     build: Callable[[], Workload],
     log: Callable[[str], None],
-    now: Callable[[], float] = time.perf_counter,
 ) -> Survey:
-    """Measure what the hardware allows for a workload; ``config`` is checked and resolved.
-
-    ``build`` is called once the ceiling is known: until then this process holds nothing on the device.
-    ``hardware.seconds`` caps the ladder of step times, but for its first visit.
-    """
-    start, options = now(), config.hardware
+    """Measure what the hardware allows for a workload; ``config`` is checked and resolved."""
+    start, options = time.perf_counter(), config.hardware.memory
     device = torch.device(config.device)
     ceiling = measure_ceiling(
         config,
@@ -184,18 +171,18 @@ def measure(
         train_examples,
         limit=_trial_limit(config, device),
         multiple=space.multiple,
-        relative=options.memory.relative[device.type],
-        steps=options.memory.steps,
-        seconds=options.memory.probe_seconds,
+        relative=options.relative[device.type],
+        steps=options.steps,
+        seconds=options.probe_seconds,
         largest_first=True,
-        verify=options.memory.verify,
+        verify=options.verify,
         report=lambda result: log(probe_text(result)),
     )
     with _device_errors():
-        workload = build()
+        workload = build()  # not before the ceiling is known: until here this process takes no memory on the device
         limits, cost, notes = _roofline(config, device, workload, space)
         log("timing steps")
-        measured, more = _time_ladder(config, space, protocol, workload, ceiling, device, now)
+        measured, more = _time_ladder(config, space, protocol, workload, ceiling, device)
     return Survey(
         workload=config.workload.name,
         device=device_name(protocol.trainer),
@@ -207,22 +194,21 @@ def measure(
         measured=measured,
         limits=limits,
         cost=cost,
-        seconds=now() - start,
+        seconds=time.perf_counter() - start,
         notes=(*ceiling.notes, *notes, *more),
     )
 
 
 def _trial_limit(config: DictConfig, device: torch.device) -> int | None:
     """Return the bytes that one of ``search.workers`` trials may take; None: all that the CUDA device has."""
-    options, workers = config.hardware.memory, config.search.workers
+    options, workers = config.hardware.memory, int(config.search.workers)
     limit: int | None = options.limit
     if limit is None and device.type == "cpu":  # a trial that takes all that is free ends its process
         limit = int(options.free_share * memory_limit(Path("/"), resident_bytes()))
-    # This process is one more beside them: it has the data too, and it has trained at the largest batch size.
     if workers == 1:
         return limit
-    whole: int = torch.cuda.get_device_properties(device).total_memory if limit is None else limit
-    return whole // (workers + 1)
+    whole = int(torch.cuda.get_device_properties(device).total_memory) if limit is None else limit
+    return whole // (workers + 1)  # this process is one more: it has the data, and trained at the largest batch size
 
 
 def probe_text(result: ProbeResult) -> str:
@@ -246,12 +232,10 @@ def _device_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # torch's errors of the device are of this kind
-        if not any(words in str(error) for words in DEVICE_LOST_MESSAGES):
+        if not DEVICE_LOST.search(str(error)):
             raise
-        raise HardwareError(
-            f"the device was lost while it was measured: {str(error).splitlines()[0]}. "
-            "Check that it is there and free, then run again"
-        ) from error
+        text = f"the device was lost while it was measured: {str(error).splitlines()[0]}"
+        raise HardwareError(f"{text}. Check that it is there and free, then run again") from error
 
 
 def _roofline(
@@ -286,7 +270,6 @@ def _time_ladder(
     workload: Workload,
     ceiling: Ceiling,
     device: torch.device,
-    now: Callable[[], float],
 ) -> tuple[timing.Measured, tuple[str, ...]]:
     options = config.hardware.step_time
     short = replace(protocol, warmup_steps=options.warmup_steps)
@@ -294,35 +277,32 @@ def _time_ladder(
     compared: set[int] = set()
     notes: list[str] = []
 
-    def bare(size: int, lr: float, steps: int) -> tuple[float, ...]:
-        # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
-        if notes or (size in compared and steps <= options.min_steps):
-            return ()
-        compared.add(size)
-        try:
-            return timing.time_bare(workload, short, size, lr, steps, device, now)
-        except HardwareError as error:
-            notes.append(f"no share of overhead: {error}")
-            return ()
-
     def run(size: int) -> tuple[Sequence[float], Sequence[float]]:
         lr = _spec(size, space).lr
         expected = float(fit_step_times(timed, size)(np.array(float(size)))) if timed else options.visit_seconds
         steps = min(max(round(options.visit_seconds / expected), options.min_steps), options.max_steps)
-        trial = timing.time_trial(workload, short, size, lr, steps, now)
+        trial = timing.time_trial(workload, short, size, lr, steps)
         timed.append((float(size), statistics.median(trial)))
-        return trial, bare(size, lr, steps)
+        # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
+        if notes or (size in compared and steps <= options.min_steps):
+            return trial, ()
+        compared.add(size)
+        try:
+            return trial, timing.time_bare(workload, short, size, lr, steps, device)
+        except HardwareError as error:
+            notes.append(f"no share of overhead: {error}")
+            return trial, ()
 
     sizes = timing.ladder(ceiling.smallest, ceiling.batch_size, options.rungs, space.multiple)
-    measured = timing.measure_step_times(run, sizes, options.repeats, config.seed, config.hardware.seconds, now)
+    measured = timing.measure_step_times(run, sizes, options.repeats, config.seed, config.hardware.seconds)
     return measured, tuple(notes)
 
 
 SURVEYS = TypeAdapter(Survey)
-IRRELEVANT = (  # to what is measured: options by part of the cache's key
-    *(("workload", name) for name in ("trials", "budget", "target", "reference", "tunable")),
-    *(("survey", name) for name in ("cache", "enabled", "refresh")),
-)
+IRRELEVANT = {  # to what is measured: options by part of the cache's key
+    "workload": ("trials", "budget", "target", "reference", "tunable"),
+    "survey": ("cache", "enabled", "refresh"),
+}
 
 
 def cached_survey(
@@ -333,10 +313,7 @@ def cached_survey(
     build: Callable[[], Workload],
     log: Callable[[str], None],
 ) -> tuple[Survey, bool]:
-    """Return the cached survey of this workload, device and versions, or a new one, and whether it was cached.
-
-    ``hardware.refresh`` measures again. A cache that cannot be written is logged, and the survey stands all the same.
-    """
+    """Return the cached survey of this workload, device and versions, or a new one, and whether it was cached."""
     module = build_module(config, TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), None, 0))
     key = cache_key(config, space, protocol, module, train_examples(data))
     path = Path(config.hardware.cache).expanduser() / f"{config.workload.name}-{key}.json"
@@ -366,14 +343,10 @@ def read(path: Path) -> Survey | None:
 def cache_key(
     config: DictConfig, space: Space, protocol: TrialProtocol, module: LightningModule, train_examples: int
 ) -> str:
-    """Return 16 hexadecimal digits that change with whatever the survey depends on.
-
-    That is the workload as the config and its module have it (its layers and the shapes of its parameters, so that
-    editing the model is seen), the data's length, the range of batch sizes, device, precision, how it is compiled,
-    versions, how many trials share the memory, and how the survey is made. Targets, budgets and trials do not matter.
-    """
+    """Return 16 hexadecimal digits that change with whatever the survey depends on."""
     depends: dict[str, Any] = {
         "workload": OmegaConf.to_container(config.workload, resolve=False),
+        # shows edits of the model's code
         "module": [repr(module), *(f"{name} {tuple(p.shape)}" for name, p in module.named_parameters())],
         "examples": train_examples,
         "range": [space.low, space.high, space.multiple],
@@ -384,8 +357,8 @@ def cache_key(
         "versions": dict(versions()),
         "survey": to_dict(config.hardware),
     }
-    for part, name in IRRELEVANT:
-        depends[part].pop(name, None)
+    for part, names in IRRELEVANT.items():
+        depends[part] = {name: value for name, value in depends[part].items() if name not in names}
     if config.search.workers > 1:  # they share the memory
         depends["workers"] = config.search.workers
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]

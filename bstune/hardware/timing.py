@@ -1,7 +1,4 @@
-"""What is timed: steps on a ladder of batch sizes in shuffled order, and the device's own limits.
-
-The step function and the clock are passed in. :mod:`bstune.core.step_time` models tau between the measured sizes.
-"""
+"""What is timed: steps on a ladder of batch sizes in shuffled order, and the device's own limits."""
 
 import random
 import statistics
@@ -86,11 +83,9 @@ def measure_step_times(
     max_seconds: float,
     now: Callable[[], float] = time.perf_counter,
 ) -> Measured:
-    """Measure each batch size ``repeats`` times in shuffled order, for as long as the seconds allow.
+    """Measure each batch size ``repeats`` times in shuffled order, the first one always, others where there is time.
 
-    ``run`` returns the seconds of a trial's single steps, at least one, and of those of a bare loop. A line through the
-    visits so far predicts the next one's seconds; a visit that would not end in time is left out, while smaller ones
-    may still be made. The very first is always made.
+    ``run`` returns the seconds of single steps of a trial, at least one, and of a bare loop.
     """
     start = now()
     taken: list[tuple[float, float]] = []
@@ -98,6 +93,7 @@ def measure_step_times(
     bares: dict[int, list[float]] = {size: [] for size in sizes}
     for size in visits(sizes, repeats, seed):
         began = now()
+        # What a visit takes is predicted from those so far; a smaller one may still end in time where this does not.
         if taken and began - start + float(fit_step_times(taken, float(size))(np.array(float(size)))) > max_seconds:
             continue
         trial, bare = run(size)
@@ -121,7 +117,7 @@ def summarize(batch_size: int, repeats: Sequence[Sequence[float]], bare: Sequenc
 
 
 class _StepClock(TrialClock):
-    """A trial's clock that notes the training seconds so far whenever the trial asks for its next batch."""
+    """A trial's clock that notes the training seconds so far whenever the first micro-batch of a step is drawn."""
 
     def __init__(self, now: Callable[[], float], synchronize: Callable[[], None]) -> None:
         super().__init__(now, synchronize)
@@ -132,22 +128,11 @@ class _StepClock(TrialClock):
         self._training = phase is Phase.TRAINING
         return super().enter(phase)
 
-    def tick(self) -> None:
-        if self._training:
-            self.enter(Phase.TRAINING)
-            self.ticks.append(self.seconds(Phase.TRAINING))
-
-
-class _Ticking:
-    """Batches that tick a clock each time the first micro-batch of a step is drawn."""
-
-    def __init__(self, batches: Iterable[Any], every: int, clock: _StepClock) -> None:
-        self._batches, self._every, self._clock = batches, every, clock
-
-    def __iter__(self) -> Iterator[Any]:
-        for number, batch in enumerate(self._batches):
-            if number % self._every == 0:
-                self._clock.tick()
+    def watch(self, batches: Iterable[Any], every: int) -> Iterator[Any]:
+        for number, batch in enumerate(batches):
+            if number % every == 0 and self._training:
+                self.enter(Phase.TRAINING)
+                self.ticks.append(self.seconds(Phase.TRAINING))
             yield batch
 
 
@@ -161,8 +146,7 @@ def time_trial(
 ) -> tuple[float, ...]:
     """Return the seconds of each of ``steps`` steps of a real trial, after the protocol's warm-up, evaluation left out.
 
-    A step lasts from one request for a batch to the next, the device synchronised at each. A trial that ends before,
-    out of memory or diverged, raises HardwareError.
+    A step lasts from one request for a batch to the next, the device synchronized at each.
     """
     clock = _StepClock(now, partial(synchronize, torch.device(protocol.trainer.get("accelerator", "cpu"))))
     sizes = micro_batch_sizes(batch_size, protocol.micro_batch_size)
@@ -170,7 +154,7 @@ def time_trial(
     budget = Budget(protocol.warmup_steps + steps + 2, 1)
     trainer = {**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1}
     result = run_trial(
-        replace(workload, train_batches=lambda spec: _Ticking(workload.train_batches(spec), len(sizes), clock)),
+        replace(workload, train_batches=lambda spec: clock.watch(workload.train_batches(spec), len(sizes))),
         TrialSpec(0, 0, batch_size, lr, None, 0),
         replace(protocol, target=protocol.target.never_met, budget=budget, noise_scale_every=None, trainer=trainer),
         clock=clock,
@@ -193,10 +177,9 @@ def time_bare(
     device: torch.device,
     now: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, ...]:
-    """Return the seconds of steps of a bare loop: a batch, zero_grad, forward, backward, optimizer step.
+    """Return the seconds of steps of a bare loop in the trial's precision, compiled as it, without a Trainer.
 
-    The module's own ``training_step`` on the same batches, in the trial's precision and compiled as in the trial,
-    without a Trainer; without its schedule, and on one batch of B even where trials accumulate.
+    Each is a batch of B, even where trials accumulate, zero_grad, forward, backward and optimizer step; no schedule.
     """
     spec = TrialSpec(0, 0, batch_size, lr, None, 0)
     seed_everything(0, workers=False, verbose=False)

@@ -1,14 +1,11 @@
 """The next trial: which batch size and learning rate, for how many steps, and whether it continues a stopped one.
 
-Trials differ in cost by orders of magnitude, so what is weighed is cost, in seconds of training. A decision is one draw
-of the posterior (Thompson sampling): the best candidate of this draw is run. It is first given a share of its expected
-cost, then continued from its checkpoint as long as draws still prefer it, and never past what would change the answer.
+A decision is one draw of the posterior (Thompson sampling): the best candidate of this draw, for its cost, is run. It
+is first given a share of its expected cost, then continued from its checkpoint as long as draws still prefer it.
 
-A draw of the frontier is the model's, at the model's best learning rates, plus a draw of the residual: it follows the
-trials where there are some near the best learning rate, and the model where there are none. Its B_crit is that of
+A draw of the frontier is the model's, at its best learning rates, plus a draw of the residual. Its B_crit is that of
 S_min (1 + B_crit/B) fitted to it by least squares in log S, even in log B: the number that a dense sweep over batch
-sizes would end with, whether or not the frontier has just that shape. The model's own parameter leans on the batch
-sizes that were tried most; where the shape is wrong it is off by more than its interval.
+sizes would end with. The model's own parameter leans on the batch sizes that were tried most.
 """
 
 import math
@@ -129,10 +126,7 @@ def suggest(
     policy: Policy,
     rng: np.random.Generator,
 ) -> Suggestion:
-    """Return the next trial for the objective ``time``, ``steps`` or ``curve``.
-
-    ``budget`` are steps over batch size, a scale, not a limit; ``resumable`` is None where no trial can be continued.
-    """
+    """Return the next trial for the objective ``time``, ``steps`` or ``curve``; ``budget`` is a scale, not a limit."""
     weight = observations.objective_weight(objective, posterior.tau)
     reached = [one for one in posterior.observations if one.status == "reached"]
     ranked = sorted(smoothed(posterior, objective, rng), key=lambda pair: pair[0])
@@ -290,8 +284,7 @@ def max_variance_reduction(
 ) -> tuple[int, float]:
     """Return the candidate with the largest reduction of Var[log B_crit] per unit cost, and its expected steps.
 
-    The reduction is that of one observation of log S there, as if all were jointly normal:
-    cov(log S, log B_crit)^2 / (var log S + noise^2). The ``done`` steps of a candidate are paid already.
+    Jointly normal, one log S reduces it by cov(log S, log B_crit)^2 / (var log S + noise^2); ``done`` steps are paid.
     """
     x, z, done = candidates.x, candidates.z, candidates.done
     drawn = draw_frontiers(posterior, DECISION_DRAWS, rng)
@@ -321,11 +314,7 @@ def b_crit_quantiles(posterior: Posterior, shares: Collection[float], rng: np.ra
 def steps_band(
     posterior: Posterior, batch_sizes: Sequence[int], interval: tuple[float, float], rng: np.random.Generator
 ) -> CurveBand:
-    """Return the median of S*(B) and two quantiles over drawn frontiers.
-
-    Beyond the study's largest batch size each frontier goes on as 1 + B_crit/B with its B_crit; below the smallest one
-    it keeps that one's steps.
-    """
+    """Return the median of S*(B) and two quantiles over drawn frontiers, each continued by its own B_crit."""
     drawn = draw_frontiers(posterior, len(posterior.theta), rng)
     sizes = np.array(batch_sizes, dtype=np.float64)
     within = np.array([np.interp(np.log2(sizes), drawn.x, row) for row in drawn.log_steps])

@@ -1,7 +1,5 @@
 """The posterior of a study's trials: chains joined, histories extrapolated, step times fitted, parameters sampled.
 
-A decision (:mod:`bstune.search.acquisition`) and a report rest on it alone.
-
 Extrapolation: metrics fall about as a power of the steps, ``log excess = -rate log(step/S)``, where the excess is the
 distance from the best possible value over the target's own distance from it: 1 at the target. The rate over the rest
 is the trial's own recent one, shrunk towards those of the trials that reached the target, taken from the same excess
@@ -70,10 +68,9 @@ def infer(
     moves: int,
     rng: np.random.Generator,
 ) -> Posterior:
-    """Return the posterior of finished trials; failed ones and those out of memory are no observations.
+    """Return the posterior of finished trials, of which failed ones and those out of memory are no observations.
 
-    ``others`` are the other hyper-parameters by trial, each in [0, 1]. Without a ``target``, histories are not read.
-    ``in_examples`` counts costs in examples rather than seconds, so that they do not depend on the clock.
+    Without a ``target``, histories are not read; ``in_examples`` counts costs in examples rather than seconds.
     """
     usable = [trial for trial in trials if trial.status in ("reached", "censored", "diverged")]
     resumed = {trial.resumed_from for trial in usable}
@@ -123,10 +120,7 @@ def _observation(
 
 
 def likelihood_data(observations: Sequence[Observation], others: int) -> LikelihoodData:
-    """Return the observations, with ``others`` further hyper-parameters, as the likelihood takes them.
-
-    A stopped trial is an estimate where its history can be extrapolated and the target is near, else a bound.
-    """
+    """Return the observations, a stopped one as an estimate where its history allows it and as a bound elsewhere."""
     seen = []
     for one in observations:
         done = math.log(one.steps)
@@ -173,10 +167,7 @@ def residual_process(posterior: Posterior, draw: Array, weight: Weight, rng: np.
 
 
 def smoothed(posterior: Posterior, objective: str, rng: np.random.Generator) -> list[tuple[float, Observation]]:
-    """Return the reached observations with the posterior mean of their objective: seconds, or steps for ``steps``.
-
-    The least result of many is a lucky one; the mean leans on all trials around it.
-    """
+    """Return the reached observations with the posterior mean of their objective, which leans on all trials around."""
     reached = [one for one in posterior.observations if one.status == "reached"]
     if not reached:
         return []

@@ -95,11 +95,7 @@ def make_prior(
     noise_scale_spread: float = 0.0,
     others: int,
 ) -> Prior:
-    """Return the prior of a study whose budget at the middle batch size, in log steps, gives the rough scale of S.
-
-    ``sigma`` is that of the rule's level in octaves, ``exponent_sigma`` that of the exponent of lr*(B) around the
-    rule's, ``noise_scale_spread`` that of the logarithm of a noise scale that was measured (0 for one that is given).
-    """
+    """Return a study's prior; ``noise_scale_spread`` is that of the logarithm of a measured noise scale, else 0."""
     log_low, log_high = math.log2(low), math.log2(high)
     log_mid = 0.5 * (log_low + log_high)
     b_crit = 0.0 if noise_scale is None else math.log(noise_scale) - log_mid * math.log(2.0)
@@ -274,10 +270,7 @@ MIN_MEASURED_STEPS = 2  # in a trial, for it to count
 
 
 def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstimate, int] | None:
-    """Return the noise scale over the trials that reached the target, and the steps measured in them; None for none.
-
-    The estimate's ``measurements`` are trials. It is undetermined while they are few, or |G|^2 may be 0.
-    """
+    """Return the noise scale over the trials that reached the target, and the steps measured in them; None for none."""
     gradients, steps = [], 0
     for trial in sorted(trials, key=lambda trial: trial.number):
         if not trial.reached or len(trial.noise_scale) < MIN_MEASURED_STEPS:
@@ -301,11 +294,8 @@ def noise_scale_prior(trials: Iterable[TrialResult]) -> tuple[float | None, floa
 def noise_scale_row(
     trials: Iterable[TrialResult], posterior: Sequence[float] | None, fit_b_crit: float | None
 ) -> dict[str, Any] | None:
-    """Return the measured noise scale and its ratios to B_crit for ``curve.json``; None where none was measured.
-
-    ``posterior`` is B_crit's interval (low, median, high). Its prior was the noise scale itself, however wide: the
-    ratio to the fit is the one of two independent measurements.
-    """
+    """Return the measured noise scale and its ratios to B_crit for ``curve.json``; None where none was measured."""
+    # The prior of the posterior's B_crit was the noise scale itself: only the ratio to the fit is of two measurements.
     measured = measured_noise_scale(trials)
     if measured is None:
         return None

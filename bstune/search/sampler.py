@@ -203,10 +203,7 @@ class FrontierSampler(BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Return the middle of a range in the first trial, and anything in it later.
-
-        A first trial that fails, and parameters that not all trials have, would never move otherwise.
-        """
+        """Return the middle of a range in the first trial, anything in it later: a first trial that fails must move."""
         if isinstance(param_distribution, CategoricalDistribution):
             return param_distribution.choices[int(self._rng.integers(len(param_distribution.choices)))]
         if isinstance(param_distribution, IntDistribution | FloatDistribution):
@@ -246,11 +243,7 @@ class FrontierSampler(BaseSampler):
         return self._infer(records, others, coordinates, deepcopy(self._rng) if rng is None else rng, particles, moves)
 
     def recommended(self, study: optuna.Study) -> int | None:
-        """Return the number of the trial that reached the target and whose point is best by the posterior's mean.
-
-        The trial with the least time of its own is the luckiest of many; the mean leans on all trials around it. None
-        while nothing has reached the target. ``both`` goes by time.
-        """
+        """Return the number of the reached trial best by the posterior's mean (``both``: by time), else None."""
         posterior, objective = self.posterior(study), "steps" if self.objective == "steps" else "time"
         ranked = [] if posterior is None else smoothed(posterior, objective, self._rng)
         return min(ranked, key=lambda pair: pair[0])[1].number if ranked else None

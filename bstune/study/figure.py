@@ -87,7 +87,6 @@ def _draw_panel(
 ) -> None:
     """Draw trials as faint dots, frontier points with (last miss, first hit], bounds as triangles, and the winner."""
     low, high, best = names
-
     name, norm, colours = _colours(rows)
 
     def draw(some: Sequence[Row], censored: bool, label: str, **style: Any) -> None:
@@ -156,18 +155,11 @@ def _draw_winner(axes: "Axes", winner: Row, y: float, key: str) -> None:
     position = axes.transLimits.transform(axes.transScale.transform((x, y)))[0]
     criterion = WINNERS[key]
     value = f"{criterion.heading}: {criterion.text(winner[criterion.field])}"
-    axes.annotate(
-        f"{value}\nB = {format_count(x)}, lr = {format_number(winner['lr'])}",
-        (x, y),
-        xytext=(0.0, -11.0),
-        textcoords="offset points",
-        ha="left" if position < 0.2 else "right" if position > 0.8 else "center",
-        va="top",
-        color=VERMILION,
-        fontsize=8.5,
-        zorder=7,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.0},
-    )
+    text = f"{value}\nB = {format_count(x)}, lr = {format_number(winner['lr'])}"
+    side = "left" if position < 0.2 else "right" if position > 0.8 else "center"
+    style: dict[str, Any] = {"xytext": (0.0, -11.0), "textcoords": "offset points", "ha": side, "va": "top"}
+    style["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.0}
+    axes.annotate(text, (x, y), color=VERMILION, fontsize=8.5, zorder=7, **style)
 
 
 def _draw_foot(axes: "Axes", trials: Sequence[TrialResult]) -> None:

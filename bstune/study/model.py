@@ -65,7 +65,7 @@ def study_posterior(prepared: PreparedStudy, done: Sequence[TrialResult], partic
     )
     rng = np.random.default_rng(prepared.budget.seed)
     posterior = sampler.posterior(done, particles=particles, moves=MOVES, rng=rng)
-    assert posterior is not None  # its search space is given
+    assert posterior is not None  # noqa: S101 - its search space is given
     return posterior
 
 

@@ -2,13 +2,12 @@
 
 Runs are written by run id: the importing program's active run and tracking URI are neither read nor changed. What was
 sent is found by searching the server for the study's id, so the next run of a command sends what is missing. A child
-counts as sent once its run has ended; one whose sender died before that is deleted and sent again. A parent holds a
-study's results, some 200 numbers: as metrics are append-only, those of a continued study go to a new parent, and the
-old one is deleted. One process at a time may send a study's runs: the caller holds the study's lock.
+counts as sent once its run has ended; one whose sender died before that is deleted and sent again. Metrics are
+append-only, so the results of a continued study go to a new parent, and the old one is deleted. One process at a time
+may send a study's runs: the caller holds the study's lock.
 
-MLflow being down or slow never stops a study. Left alone its client retries for minutes (seven retries of 120 s over
-HTTP, 100 s for a database that does not open, 20 s for a locked one), so every exchange runs in a thread that is waited
-for a stated number of seconds; the first failure is logged as one line and ends sending for this process.
+MLflow being down or slow never stops a study. Left alone its client retries for minutes, so every exchange runs in a
+thread that is waited for a stated number of seconds; the first failure is logged as one line and ends sending.
 
 Import this module late: mlflow takes 1.0 s (3.17.2, Python 3.11, two CPU cores, files cached, median of 8).
 """
@@ -149,10 +148,7 @@ def ui_command(uri: str) -> str:
 
 
 class Tracking:
-    """A study's runs in MLflow. Nothing here raises because of MLflow: after a failure, nothing more is sent.
-
-    An SQLite database is created where it is missing, its artifacts in ``mlruns/`` beside it.
-    """
+    """A study's runs in MLflow. Nothing here raises because of MLflow: after a failure, nothing more is sent."""
 
     def __init__(self, settings: DictConfig, study: StudyTags) -> None:
         """Find what was sent of the study before; ``settings`` are ``mlflow`` in the config."""
@@ -288,9 +284,9 @@ def _runs(client: MlflowClient, experiment_id: str, study: StudyTags) -> list[Ru
 
 
 def _create_parent(client: MlflowClient, experiment_id: str, study: StudyTags) -> Run:
-    described = _common_tags(study, "study", study.device, study.versions) | {"bstune.metric": study.metric}
-    described |= {"mlflow.source.git.commit": study.commit} if study.commit else {}
-    return client.create_run(experiment_id, tags=described, run_name=study.name)
+    tags = _common_tags(study, "study", study.device, study.versions) | {"bstune.metric": study.metric}
+    tags |= {"mlflow.source.git.commit": study.commit} if study.commit else {}
+    return client.create_run(experiment_id, tags=tags, run_name=study.name)
 
 
 def _make_only_parent(client: MlflowClient, parent: Run, study: StudyTags) -> None:
@@ -391,9 +387,8 @@ def _cut(text: str, length: int) -> str:
 def _git_commit() -> str | None:
     """Return the commit of the working directory's repository; None where there is none, or no git."""
     try:
-        return subprocess.check_output(
-            ["git", "rev-parse", "HEAD"], stderr=subprocess.DEVNULL, text=True, timeout=5
-        ).strip()
+        command = ["git", "rev-parse", "HEAD"]  # the git of whoever runs the study
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=5).strip()  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return None
 

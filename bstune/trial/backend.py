@@ -5,11 +5,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from bstune.config import budget_of, instantiate, is_replayed, to_dict, tuned
+from bstune.config import budget_of, instantiate, is_replayed, to_dict
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import CUDA_GRAPH_MODES, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
-from bstune.core.search_space import Space
+from bstune.core.search_space import Space, Tunable
 
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
 
@@ -122,7 +122,7 @@ def make_space(config: DictConfig, lr_range: tuple[float, float] = (0.0, float("
         octaves=config.scaling.lr_octaves if stops_trials(config.sampler) else None,
         lr_low=lr_range[0],
         lr_high=lr_range[1],
-        tunables=tuned(config),
+        tunables=tuple(Tunable(name, **to_dict(config.workload.tunable[name])) for name in config.search.tune),
     )
     space.lr(space.low, 0.0)
     return space

@@ -1,8 +1,7 @@
 """The training state that a trial leaves when it is stopped early, and from which another one is resumed.
 
-The file is Lightning's own checkpoint (weights, optimizers, schedules, gradient scaler, call-backs, progress) with what
-Lightning leaves out: the random number generators, the position in the stream of batches, and bstune's own progress. It
-is loaded as plain data (torch's ``weights_only``): nothing in it is executed.
+The file is Lightning's own checkpoint with what Lightning leaves out: the random number generators, the position in the
+stream of batches, and bstune's own progress. It is loaded as plain data: nothing in it is executed.
 """
 
 import pickle
@@ -25,8 +24,7 @@ from bstune.trial.batches import IndexStream
 KEY = "bstune"
 # Of modules and data modules, which are built anew: they may hold any object, and none of these loads as plain data.
 UNUSED = ("hyper_parameters", "hparams_type", "datamodule_hyper_parameters", "datamodule_hparams_type")
-# Errors of reading a damaged archive.
-DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error)
+DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error)  # errors of reading such an archive
 
 
 @dataclass(frozen=True)

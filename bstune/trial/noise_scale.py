@@ -34,9 +34,8 @@ from bstune.core.noise_scale import (
 )
 from bstune.trial.batches import check_size, random_state, set_random_state
 
-# Steps between measurements, from what tests/benchmarks/bench_noise.py found for steps of about 1 ms, all overhead: a
-# split in two parts cost four to six of them (putting everything back is the most of it), reading the norms of four
-# micro-batches about one, and Lightning's calls of the hooks some 3% of every step. Arithmetic makes all of it less.
+# Steps between measurements: of steps of about 1 ms, all overhead, a split in two parts cost four to six, and reading
+# the norms of four micro-batches about one (tests/benchmarks/bench_noise.py).
 STEPS_PER_PART = 128
 STEPS_PER_READING = 32
 
@@ -167,7 +166,7 @@ class NoiseScale(Callback):
             self._reading.start_micro_batch(count_examples(batch))
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """After the last micro-batch of a step that is measured, take the norm of the step's gradient."""
+        """Measure a step after its last micro-batch."""
         reading = self._reading
         if reading is None or len(reading.sizes) < trainer.accumulate_grad_batches:
             return
@@ -208,12 +207,9 @@ class NoiseScale(Callback):
         self._logged = len(self._measured)
         estimate = self.estimate
         values = {
-            "noise_scale": estimate.noise_scale,
-            "noise_scale_low": estimate.low,
-            "noise_scale_high": estimate.high,
-            "noise_scale_squared_gradient": estimate.squared_gradient,
-            "noise_scale_trace": estimate.trace,
+            f"noise_scale_{name}": getattr(estimate, name) for name in ("low", "high", "squared_gradient", "trace")
         }
+        values["noise_scale"] = estimate.noise_scale
         for logger in trainer.loggers:
             logger.log_metrics({k: v for k, v in values.items() if v is not None}, step=self._measured[-1][0])
 
@@ -272,10 +268,7 @@ class NoiseScale(Callback):
 
 
 def count_examples(batch: Any) -> int:
-    """Return the length along dimension 0 of all tensors of a batch, in tuples, lists or dicts of them, nested.
-
-    Lists of that length of other things, such as texts, may be among them.
-    """
+    """Return the length along dimension 0 of all tensors of a batch, and of lists of other things, such as texts."""
     lengths = {len(leaf) for leaf in _leaves(batch, "batch")}
     if len(lengths) != 1:
         found = "no tensor" if not lengths else f"tensors of lengths {', '.join(map(str, sorted(lengths)))}"

@@ -1,8 +1,7 @@
 """Processes that train side by side on one device, while this one keeps the study (``search.workers``).
 
 They are forked by multiprocessing's fork server, which has imported what all of them need and never touches the device:
-CUDA does not survive a fork. Where a process dies, for memory say, the trials beside its own go on. This module knows
-only that a worker trains: it imports neither torch nor lightning.
+CUDA does not survive a fork. This module imports neither torch nor lightning.
 """
 
 import multiprocessing
@@ -56,12 +55,8 @@ def with_solo_step_time(result: TrialResult, step_time: Callable[[float], float]
 class Workers:
     """``count`` processes that train one trial each at a time; a context, at whose end they are gone.
 
-    ``open_train`` is called once in each process and returns what trains a trial. It has to be a function of a module,
-    or a partial one: it is sent there.
-
-    In the context an interruption from the keyboard, which is left to this process alone, is a ``KeyboardInterrupt`` of
-    :meth:`start`, :meth:`wait` or the end, and a termination signal a ``SystemExit``, as Lightning has it while a trial
-    trains in this process: nothing is cut in the middle of what is stored. The second signal acts at once.
+    ``open_train``, which is pickled, is called once in each process and returns what trains a trial. An interruption or
+    a termination signal is raised by :meth:`start`, :meth:`wait` or the end, where nothing is cut; a second at once.
     """
 
     def __init__(self, open_train: Callable[[], Train], count: int) -> None:
@@ -117,8 +112,6 @@ class Workers:
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
         """Train a trial in a process that has nothing to do, as :meth:`bstune.trial.backend.TrialBackend.run` does."""
         self._check()
-        if not self.free:
-            raise ValueError(f"{self._count} trials train already")
         # One that was ended while it had nothing to do is replaced.
         self._workers = [worker for worker in self._workers if worker in self._running or worker.process.is_alive()]
         worker = next((worker for worker in self._workers if worker not in self._running), None)
@@ -131,13 +124,10 @@ class Workers:
 
     def wait(self) -> Finished:
         """Wait until a trial is over, and return it: of several those with a record come first."""
-        if not self._running:
-            raise ValueError("no trial runs")
-        finished = None
-        while finished is None:
+        while True:
             self._check()
-            finished = self._next(LOOK_SECONDS)
-        return finished
+            if (finished := self._next(LOOK_SECONDS)) is not None:
+                return finished
 
     def poll(self) -> Iterator[Finished]:
         """Yield the trials that are over now, in the same order."""
@@ -172,10 +162,9 @@ class _Worker:
 
     def finish(self, spec: TrialSpec) -> Finished:
         """Receive the answer to a trial; without one, wait for the end of the process."""
-        try:
+        answer = None
+        with suppress(EOFError, OSError):
             answer = self.connection.recv() if self.connection.poll() else None
-        except (EOFError, OSError):
-            answer = None
         if isinstance(answer, TrialResult):
             return Finished(spec, record=answer)
         if answer is not None:
@@ -216,9 +205,7 @@ def _end_with_parent() -> None:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    try:
+    with suppress(*PICKLE_ERRORS):
         if type(pickle.loads(pickle.dumps(error))) is type(error):  # noqa: S301 (our own bytes)
             return error
-    except PICKLE_ERRORS:
-        pass
     return RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,6 +1,7 @@
 """The eight-layer convolutional network of cifar10-airbench's airbench94 (Jordan 2024, arXiv 2404.00498)."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,8 @@ class Airbench(nn.Module):
         activation: called without arguments for each activation; GELU in the source.
         norm: called with a number of channels; in the source of momentum 0.4 (torch's sense), eps 1e-12 and scale 1.
         whitening: the first layer; in the source of 2x2 pixels, signed, with a bias and without padding.
-        identity_init: whether convolutions start as the identity, as in the source
-            (:func:`~bstune.workloads.layers.dirac_init`).
-        unit_head: whether the linear layer's weights are divided by their standard deviation at the start, as in the
-            source's variant with Muon.
+        identity_init: whether convolutions start as the identity, as in the source.
+        unit_head: whether the linear layer's weights start with a standard deviation of 1, as in the variant with Muon.
 
     Raises:
         ConfigError: unless there are three widths.
@@ -48,8 +47,7 @@ class Airbench(nn.Module):
         if len(widths) != 3:
             raise ConfigError(f"the network has three groups, so it takes three widths, but got {list(widths)}")
 
-        def convolution(inputs: int, outputs: int) -> nn.Conv2d:
-            return nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        convolution = partial(nn.Conv2d, kernel_size=3, padding=1, bias=False)
 
         def group(inputs: int, outputs: int) -> nn.Sequential:
             return nn.Sequential(

@@ -92,8 +92,8 @@ class RunningWeightAverage(_DeviceAverage):
 
     The weights of step s count in proportion to s^(1/fraction - 1) at every later step t, so that their cumulative
     weight is (s/t)^(1/fraction) and their mean age is t fraction/(1 + fraction) (polynomial-decay averaging, Shamir and
-    Zhang 2013, eq. 6 with eta = 1/fraction - 1). The window is the same share of the run at every batch size. The
-    average is updated every ``fraction``/16 of the steps so far (at least one step apart).
+    Zhang 2013, eq. 6 with eta = 1/fraction - 1), the same share of the run at every batch size. The average is updated
+    every ``fraction``/16 of the steps so far (at least one step apart).
 
     Args:
         fraction: in (0, 1].
@@ -124,8 +124,7 @@ class ExponentialMovingAverage(_DeviceAverage):
     """Evaluates an exponential moving average of weights and buffers, updated at the first step and every few after.
 
     average <- decay^every x average + (1 - decay^every) x weights, as in Page's rung of 34 s (2019, "How to train your
-    ResNet 8: bag of tricks": 0.99 every 5 steps). There the average starts at the untrained weights; here it starts at
-    those of the first step. Its window is a number of steps, 1/(1 - decay), whatever the batch size.
+    ResNet 8": 0.99 every 5 steps), but from the weights of the first step. Its window is 1/(1 - decay) steps.
 
     Args:
         decay: of one step, from 0 (the weights of the last update themselves) to below 1.
@@ -156,10 +155,9 @@ class Lookahead(Callback):
 
     (Zhang et al. 2019, arXiv 1907.08610, algorithm 1, in the form of hlb-CIFAR10 and cifar10-airbench.) At step t, a
     multiple of ``every``, slow <- slow + (1 - d)(fast - slow) and fast <- slow, with
-    d = decay x (t/total_steps)^power; at step ``total_steps`` fast <- slow once more, which takes what the last few
-    steps did alone out again. Buffers, such as the statistics of batch normalisation, are weights here; whole numbers
-    are left alone. The slow weights start at the untrained ones. Steps that a gradient scaler skips are counted: with k
-    of them the last fast <- slow comes k steps before the end.
+    d = decay x (t/total_steps)^power; at step ``total_steps`` fast <- slow once more. The slow weights start at the
+    untrained ones. Buffers, such as batch normalisation's statistics, are weights here; whole numbers are left alone.
+    With k steps that a gradient scaler skips, the last fast <- slow comes k steps before the end.
 
     Args:
         total_steps: the trial's own steps, over 0.

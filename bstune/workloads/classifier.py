@@ -18,8 +18,7 @@ OF_SCHEDULES = ("steps", "fade")  # options of groups that schedules read
 class Classifier(LightningModule):
     """Trains ``model`` on (images, labels) and logs ``val/error``, ``val/loss``, ``test/error`` and ``test/loss``.
 
-    The losses are ``loss`` of the logits as they are evaluated, so that smoothed labels and views at test time are in
-    ``val/loss`` and ``test/loss`` too.
+    Smoothed labels and views at test time are in ``val/loss`` and ``test/loss`` too.
 
     Args:
         model: maps images (N, C, H, W) to logits (N, classes).
@@ -31,8 +30,7 @@ class Classifier(LightningModule):
         callbacks: others, such as :class:`~bstune.workloads.averaging.Lookahead`, called before the average is taken.
         groups: called with this module and ``lr``, returns the optimizer's parameter groups; None: one group of all.
             See :func:`~bstune.workloads.optim.parameter_groups`.
-        channels_last: whether model and images are put in that memory format, which convolutions of half precision
-            want.
+        channels_last: whether model and images are put in that memory format, best for convolutions in half precision.
         test_time: of (a function of images to logits, images), gives the logits for validation and test in place of
             the model's own; see :mod:`bstune.workloads.layers`.
 

@@ -25,15 +25,13 @@ class BatchNorm(nn.BatchNorm2d):
 
     Groups are "ghost batch norm" (Hoffer et al. 2017, arXiv 1705.08741); with frozen scales they are Page's rungs of
     46 s and 43 s. In training, G = N // ghost_size groups have exactly ``ghost_size`` examples: example i of the first
-    G ghost_size is in group i mod G, as in the source, since these groups are a view of the batch. The other
-    N mod ghost_size examples are one last, smaller group; where that would have a single value per channel (one example
-    of one pixel), it is merged with the last of the others. A batch of at most ``ghost_size`` examples is one group.
-    Running statistics move towards the groups' means and unbiased variances, weighted by the groups' sizes. Evaluation
-    uses running statistics.
+    G ghost_size is in group i mod G, as in the source. The other N mod ghost_size examples are one last, smaller group;
+    where that would have a single value per channel, it is merged with the last of the others. A batch of at most
+    ``ghost_size`` examples is one group. Running statistics, which evaluation uses, move towards the groups' means and
+    unbiased variances, weighted by the groups' sizes.
 
     Without ``ghost_size`` and ``scale`` it is torch's layer to the bit. Parameters and buffers stay float32 when the
-    network is cast to half or bfloat16, as in cifar10-airbench; such images are normalised in float32 and keep their
-    type.
+    network is cast to half or bfloat16, as in cifar10-airbench; such images are normalised in float32.
 
     Args:
         channels: C.
@@ -220,15 +218,13 @@ class Whitening(nn.Module):
     """A convolution of stride 1 whose filters are the eigenvectors of patches, each over sqrt(its eigenvalue + eps).
 
     It decorrelates the images' patches (Page's rung of 36 s; both signs and a learnt bias are cifar10-airbench's, after
-    hlb-CIFAR10). The filters are a buffer: not learnt, but part of the state dict. Until :meth:`initialise_from` or a
-    state dict sets them, the layer refuses to run.
+    hlb-CIFAR10). The filters are a buffer, which :meth:`initialise_from` or a state dict sets.
 
     Args:
         kernel_size: k, height and width of the patches.
         eps: added to the eigenvalues, so that directions of next to no variance stay small.
         images: how many images the statistics are taken from.
-        signed: whether the filters are followed by their negations: twice as many channels, which lose nothing to an
-            activation that cuts off one side.
+        signed: whether the filters are followed by their negations, which lose nothing to a one-sided activation.
         bias: a learnt bias, from 0.
         padding: of the convolution, with zeros.
         channels: C of the images.

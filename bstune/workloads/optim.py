@@ -26,9 +26,7 @@ class Muon(Optimizer):
     (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon, as in cifar10-airbench's airbench94_muon.) A group
     with ``orthogonalise`` holds filters and matrices: m <- momentum x m + g, u = g + momentum x m (Nesterov) or m,
     w <- (1 - lr x weight_decay) w, w <- w - lr x O(u), where O makes the singular values of u near 1, a filter bank
-    being a matrix with a row for each filter. The step's size is thus the learning rate's alone: the gradient's scale
-    cancels. Where ``normalise_weights`` is set, w is first scaled to the norm sqrt(rows). Nothing waits for an
-    accelerator.
+    being a matrix with a row for each filter. The gradient's scale cancels. Nothing waits for an accelerator.
 
     Args:
         params: parameters, or groups of them with options of their own.
@@ -36,10 +34,10 @@ class Muon(Optimizer):
         momentum: in [0, 1).
         nesterov: whether the momentum is Nesterov's.
         steps: of the iteration that orthogonalises; 3 in airbench94_muon, 5 elsewhere.
-        normalise_weights: whether filters and matrices keep a norm of sqrt(rows), in place of a weight decay;
-            airbench94_muon does.
+        normalise_weights: whether w is first scaled to the norm sqrt(rows), in place of a weight decay, as in
+            airbench94_muon.
         weight_decay: decoupled for orthogonalised groups, torch's own for the others.
-        orthogonalise: whether a group's updates are orthogonalised, if it does not say itself.
+        orthogonalise: of groups that do not say themselves.
 
     Raises:
         ConfigError: for a value out of its range, an orthogonalised vector, or if no group is orthogonalised.
@@ -57,16 +55,9 @@ class Muon(Optimizer):
         weight_decay: float = 0.0,
         orthogonalise: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "steps_of_iteration": steps,
-            "normalise_weights": normalise_weights,
-            "weight_decay": weight_decay,
-            "orthogonalise": orthogonalise,
-        }
-        super().__init__(params, defaults)
+        defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        own = {"steps_of_iteration": steps, "normalise_weights": normalise_weights, "orthogonalise": orthogonalise}
+        super().__init__(params, defaults | own)
         for group in self.param_groups:
             _check(group)
         if not any(group["orthogonalise"] for group in self.param_groups):
@@ -175,22 +166,20 @@ def parameter_groups(
     """Return the parameters of a module in groups, as torch's optimizers take them; each is in exactly one.
 
     The kinds are ``norm_bias`` (of normalisation layers), ``whitening_bias``, ``head`` (all of the last linear layer),
-    ``filters`` (of convolutions) and ``rest``. Frozen parameters are in none. A kind that is not named joins the rest.
+    ``filters`` (of convolutions) and ``rest``, which a kind that is not named joins. Frozen parameters are in none.
 
-    A group's learning rate is lr x rate. An optimizer multiplies its weight decay by that rate, so the group's is
-    weight_decay x decay / rate: unless ``decay`` says otherwise, all weights shrink by the same share a step, as David
-    Page's (2019, "How to train your ResNet 8": norm biases learn 64 times as fast, with a 64th of the weight decay) and
-    cifar10-airbench's (``weight_decay=wd/lr``) do.
+    A group's learning rate is lr x rate, its weight decay weight_decay x decay / rate: as an optimizer multiplies the
+    two, all weights shrink by the same share a step unless ``decay`` says otherwise, as David Page's (2019, "How to
+    train your ResNet 8": norm biases learn 64 times as fast, with a 64th of the decay) and cifar10-airbench's do.
 
     Args:
         module: the network.
         lr: the trial's learning rate.
         weight_decay: that of a group of rate 1, at least 0.
         batch_size: examples a step.
-        kinds: for each kind ``rate`` (1), ``decay`` (1), ``examples`` and ``fade`` (None and False), and any further
-            option of the optimizer's groups, such as ``momentum``. A group is frozen after ``examples`` examples (3
-            epochs for the bias of airbench's whitening); with ``fade`` its rate falls to zero by a straight line over
-            them, in place of the schedule; see :mod:`bstune.workloads.schedules`.
+        kinds: for each kind ``rate`` (1), ``decay`` (1), ``examples`` (None) and ``fade`` (False), and any further
+            option of the optimizer's groups, such as ``momentum``. A group is frozen after ``examples`` examples; with
+            ``fade`` its rate falls to zero by a straight line over them; see :mod:`bstune.workloads.schedules`.
 
     Returns:
         A group for each kind that is named, then one for the rest unless it is empty.
@@ -206,9 +195,8 @@ def parameter_groups(
     sorted_in: dict[str, list[Parameter]] = {kind: [] for kind in (*kinds, "rest")}
     for kind, parameter in _by_kind(module):
         sorted_in[kind if kind in kinds else "rest"].append(parameter)
-    for kind in kinds:
-        if not sorted_in[kind] and kind != "rest":
-            raise ConfigError(f"the network has no parameters of the kind {kind}: leave its group out")
+    if empty := [kind for kind in kinds if not sorted_in[kind] and kind != "rest"]:
+        raise ConfigError(f"the network has no parameters of the kind {empty[0]}: leave its group out")
     return [
         _group(kind, parameters, lr, weight_decay, batch_size, **kinds.get(kind, {}))
         for kind, parameters in sorted_in.items()

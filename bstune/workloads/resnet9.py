@@ -31,13 +31,12 @@ class ResNet9(nn.Module):
         width: channels of the first layer; the others are 2, 4 and 8 times as wide. 64 in the source.
         logit_scale: of the output; 0.125 in the source, 0.0625 with norms' scales frozen at 1 (43 s there).
         pool: where the three convolutions are pooled: ``after_activation``, as in part 4; ``before_activation``, the
-            same function for an activation that never falls, of a quarter of the values; or ``before_norm`` (64 s).
+            same function for an activation that never falls; or ``before_norm`` (64 s).
         activation: called without arguments for each activation; ReLU in part 4, CELU of alpha 0.075 later (52 s).
         norm: called with a number of channels for each normalisation.
         whitening: a frozen convolution in place of the first layer's, followed by a learnt one of one pixel, its norm
             and its activation (36 s); None for the convolution that is learnt.
-        identity_init: whether learnt convolutions start as the identity
-            (:func:`~bstune.workloads.layers.dirac_init`).
+        identity_init: whether learnt convolutions start as the identity.
 
     Raises:
         ConfigError: for another place to pool.

@@ -94,9 +94,8 @@ def piecewise_linear(
     if len(knots) < 2 or not all(a < b for a, b in pairwise(knots)):
         raise ConfigError(f"knots must be two or more increasing shares of the steps, but got {list(knots)}")
     if len(knots) != len(factors):
-        raise ConfigError(
-            f"a schedule needs a factor for each knot, but got {len(knots)} knots and {len(factors)} factors"
-        )
+        got = f"{len(knots)} knots and {len(factors)} factors"
+        raise ConfigError(f"a schedule needs a factor for each knot, but got {got}")
     pairs = list(zip(knots, factors, strict=True))
 
     def factor(step: int) -> float:
@@ -112,14 +111,13 @@ def piecewise_linear(
 
 
 def _scheduled(optimizer: Optimizer, factor: Callable[[int], float]) -> LambdaLR:
-    return LambdaLR(optimizer, [_of_group(group, factor) for group in optimizer.param_groups])
+    def of_group(group: Mapping[str, Any]) -> Callable[[int], float]:
+        steps, fade = group.get("steps"), group.get("fade", False)
+        if steps is None:
+            return factor
+        return lambda step: 0.0 if step >= steps else 1.0 - step / steps if fade else factor(step)
 
-
-def _of_group(group: Mapping[str, Any], factor: Callable[[int], float]) -> Callable[[int], float]:
-    steps, fade = group.get("steps"), group.get("fade", False)
-    if steps is None:
-        return factor
-    return lambda step: 0.0 if step >= steps else 1.0 - step / steps if fade else factor(step)
+    return LambdaLR(optimizer, [of_group(group) for group in optimizer.param_groups])
 
 
 def _cosine(start: float, end: float, share: float) -> float:
