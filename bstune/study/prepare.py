@@ -50,7 +50,7 @@ class PreparedStudy:
 
     @property
     def caveats(self) -> list[str]:
-        """What the report says below its table."""
+        """What the report prints below its table."""
         horizon = [] if self.backend.stops else [HORIZON_CAVEAT]
         return [*horizon, ON_TEST_CAVEAT] if self.backend.validates_on_test else horizon
 
@@ -136,7 +136,7 @@ def _train(
 
 
 def _side_by_side(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[], Workers], str]:
-    """Return what starts the processes that train side by side, and what the plan says of them."""
+    """Return what starts the processes that train side by side, and the plan's note about them."""
     import torch  # a second of the 4
 
     count = config.search.workers

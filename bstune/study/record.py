@@ -2,7 +2,7 @@
 
 A grid is trained one run after another, each appended to ``FILE.runs`` as it ends: the same command continues where an
 earlier one stopped. The file itself is written once all runs are there. The metric is recorded as the workload logs it:
-whether it has to fall or to rise is for the target of the replay to say.
+the target of the replay sets whether it has to fall or to rise.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from bstune.study.storage import changes
 THINNING_RATIO = 1.12  # of the recorded steps, but for those that brought a new best value
 METRIC_DIGITS = 6  # so many that rounding takes no value past a target
 SECONDS_DIGITS = 4  # of seconds per step: far below the noise from run to run
-USABLE = ("reached", "censored", "diverged")  # an out-of-memory or failed trial says nothing of steps
+USABLE = ("reached", "censored", "diverged")  # an out-of-memory or failed trial bounds no steps
 FROZEN = ("workload.", "protocol.", "trainer.", "precision", "device", "compile")
 
 
@@ -34,7 +34,7 @@ Point = tuple[int, float, int]  # batch size, learning rate and seed
 
 
 def main(arguments: list[str]) -> None:
-    """Record a table as the command line's arguments after ``bstune record`` say."""
+    """Run ``bstune record`` with the arguments after it."""
     parser = argparse.ArgumentParser(
         prog="bstune record",
         usage="%(prog)s FILE --batch-sizes N,... --lrs X,... [--seeds N,...] workload=NAME [OPTION=VALUE ...]\n"

@@ -267,7 +267,7 @@ class _Search:
                     else:
                         deaths[finished.spec.trial_index] += 1
                         self._fail(finished, deaths[finished.spec.trial_index])
-            except BaseException:  # an interruption too: what has ended meanwhile is stored all the same
+            except BaseException:  # an interruption too: what has finished meanwhile is stored all the same
                 for finished in workers.poll():
                     if finished.record is not None:
                         self._store(asked[finished.spec.number], finished)
@@ -294,7 +294,7 @@ class _Search:
 
     def _store(self, asked: Asked, finished: Finished) -> None:
         trial, spec = asked
-        # What the training raised goes up: the trials that end meanwhile are stored before the others are ended.
+        # An error of the training is raised here; side_by_side then stores what else has finished and fails the rest.
         result = with_solo_step_time(finished.result(), self._prepared.backend.step_time)
         with cut_short(self._study, spec, self._budget.objective):
             self._tell(trial, result)
@@ -325,7 +325,7 @@ class _Search:
         return done
 
     def _precise(self, searched: Sequence[TrialResult]) -> str | None:
-        """Return, in words, that B_crit is known to ``search.precision``; None if it is not, or it is not asked."""
+        """Return, in words, that B_crit's interval is within ``search.precision``; None if it is not, or none is set."""
         precision, reached = self._budget.precision, sum(trial.reached for trial in searched)
         if precision is None or reached < MIN_REACHED or len(searched) % PRECISION_EVERY:
             return None
@@ -340,7 +340,7 @@ class _Search:
 
 
 def _searched(done: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the search's own trials: a study that is continued while its winners run again has ended before."""
+    """Return the search's trials: neither replicates, which may have begun before, nor failed ones."""
     return [trial for trial in done if trial.replicate_of is None and trial.status != "failed"]
 
 

@@ -1,8 +1,8 @@
 """Recorded trials in place of training: the same records, milliseconds each.
 
 A table is a file of JSON lines, one a recorded run: ``batch_size``, ``lr``, ``seed``, ``steps`` (the evaluated steps),
-``metric`` (one value a step: an error, or whatever the target's metric and mode then say) and ``seconds_per_step``;
-``status`` may say that the run ``diverged``. Runs of the same batch size and learning rate are a cell; cells need not
+``metric`` (one value a step: an error, or another metric that the target names) and ``seconds_per_step``;
+``status`` may be ``diverged``. Runs of the same batch size and learning rate are a cell; cells need not
 fill a rectangle.
 
 ``bstune record FILE ...`` writes a table; see :mod:`bstune.study.record`.
@@ -316,7 +316,7 @@ def never_reached(table: Table, target: Target) -> str | None:
 
 
 def always_reached(table: Table, target: Target) -> str | None:
-    """Return that every run meets the target at its first evaluation, where it says nothing; None if one did not."""
+    """Return, in words, that every run meets the target at its first evaluation; None if one does not."""
     if not all(run.steps and target.reached(run.metric[0]) for run in table.runs):
         return None
     return (
@@ -402,7 +402,7 @@ def complete(config: DictConfig) -> DictConfig:
 
 
 class ReplayBackend(TrialBackend):
-    """Answers each trial from a table of recorded runs, as a config that :func:`complete` has filled says."""
+    """Answers each trial from a table of recorded runs, by a config that :func:`complete` has filled."""
 
     def __init__(self, config: DictConfig, protocol: TrialProtocol) -> None:
         if config.compile is not None:
