@@ -30,6 +30,7 @@ from bstune.config import (
 )
 from bstune.core.console import quieten, redact
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
+from bstune.core.records import dump_json
 
 VERBS = {  # each is called with what stands after it, and raises what ends it
     "tune": "bstune.__main__:tune",
@@ -138,9 +139,7 @@ def run(config: DictConfig, arguments: Sequence[str]) -> None:
 
 def fit(arguments: list[str]) -> None:
     """Print the fit of a CSV file of points as JSON."""
-    # they come with scipy
-    from bstune.core.curve import fit_curve, read_points
-    from bstune.core.records import dump_json
+    from bstune.core.curve import fit_curve, read_points  # scipy, which a mistake need not wait for
 
     parser = argparse.ArgumentParser(prog="bstune fit", description="Fits S*(B) = S_min (1 + B_crit/B) to points.")
     parser.add_argument("points", type=Path, help="CSV file: batch_size, steps, and optionally censored (0 or 1)")

@@ -91,22 +91,6 @@ def test_with_snapshots_each_stands_for_the_steps_since_the_one_before(fraction)
     assert float(weights @ (1 - edges[1:])) == pytest.approx(fraction / (1 + fraction), rel=0.1)  # the mean age
 
 
-def test_it_goes_on_with_its_next_update():
-    """Lightning saves the average and the step of its last update."""
-
-    def updates(callback, steps):
-        callback.setup(None, module, "fit")
-        return [step for step in steps if end_step(callback, module, step) or callback._latest_update_step == step]
-
-    module = Weights()
-    whole, first, second = (RunningWeightAverage(1.0) for _ in range(3))
-    expected = updates(whole, range(1, 201))
-    assert 150 not in expected  # the next one depends on the last
-    taken = updates(first, range(1, 151))
-    second.load_state_dict(first.state_dict())
-    assert taken + updates(second, range(151, 201)) == expected
-
-
 @pytest.mark.parametrize(("decay", "every"), [(0.99, 5), (0.9, 1), (0.5, 3), (0.0, 4)])
 def test_a_moving_average_weighs_its_updates_by_powers_of_the_decay(decay, every):
     values, averages, updates = follow(ExponentialMovingAverage(decay, every), 23)

@@ -150,10 +150,7 @@ def test_a_model_that_the_step_calls_itself_is_compiled(graphs):
         def training_step(self, batch, batch_idx):
             return self.loss(self.model(batch[0]), batch[1])
 
-    def direct(own):
-        return Direct(network(), nn.CrossEntropyLoss(), torch.optim.SGD, own.lr)
-
-    result, _ = train(build=direct)
+    result, _ = train(build=lambda own: Direct(network(), nn.CrossEntropyLoss(), torch.optim.SGD, own.lr))
     assert len(graphs) == 3  # training calls the model, the evaluation the whole module
     assert (result.steps, result.message) == (12, None)
 

@@ -103,9 +103,8 @@ def test_each_rung_trains_once_a_seed_for_its_own_epochs(make_result, trained):
     seen, finding, _ = trained(make_result)
     asked = Counter((spec.seed, spec.batch_size, spec.lr, protocol.budget.steps) for _, spec, protocol in seen)
     # 1200 digits are trained on: 12 steps of 100 an epoch, 24 of 50
-    assert asked == Counter(
-        {(seed, *rest): 1 for seed in (3, 5) for rest in ((100, 0.4, 12), (100, 0.4, 24), (50, 0.1, 24))}
-    )
+    rungs = ((100, 0.4, 12), (100, 0.4, 24), (50, 0.1, 24))
+    assert asked == Counter((seed, *rest) for seed in (3, 5) for rest in rungs)
     rows = [(row["rung"], row["epochs"], row["steps"]) for row in finding.rows]
     assert rows == [("start", 1.0, 12), ("smoothing", 2.0, 24), ("momentum", 1.0, 24)]
     assert [spec.number for _, spec, _ in seen] == list(range(6))
@@ -297,11 +296,8 @@ def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
         "module.model.logit_scale": 4.0,
         "module.groups.kinds.norm_bias.rate": 1 / 16,
     }
-
-
-def test_the_ladder_takes_the_steps_of_its_sources(shipped):
-    """Page has 97 steps of 512 an epoch and leaves out the rest of its images; here an epoch has all of them."""
-    rungs = {own.name: own for own in shipped().parameters["rungs"]}
+    # Page has 97 steps of 512 an epoch and leaves out the rest of its images; here an epoch has all of them.
+    rungs = {own.name: own for own in sweep.parameters["rungs"]}
     steps = {name: math.ceil(round(own.epochs * 50_000 / own.batch_size, 6)) for name, own in rungs.items()}
     assert (steps["airbench94's network"], steps["Muon"]) == (476, 200)
     assert steps["start"] == math.ceil(24 * 50_000 / 512) <= 1.01 * 24 * 97
@@ -413,8 +409,8 @@ A, GAIN = line("a", 0.5), "b (+3.00, +2.00 to +4.00)"
             5,
             ["x", "y", "z"],
             f"From a to c accuracy goes from 50.00% to 95.00%, 60% of the seeds at 94.0% or over: {GAIN} and c (+42.00,"
-            f" +41.00 to +43.00) help beyond the noise {counted(5, 2)}; 1 trial did not get to the end; left out on this"
-            " device: x, y and z.",
+            f" +41.00 to +43.00) help beyond the noise {counted(5, 2)}; 1 trial did not get to the end; left out on"
+            " this device: x, y and z.",
         ),
         (
             [A, line("b", 0.53, 0.03, 0.2)],

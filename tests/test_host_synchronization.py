@@ -6,7 +6,6 @@ from itertools import product
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 from toolbox import make_spec
 from torch.optim.swa_utils import AveragedModel
 
@@ -114,19 +113,10 @@ def test_no_value_is_read_on_the_host(reads, workload, precision, micro):
     assert bool(result.noise_scale) == (micro == "null")
 
 
-class Reading(Callback):
-    def __init__(self, read):
-        super().__init__()
-        self.read = read
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        self.read(outputs["loss"])
-
-
 @pytest.mark.parametrize("read", [lambda loss: loss.item(), bool, lambda loss: loss.cpu()])
 def test_a_read_would_be_found(reads, read):
     def with_reader(module):
-        module.configure_callbacks = lambda: [Reading(read)]
+        module.on_train_batch_end = lambda outputs, batch, batch_idx: read(outputs["loss"])
         return module
 
     with pytest.raises(AssertionError, match=r"Tensor\.\w+ within a segment of training"):

@@ -12,40 +12,36 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split(
 
 
 def imports(tree):
-    """Return (line, imported module, whether inside a function) of every import, those for types alone left out."""
-    typing_only = {
-        node for block in ast.walk(tree) if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
-        for node in ast.walk(block)
-    }  # fmt: skip
-    inside = {
-        node for function in ast.walk(tree) if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-    }  # fmt: skip
+    """Return (line, imported module, whether it takes start-up time inside a function) of every import."""
+    typing_blocks = (
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    )
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    typing_only = {node for block in typing_blocks for node in ast.walk(block)}
+    late = {node for function in functions for node in ast.walk(function)} - typing_only
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name, node in inside, node in typing_only) for alias in node.names)
+            yield from ((node.lineno, alias.name, node in late) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             names = [node.module] if node.module != "bstune" else [f"bstune.{alias.name}" for alias in node.names]
-            yield from ((node.lineno, name, node in inside, node in typing_only) for name in names)
+            yield from ((node.lineno, name, node in late) for name in names)
 
 
 def offenders(path, text):
     """Return a line for each import of a file, by its path below bstune, that breaks a rule."""
     own, lines = path.split("/")[0].removesuffix(".py"), text.splitlines()
-    for number, module, inside, typing_only in imports(ast.parse(text)):
+    for number, module, late in imports(ast.parse(text)):
         other = module.split(".")[1] if module.startswith("bstune.") else None
-        above = number - 2
-        while above >= 0 and (not lines[above].strip() or lines[above].strip().startswith(("import ", "from "))):
-            above -= 1  # one comment serves the imports below it
+        before = [line.strip() for line in lines[: number - 1]]
+        while before and (not before[-1] or before[-1].startswith(("import ", "from "))):
+            before.pop()  # one comment serves the imports below it
+        commented = "#" in lines[number - 1] or (before and before[-1].startswith("#"))
         reasons = {
             "runs up": other in RANK and own in RANK and RANK[other] > RANK[own],
-            "beside its layer": {own, other} == {"config", "search"} or {own, other} == {"workloads", "hardware"},
+            "beside its layer": {own, other} in ({"config", "search"}, {"workloads", "hardware"}),
             "only YAML names workloads": other == "workloads" and own != "workloads",
             "only study/tracking.py imports mlflow": module.split(".")[0] == "mlflow" and path != "study/tracking.py",
-            "inside a function without a comment": inside
-            and not typing_only
-            and "#" not in lines[number - 1]
-            and not lines[max(above, 0)].strip().startswith("#"),
+            "inside a function without a comment": late and not commented,
         }
         yield from (f"{path}:{number}: {module}: {reason}" for reason, broken in reasons.items() if broken)
 

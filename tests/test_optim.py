@@ -1,4 +1,3 @@
-import copy
 import math
 from functools import partial
 
@@ -105,34 +104,6 @@ def test_other_groups_are_torchs_sgd_bit_for_bit(momentum, nesterov, weight_deca
         mine.step()
         reference.step()
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-def test_muon_goes_on_from_its_state():
-    def groups(parameters):
-        return [{"params": parameters[:-1], "orthogonalise": True}, {"params": parameters[-1:]}]
-
-    whole = random_parameters([*FILTERS, (5,)])
-    optimizer = Muon(groups(whole), lr=0.1, **SETTINGS)
-    train(range(3), (optimizer, whole))
-    again = [nn.Parameter(parameter.detach().clone()) for parameter in whole]
-    other = Muon(groups(again), lr=0.7, **SETTINGS)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    train((3, 4), (optimizer, whole), (other, again))
-    assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
-
-
-def test_a_closure_is_called_with_gradients_on():
-    (weight,) = random_parameters([(3, 4)])
-    optimizer = Muon([weight], lr=0.1, orthogonalise=True, **SETTINGS)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = (weight**2).sum()
-        loss.backward()
-        return loss
-
-    losses = [optimizer.step(closure).item() for _ in range(5)]
-    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -3,18 +3,17 @@
 import logging
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 from rich.console import Console
-from toolbox import make_protocol, table_rows, trials_of, write_rows
+from toolbox import entries, make_protocol, make_result, table_rows, trials_of, write_rows
 
 from bstune.core import scaling
 from bstune.core.errors import ConfigError
-from bstune.core.files import Output, keep_trials
+from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime
@@ -41,30 +40,20 @@ def train(output):
     return prepare(compose_checked(DIGITS)).backend.run
 
 
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*"))
-
-
-def test_without_a_limit_the_budget_ends_a_trial_and_no_state_is_left(train, output):
-    result = train(SPEC, output, None)
-    assert (result.status, result.steps) == ("censored", 40)
-    assert not output.states.exists()
-
-
-@pytest.mark.parametrize("limit", [10, 60])
-def test_a_limit_takes_the_place_of_the_budget(train, output, limit):
+@pytest.mark.parametrize(("limit", "steps"), [(None, 40), (10, 10), (60, 60)])
+def test_a_limit_takes_the_place_of_the_budget_and_leaves_a_state(train, output, limit, steps):
     """A larger one too: the budget is a first guess."""
     result = train(replace(SPEC, max_steps=limit), output, None)
-    assert (result.status, result.steps) == ("censored", limit)
-    assert files(output.states) == ["trial-0.ckpt"]
+    assert (result.status, result.steps) == ("censored", steps)
+    assert [path.name for path in output.states.glob("*")] == ["trial-0.ckpt"] * (limit is not None)
 
 
 def test_a_trial_that_ends_otherwise_leaves_no_state(train, output, monkeypatch):
     assert train(replace(SPEC, max_steps=30, lr=1e6), output, None).status == "diverged"
     easy = prepare(compose_checked([*DIGITS, "workload.target.value=1.0"])).backend.run
     assert easy(replace(SPEC, max_steps=500), output, None).status == "reached"
-    assert files(output.states) == []
-    assert files(output.checkpoints) == ["trial-0.ckpt"]
+    assert entries(output.states) == []
+    assert entries(output.checkpoints) == ["trial-0.ckpt"]
 
 
 def test_stopped_and_continued_is_the_same_training(train, output):
@@ -75,53 +64,34 @@ def test_stopped_and_continued_is_the_same_training(train, output):
     assert (third.number, third.trial_index, third.resumed_from, third.steps) == (2, 2, 1, 40)
     assert set(third.history) >= set(whole.history)
     assert third.history[-1] == whole.history[-1]
-    assert files(output.states) == ["trial-0.ckpt", "trial-1.ckpt", "trial-2.ckpt"]
+    assert entries(output.states) == ["trial-0.ckpt", "trial-1.ckpt", "trial-2.ckpt"]
 
 
-def deleted(state: Path) -> None:
-    state.unlink()
+def damaged(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
 
 
-def damaged(state: Path) -> None:
-    content = bytearray(state.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    state.write_bytes(bytes(content))
-
-
-def emptied(state: Path) -> None:
-    state.write_bytes(b"")
-
-
-@pytest.mark.parametrize("spoil", [deleted, damaged, emptied])
+@pytest.mark.parametrize("spoil", [None, damaged, lambda content: b""], ids=["deleted", "damaged", "emptied"])
 def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(train, output, caplog, spoil):
     first = train(replace(SPEC, max_steps=11), output, None)
-    spoil(output.state(0))
+    state = output.state(0)
+    state.unlink() if spoil is None else state.write_bytes(spoil(state.read_bytes()))
     with caplog.at_level(logging.WARNING, "bstune"):
         result = train(replace(SPEC, number=1, max_steps=25, resumed_from=0), output, first)
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "bstune.trial.workload"]
     assert warning.startswith("the state of trial 0 at ")
     assert warning.endswith("; it starts afresh")
     assert (result.number, result.resumed_from, result.status, result.steps) == (1, None, "censored", 25)
-    assert replace(SPEC, number=1) == TrialSpec(1, 0, result.batch_size, result.lr, result.delta, result.seed)
-    assert files(output.states) == ["trial-1.ckpt"], "the spoilt one would be tried again and again"
+    assert entries(output.states) == ["trial-1.ckpt"], "the spoilt one would be tried again and again"
     assert result.history == train(replace(SPEC, number=5, max_steps=25), output, None).history
-    third = train(replace(SPEC, number=2, max_steps=30, resumed_from=1), output, result)
-    assert (third.resumed_from, third.steps) == (1, 30)
 
 
-def test_a_state_can_be_continued_while_it_is_there(train, output):
-    runner = prepare(compose_checked(DIGITS)).backend
-    assert runner.stops
-    assert not runner.resumable(0, output)
-    train(replace(SPEC, max_steps=5), output, None)
-    assert runner.resumable(0, output)
-    keep_trials(output.states, set())
-    assert not runner.resumable(0, output)
-
-
-def test_a_schedule_with_a_horizon_stops_no_trial(output):
-    horizon = "workload.module.schedule.warmup_examples=${trial.total_steps}"
-    assert not prepare(compose_checked([*DIGITS, horizon])).backend.stops
+def test_a_state_can_be_continued_while_it_is_there(output):
+    backend = prepare(compose_checked(DIGITS)).backend
+    assert not backend.resumable(0, output)
+    backend.run(replace(SPEC, max_steps=5), output, None)
+    assert backend.resumable(0, output)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +102,6 @@ def test_a_schedule_with_a_horizon_stops_no_trial(output):
         ("auto", "cuda", False, "32-true"),
         ("bf16-true", "cpu", False, "bf16-true"),
         ("bf16-true", "cuda:1", True, "bf16-true"),
-        ("16-true", "cuda", False, "16-true"),
         ("16-mixed", "cuda", False, "16-mixed"),
         ("bf16-true", "cuda", False, "precision=bf16-true: GTX has no bfloat16: use 16-true or 32-true"),
         ("bf16-mixed", "cuda", False, "precision=bf16-mixed: GTX has no bfloat16: use 16-mixed or 32-true"),
@@ -149,17 +118,12 @@ def test_a_precision_that_the_device_does_not_have_is_refused(monkeypatch, preci
         assert resolve_precision(precision, device) == found
 
 
-@pytest.mark.parametrize(("fused", "refused"), [("true", True), ("false", False)])
-def test_a_fused_optimizer_is_refused_where_a_scaler_skips_steps(monkeypatch, fused, refused):
+def test_a_fused_optimizer_is_refused_where_a_scaler_skips_steps(monkeypatch):
     monkeypatch.setattr("bstune.trial.workload.resolve_device", lambda name, option: "cuda")
-    config = compose_checked(
-        ["+workload=resnet_cifar", "precision=16-mixed", f"workload.module.optimizer.fused={fused}"]
-    )
-    if not refused:
-        assert resolve(config).precision == "16-mixed"
-        return
+    options = ["+workload=resnet_cifar", "precision=16-mixed"]
+    assert resolve(compose_checked([*options, "workload.module.optimizer.fused=false"])).precision == "16-mixed"
     with pytest.raises(ConfigError, match=r"set workload\.module\.optimizer\.fused=false"):
-        resolve(config)
+        resolve(compose_checked([*options, "workload.module.optimizer.fused=true"]))
 
 
 def test_a_worker_on_cuda_says_of_which_device_it_takes_a_share(monkeypatch):
@@ -185,7 +149,7 @@ class OwnBackend(TrialBackend):
     def run(self, spec, folder, resumed_from):
         assert (spec.max_steps, resumed_from) == (None, None), "its trials cannot be stopped"
         steps = round(200 * (1 + 64 / spec.batch_size))
-        return self.make_result(
+        return make_result(
             **spec.trial_fields(), steps=steps, steps_low=steps - 1, history=((steps, 0.1),),
             seconds_per_step=self.step_time(spec.batch_size),
         )  # fmt: skip
@@ -195,14 +159,12 @@ class OwnBackend(TrialBackend):
 
 
 @pytest.mark.parametrize("sampler", ["frontier", "tpe"])
-def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, make_result, sampler):
+def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "t.jsonl", table_rows())
     options = ("workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false", "search.replicates=1")
     config = compose_checked(["workload=replay", *options, f"sampler={sampler}", "search.trials=3"])
-    backend = OwnBackend()
-    backend.make_result = make_result
-    prepared = prepare(config, backend=backend)
+    prepared = prepare(config, backend=OwnBackend())
     assert prepared.frozen_settings == {**frozen_settings(prepared.config), "cluster": "A"}
     console = Console(record=True, width=200)
     done = run_study(prepared, [], console)
@@ -210,13 +172,11 @@ def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, make_resul
     assert [trial.trial_index for trial in done[:3]] == [0, 1, 2]
     assert done[3].replicate_of is not None
     text = console.export_text()
-    assert "on a cluster" in text
-    assert "trials run on a cluster" in text
-    assert "test/error" in text
+    assert all(words in text for words in ("on a cluster", "trials run on a cluster", "test/error"))
 
 
 @pytest.fixture
-def rehearse(monkeypatch, make_result):
+def rehearse(monkeypatch):
     """Return a function that times a made-up machine, and what was asked of it."""
 
     def run(tau, low=8, high=512, multiple=1):
@@ -235,7 +195,7 @@ def rehearse(monkeypatch, make_result):
     return run
 
 
-@pytest.mark.parametrize(("overhead", "per_example"), [(0.01, 0.001), (0.0, 0.5), (0.3, 0.0)])
+@pytest.mark.parametrize(("overhead", "per_example"), [(0.01, 0.001), (0.3, 0.0)])
 def test_a_rehearsal_recovers_a_straight_line(rehearse, overhead, per_example):
     step_time, _ = rehearse(lambda batch_size: overhead + per_example * batch_size)
     for batch_size in (8, 100, 512):
@@ -258,12 +218,8 @@ def test_a_rehearsal_is_short_and_cheap(rehearse, sizes, timed):
     for spec, rules in asked:
         assert spec.lr == pytest.approx(0.1 * spec.batch_size / 64 / 8)  # the lowest rate searched: three octaves down
         assert rules.warmup_steps < rules.budget.last_step(spec.batch_size) < 10
-        expected = make_protocol(
-            budget=rules.budget,
-            warmup_steps=rules.warmup_steps,
-            trainer={**make_protocol().trainer, "limit_val_batches": 1},
-        )
-        assert rules == expected
+        briefly = {"budget": rules.budget, "warmup_steps": rules.warmup_steps}
+        assert rules == make_protocol(**briefly, trainer={**make_protocol().trainer, "limit_val_batches": 1})
 
 
 def test_noise_makes_neither_part_of_a_step_time_negative(rehearse):

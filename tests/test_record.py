@@ -10,7 +10,7 @@ from toolbox import entries, make_result, write_rows
 from bstune.__main__ import main
 from bstune.core.errors import TableError
 from bstune.core.records import Target, TrialSpec
-from bstune.study.record import Grid, record_grid, rows_of_study, write_table
+from bstune.study.record import record_grid, rows_of_study, write_table
 from bstune.trial import workload as training
 from bstune.trial.replay import read_table, replay
 
@@ -212,7 +212,7 @@ def test_a_file_that_cannot_be_written_is_found_before_training(record, tmp_path
 def test_other_lines_in_the_runs_are_refused(tmp_path, content):
     (tmp_path / "t.jsonl.runs").write_text(content)
     with pytest.raises(TableError, match=r"t\.jsonl\.runs holds other lines than those of an earlier run: delete it"):
-        record_grid(Grid((8, 16), (0.1,), (0,)), lambda spec: fake(), tmp_path / "t.jsonl", lambda line: None)
+        record_grid([(8, 0.1, 0), (16, 0.1, 0)], lambda spec: fake(), tmp_path / "t.jsonl")
 
 
 def test_a_grid_leaves_out_a_batch_size_that_does_not_fit_and_records_the_metric_as_it_is(tmp_path):
@@ -223,7 +223,7 @@ def test_a_grid_leaves_out_a_batch_size_that_does_not_fit_and_records_the_metric
 
     earlier = {"batch_size": 8, "lr": 0.1, "seed": 0, "steps": [10], "metric": [0.5], "seconds_per_step": 0.1}
     write_rows(tmp_path / "t.jsonl.runs", [earlier | {"status": "budget"}])  # of a former version
-    record_grid(Grid((8, 16, 512), (0.1,), (0,)), train, tmp_path / "t.jsonl", lambda line: None)
+    record_grid([(8, 0.1, 0), (16, 0.1, 0), (512, 0.1, 0)], train, tmp_path / "t.jsonl")
     table = read_table(tmp_path / "t.jsonl")
     assert [(run.batch_size, run.metric) for run in table.runs] == [(8, (0.5,)), (16, (0.2, 0.7, 0.91))]
     assert table.outcome(16, 0.1, 0, Target("accuracy", 0.9, "max")).steps == 40

@@ -12,7 +12,7 @@ import optuna
 import pytest
 import yaml
 from rich.console import Console
-from toolbox import entries, steps_to_target, table_rows, trials_of, write_rows
+from toolbox import entries, make_trial, table_rows, trials_of, write_rows
 
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.study import run as jobs
@@ -55,11 +55,11 @@ def asked_by_index(study: Path) -> dict[int, tuple]:
     }
 
 
-def cut_short(monkeypatch, at, killed):
+def end_at(monkeypatch, at, killed):
     """End the process at its ``at``-th trial, from 0: killed, which leaves the trial running, or interrupted."""
     run, calls = jobs._Search.run, []
 
-    def ended(search, asked, done):
+    def counted(search, asked, done):
         calls.append(asked)
         if len(calls) > at:
             if killed:
@@ -70,12 +70,14 @@ def cut_short(monkeypatch, at, killed):
     def interrupt(*arguments):
         raise SystemExit(1)  # what Lightning makes of Ctrl-C
 
-    monkeypatch.setattr(jobs._Search, "run", ended)
+    monkeypatch.setattr(jobs._Search, "run", counted)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "interrupted"])
-@pytest.mark.parametrize(("sampler", "objective"), [("frontier", "steps"), ("frontier", "both"), ("tpe", "steps")])
+@pytest.mark.parametrize(
+    ("sampler", "objective", "killed"),
+    [("frontier", "steps", True), ("frontier", "both", False), ("tpe", "steps", True), ("tpe", "steps", False)],
+)
 def test_a_study_cut_short_and_continued_asks_the_same_trials(
     bstune, outputs, monkeypatch, table, sampler, objective, killed
 ):
@@ -83,37 +85,31 @@ def test_a_study_cut_short_and_continued_asks_the_same_trials(
     assert bstune(*arguments, "study=whole")[0] == 0
     whole = asked_by_index(outputs / "whole")
     order = list(whole)
-    assert len([trial_index for trial_index in order if trial_index < TRIALS]) == TRIALS
-    continued = next((i for i, trial_index in enumerate(order) if whole[trial_index][3] is not None), 7)
-    assert sampler == "tpe" or whole[order[continued]][3] is not None, "no trial was continued: the test says little"
-    fresh = next(
-        i for i, trial_index in enumerate(order) if whole[trial_index][4] is not None
-    )  # there is one: some trial reached it
+    continued = next((i for i, index in enumerate(order) if whole[index][3] is not None), None)
+    assert sampler == "tpe" or continued is not None, "no trial was continued: the test proves little"
+    replicate = next(i for i, index in enumerate(order) if whole[index][4] is not None)  # some trial reached it
+    cuts = sorted({0, continued or 7, replicate + 1})
     done = 0
-    # Cut short in the first trial, in one that continues another one, and in the second that confirms one.
-    for at in sorted({0, continued, fresh + 1}):
+    for at in cuts:  # in the first trial, in one that continues another one, and in the second replicate
         with monkeypatch.context() as patch:
-            cut_short(patch, at - done, killed)
+            end_at(patch, at - done, killed)
             assert bstune(*arguments, "study=pieces")[0] == 130
         done = at
     assert bstune(*arguments, "study=pieces")[0] == 0
     assert asked_by_index(outputs / "pieces") == whole
     failed = [trial for trial in trials_of(outputs / "pieces") if trial.status == "failed"]
-    assert [trial.trial_index for trial in failed] == [order[at] for at in sorted({0, continued, fresh + 1})]
+    assert [trial.trial_index for trial in failed] == [order[at] for at in cuts]
     assert [(t.batch_size, t.lr, t.seed) for t in failed] == [whole[t.trial_index][:3] for t in failed]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["frontier", "tpe"])
-def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(bstune, outputs, monkeypatch, sampler):
-    arguments = (*DIGITS, *EASY, STEPS, f"sampler={sampler}", "search.trials=12", "search.replicates=1")
-    arguments += ("protocol.noise_scale_every=2",)
+def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(bstune, outputs, monkeypatch):
+    arguments = (*DIGITS, *EASY, STEPS, "search.trials=12", "search.replicates=1", "protocol.noise_scale_every=2")
     assert bstune(*arguments, "study=whole")[0] == 0
     whole = asked_by_index(outputs / "whole")
-    continued = next((i for i, trial_index in enumerate(whole) if whole[trial_index][3] is not None), 5)
-    assert sampler == "tpe" or whole[list(whole)[continued]][3] is not None
+    continued = next(i for i, asked in enumerate(whole.values()) if asked[3] is not None)
     with monkeypatch.context() as patch:
-        cut_short(patch, continued, killed=False)
+        end_at(patch, continued, killed=False)
         assert bstune(*arguments, "study=pieces")[0] == 130
     assert bstune(*arguments, "study=pieces")[0] == 0
     assert asked_by_index(outputs / "pieces") == whole
@@ -136,31 +132,22 @@ def test_measuring_the_noise_scale_changes_no_trial_and_is_reported(bstune, outp
 
 
 @pytest.mark.slow
-def test_a_continued_trial_is_its_parent_gone_further(bstune, outputs):
+def test_a_continued_trial_goes_further_and_the_winners_command_takes_it_to_the_target_again(bstune, outputs):
+    """Also where its last evaluation was at its limit, or the earlier trial's was."""
     assert bstune(*DIGITS, *EASY, STEPS, "search.trials=16", "search.replicates=0")[0] == 0
     study = outputs / "digits"
     trials = {trial.number: trial for trial in trials_of(study)}
     continued = [trial for trial in trials.values() if trial.resumed_from is not None]
     assert continued
     for trial in continued:
-        parent = trials[trial.resumed_from]
-        assert (trial.batch_size, trial.lr, trial.seed) == (parent.batch_size, parent.lr, parent.seed)
-        assert trial.steps > parent.steps
-        assert trial.history[: len(parent.history)] == parent.history
-    parents = {trial.resumed_from for trial in continued}
-    stopped = {trial.number for trial in trials.values() if trial.status == "censored"} - parents
+        earlier = trials[trial.resumed_from]
+        assert (trial.batch_size, trial.lr, trial.seed) == (earlier.batch_size, earlier.lr, earlier.seed)
+        assert trial.steps > earlier.steps
+        assert trial.history[: len(earlier.history)] == earlier.history
     states = {int(path.stem.removeprefix("trial-")) for path in (study / "states").iterdir()}
-    assert states <= stopped, "the states of the trials that were continued, or reached the target, are deleted"
     assert states == worth_continuing(list(trials.values()), "steps")
-
-
-@pytest.mark.slow
-def test_the_command_of_the_winner_takes_it_to_the_target_in_as_many_steps(bstune, outputs):
-    """Also where its last evaluation was at its limit, or its parent's was."""
-    assert bstune(*DIGITS, *EASY, STEPS, "search.trials=16", "search.replicates=0")[0] == 0
-    study = outputs / "digits"
     best = yaml.safe_load((study / "best.yaml").read_text())["best_by_steps"]
-    winner = trials_of(study)[best["number"]]
+    winner = trials[best["number"]]
     assert bstune(*best["command"].split()[3:])[0] == 0
     (record,) = study.glob("trial-B*/trial.json")
     again = TrialResult.from_json(record.read_text())
@@ -185,13 +172,14 @@ def test_a_schedule_with_a_horizon_is_never_stopped_early(bstune, tmp_path, samp
 
 
 @pytest.mark.slow
-def test_winners_are_confirmed_on_fresh_seeds_beside_the_search(bstune, outputs, table):
-    assert bstune(*REPLAY, "search.seconds=100", "search.candidates=1")[0] == 0
+def test_winners_run_again_on_fresh_seeds_beside_the_search(bstune, outputs, table):
+    status, out, _ = bstune(*REPLAY, "search.seconds=100", "search.candidates=1")
+    assert (status, "stopped: search.seconds=100 of training are spent" in out) == (0, True)
     trials = trials_of(outputs / "replay")
     searched = [trial for trial in trials if trial.replicate_of is None]
     fresh = [trial for trial in trials if trial.replicate_of is not None]
     assert sum(trial.train_seconds for trial in searched) >= 100
-    assert sum(trial.train_seconds for trial in searched[:-1]) < 100, "the fresh runs were counted"
+    assert sum(trial.train_seconds for trial in searched[:-1]) < 100, "the replicates were counted"
     assert [trial.trial_index for trial in searched] == list(range(len(searched)))
     assert len(fresh) == 3
     assert trials[-3:] == fresh, "they come after the search"
@@ -202,12 +190,11 @@ def test_winners_are_confirmed_on_fresh_seeds_beside_the_search(bstune, outputs,
         assert trial.steps <= 2 * trials[winner].steps
     seeds = [trial.seed for trial in trials if trial.resumed_from is None]
     assert len(set(seeds)) == len(seeds)
-    assert len({trial.trial_index for trial in trials}) == len(trials)
 
 
-def test_a_line_a_trial_in_the_order_in_which_they_end(make_result, capsys):
+def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
     target = Target("val/error", 0.1, "min")
-    trials = [make_result(number=number, trial_index=number) for number in range(5)]
+    trials = [make_trial(number) for number in range(5)]
     with Progress(5, target, Console(width=200)) as progress:
         for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):  # the first was done before
             progress.show([trials[number] for number in done])
@@ -216,23 +203,16 @@ def test_a_line_a_trial_in_the_order_in_which_they_end(make_result, capsys):
 
 
 @pytest.mark.slow
-def test_nothing_more_is_done_once_all_is_done_and_confirmations_can_be_added(bstune, outputs, table):
+def test_nothing_more_is_done_once_all_is_done_and_replicates_can_be_added(bstune, outputs, table):
     arguments = (*REPLAY, STEPS, "sampler=tpe", "search.precision=null", "search.trials=12", "search.candidates=1")
-    study = outputs / "replay"
-    assert bstune(*arguments, "search.replicates=0")[0] == 0
-    none = trials_of(study)
-    assert len(none) == 12
-    assert not any(trial.replicate_of is not None for trial in none)
-    assert bstune(*arguments, "search.replicates=2")[0] == 0
-    two = trials_of(study)
-    assert two[:12] == none
-    assert len(two) == 14
-    assert bstune(*arguments, "search.replicates=4")[0] == 0
-    four = trials_of(study)
-    assert four[:14] == two
-    assert len({(trial.trial_index, trial.seed) for trial in four[12:]}) == 4
-    assert bstune(*arguments, "search.replicates=4")[0] == 0
-    assert trials_of(study) == four
+    before = []
+    for replicates in (0, 2, 4, 4):
+        assert bstune(*arguments, f"search.replicates={replicates}")[0] == 0
+        trials = trials_of(outputs / "replay")
+        assert trials[: len(before)] == before
+        assert [trial.replicate_of is None for trial in trials] == [True] * 12 + [False] * replicates
+        before = trials
+    assert len({(trial.trial_index, trial.seed) for trial in before}) == 16
 
 
 @pytest.mark.slow
@@ -248,7 +228,7 @@ def test_the_search_ends_once_the_critical_batch_size_is_known_well_enough(bstun
     assert sum(trial.replicate_of is None for trial in first) == 8, "the first look after six trials that reached it"
     assert sum(trial.replicate_of is not None for trial in first) >= 3
     assert bstune(*arguments)[0] == 0
-    assert trials_of(study) == first, "the same command goes on searching: the fresh runs were taken for its trials"
+    assert trials_of(study) == first, "the same command goes on searching: the replicates were taken for its trials"
 
 
 @pytest.mark.slow
@@ -273,57 +253,53 @@ def test_a_record_that_ended_is_not_continued(bstune, tmp_path, outputs):
     trials = trials_of(outputs / "replay")
     study = optuna.load_study(study_name="replay", storage=f"sqlite:///{tmp_path}/bstune.db")
     limits = [json.loads(trial.user_attrs[SPEC])["max_steps"] for trial in study.get_trials()]
-    ended = {t.number for t, limit in zip(trials, limits, strict=True) if t.status == "censored" and t.steps < limit}
-    assert ended, "no record ended ahead of its trial's limit: the test says nothing"
-    assert not ended & {trial.resumed_from for trial in trials}
+    short = {t.number for t, limit in zip(trials, limits, strict=True) if t.status == "censored" and t.steps < limit}
+    assert short, "no record ended ahead of its trial's limit: the test proves nothing"
+    assert not short & {trial.resumed_from for trial in trials}
     assert all(trial.train_seconds > 0 for trial in trials)
 
 
-# Trials as (number, status, steps, seconds a step, parent, confirms); 1 s is the time to target of number 0.
-BEST = (0, "reached", 100, 0.01, None, None)
+def stopped(number, steps=10, status="censored", **changes):
+    return make_trial(number, steps=steps, status=status, **changes)
+
+
+BEST = stopped(0, 100, "reached")  # 1 s
 
 
 @pytest.mark.parametrize(
     ("trials", "kept"),
     [
         ([], set()),
-        ([(0, "censored", 10, 0.01, None, None)], {0}),
-        ([(0, "censored", 10, None, None, None)], {0}),
-        ([(0, "diverged", 9, 0.01, None, None), (1, "oom", 9, 0.01, None, None)], set()),
-        ([BEST, (1, "censored", 119, 0.01, None, None), (2, "censored", 121, 0.01, None, None)], {1, 2}),
-        ([(0, "censored", 10, 0.01, None, None), (1, "censored", 20, 0.01, 0, None)], {1}),
-        ([(0, "censored", 10, 0.01, None, None), (1, "reached", 20, 0.01, 0, None)], set()),
-        ([(0, "censored", 10, 0.01, None, None), (1, "failed", 0, None, 0, None)], {0}),  # is asked again
-        ([BEST, (1, "censored", 20, 0.01, None, 0)], set()),
-        ([BEST, (1, "reached", 10, 0.01, None, 0), (2, "censored", 50, 0.01, None, None)], {2}),
+        ([stopped(0, tau=None)], {0}),
+        ([stopped(0, status="diverged"), stopped(1, status="oom")], set()),
+        ([BEST, stopped(1, 119), stopped(2, 121)], {1, 2}),
+        ([stopped(0), stopped(1, 20, resumed_from=0)], {1}),
+        ([stopped(0), stopped(1, 20, "reached", resumed_from=0)], set()),
+        ([stopped(0), stopped(1, 0, "failed", resumed_from=0)], {0}),  # is asked again
+        ([BEST, stopped(1, 20, replicate_of=0)], set()),
+        ([BEST, stopped(1, 10, "reached", replicate_of=0), stopped(2, 50)], {2}),
     ],
 )
-def test_the_states_that_are_kept(make_result, trials, kept):
-    names = ("number", "status", "steps", "seconds_per_step", "resumed_from", "replicate_of")
-    done = [make_result(**dict(zip(names, values, strict=True))) for values in trials]
-    assert worth_continuing(done, "time") == kept
+def test_the_states_that_are_kept(trials, kept):
+    assert worth_continuing(trials, "time") == kept
 
 
 # Number 2 has taken too long to win, number 3 too many steps; number 1 is the oldest of those that may.
-@pytest.mark.parametrize(
-    ("objective", "dropped"), [("time", {2}), ("steps", {3}), ("both", {1}), ("curve", {1})], ids=str
-)
-def test_where_there_are_many_those_that_cannot_win_go_first(make_result, objective, dropped):
-    rows = [(number, "censored", 10, 0.01, None, None) for number in range(MAX_STATES + 2)]
-    rows[0], rows[2:4] = BEST, [(2, "censored", 10, 1.0, None, None), (3, "censored", 200, 0.001, None, None)]
-    names = ("number", "status", "steps", "seconds_per_step", "resumed_from", "replicate_of")
-    done = [make_result(**dict(zip(names, values, strict=True))) for values in rows]
-    assert worth_continuing(done, objective) == set(range(1, MAX_STATES + 2)) - dropped
+@pytest.mark.parametrize(("objective", "dropped"), [("time", 2), ("steps", 3), ("both", 1), ("curve", 1)])
+def test_where_there_are_many_those_that_cannot_win_go_first(objective, dropped):
+    trials = [
+        BEST,
+        stopped(1),
+        stopped(2, tau=1.0),
+        stopped(3, 200, tau=0.001),
+        *map(stopped, range(4, MAX_STATES + 2)),
+    ]
+    assert worth_continuing(trials, objective) == set(range(1, MAX_STATES + 2)) - {dropped}
 
 
 @pytest.mark.parametrize(
     ("overrides", "bound"),
-    [
-        (("scaling.lr_octaves=4",), 4.0),
-        ((), 10.0),
-        (("sampler=tpe",), 3.0),
-        (("sampler=tpe", "scaling.lr_octaves_sigma=2"), 6.0),
-    ],
+    [((), 10.0), (("scaling.lr_octaves=4",), 4.0), (("sampler=tpe", "scaling.lr_octaves_sigma=2"), 6.0)],
 )
 def test_how_far_from_the_rule_each_sampler_searches(tmp_path, monkeypatch, table, overrides, bound):
     monkeypatch.chdir(tmp_path)
@@ -361,37 +337,19 @@ def test_a_study_from_end_to_end(bstune, outputs, table):
     (record,) = folder.glob("trial-B*/trial.json")
     again = TrialResult.from_json(record.read_text())
     winner = trials[best["number"]]
+    assert again.delta is None
     assert replace(again, number=winner.number, trial_index=winner.trial_index, delta=winner.delta) == winner
 
 
 @pytest.mark.slow
 def test_a_replayed_study_imports_no_training_library(outputs, table):
-    code = """
-import json, sys
-from bstune.__main__ import main
-status = main()
-print(json.dumps([status, [name for name in ("torch", "lightning", "mlflow") if name in sys.modules]]))
-"""
+    code = (
+        "import sys; from bstune.__main__ import main; main(); print({'torch', 'lightning', 'mlflow'} & {*sys.modules})"
+    )
     command = [sys.executable, "-c", code, *REPLAY, "search.trials=12", "search.replicates=0"]
     ended = subprocess.run(command, cwd=outputs.parent, capture_output=True, text=True, check=True)
-    assert json.loads(ended.stdout.splitlines()[-1]) == [0, []]
+    assert ended.stdout.splitlines()[-1] == "set()"
     assert len(trials_of(outputs / "replay")) == 12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("limit", "words"),
-    [
-        ("search.seconds=20", "search.seconds=20 of training are"),
-        ("search.wall_seconds=20", "search.wall_seconds=20 are"),
-    ],
-)
-def test_simulated_seconds_end_a_study(bstune, outputs, table, limit, words):
-    status, out, _ = bstune(*REPLAY, limit, "search.replicates=0")
-    assert status == 0
-    assert f"stopped: {words} spent" in out
-    seconds = [trial.train_seconds for trial in trials_of(outputs / "replay")]
-    assert sum(seconds) >= 20 > sum(seconds[:-1])
 
 
 @pytest.mark.slow
@@ -408,17 +366,6 @@ def test_a_study_continues_and_knows_its_table_by_content(bstune, outputs, table
     status, _, err = bstune(*REPLAY, "workload.table=moved.jsonl", "search.trials=7")
     assert status == 2
     assert "workload.table: was 'sha256 " in err
-
-
-def test_a_trial_by_itself(bstune, tmp_path, table):
-    status, out, err = bstune(*REPLAY, "trial.batch_size=128", "trial.lr=0.16")
-    assert (status, err) == (0, "")
-    assert "reached at step 3" in out
-    (record,) = tmp_path.glob("outputs/replay/trial-B*/trial.json")
-    result = TrialResult.from_json(record.read_text())
-    assert result.steps in (steps_to_target(128, 0.16), steps_to_target(128, 0.16) + 5)
-    assert result.delta is None
-    assert entries(tmp_path) == ["outputs", "t.jsonl"]
 
 
 @pytest.mark.slow

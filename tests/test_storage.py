@@ -1,7 +1,5 @@
 """The study in Optuna's storage: asked, cut short, continued, refused; samplers as a config builds them."""
 
-import json
-import math
 import socket
 import sqlite3
 from dataclasses import replace
@@ -23,7 +21,6 @@ from bstune.study.storage import (
     FORMAT,
     FROZEN_SETTINGS,
     RECORD,
-    SPEC,
     TRIAL_INDEX,
     ask,
     ask_replicate,
@@ -380,17 +377,6 @@ def test_samplers_are_built_from_the_config(name):
 def test_other_samplers_are_refused(config, message):
     with pytest.raises(ConfigError, match=message):
         build_sampler(OmegaConf.create(config), budget(), 0)
-
-
-def test_the_study_is_an_ordinary_one(study, tmp_path):
-    """Optuna's own tools read it: parameters, values, attributes."""
-    go_on(study, "random", trials=6)
-    loaded = optuna.load_study(study_name="toy", storage=url(tmp_path))
-    for trial in loaded.get_trials():
-        assert set(trial.params) == {"batch_size", "delta"}
-        assert trial.user_attrs[TRIAL_INDEX] == trial.number
-        assert json.loads(trial.user_attrs[SPEC])["number"] == trial.number
-        assert math.isfinite(json.loads(trial.user_attrs[RECORD])["lr"])
 
 
 def test_a_server_that_never_answers_ends_within_the_time_out(tmp_path):

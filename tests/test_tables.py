@@ -2,20 +2,20 @@
 
 import shlex
 import shutil
+from itertools import product
 
 import pytest
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget
 from bstune.study.prepare import compose_checked
-from bstune.study.record import Grid
 from bstune.trial.replay import SHIPPED, always_reached, find_table, read_index, read_table
 
 INDEX = read_index()
 
 
 def recordings(name):
-    """Return (file, grid, overrides) of each recording in the command that made a table."""
+    """Return (file, points, overrides) of each recording in the command that made a table."""
     *recorded, last = (shlex.split(part) for part in INDEX[name].command.split("&&"))
     if last[0] != "cat":
         recorded, last = [*recorded, last], ["cat", last[2], ">", last[2]]
@@ -23,8 +23,8 @@ def recordings(name):
     for words in recorded:
         assert words[:2] == ["bstune", "record"]
         options = dict(zip(words[3:9:2], words[4:9:2], strict=True))
-        grid = Grid(*([float(value) for value in options[o].split(",")] for o in ("--batch-sizes", "--lrs", "--seeds")))
-        found.append((words[2], grid, words[9:]))
+        grid = [[float(value) for value in options[o].split(",")] for o in ("--batch-sizes", "--lrs", "--seeds")]
+        found.append((words[2], list(product(*grid)), words[9:]))
     assert last[1:] == [*(file for file, _, _ in found), ">", f"{name}.jsonl"]
     return found
 
@@ -43,14 +43,14 @@ def test_its_command_makes_it(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     runs = {(run.batch_size, run.lr, run.seed): run for run in read_table(INDEX[name].path).runs}
     recorded = recordings(name)
-    assert sorted(point for _, grid, _ in recorded for point in grid.points()) == sorted(runs)
+    assert sorted(point for _, points, _ in recorded for point in points) == sorted(runs)
     target = INDEX[name].target
-    for _, grid, overrides in recorded:
+    for _, points, overrides in recorded:
         config = compose_checked(overrides)
         budget = Budget(config.budget.steps, config.budget.examples)
         assert (config.workload.name, config.workload.target.metric) == (name, target.metric)
         assert config.workload.target.value < target.value  # what it was recorded to
-        for run in (runs[point] for point in grid.points()):  # nor was one cut short
+        for run in (runs[point] for point in points):  # nor was one cut short
             assert run.steps_to(target) or run.diverged or run.end == budget.last_step(run.batch_size)
 
 

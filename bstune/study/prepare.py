@@ -65,13 +65,7 @@ def prepare(
 ) -> PreparedStudy:
     """Check a composed config against this machine, its data and its storage, and return the study.
 
-    Args:
-        config: the composed and checked config.
-        log: takes a line about what takes long.
-        backend: runs the trials; None: the workload is trained, or answered from its table, as the config says.
-
-    Raises:
-        BstuneError: one of its kinds, with what was received and what to do.
+    ``backend`` runs the trials; None: the workload is trained, or answered from its table, as the config says.
     """
     if backend is None and not is_replayed(config):
         # torch and lightning take 4 s to import, and a replayed study needs neither

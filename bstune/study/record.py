@@ -11,7 +11,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,7 @@ USABLE = ("reached", "censored", "diverged")  # an out-of-memory or failed trial
 FROZEN = ("workload.", "protocol.", "trainer.", "precision", "device", "compile")
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Every combination of batch size, learning rate and seed, the seeds outermost."""
-
-    batch_sizes: Sequence[int]
-    lrs: Sequence[float]
-    seeds: Sequence[int]
-
-    def points(self) -> list[tuple[int, float, int]]:
-        """Return (batch size, learning rate, seed) in the order in which they are trained."""
-        return [(size, lr, seed) for seed in self.seeds for size in self.batch_sizes for lr in self.lrs]
+Point = tuple[int, float, int]  # batch size, learning rate and seed
 
 
 def main(arguments: list[str]) -> None:
@@ -70,19 +60,21 @@ def main(arguments: list[str]) -> None:
         raise ConfigError("a grid needs --batch-sizes and --lrs; or give --trials=TRIALS_JSONL of a study")
     else:
         try:
-            _train_grid(Grid(options.batch_sizes, options.lrs, options.seeds), options.file, overrides)
+            points = [(size, lr, seed) for seed, size, lr in product(options.seeds, options.batch_sizes, options.lrs)]
+            _train_grid(points, options.file, overrides)
         except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns an interruption into the second
             kept = _runs_file(options.file)
             raise Interrupted(f"interrupted: {kept} keeps what is there; the same command continues") from error
     print(f"wrote {options.file}: bstune workload=replay workload.table={options.file} ...")
 
 
-def _train_grid(grid: Grid, path: Path, overrides: Sequence[str]) -> None:
-    if len(grid.batch_sizes) < 2:
-        raise ConfigError(f"a table needs two batch sizes or more, but got --batch-sizes {grid.batch_sizes[0]}")
+def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -> None:
+    sizes = sorted({size for size, _, _ in points})
+    if len(sizes) < 2:
+        raise ConfigError(f"a table needs two batch sizes or more, but got --batch-sizes {sizes[0]}")
     config = compose_checked([*overrides, "mlflow.enabled=false"])
     quieten(training=not is_replayed(config))
-    config.search.batch_size.low, config.search.batch_size.high = min(grid.batch_sizes), max(grid.batch_sizes)
+    config.search.batch_size.low, config.search.batch_size.high = sizes[0], sizes[-1]
     config.protocol.noise_scale_every = None  # a table does not hold it
     config.hardware.enabled = False  # a grid is trained as it is given
     config.search.workers = 1  # and one run after another: its seconds are measured
@@ -104,17 +96,16 @@ def _train_grid(grid: Grid, path: Path, overrides: Sequence[str]) -> None:
             )
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, text + "\n")
-    record_grid(grid, lambda spec: prepared.backend.run(spec, None, None), path, lambda line: print(line, flush=True))
+    record_grid(points, lambda spec: prepared.backend.run(spec, None, None), path)
     file.unlink()
 
 
-def record_grid(grid: Grid, train: Callable[[TrialSpec], TrialResult], path: Path, log: Callable[[str], None]) -> None:
-    """Train every point that ``path.runs`` lacks, a line to ``log`` for each, then write ``path``."""
+def record_grid(points: Sequence[Point], train: Callable[[TrialSpec], TrialResult], path: Path) -> None:
+    """Train every point that ``path.runs`` lacks, print a line for each, then write ``path``."""
     partial = _runs_file(path)
     partial.parent.mkdir(parents=True, exist_ok=True)
     rows = _read_partial(partial)
     done = {_point(recorded) for recorded in rows}
-    points = grid.points()
     for number, point in enumerate(points):
         if point in done:
             continue
@@ -123,9 +114,9 @@ def record_grid(grid: Grid, train: Callable[[TrialSpec], TrialResult], path: Pat
         rows.append(row(result))
         with partial.open("a", encoding="utf-8") as file:
             file.write(dump_json(rows[-1]) + "\n")
-        log(f"run {number + 1}/{len(points)}  B {size}  lr {lr:.4g}  seed {seed}  {result.status} at {result.steps}")
-    wanted = set(points)
-    write_table(path, [recorded for recorded in rows if _point(recorded) in wanted])
+        status = f"{result.status} at {result.steps}"
+        print(f"run {number + 1}/{len(points)}  B {size}  lr {lr:.4g}  seed {seed}  {status}", flush=True)
+    write_table(path, [recorded for recorded in rows if _point(recorded) in points])
     partial.unlink()
 
 
@@ -185,7 +176,7 @@ def _rounded(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def _point(recorded: Mapping[str, Any]) -> tuple[int, float, int]:
+def _point(recorded: Mapping[str, Any]) -> Point:
     return recorded["batch_size"], recorded["lr"], recorded["seed"]
 
 
@@ -224,7 +215,7 @@ def read_trials(path: Path) -> list[TrialResult]:
 
 def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
     """Return the rows of a study's trials; of a trial and those that continue it, the one with the most steps."""
-    longest: dict[tuple[int, float, int], TrialResult] = {}
+    longest: dict[Point, TrialResult] = {}
     for trial in trials:
         point = trial.batch_size, trial.lr, trial.seed
         if trial.status in USABLE and (point not in longest or trial.steps > longest[point].steps):

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -223,19 +223,15 @@ def ask(
     # The last one that was cut short; one without its spec was not asked to the end.
     same = (t for t in reversed(failed) if t.user_attrs.get(TRIAL_INDEX) == trial_index and SPEC in t.user_attrs)
     earlier = next(same, None)
-    fixed: dict[str, Any] = {}
     if earlier is not None:
-        fixed = dict(earlier.params)
-    elif stopping is None and (stratum := budget.stratum(trial_index, space)) is not None:
-        fixed = {"batch_size": stratum}
-    trial = _suggested(study, trial_index, space, sampler, fixed)
+        trial = _suggested(study, trial_index, space, sampler, dict(earlier.params))
+        return _stored(trial, replace(_spec(earlier), number=trial.number))
+    stratum = None if stopping is not None else budget.stratum(trial_index, space)
+    trial = _suggested(study, trial_index, space, sampler, {} if stratum is None else {"batch_size": stratum})
     batch_size = space.snap(trial.params["batch_size"])
     lr, seed = space.lr(batch_size, trial.params["delta"]), budget.trial_seed(trial_index)
     max_steps, resumed_from = None, None
-    if earlier is not None:
-        before = _spec(earlier)
-        lr, seed, max_steps, resumed_from = before.lr, before.seed, before.max_steps, before.resumed_from
-    elif stopping is not None and stops:
+    if stopping is not None and stops:
         max_steps, resumed_from = stopping.max_steps(trial.number), stopping.resumed_from(trial.number)
         if resumed_from is not None:
             continued = _spec(study.get_trials(deepcopy=False)[resumed_from])
@@ -253,18 +249,16 @@ def ask_replicate(
 ) -> Asked:
     """Ask for all of a trial's hyperparameters again, on a fresh seed; at most twice its steps where trials stop."""
     trial_index = budget.replicate_index(original.trial_index, replicate)
-    params = study.get_trials(deepcopy=False)[original.number].params
-    trial = _suggested(study, trial_index, space, RandomSampler(seed=0), dict(params))
-    spec = TrialSpec(
+    first = study.get_trials(deepcopy=False)[original.number]
+    trial = _suggested(study, trial_index, space, RandomSampler(seed=0), dict(first.params))
+    spec = replace(
+        _spec(first),
         number=trial.number,
         trial_index=trial_index,
-        batch_size=original.batch_size,
-        lr=original.lr,
-        delta=original.delta,
         seed=budget.trial_seed(trial_index),
         max_steps=REPLICATE_LIMIT * original.steps if stops else None,
+        resumed_from=None,
         replicate_of=original.number,
-        hyperparameters=original.hyperparameters,
     )
     return _stored(trial, spec)
 

@@ -185,12 +185,12 @@ def failing(fail: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     except USER_CODE_ERRORS as error:
-        # torch wraps the compiler's error in its own.
-        while isinstance(inner := getattr(error, "inner_exception", None), BaseException):
-            error = inner
-        if is_out_of_memory(error):
-            raise error from None
-        fail(f"{type(error).__name__}: {first_line(error)}")
+        innermost: BaseException = error  # torch wraps the compiler's error in its own
+        while isinstance(inner := getattr(innermost, "inner_exception", None), BaseException):
+            innermost = inner
+        if is_out_of_memory(innermost):
+            raise innermost from None
+        fail(f"{type(innermost).__name__}: {first_line(innermost)}")
 
 
 def compile_in_place(part: nn.Module, mode: str) -> None:

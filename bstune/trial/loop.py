@@ -75,7 +75,7 @@ def run_trial(
     clock = clock or TrialClock(synchronize=synchronize)
     progress = _Progress(spec, protocol, workload.validation_examples, resume)
     compiling = None if protocol.compile is None else Compiling(protocol.compile, clock)
-    loop = _TargetLoop(spec, protocol, progress, clock, compiling)
+    loop = _TargetLoop(progress, clock, compiling)
     try:
         _train(workload, loop, checkpoint, state, resume)
     except (RuntimeError, MemoryError) as error:
@@ -158,7 +158,7 @@ class _Progress:
         self.start_gap: float | None = None  # of the target before training; None if it was not measured
         self.near = False
         self.forced: tuple[int, ...] = ()  # steps evaluated only because the trial was stopped there
-        self._spec, self._protocol, self._validation_examples = spec, protocol, validation_examples
+        self.spec, self.protocol, self._validation_examples = spec, protocol, validation_examples
         self.due_step = self._next_due()
         self.state: TrialState | None = None
         if resume is not None:
@@ -182,7 +182,7 @@ class _Progress:
 
     def start(self, value: float) -> None:
         """Take in the metric's value before training."""
-        target = self._protocol.target
+        target = self.protocol.target
         if target.reached(value):
             raise met_before_training(target, value)
         self.start_gap = target.gap(value)
@@ -190,12 +190,12 @@ class _Progress:
     def judge(self, value: float | None, loss: float, stopped: bool) -> bool:
         """Take in an evaluation, and return whether it ends the trial; None is a value that is not finite."""
         self.history.append((self.steps, value))
-        target, ended = self._protocol.target, True
+        target, ended = self.protocol.target, True
         if not math.isfinite(loss):
             self.diverge(f"the training loss is {loss} at step {self.steps}")
         elif value is None:
             self.diverge(f"{target.metric} is not finite at step {self.steps}")
-        elif self.start_gap is not None and target.gap(value) > self._protocol.divergence * self.start_gap:
+        elif self.start_gap is not None and target.gap(value) > self.protocol.divergence * self.start_gap:
             self.diverge(f"{target.metric} is {value:g} at step {self.steps}, far past its start")
         elif target.reached(value):
             self.status, self.message = "reached", None
@@ -213,12 +213,11 @@ class _Progress:
         self.status, self.message = "diverged", message
 
     def _next_due(self) -> int:
-        schedule = self._protocol.evaluation_schedule
+        schedule = self.protocol.evaluation_schedule
         due = [pair for pair in self.history if pair[0] not in self.forced]
-        self.near = self.near or is_near(due, self._protocol.target, schedule.near)
-        return next_evaluation(
-            self.steps, self._spec.batch_size, self._validation_examples, len(due), self.near, schedule
-        )
+        self.near = self.near or is_near(due, self.protocol.target, schedule.near)
+        size, examples = self.spec.batch_size, self._validation_examples
+        return next_evaluation(self.steps, size, examples, len(due), self.near, schedule)
 
 
 class _StepCounter:
@@ -242,22 +241,15 @@ class _StepCounter:
 class _TargetLoop(Callback):
     """Asks the Trainer for the evaluations that are due, runs the clock, and stops the Trainer when the trial ends."""
 
-    def __init__(
-        self,
-        spec: TrialSpec,
-        protocol: TrialProtocol,
-        progress: _Progress,
-        clock: TrialClock,
-        compiling: Compiling | None,
-    ) -> None:
-        self.progress = progress
+    def __init__(self, progress: _Progress, clock: TrialClock, compiling: Compiling | None) -> None:
+        self.progress, self.clock, self._compiling = progress, clock, compiling
+        self.spec, self.protocol = spec, protocol = progress.spec, progress.protocol
         self.writer: StateWriter | None = None
         self.noise_scale: NoiseScale | None = None
         # Lightning's calls of one more call-back would be some percent of a short step, so its hooks are called here.
         if protocol.noise_scale_every is not None:
             self.noise_scale = NoiseScale(every=protocol.noise_scale_every, weights="examples", around=self._aside)
         self._measures_noise = False
-        self.spec, self.protocol, self.clock, self._compiling = spec, protocol, clock, compiling
         self._micro_batches = len(micro_batch_sizes(spec.batch_size, protocol.micro_batch_size))
         self._batches = 0 if progress.state is None else progress.state.stream["batches"]
         self._generators = None if progress.state is None else progress.state.generators
