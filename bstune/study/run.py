@@ -325,7 +325,7 @@ class _Search:
         return done
 
     def _precise(self, searched: Sequence[TrialResult]) -> str | None:
-        """Return, in words, that B_crit's interval is within ``search.precision``; None if it is not, or none is set."""
+        """Return, in words, that B_crit's interval is within ``search.precision``; None if it is wider, or unset."""
         precision, reached = self._budget.precision, sum(trial.reached for trial in searched)
         if precision is None or reached < MIN_REACHED or len(searched) % PRECISION_EVERY:
             return None
