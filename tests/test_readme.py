@@ -50,6 +50,7 @@ class MyData(LightningDataModule):
         return DataLoader(self.points, batch_size=400)
 
 
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoever trains a toy
 def test_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for block in blocks("python"):
