@@ -22,7 +22,8 @@ TABLES = ("fashion_mlp", "mnist_cnn", "cifar_mlp")
 SAMPLERS = ("frontier", "tpe", "random")
 OBJECTIVES = ("time", "steps", "both", "curve")
 STATUSES = {"budget": "censored"}  # former names
-MEASURED = ("second", "time", "version", "device", "scale_out", "pareto")  # of what trains: parts of keys that are left out
+# Of what trains: parts of keys that are left out.
+MEASURED = ("second", "time", "version", "device", "scale_out", "pareto")
 
 
 def numbers(value: Any, leave_out: tuple[str, ...] = ("version",)) -> list[str]:

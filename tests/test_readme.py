@@ -77,7 +77,9 @@ def test_it_is_short_and_begins_with_its_two_commands():
     assert "-m pytest" in second
 
 
-@pytest.mark.parametrize("page", [path for path in TOP.glob("*/README.md")] + [TOP / "README.md"], ids=str)
+@pytest.mark.parametrize(
+    "page", [TOP / "README.md", *TOP.glob("*/README.md"), TOP / "tests/benchmarks/README.md"], ids=str
+)
 def test_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target

@@ -399,7 +399,7 @@ def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, 
     ("arguments", "message"),
     [
         (DIGITS, "search.workers=2 needs steps that are timed at two batch sizes or more"),
-        (("workload=replay", "workload.table=mnist_cnn", MLFLOW), "so there is nothing to train in parallel"),
+        (("workload=replay", "workload.table=mnist_cnn", MLFLOW), "which need no training"),
     ],
 )
 def test_bad_input(bstune, tmp_path, monkeypatch, arguments, message):

@@ -125,9 +125,19 @@ def make_trial(
     """Return the record of a trial with seeds, times and a history that fit its steps."""
     seconds = steps * (tau or 0.0)
     values: Mapping[str, Any] = {
-        **{"number": number, "trial_index": number, "batch_size": batch_size, "lr": lr, "seed": 1000 + number},
-        **{"status": status, "steps": steps, "steps_low": steps_low, "examples": steps * batch_size},
-        **{"train_seconds": seconds, "wall_seconds": 2.0 + seconds, "seconds_per_step": tau, "device": "NVIDIA H200"},
+        "number": number,
+        "trial_index": number,
+        "batch_size": batch_size,
+        "lr": lr,
+        "seed": 1000 + number,
+        "status": status,
+        "steps": steps,
+        "steps_low": steps_low,
+        "examples": steps * batch_size,
+        "train_seconds": seconds,
+        "wall_seconds": 2.0 + seconds,
+        "seconds_per_step": tau,
+        "device": "NVIDIA H200",
         "history": ((1, 0.9), (steps, 0.0995)),
     }
     return make_result(**{**values, **changes})
