@@ -145,26 +145,26 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
     """Put the data of a config, from :func:`load_data`, where they are used, and return what trials need."""
     data = load_data(config) if data is None else data
     micro_batch_size = config.protocol.micro_batch_size
-    own_batches = hasattr(data, "train_batches")
-    if own_batches:
+    draws_batches = hasattr(data, "train_batches")
+    if draws_batches:
         data.setup("fit")
         data.setup("test")
     validation = data.val_dataloader()
     test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
-    draw = data.train_batches if own_batches else functools.partial(rebatch, data.train_dataloader())
-    if not own_batches:
+    draw = data.train_batches if draws_batches else functools.partial(rebatch, data.train_dataloader())
+    if not draws_batches:
         draw(1, None, 0)  # refuses what cannot be read in other batches, before the first trial
     images = _InitialImages(data)
     return Workload(
         build_module=lambda spec: images.give(build_module(config, spec), spec.hyperparameters),
         train_batches=lambda spec: draw(spec.batch_size, micro_batch_size, spec.seed),
         validation_batches=validation,
-        validation_examples=data.validation_size if own_batches else _examples(validation),
+        validation_examples=data.validation_size if draws_batches else _examples(validation),
         test_batches=None if sized_len(test) == 0 else test,
         train_examples=train_examples(data),
         validates_on_test=getattr(data, "validates_on_test", False),
         # Without hooks on batches it is left out: Lightning looks for them at each batch.
-        data_module=None if own_batches and not any(is_overridden(hook, data) for hook in BATCH_HOOKS) else data,
+        data_module=None if draws_batches and not any(is_overridden(hook, data) for hook in BATCH_HOOKS) else data,
     )
 
 

@@ -196,10 +196,10 @@ def split_images(
         )
     # Without replacement and whatever the labels; numpy never changes RandomState's streams (NEP 19).
     order = np.random.RandomState(seed).permutation(n)
-    held = dataset.train.take(order[:held_out])
+    validated = dataset.train.take(order[:held_out])
     test_images = dataset.train.take(order[held_out : held_out + tested]) if dataset.test is None else dataset.test
     train = dataset.train.take(order[held_out + tested :])
-    return (train, test_images, held) if validation == "test" else (train, held, test_images)
+    return (train, test_images, validated) if validation == "test" else (train, validated, test_images)
 
 
 def _positive(size: object) -> bool:
