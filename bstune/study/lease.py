@@ -1,0 +1,192 @@
+"""Who works on a study: every process leaves a lease in its storage and renews it while it lives.
+
+A lease is an attribute of the study. The clocks of machines differ, so none is compared: a lease has run out when an
+observer has seen no new beat of it for ``seconds`` by the observer's own clock. One of a process on this machine runs
+out with the process. Leases say who is there; that no trial runs twice is up to :func:`bstune.study.storage.claim`.
+"""
+
+import getpass
+import json
+import logging
+import os
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import optuna
+from sqlalchemy.exc import SQLAlchemyError
+
+from bstune.core.errors import StudyError
+
+logger = logging.getLogger(__name__)
+Role = Literal["owner", "worker"]  # an owner reports; workers only train
+PREFIX = "bstune:lease:"
+BEATS = 6  # while a lease lasts: it survives a storage that is away for most of its time
+STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One process that works on a study, as it stands in the storage."""
+
+    id: str
+    role: Role
+    name: str  # for people: user, machine and process
+    machine: str  # the boot and the process namespace in which ``pid`` means something
+    pid: int
+    started: str  # of the process: another one may get its number
+    beat: int = 0
+    ended: bool = False
+
+
+def this_machine() -> str:
+    """Return what two processes share if each can see the other's process number."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    if not boot.exists():  # not Linux
+        return platform.node()
+    return f"{boot.read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def process_started(pid: int) -> str | None:
+    """Return when a process of this machine started, in clock ticks since the boot; None if there is none."""
+    try:
+        if not Path("/proc").exists():
+            os.kill(pid, 0)
+            return ""
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (ProcessLookupError, FileNotFoundError):
+        return None
+    except PermissionError:  # another user's
+        return ""
+    return None if state in "ZX" else fields[18]  # proc(5): field 22, counted after the name
+
+
+class Leases:
+    """The leases of a study as this process sees them, and its own."""
+
+    def __init__(
+        self, study: optuna.Study, role: Role, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``seconds`` without a beat end a lease."""
+        self._study, self._seconds, self._clock = study, seconds, clock
+        self._seen: dict[str, tuple[int, float]] = {}  # the last new beat of others, and when it was seen
+        self.lost = False  # another process took this one for dead
+        pid = os.getpid()
+        name = f"{getpass.getuser()}@{platform.node()} (process {pid})"
+        self.own = Lease(uuid.uuid4().hex, role, name, this_machine(), pid, process_started(pid) or "")
+
+    def _read(self) -> dict[str, Lease]:
+        attributes = self._study.user_attrs
+        return {
+            key.removeprefix(PREFIX): Lease(**json.loads(value))
+            for key, value in attributes.items()
+            if key.startswith(PREFIX)
+        }
+
+    def _write(self, lease: Lease) -> None:
+        self._study.set_user_attr(PREFIX + lease.id, json.dumps(asdict(lease)))
+
+    def _alive(self, lease: Lease) -> bool:
+        if lease.ended:
+            return False
+        if lease.id == self.own.id:
+            return True
+        if lease.machine == self.own.machine:
+            return process_started(lease.pid) == lease.started
+        beat, seen = self._seen.setdefault(lease.id, (lease.beat, self._clock()))
+        if beat != lease.beat:
+            self._seen[lease.id] = lease.beat, self._clock()
+            return True
+        return self._clock() - seen < self._seconds
+
+    def others(self) -> list[Lease]:
+        """Return the other processes that work on the study; the leases of those that do not any more are ended."""
+        living = []
+        for lease in self._read().values():
+            if lease.id == self.own.id or lease.ended:
+                continue
+            if self._alive(lease):
+                living.append(lease)
+            else:  # it finds this if it was only stopped for a while
+                self._write(replace(lease, ended=True))
+        return living
+
+    def living(self) -> set[str]:
+        """Return the ids of all processes that work on the study, this one's among them."""
+        return {self.own.id, *(lease.id for lease in self.others())}
+
+    def beat(self) -> None:
+        """Renew the own lease, or find that another process has ended it."""
+        found = self._read().get(self.own.id)
+        if found is not None and found.ended:
+            self.lost = True
+            return
+        self.own = replace(self.own, beat=self.own.beat + 1)
+        self._write(self.own)
+
+    def check(self) -> None:
+        """Raise StudyError if another process took this one for dead, as when it was stopped for long."""
+        if self.lost:
+            raise StudyError(
+                f"this process gave no sign for {self._seconds:g} s (search.lease_seconds), so others took over its "
+                "trials: the finished ones are stored, and the same command continues"
+            )
+
+    def _wait_alone(self, log: Callable[[str], None], sleep: Callable[[float], None]) -> None:
+        """Wait until no other owner is there; StudyError names one that is."""
+        first = {lease.id: lease.beat for lease in self.others() if lease.role == "owner"}
+        announced = False
+        while owners := [lease for lease in self.others() if lease.role == "owner"]:
+            for owner in owners:
+                here = owner.machine == self.own.machine
+                if here or first.get(owner.id) != owner.beat:
+                    raise StudyError(
+                        f"the study {self._study.study_name!r} is run by {owner.name}: wait for it, join it with "
+                        f"bstune worker study={self._study.study_name}, or begin another one with study=NAME"
+                    )
+            if not announced:
+                log(f"waiting up to {self._seconds:g} s for a sign of {owners[0].name}, which began this study")
+                announced = True
+            sleep(self._seconds / BEATS / 2)
+
+    @contextmanager
+    def acquired(
+        self, log: Callable[[str], None] = lambda line: None, sleep: Callable[[float], None] = time.sleep
+    ) -> Iterator[None]:
+        """Hold the lease: StudyError at once if an owner asks while another one is there."""
+        if self.own.role == "owner":
+            self._wait_alone(log, sleep)
+        self._write(self.own)
+        stop = threading.Event()
+        thread = threading.Thread(target=self._renew, args=(stop,), name="bstune-lease", daemon=True)
+        try:
+            if self.own.role == "owner":
+                # Two that came in the same moment see each other: one of them stays.
+                rivals = [lease for lease in self.others() if lease.role == "owner" and lease.id < self.own.id]
+                if rivals:
+                    raise StudyError(
+                        f"the study {self._study.study_name!r} was begun by {rivals[0].name} as well: wait"
+                    )
+            thread.start()
+            yield
+        finally:
+            stop.set()
+            if thread.ident is not None:
+                thread.join()
+            try:
+                self._write(replace(self.own, ended=True))
+            except STORAGE_ERRORS:
+                logger.warning("the storage is gone: the lease of %s runs out by itself", self.own.name)
+
+    def _renew(self, stop: threading.Event) -> None:
+        while not stop.wait(self._seconds / BEATS) and not self.lost:
+            try:
+                self.beat()
+            except STORAGE_ERRORS as error:  # the next beat may find it again, and the study itself says so otherwise
+                logger.debug("no beat: %s", error)

@@ -1,0 +1,128 @@
+import json
+import os
+import subprocess
+from dataclasses import replace
+
+import optuna
+import pytest
+from toolbox import FakeTime
+
+from bstune.core.errors import StudyError
+from bstune.study import lease as module
+from bstune.study.lease import PREFIX, Leases, process_started
+
+SECONDS = 60.0
+
+
+@pytest.fixture
+def study():
+    return optuna.create_study(study_name="s")
+
+
+def leases(study, role, clock, machine=None, **changes):
+    """Return leases of a process; one of another machine if it is named."""
+    made = Leases(study, role, SECONDS, clock)
+    made.own = replace(made.own, machine=machine or made.own.machine, **changes)
+    return made
+
+
+def last_beat(study, one):
+    return json.loads(study.user_attrs[PREFIX + one.own.id])
+
+
+def test_owner_of_another_machine_is_waited_for_once_and_taken_over_when_it_gives_no_sign(study):
+    clock, lines = FakeTime(), []
+    dead = leases(study, "owner", clock, machine="elsewhere")
+    dead._write(dead.own)  # and never again
+    ours = leases(study, "owner", clock)
+    with ours.acquired(lines.append, clock.sleep):
+        assert SECONDS <= clock.now <= 1.2 * SECONDS
+        assert last_beat(study, dead)["ended"]
+        assert ours.living() == {ours.own.id}
+    assert last_beat(study, ours)["ended"]
+    assert lines == [f"waiting up to 60 s for a sign of {dead.own.name}, which began this study"]
+    dead.beat()  # it was only stopped for long
+    with pytest.raises(StudyError, match="gave no sign for 60 s"):
+        dead.check()
+    assert last_beat(study, dead)["ended"]
+
+
+def test_owner_of_another_machine_that_lives_is_named(study):
+    clock = FakeTime()
+    other = leases(study, "owner", clock, machine="elsewhere")
+    other._write(other.own)
+
+    def sleep(seconds):
+        clock.sleep(seconds)
+        other.beat()
+
+    with (
+        pytest.raises(StudyError, match=r"is run by .*@.*: wait for it, join it with bstune worker study=s"),
+        leases(study, "owner", clock).acquired(sleep=sleep),
+    ):
+        pytest.fail("two owners")
+    assert clock.now < SECONDS / 2
+
+
+@pytest.mark.parametrize("ended", ["gone", "recycled", "killed and not waited for"])
+def test_process_of_this_machine_is_dead_at_once(study, ended):
+    clock = FakeTime()
+    process = subprocess.Popen(["sleep", "60"])
+    started = process_started(process.pid)
+    process.kill()
+    if ended != "killed and not waited for":
+        process.wait()
+    pid = os.getpid() if ended == "recycled" else process.pid
+    dead = leases(study, "owner", clock, pid=pid, started=started)
+    dead._write(dead.own)
+    with leases(study, "owner", clock).acquired(sleep=clock.sleep):
+        assert clock.now == 0
+    process.wait()
+
+
+def test_owner_on_this_machine_is_refused_at_once_and_workers_join(study):
+    clock = FakeTime()
+    first, second, worker = (leases(study, role, clock) for role in ("owner", "owner", "worker"))
+    with first.acquired(sleep=clock.sleep):
+        with pytest.raises(StudyError, match="is run by"), second.acquired(sleep=clock.sleep):
+            pytest.fail("two owners")
+        with worker.acquired(sleep=clock.sleep):
+            assert first.living() == worker.living() == {first.own.id, worker.own.id}
+        assert first.living() == {first.own.id}
+    assert clock.now == 0
+
+
+def test_of_two_owners_in_the_same_moment_one_stays(study, monkeypatch):
+    clock = FakeTime()
+    pair = [leases(study, "owner", clock) for _ in range(2)]
+    monkeypatch.setattr(Leases, "_wait_alone", lambda *arguments: None)  # neither has seen the other
+    for one in pair:
+        one._write(one.own)
+    stayed = []
+    for one in pair:
+        try:
+            with one.acquired():
+                stayed.append(one.own.id)
+                for each in pair:
+                    each._write(each.own)
+        except StudyError:
+            pass
+    assert stayed == [min(one.own.id for one in pair)]
+
+
+def test_lease_is_renewed_until_it_ends_and_survives_a_storage_that_is_away(study, monkeypatch):
+    monkeypatch.setattr(module, "BEATS", 1e6)
+    beaten = []
+    one = Leases(study, "worker", SECONDS)
+
+    def beat():
+        beaten.append(True)
+        if len(beaten) == 2:
+            raise optuna.exceptions.StorageInternalError("away")
+        if len(beaten) == 5:
+            done.set()
+
+    done = module.threading.Event()
+    monkeypatch.setattr(one, "beat", beat)
+    with one.acquired():
+        assert done.wait(60)
