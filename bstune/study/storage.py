@@ -10,7 +10,7 @@ import logging
 import threading
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -20,10 +20,10 @@ from typing import Any
 import optuna
 from omegaconf import DictConfig
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
-from optuna.exceptions import ExperimentalWarning
+from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, RandomSampler
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -43,6 +43,8 @@ FORMAT_VERSION = 2
 FORMAT, FROZEN_SETTINGS = "bstune:format", "bstune:settings"
 STUDY_ID, OUTPUT = "bstune:study_id", "bstune:output"
 TRIAL_INDEX, SPEC = "bstune:trial_index", "bstune:spec"
+WORKER = "bstune:worker"  # id of the lease of the process that runs the trial
+TAKEN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)  # states of the trials that have an index
 REPLICATE_LIMIT = 2  # times the original trial's steps: the limit of a replicate
 Asked = tuple[optuna.Trial, TrialSpec]
 
@@ -183,23 +185,46 @@ def ended_below_limit(study: optuna.Study) -> set[int]:
 
 def next_trial_index(study: optuna.Study, trials: int) -> int | None:
     """Return the first index below ``trials`` that no trial has finished or runs at; None when there is none."""
-    states = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
-    taken = {trial.user_attrs.get(TRIAL_INDEX) for trial in study.get_trials(deepcopy=False, states=states)}
+    taken = {trial.user_attrs.get(TRIAL_INDEX) for trial in study.get_trials(deepcopy=False, states=TAKEN)}
     return next((trial_index for trial_index in range(trials) if trial_index not in taken), None)
 
 
-def running(study: optuna.Study) -> list[TrialSpec]:
-    """Return the trials that run now."""
+def running(study: optuna.Study, worker: str | None = None) -> list[TrialSpec]:
+    """Return the trials that run now; only those of ``worker`` if it is given."""
     trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    return [_spec(trial) for trial in trials if SPEC in trial.user_attrs]
+    mine = (trial for trial in trials if worker is None or trial.user_attrs.get(WORKER) == worker)
+    return [_spec(trial) for trial in mine if SPEC in trial.user_attrs]
+
+
+def claim(study: optuna.Study, trial_index: int, worker: str) -> optuna.Trial | None:
+    """Begin a trial at an index; None if another process has begun one there before.
+
+    The trial's number and its index are stored in one transaction, and numbers count up: of two trials at one index the
+    one with the smaller number stays.
+    """
+    template = create_trial(state=TrialState.RUNNING, user_attrs={TRIAL_INDEX: trial_index, WORKER: worker})
+    # Optuna's ask() cannot store attributes in the transaction that makes the trial.
+    trial = optuna.Trial(study, study._storage.create_new_trial(study._study_id, template))
+    others = study.get_trials(deepcopy=False, states=TAKEN)
+    if any(other.number < trial.number and other.user_attrs.get(TRIAL_INDEX) == trial_index for other in others):
+        study.tell(trial, state=TrialState.FAIL)
+        return None
+    return trial
 
 
 def ask(
-    study: optuna.Study, trial_index: int, budget: SearchBudget, space: Space, sampler: BaseSampler, stops: bool
-) -> Asked:
-    """Ask Optuna for a trial, from the sampler or as it was asked before it was cut short.
+    study: optuna.Study,
+    trial_index: int,
+    budget: SearchBudget,
+    space: Space,
+    sampler: BaseSampler,
+    stops: bool,
+    worker: str = "",
+) -> Asked | None:
+    """Claim a trial, as the sampler suggests it or as it was asked before it was cut short; None if it is taken.
 
     ``stops``: whether a trial can be stopped early and continued; the sampler's limits are ignored otherwise.
+    ``worker``: the lease of the process that runs it.
     """
     stopping: Any = sampler if hasattr(sampler, "max_steps") else None  # chooses every batch size itself
     failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
@@ -207,10 +232,13 @@ def ask(
     same = (t for t in reversed(failed) if t.user_attrs.get(TRIAL_INDEX) == trial_index and SPEC in t.user_attrs)
     earlier = next(same, None)
     if earlier is not None:
-        trial = _suggested(study, trial_index, space, sampler, dict(earlier.params))
-        return _stored(trial, replace(_spec(earlier), number=trial.number))
+        trial = _suggested(study, trial_index, space, sampler, dict(earlier.params), worker)
+        return trial and _stored(trial, replace(_spec(earlier), number=trial.number))
     stratum = None if stopping is not None else budget.stratum(trial_index, space)
-    trial = _suggested(study, trial_index, space, sampler, {} if stratum is None else {"batch_size": stratum})
+    fixed = {} if stratum is None else {"batch_size": stratum}
+    trial = _suggested(study, trial_index, space, sampler, fixed, worker)
+    if trial is None:
+        return None
     batch_size = space.snap(trial.params["batch_size"])
     lr, seed = space.lr(batch_size, trial.params["delta"]), budget.trial_seed(trial_index)
     max_steps, resumed_from = None, None
@@ -228,12 +256,23 @@ def ask(
 
 
 def ask_replicate(
-    study: optuna.Study, original: TrialResult, replicate: int, budget: SearchBudget, space: Space, stops: bool
-) -> Asked:
-    """Ask for all of a trial's hyperparameters again, on a fresh seed; at most twice its steps where trials stop."""
+    study: optuna.Study,
+    original: TrialResult,
+    replicate: int,
+    budget: SearchBudget,
+    space: Space,
+    stops: bool,
+    worker: str = "",
+) -> Asked | None:
+    """Claim a trial with all of another's hyperparameters, on a fresh seed; at most twice its steps where trials stop.
+
+    None if another process has claimed it.
+    """
     trial_index = budget.replicate_index(original.trial_index, replicate)
     first = study.get_trials(deepcopy=False)[original.number]
-    trial = _suggested(study, trial_index, space, RandomSampler(seed=0), dict(first.params))
+    trial = _suggested(study, trial_index, space, RandomSampler(seed=0), dict(first.params), worker)
+    if trial is None:
+        return None
     spec = replace(
         _spec(first),
         number=trial.number,
@@ -247,13 +286,19 @@ def ask_replicate(
 
 
 def _suggested(
-    study: optuna.Study, trial_index: int, space: Space, sampler: BaseSampler, fixed: dict[str, Any]
-) -> optuna.Trial:
+    study: optuna.Study, trial_index: int, space: Space, sampler: BaseSampler, fixed: dict[str, Any], worker: str
+) -> optuna.Trial | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        study.sampler = PartialFixedSampler(fixed, sampler) if fixed else sampler
-        trial = study.ask(distributions(space))
-        trial.set_user_attr(TRIAL_INDEX, trial_index)
+        chosen = PartialFixedSampler(fixed, sampler) if fixed else sampler
+        # Loaded anew, as Optuna's samplers would not see what other trials ended since this object's last ask().
+        current = optuna.load_study(study_name=study.study_name, storage=study._storage, sampler=chosen)
+        trial = claim(current, trial_index, worker)
+        if trial is not None:
+            for name, distribution in distributions(space).items():
+                arguments = {"low": distribution.low, "high": distribution.high, "log": distribution.log}
+                suggest = trial.suggest_int if isinstance(distribution, IntDistribution) else trial.suggest_float
+                suggest(name, **arguments)
     return trial
 
 
@@ -265,14 +310,14 @@ def _stored(trial: optuna.Trial, spec: TrialSpec) -> Asked:
 
 
 @contextmanager
-def cut_short(study: optuna.Study, objective: Objective) -> Iterator[None]:
-    """End all running trials if the body, which runs them, raises: they are asked again later."""
+def cut_short(study: optuna.Study, objective: Objective, worker: str) -> Iterator[None]:
+    """End all running trials of ``worker`` if the body, which runs them, raises: they are asked again later."""
     try:
         yield
     except BaseException:  # Ctrl-C too; it goes on up
-        for spec in running(study):
+        for spec in running(study, worker):
             _warn(spec, " was cut short; the finished ones are stored, the same command asks it again")
-        finish_abandoned(study, objective)
+        finish_abandoned(study, objective, lambda other: other == worker)
         raise
 
 
@@ -280,12 +325,14 @@ def _warn(spec: TrialSpec, what: str) -> None:
     logger.warning("trial %d (B %d, lr %g)%s", spec.number, spec.batch_size, spec.lr, what)
 
 
-def finish_abandoned(study: optuna.Study, objective: Objective) -> None:
-    """End the trials that a process left running: with their record if it was stored, as failed otherwise."""
+def finish_abandoned(study: optuna.Study, objective: Objective, gone: Callable[[str], bool]) -> None:
+    """End the running trials of processes that are gone: with their record if it was stored, as failed otherwise."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if not gone(trial.user_attrs.get(WORKER, "")):
+            continue
         record = trial.user_attrs.get(RECORD)
         if record is None:
-            study.tell(trial.number, state=TrialState.FAIL)
+            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
         else:
             _tell(study, trial.number, TrialResult.from_json(record), objective)
 
@@ -303,16 +350,20 @@ def tell(study: optuna.Study, trial: optuna.Trial, result: TrialResult, objectiv
         # TPE ranks pruned trials by their last reported step, then by the value there. Steps mean different things at
         # different batch sizes, so all get the same one: the gap to the target ranks them.
         trial.report(target.gap(values[-1]), step=1)
-    trial.set_user_attr(RECORD, result.to_json())  # from here on a killed process loses nothing of the trial
+    try:
+        trial.set_user_attr(RECORD, result.to_json())  # from here on a killed process loses nothing of the trial
+    except UpdateFinishedTrialError:
+        logger.warning("trial %d ran out of its lease and was given to another process: it is dropped", trial.number)
+        return
     _tell(study, trial.number, result, objective)
 
 
 def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Objective) -> None:
     time_to_target, steps = result.time_to_target, float(result.steps)
     if result.status == "failed":
-        study.tell(number, state=TrialState.FAIL)
+        study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
     elif time_to_target is None:
-        study.tell(number, state=TrialState.PRUNED)
+        study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
     else:
         values = {
             "time": [time_to_target],
@@ -320,7 +371,7 @@ def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Obje
             "both": [steps, time_to_target],
             "curve": [steps * result.batch_size],
         }
-        study.tell(number, values[objective])
+        study.tell(number, values[objective], skip_if_finished=True)
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
