@@ -15,6 +15,7 @@ from toolbox import entries, trials_of
 from bstune import conf
 from bstune.__main__ import main
 from bstune.core.errors import ConfigError
+from bstune.study.run import worth_continuing
 
 WORKLOADS = sorted(path.stem for path in (Path(conf.__file__).parent / "workload").glob("*.yaml"))
 LISTED = f"workloads: {', '.join(WORKLOADS)}"
@@ -160,6 +161,15 @@ def test_a_study_from_end_to_end(study):
         assert best[name]["number"] == winner.number
         assert Path(best[name]["checkpoint"]).exists()
     assert sum(trial.replicate_of == best["best_by_steps"]["number"] for trial in trials) >= 3
+    continued = [trial for trial in trials if trial.resumed_from is not None]
+    assert continued
+    for trial in continued:
+        earlier = trials[trial.resumed_from]
+        assert (trial.batch_size, trial.lr, trial.seed) == (earlier.batch_size, earlier.lr, earlier.seed)
+        assert trial.steps > earlier.steps
+        assert trial.history[: len(earlier.history)] == earlier.history
+    states = {int(path.stem.removeprefix("trial-")) for path in (folder / "states").iterdir()}
+    assert states == worth_continuing(trials, "steps")
     kept = {int(path.stem.removeprefix("trial-")) for path in (folder / "checkpoints").iterdir()}
     assert {best[name]["number"] for name in best} <= kept
     assert all(trials[number].reached for number in kept)
@@ -216,23 +226,7 @@ def test_another_folder_and_changed_settings_are_refused(study, bstune, monkeypa
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
-@pytest.mark.slow
-def test_two_runs_with_one_seed_give_the_same_history(study, bstune, tmp_path):
-    assert bstune(*STUDY, OFFLINE)[0] == 0
-    one, two = (
-        [(trial.batch_size, trial.lr, trial.seed, trial.status, trial.steps, trial.history) for trial in trials_of(at)]
-        for at in (study[0] / "outputs" / "small", tmp_path / "outputs" / "small")
-    )
-    assert one == two
-
-
 # Other studies
-
-
-@pytest.mark.slow
-def test_both_objectives(bstune, tmp_path):
-    assert bstune(*EASY, OFFLINE, "search.objective=both")[0] == 0
-    assert (tmp_path / "outputs" / "digits" / "curve.json").exists()
 
 
 def test_an_interruption_keeps_what_is_finished(bstune, tmp_path, monkeypatch):
@@ -303,77 +297,3 @@ def test_fit_prints_the_curve_of_a_file(bstune, tmp_path):
     status, out, err = bstune("fit", "points.csv")
     assert (status, err) == (0, "")
     assert json.loads(out)["b_crit"] == pytest.approx(64, rel=0.1)
-
-
-PROJECT = """
-import torch
-from lightning.pytorch import LightningDataModule, LightningModule
-from torch.utils.data import DataLoader, TensorDataset
-
-
-class Data(LightningDataModule):
-    def setup(self, stage):
-        x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
-        y = (x.sum(dim=1) > 0).long()
-        self.train, self.val = TensorDataset(x[:400], y[:400]), TensorDataset(x[400:], y[400:])
-
-    def train_dataloader(self):
-        return DataLoader(self.train, batch_size=7, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(self.val, batch_size=50)
-
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        x, y = batch
-        return torch.cat([x, torch.ones(len(x), 1)], dim=1), y  # the module needs the fifth column
-
-
-class Module(LightningModule):
-    def __init__(self, learning_rate):
-        super().__init__()
-        self.layer = torch.nn.Linear(5, 2)
-        self.learning_rate = learning_rate
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        return torch.nn.functional.cross_entropy(self.layer(x), y)
-
-    def validation_step(self, batch, batch_idx):
-        x, y = batch
-        self.log("val_accuracy", (self.layer(x).argmax(dim=1) == y).float().mean(), batch_size=len(y))
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=self.learning_rate)
-"""
-MINE = """
-name: mine
-precision: 32-true
-trials: 3
-reference: {batch_size: 32, lr: 0.05}
-batch_size: {low: 8, high: 128}
-budget: {steps: 200, examples: 4000}
-target: {metric: val_accuracy, value: 0.95, mode: max}
-data: {_target_: my_project.Data}
-module: {_target_: my_project.Module, learning_rate: "${trial.lr}"}
-"""
-
-
-@pytest.mark.slow
-def test_a_users_own_project(bstune, tmp_path, monkeypatch):
-    """Any module and data module that can be imported, named in one YAML file; the data module's hooks are called."""
-    (tmp_path / "my_project.py").write_text(PROJECT)
-    (tmp_path / "conf" / "workload").mkdir(parents=True)
-    (tmp_path / "conf" / "workload" / "mine.yaml").write_text(MINE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_project", raising=False)
-    own = ("--config-dir", "conf", OFFLINE)
-    status, out, err = bstune(*own, "+workload=mine", "search.trials=12", "search.objective=steps")
-    assert (status, err) == (0, "")
-    assert "study mine: val_accuracy >= 0.95" in out
-    folder = tmp_path / "outputs" / "mine"
-    winner = yaml.safe_load((folder / "best.yaml").read_text())["best_by_steps"]
-    status, _, err = bstune(*shlex.split(winner["command"])[3:])
-    assert (status, err) == (0, "")
-    (record,) = folder.glob("trial-B*/trial.json")
-    assert json.loads(record.read_text())["steps"] == winner["steps"]
-    refused(bstune, tmp_path, f"workloads: {', '.join(sorted([*WORKLOADS, 'mine']))}", *own, "+workload=other")

@@ -87,7 +87,8 @@ def test_allows():
         "be at most 100": "scaling.lr_octaves=101",
         "be greater than 0": "search.seconds=0 search.wall_seconds=nan scaling.lr=-1 scaling.noise_scale=0 "
         "scaling.lr_octaves_sigma=0 hardware.memory.free_share=0",
-        "be greater than 1": "search.precision=0.5 protocol.evaluation_ratio=1 protocol.close_to_target=1",
+        "be greater than 1": "search.precision=0.5 protocol.evaluation_ratio=1 protocol.close_to_target=1 "
+        "hardware.scale_out.candidate_ratio=1",
         "be less than 1": "hardware.memory.relative.cpu=1",
         "have at least 1 item": "hardware.scale_out.devices=[]",
         "be 'min' or 'max'": "workload.target.mode=down",
@@ -125,6 +126,7 @@ def test_types_and_bounds(must, overrides):
         ("workload.target.bounds=[1,0]", "workload.target: bounds must be two increasing numbers, but got [1.0, 0.0]"),
         (f"{REDUCE}.seconds={{1:0.1}}", f"{REDUCE}: seconds must be given for 2 devices or more, but got {{1: 0.1}}"),
         (f"{REDUCE}.seconds={{2:1}} {REDUCE}.bytes_per_second=1", f"{REDUCE}: give bytes_per_second or seconds, not"),
+        (f"{REDUCE}.seconds={{two:1}}", f"{REDUCE}.seconds.two.[key] must be a valid integer"),
         ("search.tune=[dropout]", "search.tune names 'dropout', but the workload digits lists momentum, average"),
         ("search.tune=[momentum,momentum]", "search.tune names 'momentum' twice"),
         (f"{MOMENTUM}.low=0.99", f"{MOMENTUM}: low must be less than high, but got low=0.99"),

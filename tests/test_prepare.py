@@ -56,9 +56,13 @@ def test_a_trial_that_ends_otherwise_leaves_no_state(train, output, monkeypatch)
     assert entries(output.checkpoints) == ["trial-0.ckpt"]
 
 
-def test_stopped_and_continued_is_the_same_training(train, output):
+def test_stopped_and_continued_is_the_same_training(output):
+    backend = prepare(compose_checked(DIGITS)).backend
+    train = backend.run
     whole = train(SPEC, output, None)
+    assert not backend.resumable(0, output)
     first = train(replace(SPEC, max_steps=11), output, None)
+    assert backend.resumable(0, output)
     second = train(replace(SPEC, number=1, trial_index=1, max_steps=25, resumed_from=0), output, first)
     third = train(replace(SPEC, number=2, trial_index=2, max_steps=40, resumed_from=1), output, second)
     assert (third.number, third.trial_index, third.resumed_from, third.steps) == (2, 2, 1, 40)
@@ -85,13 +89,6 @@ def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(train, o
     assert (result.number, result.resumed_from, result.status, result.steps) == (1, None, "censored", 25)
     assert entries(output.states) == ["trial-1.ckpt"], "the spoilt one would be tried again and again"
     assert result.history == train(replace(SPEC, number=5, max_steps=25), output, None).history
-
-
-def test_a_state_can_be_continued_while_it_is_there(output):
-    backend = prepare(compose_checked(DIGITS)).backend
-    assert not backend.resumable(0, output)
-    backend.run(replace(SPEC, max_steps=5), output, None)
-    assert backend.resumable(0, output)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ from rich.console import Console
 from synthetic import Law, synthetic_table
 
 from bstune.core.curve import CurveBand
-from bstune.core.errors import ConfigError
-from bstune.study.prepare import compose_checked
 from bstune.study.scale_out import (
     candidates,
     draw_scale_out,
@@ -183,12 +181,3 @@ def test_a_study_plans_what_the_law_says(bstune, tmp_path, write_table):
             assert 0.5 < row["lr"] / LAW.best_lr(row["batch_size"]) < 2.0
     assert "several devices, each as fast as this one, with the all-reduce" in out
     assert (folder / "scale_out.png").read_bytes()[:4] == b"\x89PNG"
-
-
-BOTH = "all_reduce={seconds: {2: 1}, bytes_per_second: 1e9}"
-
-
-@pytest.mark.parametrize("argument", ["candidate_ratio=1", "all_reduce.seconds={two: 1}", BOTH])
-def test_bad_options_are_refused(argument):
-    with pytest.raises(ConfigError, match=rf"hardware\.scale_out\.{argument.split('=')[0]}"):
-        compose_checked(["+workload=replay", "workload.table=mnist_cnn", f"hardware.scale_out.{argument}"])
