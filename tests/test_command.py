@@ -54,10 +54,8 @@ def refused(bstune, folder, message, *arguments):
     [
         ("", f"no workload was given\n{LISTED}"),
         ("survey", "no workload was given"),
-        ("--cfg job", "no workload was given"),
         ("--cfg job +workload=nope", f"there is no workload 'nope'\n{LISTED}"),
         ("+workload=nope", f"there is no workload 'nope'\n{LISTED}"),
-        ("+workload=", "there is no workload ''"),
         ("workload=digits sampler=nope", "Could not find 'sampler/nope'\nAvailable options in 'sampler':\nfrontier"),
         ("workload=digits search.trials=[1", "no viable alternative at input '[1'"),
         ("workload=digits nonsense", "Error parsing override 'nonsense'"),
@@ -70,9 +68,7 @@ def refused(bstune, folder, message, *arguments):
         ("workload=digits precision=16-true device=cpu", "precision=16-true needs a CUDA device, but this is"),
         ("workload=digits device=tpu", "device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
         ("workload=digits device=cuda:99", "CUDA devices: use auto or cpu"),
-        ("workload=digits scaling=surge", "the scaling rule surge needs a noise scale"),
         ("workload=digits output=/dev/null/x", "/dev/null is not a folder"),
-        ("workload=digits storage=sqlite:////nowhere/x.db", "the folder /nowhere does not exist"),
         ("workload=digits storage=nonsense", "storage=nonsense is no database URL"),
         ("workload=digits storage=oracle9://me:s3cret@h/n", "does not answer: storage=oracle9://me:***@h/n"),
         ("workload=digits mlflow.uri=foo://x", "such as sqlite:///mlflow.db, but got 'foo://x'"),
@@ -85,16 +81,14 @@ def refused(bstune, folder, message, *arguments):
         ("workload=digits +trainer.nope=3", "trainer: Trainer.__init__() got an unexpected keyword argument"),
         (
             "workload=digits search.tune=[momentum] workload.tunable.momentum.low=-1",
-            "the module does not take workload.module",
+            "the module does not take workload",
         ),
         (
             "workload=digits search.tune=[h] '+workload.tunable.h={key: budget.examples, low: 1000, high: 9000}'",
             "no schedule of digits ends with its budget",
         ),
-        ("workload=replay workload.table=fashion_mlp compile=default", "does not apply to recorded runs"),
         ("survey workload=replay workload.table=fashion_mlp", "there is no hardware to survey"),
         ("fit nowhere.csv", "cannot read nowhere.csv"),
-        ("record t.jsonl workload=digits", "a grid needs --batch-sizes and --lrs"),
         ("sweep nope", "there is no sweep 'nope'"),
     ],
 )
@@ -102,20 +96,10 @@ def test_bad_input_ends_in_plain_lines_and_writes_nothing(bstune, tmp_path, argu
     refused(bstune, tmp_path, message, *shlex.split(arguments))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("trial.batch_size=16", "trial.lr=0.1"), f"ghost size 32 is over the batch size 16: {GHOST_ADVICE}"),
-        (("search.batch_size.low=8",), f"ghost size 32 is over the batch size 8: {GHOST_ADVICE}"),
-        (("search.batch_size.low=8", "hardware.seconds=1"), f"over the batch size 8: {GHOST_ADVICE}"),
-        (("search.batch_size.low=32", "protocol.micro_batch_size=16"), "over the micro-batch size 16: lower workload"),
-    ],
-)
-def test_batches_smaller_than_what_the_model_takes_are_refused(bstune, tmp_path, arguments, message):
-    refused(bstune, tmp_path, message, *GHOSTS, *arguments)
-
-
-def test_a_single_trial_may_have_a_ghost_size_over_the_smallest_of_the_range(bstune):
+def test_batches_smaller_than_what_the_model_takes_are_refused_unless_no_trial_has_one(bstune, tmp_path):
+    message = f"ghost size 32 is over the batch size 8: {GHOST_ADVICE}"
+    for arguments in (["trial.batch_size=8", "trial.lr=0.1"], ["search.batch_size.low=8", "hardware.seconds=1"]):
+        refused(bstune, tmp_path, message, *GHOSTS, *arguments)
     own = ("trial.batch_size=64", "trial.lr=0.01", "budget.steps=3", "budget.examples=1", OFFLINE)
     status, _, err = bstune(*GHOSTS, "search.batch_size.low=8", *own)
     assert (status, err) == (0, "")
@@ -203,7 +187,7 @@ def test_the_command_in_best_yaml_trains_the_winner_again(study, bstune, tmp_pat
     assert bstune(*shlex.split(best["command"])[3:])[0] == 0
     (record,) = tmp_path.glob("outputs/small/trial-B*/trial.json")
     again, winner = json.loads(record.read_text()), json.loads(trials_of(folder)[best["number"]].to_json())
-    assert [again[name] for name in ("steps", "seed")] == [winner[name] for name in ("steps", "seed")]
+    assert (again["steps"], again["seed"]) == (winner["steps"], winner["seed"])
     assert again["history"][-1] == winner["history"][-1]
     assert {tuple(one) for one in again["history"]} <= {tuple(one) for one in winner["history"]}
 
@@ -227,34 +211,6 @@ def test_another_folder_and_changed_settings_are_refused(study, bstune, monkeypa
 
 
 # Other studies
-
-
-def test_an_interruption_keeps_what_is_finished(bstune, tmp_path, monkeypatch):
-    from bstune.trial import workload
-
-    train, calls = workload.run_trial, []
-
-    def interrupt_the_third(*arguments, **keywords):
-        calls.append(len(arguments) > 3 and arguments[3])
-        if len(list(filter(None, calls))) == 3:  # the probe's leave nothing
-            raise SystemExit(1)  # what Lightning makes of Ctrl-C
-        return train(*arguments, **keywords)
-
-    monkeypatch.setattr(workload, "run_trial", interrupt_the_third)
-    arguments = (*EASY, OFFLINE, "search.replicates=0")
-    status, _, err = bstune(*arguments)
-    assert status == 130
-    assert "the same command continues the study" in err
-    trials = tmp_path / "outputs" / "digits" / "trials.jsonl"
-    first = trials.read_text()
-    assert [trial.status == "failed" for trial in trials_of(trials.parent)] == [False, False, True]
-    monkeypatch.setattr(workload, "run_trial", train)
-    status, out, _ = bstune(*arguments, "budget.examples=7000")  # a budget may grow
-    assert status == 0
-    assert "continues after 3 trials" in out
-    assert trials.read_text().startswith(first)
-    finished = [trial.trial_index for trial in trials_of(trials.parent) if trial.status != "failed"]
-    assert sorted(finished) == [0, 1, 2, 3]
 
 
 def test_mlflow_being_down_stops_no_study_and_its_password_is_written_nowhere(bstune, tmp_path, caplog):
