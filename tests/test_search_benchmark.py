@@ -12,7 +12,7 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 from rich.console import Console
-from synthetic import Law, Metric, synthetic_table
+from synthetic import Law, synthetic_table
 
 from bstune.core.curve import fit_curve, frontier_points
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, TableError
@@ -418,8 +418,7 @@ def test_the_same_seed_runs_the_same_search(key):
 
 LAW = Law(noise=0.1)
 OWN, OWN_CURVE = (
-    make_benchmark("t", synthetic_table(LAW, metric=Metric(noise=0.05)), TARGET, objective)
-    for objective in ("time", "curve")
+    make_benchmark("t", synthetic_table(LAW, metric_noise=0.05), TARGET, objective) for objective in ("time", "curve")
 )
 
 
