@@ -196,7 +196,8 @@ _Search = _section(
     replicates=Count,
     candidates=Positive,
     tune=list[str],
-    workers=Positive,
+    workers=Count,
+    lease_seconds=PositiveFinite,
     stratified=Share,
     batch_size=_checked(_section(_Range, multiple=Positive | None), _check_range),
 )
@@ -208,6 +209,7 @@ _Protocol = _section(
     close_to_target=OverOne,
     micro_batch_size=Positive | None,
     warmup_steps=Count,
+    trial_seconds=PositiveFinite | None,
     divergence=Limit,
     noise_scale_every=Positive | None,
 )

@@ -1,13 +1,14 @@
-"""A study's output folder: the paths in it, its lock, and files that are whole or not there."""
+"""A study's output folder: whose it is, the paths in it, and files that are whole or not there."""
 
+import json
 import os
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
+from bstune.core.console import redact
 from bstune.core.errors import StudyError
 
 
@@ -19,6 +20,26 @@ class _Inside:
 
     def __get__(self, output: "Output", owner: type | None = None) -> Path:
         return output.root / self._name
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whose an output folder is."""
+
+    study: str  # its name
+    storage: str  # without a password
+    id: str | None = None  # the study's, random; None: of the study of this name and storage, which need not be begun
+
+    @classmethod
+    def of(cls, study: str, url: str, study_id: str | None = None) -> "Identity":
+        """Return the identity of a study in the storage at ``url``."""
+        path = url.removeprefix("sqlite:///")
+        return cls(study, redact(url) if path == url else f"sqlite:///{Path(path).absolute()}", study_id)
+
+    def of_same_study(self, other: "Identity") -> bool:
+        """Return whether both may be the same study's."""
+        same = (self.study, self.storage) == (other.study, other.storage)
+        return same and (self.id == other.id or self.id is None or other.id is None)
 
 
 @dataclass(frozen=True)
@@ -35,7 +56,7 @@ class Output:
     survey = _Inside("hardware.json")  # what the hardware allows
     roofline = _Inside("roofline.png")  # the workload's layers under the device's ceilings
     scale_out = _Inside("scale_out.png")  # time to target and efficiency over the number of devices
-    lock = _Inside(".lock")  # held by the one process that runs the study
+    identity = _Inside("study.json")  # whose the folder is
     checkpoints = _Inside("checkpoints")  # weights of the winners
     states = _Inside("states")  # whole training states of stopped trials that may be continued
     record = _Inside("trial.json")  # the record of a trial that is trained by itself
@@ -53,13 +74,12 @@ class Output:
         return Output(self.root / f"trial-B{batch_size}-lr{lr:.6g}-seed{seed}")
 
 
-def keep_trials(folder: Path, numbers: Collection[int], running: Collection[int] = ()) -> None:
-    """Delete the files of all trials but these from ``folder``, and keep whatever the ``running`` ones write."""
-    kept = {f"trial-{number}.ckpt" for number in numbers}
-    theirs = tuple(f"trial-{number}." for number in running)  # under a temporary name, too
+def keep_trials(folder: Path, trials: Collection[int], keep: Collection[int]) -> None:
+    """Delete the files of ``trials``, by number, from ``folder``, but for those to ``keep``; nothing else."""
     for path in folder.glob("trial-*"):
-        if path.name not in kept and not path.name.startswith(theirs):
-            path.unlink(missing_ok=True)  # a trial beside this process deletes the state that it could not read
+        match = re.fullmatch(r"trial-(\d+)\.ckpt(\.partial)?", path.name)
+        if match and (number := int(match[1])) in trials and number not in keep:
+            path.unlink(missing_ok=True)  # a trial deletes the state that it could not read
 
 
 def write_text(path: Path, text: str) -> None:
@@ -82,25 +102,41 @@ def check_writable(path: Path, what: str) -> None:
         raise StudyError(f"{what}: folder {parent} is not writable: choose another place, or run from another folder")
 
 
+def check_owner(output: Output, identity: Identity) -> None:
+    """Refuse a folder with something in it that is not this study's, so that no file of others is written over."""
+    if not output.root.is_dir() or not any(output.root.iterdir()):
+        return
+    try:
+        found = Identity(**json.loads(output.identity.read_text(encoding="utf-8")))
+    except (FileNotFoundError, json.JSONDecodeError, TypeError):
+        what = "is not empty and no study's"
+    else:
+        if found.of_same_study(identity):
+            return
+        what = f"is of the study {found.study!r} in {found.storage}"
+        if (found.study, found.storage) == (identity.study, identity.storage):
+            what += ", but of an earlier one of this name"
+    raise StudyError(
+        f"output={output.root} {what}: choose another with output=DIR or study=NAME, or move the folder away"
+    )
+
+
 @contextmanager
-def locked(output: Output) -> Iterator[None]:
-    """Create the output folder and hold its lock: one process a study. A body that fails at once leaves nothing."""
+def owned(output: Output, identity: Identity) -> Iterator[None]:
+    """Make the output folder this study's, or check that it is. A body that leaves nothing in it takes it away."""
+    check_owner(output, identity)
     created = [path for path in (output.root, *output.root.parents) if not path.exists()]
     try:
         output.root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(output.lock, timeout=0)
-        lock.acquire()
-    except Timeout as error:
-        busy = f"another process runs this study and holds {output.lock}"
-        raise StudyError(f"{busy}: wait for it, or begin another with study=NAME") from error
+        if identity.id is not None or not output.identity.exists():
+            write_text(output.identity, json.dumps(asdict(identity)) + "\n")
     except OSError as error:
         what = f"output={output.root} cannot be written: {error.strerror}"
         raise StudyError(f"{what}; choose another with output=DIR") from error
     try:
         yield
     finally:
-        lock.release()
-        if [path.name for path in output.root.iterdir()] == [output.lock.name] and created:
-            output.lock.unlink()
+        if created and [path.name for path in output.root.iterdir()] == [output.identity.name]:
+            output.identity.unlink()
             for path in created:
                 path.rmdir()

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from bstune.core.console import format_count, format_number, format_seconds
 from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
-from bstune.core.files import Output, check_writable, locked, write_text
+from bstune.core.files import Identity, Output, check_writable, owned, write_text
 from bstune.core.records import dump_json
 from bstune.hardware import roofline
 from bstune.hardware.roofline import TENSOR_CORE_SOURCE, DeviceLimits, LayerCost, StepCost
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
     config, console = compose_survey(arguments), Console()
     output = Output(Path(config.output))
     check_writable(output.survey, f"output={config.output}")
-    with locked(output):
+    with owned(output, Identity.of(config.study, config.storage)):
         survey, cached = survey_of(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
         write_survey(survey, output)
     console.print(survey_tables(survey))

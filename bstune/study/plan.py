@@ -32,9 +32,9 @@ class SearchBudget:
         """Return the seed of a trial: initial weights, order of the data, augmentation."""
         return self._seed(trial_index, 0)
 
-    def sampler_seed(self, trial_index: int) -> int:
+    def sampler_seed(self, trial_index: int, attempt: int = 0) -> int:
         """Return the sampler's seed at a trial: a sampler seeded once would repeat itself after a restart."""
-        return self._seed(trial_index, 1)
+        return self._seed(trial_index, 1, *([attempt] if attempt else []))
 
     def replicate_index(self, trial_index: int, replicate: int) -> int:
         """Return the index of a trial's replicate, counted from 0, however many replicates there are."""
@@ -45,8 +45,8 @@ class SearchBudget:
         before, after = math.floor(trial_index * self.stratified), math.floor((trial_index + 1) * self.stratified)
         return None if before == after else space.stratum(before, self._seed(0, 2) / 2**32)
 
-    def _seed(self, trial_index: int, purpose: int) -> int:
-        return int(np.random.SeedSequence([self.seed, trial_index, purpose]).generate_state(1)[0])
+    def _seed(self, trial_index: int, *purpose: int) -> int:
+        return int(np.random.SeedSequence([self.seed, trial_index, *purpose]).generate_state(1)[0])
 
     def spent(self, results: Iterable[TrialResult]) -> str | None:
         """Return, in words, which of the two limits in seconds ended the search; None if neither."""

@@ -11,14 +11,14 @@ from omegaconf import DictConfig, OmegaConf
 from bstune.config import compose, flatten, is_replayed, to_dict
 from bstune.core.console import quieten
 from bstune.core.errors import ConfigError
-from bstune.core.files import Output, check_writable
+from bstune.core.files import Identity, Output, check_owner, check_writable
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
 from bstune.study.plan import SearchBudget
 from bstune.study.storage import build_sampler, check_storage
 from bstune.trial.backend import TrialBackend, make_protocol, make_space
 from bstune.trial.replay import ReplayBackend, complete
-from bstune.trial.workers import Workers
+from bstune.trial.workers import InProcess, Workers
 
 if TYPE_CHECKING:
     from bstune.hardware.survey import Survey
@@ -45,8 +45,14 @@ class PreparedStudy:
     trial: TrialSpec | None  # the one trial to run instead of a study
     frozen_settings: Mapping[str, Any]  # flat, which must not change while a study goes on
     survey: "Survey | None"  # None where the hardware was not surveyed
-    open_workers: Callable[[], Workers] | None  # None: the search's trials run one by one, here
+    workers: Callable[[int], Workers] | None  # so many processes that train; None: trials run in this one
     notes: tuple[str, ...]  # further lines of the printed plan
+
+    def open_runner(self, count: int | None = None) -> Workers | InProcess:
+        """Return what runs the trials, ``search.workers`` or ``count`` at a time."""
+        if self.workers is None:
+            return InProcess(self.backend.run)
+        return self.workers(count or self.config.search.workers)
 
     @property
     def caveats(self) -> list[str]:
@@ -79,11 +85,12 @@ def prepare(
     names = (field.name for field in fields(SearchBudget) if field.name != "seed")
     budget = SearchBudget(seed=config.seed, **{name: config.search[name] for name in names})
     space = make_space(config) if backend is None else make_space(config, backend.lr_range)
-    files = Output(Path(config.output))
+    files = Output(Path(config.output).expanduser().absolute())
     check_writable(files.root / "trials.jsonl", f"output={config.output}")
     build_sampler(config.sampler, budget, 0)
     trial: TrialSpec | None = None
     if config.trial.batch_size is None:
+        check_owner(files, Identity.of(config.study, config.storage))
         check_storage(config.storage)
     else:
         trial = TrialSpec(0, 0, config.trial.batch_size, config.trial.lr, None, config.trial.seed)
@@ -92,21 +99,19 @@ def prepare(
 
         check_uri(tracking_uri(config.mlflow))
     survey: Survey | None = None
-    open_workers: Callable[[], Workers] | None = None
+    workers: Callable[[int], Workers] | None = None
     notes: list[str] = []
     if backend is None:
         backend, space, survey, notes = _train(config, protocol, space, trial, log)
-        if trial is None and config.search.workers > 1:
-            open_workers, note = _side_by_side(config, survey)
-            notes.append(note)
+        if trial is None and config.search.workers > 0:
+            workers, more = _processes(config, survey)
+            notes += more
     backend.check(space, trial)
     if backend.validates_on_test:
         notes.append(ON_TEST_NOTE)
     notes += backend.notes
     frozen = {**frozen_settings(config), **backend.frozen_settings}
-    return PreparedStudy(
-        config, budget, space, protocol, backend, files, trial, frozen, survey, open_workers, tuple(notes)
-    )
+    return PreparedStudy(config, budget, space, protocol, backend, files, trial, frozen, survey, workers, tuple(notes))
 
 
 def _train(
@@ -135,11 +140,21 @@ def _train(
     return backend, space, survey, notes
 
 
-def _side_by_side(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[], Workers], str]:
-    """Return what starts the processes that train side by side, and the plan's note about them."""
+def _processes(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[int], Workers], list[str]]:
+    """Return what starts so many processes that train, and the plan's notes about them."""
     import torch  # a second of the 4
 
-    count = config.search.workers
+    count, seconds = config.search.workers, config.protocol.trial_seconds
+    plain_config = OmegaConf.to_container(config, resolve=False)
+
+    def start(count: int) -> Workers:
+        shared = (threads, limit) if count > 1 else (None, None)
+        return Workers(partial(open_trials, plain_config, *shared), count, seconds)
+
+    threads: int | None = None
+    limit: int | None = None
+    if count == 1:
+        return start, []
     if survey is None or survey.step_time is None:
         raise ConfigError(
             f"search.workers={count} needs steps that are timed at two batch sizes or more, with nothing beside them: "
@@ -147,16 +162,16 @@ def _side_by_side(config: DictConfig, survey: "Survey | None") -> tuple[Callable
         )
     cuda = str(config.device).startswith("cuda")
     threads = None if cuda else max(1, torch.get_num_threads() // count)
-    limit = survey.ceiling.at.limit
-    plain_config = OmegaConf.to_container(config, resolve=False)
+    share = survey.ceiling.at.limit
+    limit = share if cuda else None
     each = "" if threads is None else f" with {threads} thread{'s' if threads > 1 else ''}"
     note = (
-        f"{count} trials at once, each{each} within {limit / 2**20:,.0f} MiB; seconds per step are the survey's, "
+        f"{count} trials at once, each{each} within {share / 2**20:,.0f} MiB; seconds per step are the survey's, "
         "measured alone; which trial comes next depends on which ends first; winners run again alone"
     )
     if config.search.tune:
         note += f"; they are those of the config's own {', '.join(config.search.tune)}, whatever a trial's"
-    return partial(Workers, partial(open_trials, plain_config, threads, limit if cuda else None), count), note
+    return start, [note]
 
 
 def open_trials(

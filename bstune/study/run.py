@@ -3,12 +3,10 @@
 Meanwhile a live table shows the trials on a terminal; elsewhere one plain line a trial does.
 """
 
-import math
-from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from functools import partial
+from typing import Self
 
-import optuna
 from omegaconf import OmegaConf
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,41 +15,17 @@ from rich.progress import Progress as Bar
 
 from bstune.core.console import format_count, format_number, format_seconds, redact
 from bstune.core.errors import StudyError
-from bstune.core.files import Output, keep_trials, locked, write_text
-from bstune.core.records import Objective, Target, TrialResult, TrialSpec
-from bstune.study.model import b_crit_interval, sampler_context, study_posterior
+from bstune.core.files import Identity, owned, write_text
+from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.study.lease import Leases
 from bstune.study.plan import max_seconds, remaining_seconds
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import candidates, next_replicate
 from bstune.study.report import report_study
-from bstune.study.storage import (
-    Asked,
-    ask,
-    ask_replicate,
-    build_sampler,
-    cut_short,
-    ended_below_limit,
-    fail_one,
-    finish_abandoned,
-    next_trial_index,
-    open_study,
-    results,
-    running,
-    tell,
-)
-from bstune.study.summary import trials_table, winners
+from bstune.study.search import Search, write_trials
+from bstune.study.storage import STUDY_ID, finish_abandoned, open_study, results
+from bstune.study.summary import trials_table
 from bstune.trial.backend import stops_trials
-from bstune.trial.workers import Finished, Workers, with_solo_step_time
-
-if TYPE_CHECKING:
-    from bstune.study.tracking import Tracking
-
-MIN_REACHED = 6  # trials before the search may end by search.precision
-PRECISION_PARTICLES = 400  # of the posterior while the search goes on
-PRECISION_EVERY = 4  # trials between looks at search.precision
-ABANDON_FACTOR = 1.2  # a stopped trial beyond this many times the best trial's time or steps is not continued
-MAX_STATES = 32
-MAX_DEATHS = 3  # of the processes that train one trial side by side with others, before the study ends
+from bstune.trial.workers import InProcess
 
 
 def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
@@ -153,9 +127,13 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
     final table go to ``console``.
     """
     config, objective, files = prepared.config, prepared.budget.objective, prepared.files
-    with locked(files):
-        study = open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root)
-        finish_abandoned(study, objective)
+    study = open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root)
+    identity = Identity.of(config.study, config.storage, study.user_attrs[STUDY_ID])
+    leases = Leases(study, "owner", config.search.lease_seconds)
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    with leases.acquired(say), owned(files, identity):
+        living = leases.living()
+        finish_abandoned(study, objective, lambda worker: worker not in living)
         console.print(plan_text(prepared, results(study)), soft_wrap=True)
         files.checkpoints.mkdir(exist_ok=True)
         write_text(files.config, redact(OmegaConf.to_yaml(config)))
@@ -169,7 +147,8 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
 
             tracking = open_tracking(prepared, study)
         try:
-            stop_reason = run_search(prepared, study, tracking, console)
+            with Progress(prepared.budget.trials, prepared.protocol.target, console) as progress:
+                stop_reason = Search(prepared, study, leases, tracking, progress.show).run()
         finally:  # a trial that was cut short is a record too
             write_trials(files, results(study))
         console.print(stop_reason)
@@ -180,199 +159,19 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
 def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> TrialResult:
     """Run one trial by itself, and write its record and what else it leaves."""
     files = prepared.files.single_trial(spec.batch_size, spec.lr, spec.seed)
-    with locked(files):
+    with owned(files, Identity.of(prepared.config.study, prepared.config.storage)):
         files.checkpoints.mkdir(exist_ok=True)
-        result = prepared.backend.run(spec, files, None)
+        runner = InProcess(prepared.backend.run)
+        runner.start(spec, files, None)
+        finished = runner.wait()
+        result = finished.result()
         write_text(files.record, result.to_json() + "\n")
         write_text(files.config, redact(OmegaConf.to_yaml(prepared.config)))
+    if result.status == "failed":
+        raise StudyError(f"the trial failed with {result.message}\n{finished.frames}record {files.record}")
     console.print(trial_line(result, None), soft_wrap=True)
     if result.reached:
         for name, value in prepared.backend.test(spec, files).items():
             console.print(f"{name} {value:.4g}")
     console.print(f"record {files.record}", soft_wrap=True)
     return result
-
-
-def run_search(prepared: PreparedStudy, study: optuna.Study, tracking: "Tracking | None", console: Console) -> str:
-    """Search, then run the winners again on fresh seeds; return, in words, what ended the search."""
-    budget, backend = prepared.budget, prepared.backend
-    with Progress(budget.trials, prepared.protocol.target, console) as progress:
-        search = _Search(prepared, study, tracking, progress)
-        if prepared.open_workers is None:
-            stop_reason = search.one_by_one()
-        else:
-            stop_reason = search.side_by_side(prepared.open_workers)
-        while True:  # one by one, whoever trained the candidates: their seconds are measured
-            done = search.write()
-            due = next_replicate(done, budget.objective, budget.replicates, budget.candidates)
-            if due is None:
-                return stop_reason
-            search.run(ask_replicate(study, *due, budget, prepared.space, backend.stops), done)
-
-
-class _Search:
-    """The trials of one study: asked, run, stored, written and shown."""
-
-    def __init__(
-        self, prepared: PreparedStudy, study: optuna.Study, tracking: "Tracking | None", progress: Progress
-    ) -> None:
-        self._prepared, self._study, self._tracking, self._progress = prepared, study, tracking, progress
-        self._budget = prepared.budget
-        self._all_run = f"the plan is done: search.trials={self._budget.trials}"
-
-    def one_by_one(self) -> str:
-        """Run the trials one after another; return, in words, what ended the search."""
-        while True:
-            done = self.write()
-            trial_index = next_trial_index(self._study, self._budget.trials)
-            if trial_index is None:
-                return self._all_run
-            stop_reason = self._budget.spent(done) or self._precise(_searched(done))
-            if stop_reason is not None:
-                return stop_reason
-            self.run(self._ask(trial_index), done)
-
-    def side_by_side(self, open_workers: Callable[[], Workers]) -> str:
-        """Run several trials at a time; return, in words, what ended the search.
-
-        What is asked depends on the trials that are done by then, so that the same study twice is not the same one;
-        what comes of a spec is. StudyError is raised if the processes of one trial die ``MAX_DEATHS`` times.
-        """
-        asked: dict[int, optuna.Trial] = {}
-        deaths: Counter[int] = Counter()
-        stop_reason: str | None = None
-        looked = 0
-        with open_workers() as workers, cut_short(self._study, self._budget.objective):
-            try:
-                while True:
-                    done = self.write()
-                    stop_reason = stop_reason or self._budget.spent(done)
-                    first = _first_trials(_searched(done))
-                    if stop_reason is None and len(first) > looked:
-                        looked = len(first)
-                        stop_reason = self._precise(first)
-                    while stop_reason is None and workers.free:
-                        trial_index = next_trial_index(self._study, self._budget.trials)
-                        if trial_index is None:
-                            break
-                        trial, spec = self._ask(trial_index)
-                        asked[trial.number] = trial
-                        workers.start(spec, self._prepared.files, _resumed(spec, done))
-                    if not workers.running:
-                        return stop_reason or self._all_run
-                    finished = workers.wait()
-                    if finished.exit_reason is None:
-                        self._store(asked[finished.spec.number], finished)
-                    else:
-                        deaths[finished.spec.trial_index] += 1
-                        self._fail(finished, deaths[finished.spec.trial_index])
-            except BaseException:  # an interruption too: what has finished meanwhile is stored all the same
-                for finished in workers.poll():
-                    if finished.record is not None:
-                        self._store(asked[finished.spec.number], finished)
-                raise
-
-    def _fail(self, finished: Finished, deaths: int) -> None:
-        spec = finished.spec
-        fail_one(self._study, spec, str(finished.exit_reason))
-        if deaths == MAX_DEATHS:
-            raise StudyError(
-                f"the process that trained B = {spec.batch_size}, lr = {spec.lr:g} {finished.exit_reason}, "
-                f"{MAX_DEATHS} times: lower search.workers or search.batch_size.high where memory is short; the "
-                "finished trials are stored, and the same command with search.workers=1 continues the study"
-            )
-
-    def run(self, asked: Asked, done: Sequence[TrialResult]) -> None:
-        """Run a trial that was asked for, from where the trial that it continues was stopped, and store its record."""
-        trial, spec = asked
-        with cut_short(self._study, self._budget.objective):
-            self._tell(trial, self._prepared.backend.run(spec, self._prepared.files, _resumed(spec, done)))
-
-    def _store(self, trial: optuna.Trial, finished: Finished) -> None:
-        # An error of the training is raised here; side_by_side then stores what else has finished and fails the rest.
-        self._tell(trial, with_solo_step_time(finished.result(), self._prepared.backend.step_time))
-
-    def _tell(self, trial: optuna.Trial, result: TrialResult) -> None:
-        tell(self._study, trial, result, self._budget.objective, self._prepared.protocol.target)
-        if self._tracking is not None:
-            self._tracking.send_trial(result)
-
-    def _ask(self, trial_index: int) -> Asked:
-        prepared = self._prepared
-        context = sampler_context(prepared, ended_below_limit(self._study))
-        sampler = build_sampler(prepared.config.sampler, self._budget, trial_index, context)
-        return ask(self._study, trial_index, self._budget, prepared.space, sampler, prepared.backend.stops)
-
-    def write(self) -> list[TrialResult]:
-        """Write and show the finished trials, delete the files that nothing needs any more, and return the trials."""
-        files, objective = self._prepared.files, self._budget.objective
-        done = results(self._study)
-        write_trials(files, done)
-        now = running(self._study)
-        writing = {spec.number for spec in now}
-        winning = [*winners(done).values(), *candidates(done, objective, self._budget.candidates)]
-        keep_trials(files.checkpoints, {trial.number for trial in winning}, writing)
-        read = {spec.resumed_from for spec in now if spec.resumed_from is not None}
-        keep_trials(files.states, worth_continuing(done, objective) | read, writing)
-        self._progress.show(done)
-        return done
-
-    def _precise(self, searched: Sequence[TrialResult]) -> str | None:
-        """Return, in words, that B_crit's interval is within ``search.precision``; None if it is wider, or unset."""
-        precision, reached = self._budget.precision, sum(trial.reached for trial in searched)
-        if precision is None or reached < MIN_REACHED or len(searched) % PRECISION_EVERY:
-            return None
-        posterior = study_posterior(self._prepared, searched, PRECISION_PARTICLES)
-        low, _, high = b_crit_interval(self._prepared, posterior)
-        if high / low >= precision:
-            return None
-        return (
-            f"stopped: B_crit lies between {format_count(low)} and {format_count(high)}, "
-            f"within search.precision={precision:g}"
-        )
-
-
-def _searched(done: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the search's trials: neither replicates, which may have begun before, nor failed ones."""
-    return [trial for trial in done if trial.replicate_of is None and trial.status != "failed"]
-
-
-def _first_trials(searched: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the trials of the first indices, a multiple of ``PRECISION_EVERY`` of them, that are all done.
-
-    Side by side others end while these run: precision must not depend on how many, or on when one looks.
-    """
-    indices = {trial.trial_index for trial in searched}
-    whole = next(trial_index for trial_index in range(len(indices) + 1) if trial_index not in indices)
-    whole -= whole % PRECISION_EVERY
-    return [trial for trial in searched if trial.trial_index < whole]
-
-
-def _resumed(spec: TrialSpec, done: Sequence[TrialResult]) -> TrialResult | None:
-    return next((result for result in done if result.number == spec.resumed_from), None)
-
-
-def worth_continuing(done: Sequence[TrialResult], objective: Objective) -> set[int]:
-    """Return the numbers of the stopped trials that may still be continued: ``MAX_STATES`` of them.
-
-    First come those that may win, then those that only the curve needs, as they have taken more than the best trial by
-    the objective. Of either kind the newest are kept: a state is as large as the model and its optimizer.
-    """
-    resumed = {trial.resumed_from for trial in done if trial.status != "failed"}  # what was cut short is asked again
-    reached = [trial for trial in done if trial.reached and trial.replicate_of is None]
-    fastest = min((time for trial in reached if (time := trial.time_to_target) is not None), default=math.inf)
-    fewest = min((trial.steps for trial in reached), default=math.inf)
-
-    def may_win(trial: TrialResult) -> bool:
-        by_time = trial.steps * (trial.seconds_per_step or 0.0) < ABANDON_FACTOR * fastest
-        by_steps = trial.steps < ABANDON_FACTOR * fewest
-        return {"time": by_time, "steps": by_steps, "both": by_time or by_steps, "curve": True}[objective]
-
-    stopped = (trial for trial in _searched(done) if trial.status == "censored" and trial.number not in resumed)
-    last = sorted(stopped, key=lambda trial: (may_win(trial), trial.number))
-    return {trial.number for trial in last[-MAX_STATES:]}
-
-
-def write_trials(files: Output, done: Sequence[TrialResult]) -> None:
-    """Write ``trials.jsonl``: one record a trial, in order of their numbers."""
-    write_text(files.trials, "".join(result.to_json() + "\n" for result in done))

@@ -10,7 +10,7 @@ import logging
 import threading
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -39,12 +39,14 @@ from bstune.trial.backend import sampler_factory
 logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 5
 # Attributes in the storage. Studies of another FORMAT name other fields in their specs and records.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 FORMAT, FROZEN_SETTINGS = "bstune:format", "bstune:settings"
 STUDY_ID, OUTPUT = "bstune:study_id", "bstune:output"
 TRIAL_INDEX, SPEC = "bstune:trial_index", "bstune:spec"
 WORKER = "bstune:worker"  # id of the lease of the process that runs the trial
 TAKEN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)  # states of the trials that have an index
+TRIES = 2  # of one point, if its trials fail by themselves; then the sampler suggests another
+CUT_SHORT = "the process ended before the trial did; it is asked again"
 REPLICATE_LIMIT = 2  # times the original trial's steps: the limit of a replicate
 Asked = tuple[optuna.Trial, TrialSpec]
 
@@ -163,8 +165,7 @@ def results(study: optuna.Study) -> list[TrialResult]:
         if trial.state.is_finished() and RECORD in trial.user_attrs:
             records.append(TrialResult.from_json(trial.user_attrs[RECORD]))
         elif trial.state == TrialState.FAIL and SPEC in trial.user_attrs:
-            message = "the process ended before the trial did; it is asked again"
-            records.append(TrialResult.unmeasured(_spec(trial), "failed", message=message))
+            records.append(TrialResult.unmeasured(_spec(trial), "failed", message=CUT_SHORT))
     return records
 
 
@@ -212,6 +213,22 @@ def claim(study: optuna.Study, trial_index: int, worker: str) -> optuna.Trial | 
     return trial
 
 
+def _failed(study: optuna.Study, trial_index: int) -> list[FrozenTrial]:
+    """Return the failed trials of an index, without those that were not asked to the end."""
+    failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+    return [trial for trial in failed if trial.user_attrs.get(TRIAL_INDEX) == trial_index and SPEC in trial.user_attrs]
+
+
+def _failures(failed: Sequence[FrozenTrial]) -> int:
+    """Return how many trials failed by themselves: one that was cut short has no record."""
+    return sum(RECORD in trial.user_attrs for trial in failed)
+
+
+def attempt(study: optuna.Study, trial_index: int) -> int:
+    """Return how many points were given up at an index, because each of their trials failed by itself."""
+    return _failures(_failed(study, trial_index)) // TRIES
+
+
 def ask(
     study: optuna.Study,
     trial_index: int,
@@ -227,11 +244,9 @@ def ask(
     ``worker``: the lease of the process that runs it.
     """
     stopping: Any = sampler if hasattr(sampler, "max_steps") else None  # chooses every batch size itself
-    failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-    # The last one that was cut short; one without its spec was not asked to the end.
-    same = (t for t in reversed(failed) if t.user_attrs.get(TRIAL_INDEX) == trial_index and SPEC in t.user_attrs)
-    earlier = next(same, None)
-    if earlier is not None:
+    failed = _failed(study, trial_index)
+    earlier = failed[-1] if failed else None
+    if earlier is not None and not (RECORD in earlier.user_attrs and _failures(failed) % TRIES == 0):
         trial = _suggested(study, trial_index, space, sampler, dict(earlier.params), worker)
         return trial and _stored(trial, replace(_spec(earlier), number=trial.number))
     stratum = None if stopping is not None else budget.stratum(trial_index, space)
@@ -389,9 +404,13 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
 
 
 def build_sampler(
-    config: DictConfig, budget: SearchBudget, trial_index: int, context: Mapping[str, Any] | None = None
+    config: DictConfig,
+    budget: SearchBudget,
+    trial_index: int,
+    context: Mapping[str, Any] | None = None,
+    attempt: int = 0,
 ) -> BaseSampler:
-    """Build the sampler of one trial, seeded by the study's seed and the trial's index.
+    """Build the sampler of one trial, seeded by the study's seed, the trial's index and the attempt at it.
 
     A sampler that names in its ``context`` what it wants to know of the study gets it.
     """
@@ -401,7 +420,7 @@ def build_sampler(
         sampler = getattr(factory, "func", None)
         if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):
             raise ConfigError(f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {dict(config)}")
-        seed = budget.sampler_seed(trial_index)
+        seed = budget.sampler_seed(trial_index, attempt)
         arguments = {name: context[name] for name in getattr(sampler, "context", ()) if context and name in context}
         if issubclass(sampler, QMCSampler):  # keeps one seed: its place in the sequence is kept in the storage
             arguments |= {"seed": budget.seed, "independent_sampler": RandomSampler(seed=seed)}

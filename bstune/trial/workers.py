@@ -1,23 +1,30 @@
-"""Processes that train side by side on one device, while this one keeps the study (``search.workers``).
+"""Where trials run: in processes of their own, while this one keeps the study, or in this one (``search.workers``).
 
-They are forked by multiprocessing's fork server, which has imported what all of them need and never touches the device:
-CUDA does not survive a fork. This module imports neither torch nor lightning.
+What a user's code does in a process of its own, such as a crash or a step that never ends, is the end of one trial.
+The processes are forked by multiprocessing's fork server, which has imported what all of them need and never touches
+the device: CUDA does not survive a fork. This module imports neither torch nor lightning.
 """
 
+import math
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
+import sysconfig
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
+from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
+import bstune
+from bstune.core.errors import BstuneError
 from bstune.core.files import Output
 from bstune.core.records import TrialResult, TrialSpec
 
@@ -25,24 +32,96 @@ Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["bstune.trial.workload"]
 LOOK_SECONDS = 0.2  # between two looks for a signal, while trials train
-# Errors of pickling an error of a user's own: its constructor is called with its arguments.
+END_SECONDS = 2  # that a process may take to end once it has nothing to do
+NOT_OWN = (*bstune.__path__, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), "<")
+# Errors of reading what a process sent before it died.
 PICKLE_ERRORS = (pickle.PickleError, TypeError, ValueError, AttributeError, LookupError, RuntimeError, ImportError)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A trial that is over: its record, or the error that its training raised, or how its process ended."""
+    """A trial that is over: its record, or the error that ends the study; of a failed one also the user's frames."""
 
     spec: TrialSpec
     record: TrialResult | None = None
-    error: BaseException | None = None
-    exit_reason: str | None = None
+    error: BstuneError | None = None
+    frames: str = ""
 
     def result(self) -> TrialResult:
         """Return the record, or raise the error."""
         if self.record is None:
-            raise self.error or RuntimeError(f"the process of trial {self.spec.number} {self.exit_reason}")
+            raise self.error or RuntimeError(f"trial {self.spec.number} is over with neither record nor error")
         return self.record
+
+
+class Runner(Protocol):
+    """What runs trials: :class:`Workers` or :class:`InProcess`."""
+
+    count: int
+
+    @property
+    def free(self) -> bool: ...  # noqa: D102 (as those of Workers)
+    @property
+    def running(self) -> list[TrialSpec]: ...  # noqa: D102
+    def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None: ...  # noqa: D102
+    def wait(self) -> Finished: ...  # noqa: D102
+    def poll(self) -> Iterator[Finished]: ...  # noqa: D102
+
+
+def failed(spec: TrialSpec, error: BaseException, seconds: float) -> Finished:
+    """Return a trial that an error of the user's code ended, with the frames of the user's own files."""
+    kind, text = type(error).__name__, str(error).strip()
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(NOT_OWN)]
+    frames = "".join(f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n" for frame in own)
+    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    message = (f"{kind}: {text.splitlines()[0]}" if text else kind) + where
+    return Finished(spec, TrialResult.unmeasured(spec, "failed", message=message, wall_seconds=seconds), frames=frames)
+
+
+class InProcess:
+    """Runs trials in this process, one at a time: for debuggers, profilers and replays. A crash ends the study."""
+
+    count = 1
+
+    def __init__(self, train: Train) -> None:
+        self._train = train
+        self._next: tuple[TrialSpec, Output, TrialResult | None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._next = None
+
+    @property
+    def free(self) -> bool:
+        """Whether no trial waits to be run."""
+        return self._next is None
+
+    @property
+    def running(self) -> list[TrialSpec]:
+        """The trial that waits to be run."""
+        return [] if self._next is None else [self._next[0]]
+
+    def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
+        """Take a trial, which :meth:`wait` runs."""
+        self._next = spec, output, resumed_from
+
+    def wait(self) -> Finished:
+        """Run the trial."""
+        assert self._next is not None  # noqa: S101 (it was started)
+        task, self._next = self._next, None
+        start = time.monotonic()
+        try:
+            return Finished(task[0], self._train(*task))
+        except BstuneError:
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever the user's code raises ends a trial, not the study)
+            return failed(task[0], error, time.monotonic() - start)
+
+    def poll(self) -> Iterator[Finished]:
+        """Yield nothing: no trial is over that was not waited for."""
+        return iter(())
 
 
 def with_solo_step_time(result: TrialResult, step_time: Callable[[float], float]) -> TrialResult:
@@ -55,12 +134,14 @@ def with_solo_step_time(result: TrialResult, step_time: Callable[[float], float]
 class Workers:
     """``count`` processes that train one trial each at a time; a context, at whose end they are gone.
 
-    ``open_train``, which is pickled, is called once in each process and returns what trains a trial. An interruption or
-    a termination signal is raised by :meth:`start`, :meth:`wait` or the end, where nothing is cut; a second at once.
+    ``open_train``, which is pickled, is called once in each process and returns what trains a trial. A trial that takes
+    longer than ``seconds``, the start of its process among them, has failed. An interruption or a termination signal is
+    raised by :meth:`start`, :meth:`wait` or the end, where nothing is cut; a second one at once.
     """
 
-    def __init__(self, open_train: Callable[[], Train], count: int) -> None:
-        self._open_train, self._count = open_train, count
+    def __init__(self, open_train: Callable[[], Train], count: int, seconds: float | None = None) -> None:
+        self._open_train, self.count = open_train, count
+        self._seconds = math.inf if seconds is None else seconds
         self._workers: list[_Worker] = []
         self._running: dict[_Worker, TrialSpec] = {}
         self._finished: dict[_Worker, Finished] = {}  # of those that run, not yet returned
@@ -89,6 +170,8 @@ class Workers:
                 worker.process.kill()
             worker.connection.close()
         for worker in self._workers:
+            worker.process.join(END_SECONDS)
+            worker.process.kill()  # a thread of the user's may go on
             worker.process.join()
         self._workers.clear()
         self._running.clear()
@@ -100,7 +183,7 @@ class Workers:
     @property
     def free(self) -> bool:
         """Whether one more trial can be started."""
-        return len(self._running) < self._count
+        return len(self._running) < self.count
 
     @property
     def running(self) -> list[TrialSpec]:
@@ -117,6 +200,7 @@ class Workers:
             worker = _Worker(self._open_train)
             self._workers.append(worker)
         self._running[worker] = spec
+        worker.started = time.monotonic()
         with suppress(OSError):  # it has just died, and the trial with it
             worker.connection.send((spec, output, resumed_from))
 
@@ -135,13 +219,15 @@ class Workers:
     def _next(self, seconds: float) -> Finished | None:
         running = [worker for worker in self._running if worker not in self._finished]
         handles = {handle: worker for worker in running for handle in (worker.connection, worker.process.sentinel)}
-        for handle in wait(list(handles), 0 if self._finished else seconds):
-            worker = handles[handle]  # type: ignore[index]
-            if worker not in self._finished:
-                self._finished[worker] = worker.finish(self._running[worker])
+        over = {handles[handle] for handle in wait(list(handles), 0 if self._finished else seconds)}  # type: ignore[index]
+        for worker in running:
+            late = time.monotonic() - worker.started > self._seconds
+            if worker in over or late:
+                too_long = f"took longer than protocol.trial_seconds={self._seconds:g}"
+                self._finished[worker] = worker.finish(self._running[worker], too_long if late else None)
         if not self._finished:
             return None
-        worker = min(self._finished, key=lambda w: (self._finished[w].record is None, self._running[w].number))
+        worker = min(self._finished, key=lambda w: (self._finished[w].error is not None, self._running[w].number))
         del self._running[worker]
         return self._finished.pop(worker)
 
@@ -154,23 +240,32 @@ class _Worker:
         self.connection, other = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=_work, args=(open_train, other, dict(os.environ)))
         self.process.start()
+        self.started = time.monotonic()
         other.close()
 
-    def finish(self, spec: TrialSpec) -> Finished:
-        """Receive the answer to a trial; without one, wait for the end of the process."""
-        answer = None
-        with suppress(EOFError, OSError):
-            answer = self.connection.recv() if self.connection.poll() else None
-        if isinstance(answer, TrialResult):
-            return Finished(spec, record=answer)
-        if answer is not None:
-            return Finished(spec, error=answer)
+    def finish(self, spec: TrialSpec, too_long: str | None) -> Finished:
+        """Receive the answer to a trial; without one the process has ended, or is killed as it took ``too_long``."""
+        with suppress(EOFError, OSError, *PICKLE_ERRORS):
+            if self.connection.poll():
+                answer: Finished = self.connection.recv()
+                return answer
+        if too_long is not None:
+            self.process.kill()
         self.process.join()
         status = self.process.exitcode or 0
-        if status == -signal.SIGKILL:
-            return Finished(spec, exit_reason="was ended by the system, as it does when memory runs out")
-        reason = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return Finished(spec, exit_reason=reason)
+        if too_long is not None:
+            reason = too_long
+        elif status == -signal.SIGKILL:
+            reason = (
+                "its process was ended by the system, as it does when memory runs out: "
+                "lower search.batch_size.high or search.workers"
+            )
+        elif status < 0:
+            reason = f"its process was ended by {signal.Signals(-status).name}"
+        else:
+            reason = f"its process ended with status {status}"
+        seconds = time.monotonic() - self.started
+        return Finished(spec, TrialResult.unmeasured(spec, "failed", message=reason, wall_seconds=seconds))
 
 
 def _work(open_train: Callable[[], Train], connection: Connection, environment: Mapping[str, str]) -> None:
@@ -178,18 +273,24 @@ def _work(open_train: Callable[[], Train], connection: Connection, environment: 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(environment)  # the fork server's is that of its start
+    process, folder = os.getpid(), Path.cwd()
     train: Train | None = None
     while True:
         try:
             request = connection.recv()
         except EOFError:
             return
-        answer: Any
+        start = time.monotonic()
         try:
             train = train or open_train()
-            answer = train(*request)
-        except BaseException as error:  # noqa: BLE001 (the other process raises it)
-            answer = ExceptionWithTraceback(_sendable(error), error.__traceback__)
+            answer = Finished(request[0], train(*request))
+        except BstuneError as error:
+            answer = Finished(request[0], error=error)
+        except BaseException as error:  # noqa: BLE001 (sys.exit too: whatever the user's code raises ends one trial)
+            answer = failed(request[0], error, time.monotonic() - start)
+        if os.getpid() != process:  # the user's code has forked, and this is the copy
+            os._exit(0)
+        os.chdir(folder)  # the user's code may have left it
         connection.send(answer)
 
 
@@ -198,10 +299,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)  # killed, it could not end us: a trial that nobody records would train on
-
-
-def _sendable(error: BaseException) -> BaseException:
-    with suppress(*PICKLE_ERRORS):
-        if type(pickle.loads(pickle.dumps(error))) is type(error):  # noqa: S301 (our own bytes)
-            return error
-    return RuntimeError(f"{type(error).__name__}: {error}")

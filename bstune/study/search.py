@@ -1,0 +1,244 @@
+"""The trials of one study: claimed, run, stored, written and shown, until the search and its replicates end.
+
+Any number of processes may do this on one study at once. One of them owns it and reports; the others only run trials.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import optuna
+
+from bstune.core.console import format_count
+from bstune.core.errors import StudyError
+from bstune.core.files import Output, keep_trials, write_text
+from bstune.core.records import Objective, TrialResult
+from bstune.study.lease import Leases
+from bstune.study.model import b_crit_interval, sampler_context, study_posterior
+from bstune.study.prepare import PreparedStudy
+from bstune.study.replicates import candidates, next_replicate
+from bstune.study.storage import (
+    CUT_SHORT,
+    Asked,
+    ask,
+    ask_replicate,
+    attempt,
+    build_sampler,
+    cut_short,
+    ended_below_limit,
+    finish_abandoned,
+    next_trial_index,
+    results,
+    running,
+    tell,
+)
+from bstune.study.summary import winners
+from bstune.trial.workers import Finished, Runner, with_solo_step_time
+
+if TYPE_CHECKING:
+    from bstune.study.tracking import Tracking
+
+MIN_REACHED = 6  # trials before the search may end by search.precision
+PRECISION_PARTICLES = 400  # of the posterior while the search goes on
+PRECISION_EVERY = 4  # trials between looks at search.precision
+ABANDON_FACTOR = 1.2  # a stopped trial beyond this many times the best trial's time or steps is not continued
+MAX_STATES = 32
+MAX_FAILURES = 10  # trials in a row that failed end the study, as do ...
+FIRST_FAILURES = 3  # ... this many if they are the first of it
+WAIT_SECONDS = 0.5  # between looks at what other processes do
+
+
+class Search:
+    """The trials of one study, as one of the processes that work on it runs them."""
+
+    def __init__(
+        self,
+        prepared: PreparedStudy,
+        study: optuna.Study,
+        leases: Leases,
+        tracking: "Tracking | None",
+        show: Callable[[Sequence[TrialResult]], None],
+    ) -> None:
+        self._prepared, self._study, self._leases = prepared, study, leases
+        self._tracking, self._show = tracking, show
+        self._budget, self._worker = prepared.budget, leases.own.id
+        self._asked: dict[int, optuna.Trial] = {}
+        self._looked = 0
+
+    def run(self) -> str:
+        """Search, then run the winners again on fresh seeds; return what ended the search, as a line."""
+        with cut_short(self._study, self._budget.objective, self._worker):
+            with self._prepared.open_runner() as runner:
+                try:
+                    stop_reason = self._search(runner)
+                    if runner.count == 1:
+                        self._replicate(runner)
+                except BaseException:  # an interruption too: what has finished meanwhile is stored all the same
+                    for finished in runner.poll():
+                        if finished.record is not None:
+                            self._store(finished)
+                    raise
+            with self._prepared.open_runner(1) as runner:  # nothing beside them, so that their seconds are measured
+                self._replicate(runner)
+        return stop_reason
+
+    def _search(self, runner: Runner) -> str:
+        stop_reason: str | None = None
+        while True:
+            done = self.write()
+            trial_index = next_trial_index(self._study, self._budget.trials)
+            if trial_index is not None:
+                stop_reason = stop_reason or self._stop_reason(done)
+            while trial_index is not None and stop_reason is None and runner.free:
+                self._start(runner, self._ask(trial_index), done)
+                trial_index = next_trial_index(self._study, self._budget.trials)
+            if runner.running:
+                self._store(runner.wait())
+            elif self._others_run():
+                time.sleep(WAIT_SECONDS)
+            elif trial_index is None or stop_reason is not None:
+                return stop_reason or f"the plan is done: search.trials={self._budget.trials}"
+
+    def _replicate(self, runner: Runner) -> None:
+        budget, space, stops = self._budget, self._prepared.space, self._prepared.backend.stops
+        while self._leases.own.role == "owner":
+            done = self.write()
+            due = next_replicate(done, budget.objective, budget.replicates, budget.candidates)
+            if due is None:
+                return
+            self._start(runner, ask_replicate(self._study, *due, budget, space, stops, self._worker), done)
+            if runner.running:
+                self._store(runner.wait())
+
+    def _start(self, runner: Runner, asked: Asked | None, done: Sequence[TrialResult]) -> None:
+        if asked is None:  # another process was faster
+            return
+        trial, spec = asked
+        self._asked[trial.number] = trial
+        resumed_from = next((result for result in done if result.number == spec.resumed_from), None)
+        runner.start(spec, self._prepared.files, resumed_from)
+
+    def _store(self, finished: Finished) -> None:
+        """Store a trial's record; an error that ends the study is raised."""
+        result, spec = finished.result(), finished.spec
+        if self._prepared.config.search.workers > 1 and spec.replicate_of is None:
+            result = with_solo_step_time(result, self._prepared.backend.step_time)
+        tell(self._study, self._asked.pop(spec.number), result, self._budget.objective, self._prepared.protocol.target)
+        if result.status == "failed":
+            check_failures(results(self._study), finished.frames)
+
+    def _ask(self, trial_index: int) -> Asked | None:
+        prepared = self._prepared
+        context = sampler_context(prepared, ended_below_limit(self._study))
+        tried = attempt(self._study, trial_index)
+        sampler = build_sampler(prepared.config.sampler, self._budget, trial_index, context, tried)
+        stops = prepared.backend.stops
+        return ask(self._study, trial_index, self._budget, prepared.space, sampler, stops, self._worker)
+
+    def _others_run(self) -> bool:
+        return any(spec.number not in self._asked for spec in running(self._study))
+
+    def write(self) -> list[TrialResult]:
+        """Write and show the finished trials, delete the files that nothing needs any more, and return the trials.
+
+        Trials of processes that are gone are ended before, to be asked again.
+        """
+        self._leases.check()
+        if self._others_run():
+            living = self._leases.living()
+            finish_abandoned(self._study, self._budget.objective, lambda worker: worker not in living)
+        files, objective = self._prepared.files, self._budget.objective
+        done = results(self._study)
+        write_trials(files, done)
+        now = running(self._study)
+        ended = {trial.number for trial in done}
+        winning = [*winners(done).values(), *candidates(done, objective, self._budget.candidates)]
+        keep_trials(files.checkpoints, ended, {trial.number for trial in winning})
+        read = {spec.resumed_from for spec in now if spec.resumed_from is not None}
+        keep_trials(files.states, ended, worth_continuing(done, objective) | read)
+        if self._tracking is not None:
+            for result in done:
+                self._tracking.send_trial(result)
+        self._show(done)
+        return done
+
+    def _stop_reason(self, done: Sequence[TrialResult]) -> str | None:
+        """Return the limit that ends the search, as a line; None while it goes on."""
+        first = _first_trials(_searched(done))
+        spent = self._budget.spent(done)
+        if spent is not None or len(first) <= self._looked:
+            return spent
+        self._looked = len(first)
+        return self._precise(first)
+
+    def _precise(self, searched: Sequence[TrialResult]) -> str | None:
+        """Return a line that B_crit's interval is within ``search.precision``; None if it is wider, or unset."""
+        precision, reached = self._budget.precision, sum(trial.reached for trial in searched)
+        if precision is None or reached < MIN_REACHED:
+            return None
+        posterior = study_posterior(self._prepared, searched, PRECISION_PARTICLES)
+        low, _, high = b_crit_interval(self._prepared, posterior)
+        if high / low >= precision:
+            return None
+        return (
+            f"stopped: B_crit lies between {format_count(low)} and {format_count(high)}, "
+            f"within search.precision={precision:g}"
+        )
+
+
+def check_failures(done: Sequence[TrialResult], frames: str = "") -> None:
+    """Raise StudyError if the first trials of the study all failed, or too many in a row; ``frames`` of the last error.
+
+    Trials that were cut short, as by an interruption, do not count.
+    """
+    ran = [trial for trial in done if trial.message != CUT_SHORT]
+    last = next((i for i, trial in enumerate(reversed(ran)) if trial.status != "failed"), len(ran))
+    if last >= MAX_FAILURES or last == len(ran) >= FIRST_FAILURES:
+        which = f"the last {last} trials failed" if last < len(ran) else f"the first {last} trials all failed"
+        raise StudyError(
+            f"{which}, the last one with {ran[-1].message}\n{frames}"
+            "the finished trials are stored: mend it, and the same command continues the study"
+        )
+
+
+def _searched(done: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return the search's trials: neither replicates, which may have begun before, nor failed ones."""
+    return [trial for trial in done if trial.replicate_of is None and trial.status != "failed"]
+
+
+def _first_trials(searched: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return the trials of the first indices, a multiple of ``PRECISION_EVERY`` of them, that are all done.
+
+    Side by side others end while these run: precision must not depend on how many, or on when one looks.
+    """
+    indices = {trial.trial_index for trial in searched}
+    whole = next(trial_index for trial_index in range(len(indices) + 1) if trial_index not in indices)
+    whole -= whole % PRECISION_EVERY
+    return [trial for trial in searched if trial.trial_index < whole]
+
+
+def worth_continuing(done: Sequence[TrialResult], objective: Objective) -> set[int]:
+    """Return the numbers of the stopped trials that may still be continued: ``MAX_STATES`` of them.
+
+    First come those that may win, then those that only the curve needs, as they have taken more than the best trial by
+    the objective. Of either kind the newest are kept: a state is as large as the model and its optimizer.
+    """
+    resumed = {trial.resumed_from for trial in done if trial.status != "failed"}  # what was cut short is asked again
+    reached = [trial for trial in done if trial.reached and trial.replicate_of is None]
+    fastest = min((time for trial in reached if (time := trial.time_to_target) is not None), default=math.inf)
+    fewest = min((trial.steps for trial in reached), default=math.inf)
+
+    def may_win(trial: TrialResult) -> bool:
+        by_time = trial.steps * (trial.seconds_per_step or 0.0) < ABANDON_FACTOR * fastest
+        by_steps = trial.steps < ABANDON_FACTOR * fewest
+        return {"time": by_time, "steps": by_steps, "both": by_time or by_steps, "curve": True}[objective]
+
+    stopped = (trial for trial in _searched(done) if trial.status == "censored" and trial.number not in resumed)
+    last = sorted(stopped, key=lambda trial: (may_win(trial), trial.number))
+    return {trial.number for trial in last[-MAX_STATES:]}
+
+
+def write_trials(files: Output, done: Sequence[TrialResult]) -> None:
+    """Write ``trials.jsonl``: one record a trial, in order of their numbers."""
+    write_text(files.trials, "".join(result.to_json() + "\n" for result in done))
