@@ -99,10 +99,7 @@ def check_storage(url: str) -> None:
 def open_study(
     name: str, url: str, objective: Objective, frozen_settings: Mapping[str, Any], output: Path
 ) -> optuna.Study:
-    """Create the study, or load it if its frozen settings and its output folder, which the caller locks, are the same.
-
-    StudyError is raised if the storage does not answer, or the study cannot be continued.
-    """
+    """Create the study, or load it if its frozen settings and its output folder, which the caller locks, are the same."""
     directions = [StudyDirection.MINIMIZE] * (2 if objective == "both" else 1)
     try:
         storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
@@ -197,18 +194,13 @@ def running(study: optuna.Study) -> list[TrialSpec]:
 def ask(
     study: optuna.Study, trial_index: int, budget: SearchBudget, space: Space, sampler: BaseSampler, stops: bool
 ) -> Asked:
-    """Ask Optuna for a trial, from the sampler or as it was asked before it was cut short.
-
-    ``stops``: whether a trial can be stopped early and continued; the sampler's limits are ignored otherwise.
-    """
+    """Ask Optuna for a trial, from the sampler or as it was before it was cut short; unless ``stops``, without limit."""
     stopping: Any = sampler if hasattr(sampler, "max_steps") else None  # chooses every batch size itself
-    failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-    # The last one that was cut short; one without its spec was not asked to the end.
-    same = (t for t in reversed(failed) if t.user_attrs.get(TRIAL_INDEX) == trial_index and SPEC in t.user_attrs)
-    earlier = next(same, None)
-    if earlier is not None:
-        trial = _suggested(study, trial_index, space, sampler, dict(earlier.params))
-        return _stored(trial, replace(_spec(earlier), number=trial.number))
+    for earlier in reversed(study.get_trials(deepcopy=False, states=(TrialState.FAIL,))):
+        # One without its spec was not asked to the end.
+        if earlier.user_attrs.get(TRIAL_INDEX) == trial_index and SPEC in earlier.user_attrs:
+            trial = _suggested(study, trial_index, space, sampler, earlier.params)
+            return _stored(trial, replace(_spec(earlier), number=trial.number))
     stratum = None if stopping is not None else budget.stratum(trial_index, space)
     trial = _suggested(study, trial_index, space, sampler, {} if stratum is None else {"batch_size": stratum})
     batch_size = space.snap(trial.params["batch_size"])
@@ -233,7 +225,7 @@ def ask_replicate(
     """Ask for all of a trial's hyperparameters again, on a fresh seed; at most twice its steps where trials stop."""
     trial_index = budget.replicate_index(original.trial_index, replicate)
     first = study.get_trials(deepcopy=False)[original.number]
-    trial = _suggested(study, trial_index, space, RandomSampler(seed=0), dict(first.params))
+    trial = _suggested(study, trial_index, space, RandomSampler(seed=0), first.params)
     spec = replace(
         _spec(first),
         number=trial.number,
@@ -340,10 +332,7 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
 def build_sampler(
     config: DictConfig, budget: SearchBudget, trial_index: int, context: Mapping[str, Any] | None = None
 ) -> BaseSampler:
-    """Build the sampler of one trial, seeded by the study's seed and the trial's index.
-
-    A sampler that names in its ``context`` what it wants to know of the study gets it.
-    """
+    """Build the sampler of one trial, with its own seed and the entries of ``context`` that its class asks for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         factory = sampler_factory(config)

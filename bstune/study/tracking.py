@@ -107,10 +107,7 @@ def open_tracking(prepared: PreparedStudy, study: optuna.Study) -> "Tracking":
 
 
 def tracking_uri(settings: DictConfig) -> str:
-    """Return the URI in the config, or ``MLFLOW_TRACKING_URI``, or else of ``mlflow.db`` in the working directory.
-
-    The path of an SQLite database is made absolute, so that the URI means the same in every directory.
-    """
+    """Return the URI in the config, or ``MLFLOW_TRACKING_URI``, or of ``mlflow.db`` here; SQLite paths made absolute."""
     uri: str = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     path = uri.removeprefix("sqlite:///")
     if path in (uri, "", ":memory:") or "?" in path:
@@ -174,7 +171,8 @@ class Tracking:
         def run() -> None:
             with suppress_logs_in_thread():
                 try:
-                    outcome.set_result(work())
+                    work()
+                    outcome.set_result(None)
                 except _FAILURES as error:
                     outcome.set_exception(error)
 
@@ -217,8 +215,8 @@ class Tracking:
     def _runs(self, kind: str) -> list[Run]:
         """Return the study's runs of a kind that were not deleted, the oldest first, 50,000 at most."""
         where = f"tags.`{STUDY_TAG}` = '{self._study.study_id}' and tags.`{KIND}` = '{kind}'"
-        options = {"max_results": SEARCH_MAX_RESULTS_THRESHOLD, "order_by": ["start_time"]}
-        return list(self._client.search_runs([self._experiment_id], where, **options))
+        limit, order = SEARCH_MAX_RESULTS_THRESHOLD, ["start_time"]
+        return list(self._client.search_runs([self._experiment_id], where, max_results=limit, order_by=order))
 
     def _create_parent(self) -> Run:
         study = self._study
@@ -318,10 +316,7 @@ def _experiment(client: MlflowClient, uri: str, name: str) -> str:
 
 
 def _curve_values(curves: Curves) -> Iterator[tuple[str, int, float]]:
-    """Yield (name, step, value): ``curve/`` at the batch size, ``curve_log2/``, log2(value), at round(100 log2 B).
-
-    Of two values at one step the lower is sent.
-    """
+    """Yield (name, step, value): ``curve/`` at the batch size, ``curve_log2/``, log2(value), at round(100 log2 B)."""
     for name, points in curves.items():
         finite = [(size, value) for size, value in points if value is not None and math.isfinite(value)]
         finite.sort(key=lambda point: -point[1])
