@@ -342,21 +342,16 @@ def noise_scale_text(row: Row) -> str:
 
 def regimes_text(regimes: Sequence[Row], points: Sequence[Row]) -> str:
     """Return the regimes as a sentence; bounds outside the batch sizes that were run are said to be extrapolated."""
-    bounds = {row["name"]: (row["from"], row["to"]) for row in regimes}
-    identified = "diminishing returns" in bounds
-    parts = []
-    if "perfect scaling" in bounds:
-        end = format_number(bounds["perfect scaling"][1], 2)
-        parts.append(f"perfect scaling up to {'' if identified else 'at least '}B = {end}")
-    if identified:
-        end = format_number(bounds["diminishing returns"][1], 2)
-        parts += [f"diminishing returns to {end}", "maximal data parallelism above"]
-    elif "maximal data parallelism" in bounds:
-        start = format_number(bounds["maximal data parallelism"][0], 2)
-        parts.append(f"maximal data parallelism from B = {start} at the latest")
-    parts += [] if identified else ["the points do not identify the rest"]
+    bounds = {row["name"]: [format_number(row[end], 2) for end in ("from", "to")] for row in regimes}
+    if len(bounds) == len(REGIMES):
+        low, high = bounds["diminishing returns"]
+        parts = [f"perfect scaling up to B = {low}", f"diminishing returns to {high}", "maximal data parallelism above"]
+    else:
+        ends = {"perfect scaling": "up to at least B = {1}", "maximal data parallelism": "from B = {0} at the latest"}
+        parts = [f"{name} {ends[name].format(*bounds[name])}" for name in bounds]
+        parts.append("the points do not identify the rest")
     sizes = [point["batch_size"] for point in points]
-    edges = [edge for pair in bounds.values() for edge in pair if edge is not None]
+    edges = [edge for row in regimes for edge in (row["from"], row["to"]) if edge is not None]
     if sizes and not all(min(sizes) <= edge <= max(sizes) for edge in edges):
         parts.append(f"outside B = {format_count(min(sizes))} to {format_count(max(sizes))} this is extrapolated")
     return "; ".join(parts)
