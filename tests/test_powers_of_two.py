@@ -1,8 +1,10 @@
 """The sweep powers_of_two, with a timer of its own in place of training, and once with real steps."""
 
+import inspect
 import json
 import math
 from io import StringIO
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from bstune.core.console import format_number
 from bstune.core.errors import ConfigError, HardwareError
 from bstune.core.figures import save_figure
 from bstune.core.records import dump_json
-from bstune.hardware.memory import ProbeResult, find_ceiling
+from bstune.hardware.probe import measure_ceiling
 from bstune.hardware.timing import visits
 from bstune.sweeps.harness import check_sweep, compose_sweep, show
 from bstune.sweeps.powers_of_two import run
@@ -102,22 +104,16 @@ def test_rows_are_json_the_figure_is_written_and_the_table_fits_eighty_columns(c
 
 
 def test_a_ceiling_that_is_not_given_is_measured():
-    asked = {}
+    asked = []
 
-    def measured(config, low, high, train_examples, *, limit, steps, seconds, **options):
-        asked.update(low=low, high=high, limit=limit)
-        takes = 2**20
-        return find_ceiling(
-            lambda size: ProbeResult(size, "fits" if size <= 300 else "training", 2**30, takes * size, takes * size),
-            low,
-            high,
-            **options,
-        )
+    def measured(*arguments, **options):
+        bound = inspect.signature(measure_ceiling).bind(*arguments, **options).arguments
+        asked.extend(bound[name] for name in ("low", "high", "limit", "relative"))
+        return SimpleNamespace(batch_size=300, at=SimpleNamespace(limit=2**30), above="it fails", notes=["A note."])
 
-    options = ("sweep.experiment.probe.high=700", "sweep.experiment.probe.relative=0")
-    finding, printed = found(*options, find_ceiling=measured)
-    assert asked == {"low": 4, "high": 700, "limit": 943_718_400}
-    assert "ceiling 300, under 1,024 MiB" in printed
+    finding, printed = found("sweep.experiment.probe.high=700", find_ceiling=measured)
+    assert asked == [4, 700, 943_718_400, 0.01]
+    assert printed.startswith("ceiling 300, under 1,024 MiB\nA note.\n")
     assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [*NEAR, 255, 256, 257, 300]
 
 
@@ -125,10 +121,6 @@ def test_without_batch_sizes_of_its_own_the_ceilings_are_left():
     finding, _ = found(*(f"sweep.experiment.{option}" for option in ("ceiling=40", "centres=[]", "batch_sizes=[]")))
     assert [row["batch_size"] for row in finding.rows] == [31, 32, 33, 40]
     assert "from the mean of its two neighbours" in finding.sentence
-
-
-def no_visit(*arguments):
-    raise AssertionError("nothing may be timed")
 
 
 @pytest.mark.parametrize(
@@ -145,8 +137,10 @@ def no_visit(*arguments):
     ],
 )
 def test_refuses_before_anything_is_timed(options, error, text):
+    machine = Machine()
     with pytest.raises(error, match=text):
-        found("sweep.experiment.ceiling=628", *(f"sweep.experiment.{option}" for option in options), machine=no_visit)
+        found("sweep.experiment.ceiling=628", *(f"sweep.experiment.{option}" for option in options), machine=machine)
+    assert machine.visited == []
 
 
 def test_real_steps():
