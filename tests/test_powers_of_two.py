@@ -14,6 +14,7 @@ from bstune.core.console import format_number
 from bstune.core.errors import ConfigError, HardwareError
 from bstune.core.figures import save_figure
 from bstune.core.records import dump_json
+from bstune.hardware.memory import find_ceiling
 from bstune.hardware.probe import measure_ceiling
 from bstune.hardware.timing import visits
 from bstune.sweeps.harness import check_sweep, compose_sweep, show
@@ -108,12 +109,13 @@ def test_a_ceiling_that_is_not_given_is_measured():
 
     def measured(*arguments, **options):
         bound = inspect.signature(measure_ceiling).bind(*arguments, **options).arguments
-        asked.extend(bound[name] for name in ("low", "high", "limit", "relative"))
+        inspect.signature(find_ceiling).bind("probe", bound["low"], bound["high"], **bound["search"])
+        asked.extend(bound[name] for name in ("low", "high", "limit"))
         return SimpleNamespace(batch_size=300, at=SimpleNamespace(limit=2**30), above="it fails", notes=["A note."])
 
     finding, printed = found("sweep.experiment.probe.high=700", find_ceiling=measured)
-    assert asked == [4, 700, 943_718_400, 0.01]
-    assert printed.startswith("ceiling 300, under 1,024 MiB\nA note.\n")
+    assert asked == [4, 700, 943_718_400]
+    assert "ceiling 300, under 1,024 MiB\nA note.\n" in printed
     assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [*NEAR, 255, 256, 257, 300]
 
 

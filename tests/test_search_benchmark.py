@@ -12,7 +12,7 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 from rich.console import Console
-from synthetic import Law, Metric, synthetic_table
+from synthetic import Law, synthetic_table
 
 from bstune.core.curve import fit_curve
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, TableError
@@ -362,7 +362,7 @@ def test_the_same_seed_runs_the_same_search(key):
 # bstune's own search
 
 LAW = Law(noise=0.1)
-LAW_TABLE = synthetic_table(LAW, metric=Metric(noise=0.05))
+LAW_TABLE = synthetic_table(LAW, metric_noise=0.05)
 OF_LAW, CURVE_OF_LAW = posed(LAW_TABLE, budget_factor=0.05), posed(LAW_TABLE, "curve")
 
 
