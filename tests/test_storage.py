@@ -99,7 +99,7 @@ def train(spec):
 def run(study, asked, train=train):
     """Run a trial that was asked for, as a study's search does."""
     trial, spec = asked
-    with cut_short(study, spec, "steps"):
+    with cut_short(study, "steps"):
         result = train(spec)
         tell(study, trial, result, "steps", TARGET)
         return result

@@ -152,6 +152,14 @@ class TrialResult:
     noise_scale: tuple[tuple[int, float, float], ...] = ()
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def unmeasured(cls, spec: TrialSpec, status: Status, **values: Any) -> "TrialResult":
+        """Return a record of the spec and ``values``, whose other fields are zero or empty."""
+        counts = dict.fromkeys(("steps", "steps_low", "examples"), 0)
+        seconds = dict.fromkeys(("train_seconds", "eval_seconds", "startup_seconds", "wall_seconds"), 0.0)
+        empty = {**counts, **seconds, "seconds_per_step": None, "device": "", "versions": {}}
+        return cls(**{**spec.trial_fields(), **empty, "status": status, **values})
+
     @property
     def reached(self) -> bool:
         """Whether the trial met its target."""

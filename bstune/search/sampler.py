@@ -439,18 +439,13 @@ def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -
     x, z = coordinates.point(trial.params)
     resumed_from = trial.user_attrs.get(RESUMED_FROM)
     spec = TrialSpec(trial.number, trial.number, round(2.0**x), 2.0**z, None, 0, resumed_from=resumed_from)
-    return TrialResult(
-        **spec.trial_fields(),
-        status="reached" if complete else trial.user_attrs.get("status", "censored"),
+    return TrialResult.unmeasured(
+        spec,
+        "reached" if complete else trial.user_attrs.get("status", "censored"),
         steps=steps,
         steps_low=0 if complete else steps,
         examples=steps * spec.batch_size,
         train_seconds=0.0 if seconds is None else steps * seconds,
-        eval_seconds=0.0,
-        startup_seconds=0.0,
-        wall_seconds=0.0,
         seconds_per_step=seconds,
-        device="",
-        versions={},
         history=tuple((step, value if math.isfinite(value) else None) for step, value in history),
     )

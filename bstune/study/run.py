@@ -38,7 +38,6 @@ from bstune.study.storage import (
     results,
     running,
     tell,
-    warn_cut_short,
 )
 from bstune.study.summary import trials_table, winners
 from bstune.trial.backend import stops_trials
@@ -239,11 +238,11 @@ class _Search:
         What is asked depends on the trials that are done by then, so that the same study twice is not the same one;
         what comes of a spec is. StudyError is raised if the processes of one trial die ``MAX_DEATHS`` times.
         """
-        asked: dict[int, Asked] = {}
+        asked: dict[int, optuna.Trial] = {}
         deaths: Counter[int] = Counter()
         stop_reason: str | None = None
         looked = 0
-        with open_workers() as workers:
+        with open_workers() as workers, cut_short(self._study, self._budget.objective):
             try:
                 while True:
                     done = self.write()
@@ -257,7 +256,7 @@ class _Search:
                         if trial_index is None:
                             break
                         trial, spec = self._ask(trial_index)
-                        asked[trial.number] = trial, spec
+                        asked[trial.number] = trial
                         workers.start(spec, self._prepared.files, _resumed(spec, done))
                     if not workers.running:
                         return stop_reason or self._all_run
@@ -271,9 +270,6 @@ class _Search:
                 for finished in workers.poll():
                     if finished.record is not None:
                         self._store(asked[finished.spec.number], finished)
-                for spec in running(self._study):
-                    warn_cut_short(spec)
-                finish_abandoned(self._study, self._budget.objective)
                 raise
 
     def _fail(self, finished: Finished, deaths: int) -> None:
@@ -289,15 +285,12 @@ class _Search:
     def run(self, asked: Asked, done: Sequence[TrialResult]) -> None:
         """Run a trial that was asked for, from where the trial that it continues was stopped, and store its record."""
         trial, spec = asked
-        with cut_short(self._study, spec, self._budget.objective):
+        with cut_short(self._study, self._budget.objective):
             self._tell(trial, self._prepared.backend.run(spec, self._prepared.files, _resumed(spec, done)))
 
-    def _store(self, asked: Asked, finished: Finished) -> None:
-        trial, spec = asked
+    def _store(self, trial: optuna.Trial, finished: Finished) -> None:
         # An error of the training is raised here; side_by_side then stores what else has finished and fails the rest.
-        result = with_solo_step_time(finished.result(), self._prepared.backend.step_time)
-        with cut_short(self._study, spec, self._budget.objective):
-            self._tell(trial, result)
+        self._tell(trial, with_solo_step_time(finished.result(), self._prepared.backend.step_time))
 
     def _tell(self, trial: optuna.Trial, result: TrialResult) -> None:
         tell(self._study, trial, result, self._budget.objective, self._prepared.protocol.target)

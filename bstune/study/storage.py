@@ -26,7 +26,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.files import check_writable
@@ -81,14 +81,14 @@ def check_storage(url: str) -> None:
                     connection.execute(text("SELECT count(*) FROM sqlite_master"))
             engine.dispose()
             outcome.set_result(None)
-        except (SQLAlchemyError, NoSuchModuleError, ImportError) as error:
+        except (SQLAlchemyError, ImportError) as error:
             outcome.set_exception(error)
 
     # A driver's own time-out may cover no more than the connection, and a server may accept it and never answer.
     threading.Thread(target=connect, daemon=True).start()
     try:
         outcome.result(timeout=2 * CONNECT_SECONDS)
-    except (SQLAlchemyError, NoSuchModuleError, ImportError, TimeoutError) as error:
+    except (SQLAlchemyError, ImportError, TimeoutError) as error:
         reason = (str(error) or f"no answer within {2 * CONNECT_SECONDS} s").splitlines()[0]
         raise StudyError(
             f"the storage does not answer: storage={url}: {reason}; "
@@ -161,30 +161,13 @@ def results(study: optuna.Study) -> list[TrialResult]:
         if trial.state.is_finished() and RECORD in trial.user_attrs:
             records.append(TrialResult.from_json(trial.user_attrs[RECORD]))
         elif trial.state == TrialState.FAIL and SPEC in trial.user_attrs:
-            records.append(_failed(_spec(trial)))
+            message = "the process ended before the trial did; it is asked again"
+            records.append(TrialResult.unmeasured(_spec(trial), "failed", message=message))
     return records
 
 
 def _spec(trial: FrozenTrial) -> TrialSpec:
     return TrialSpec(**json.loads(trial.user_attrs[SPEC]))
-
-
-def _failed(spec: TrialSpec) -> TrialResult:
-    return TrialResult(
-        **spec.trial_fields(),
-        status="failed",
-        steps=0,
-        steps_low=0,
-        examples=0,
-        train_seconds=0.0,
-        eval_seconds=0.0,
-        startup_seconds=0.0,
-        wall_seconds=0.0,
-        seconds_per_step=None,
-        device="",
-        versions={},
-        message="the process ended before the trial did; it is asked again",
-    )
 
 
 def ended_below_limit(study: optuna.Study) -> set[int]:
@@ -282,24 +265,19 @@ def _stored(trial: optuna.Trial, spec: TrialSpec) -> Asked:
 
 
 @contextmanager
-def cut_short(study: optuna.Study, spec: TrialSpec, objective: Objective) -> Iterator[None]:
-    """End all running trials if the body, which runs one of them, raises: they are asked again later."""
+def cut_short(study: optuna.Study, objective: Objective) -> Iterator[None]:
+    """End all running trials if the body, which runs them, raises: they are asked again later."""
     try:
         yield
     except BaseException:  # Ctrl-C too; it goes on up
+        for spec in running(study):
+            _warn(spec, " was cut short; the finished ones are stored, the same command asks it again")
         finish_abandoned(study, objective)
-        warn_cut_short(spec)
         raise
 
 
-def warn_cut_short(spec: TrialSpec) -> None:
-    """Log that a trial was cut short, and that nothing else is lost."""
-    logger.warning(
-        "trial %d (B %d, lr %g) was cut short; the finished ones are stored, the same command asks it again",
-        spec.number,
-        spec.batch_size,
-        spec.lr,
-    )
+def _warn(spec: TrialSpec, what: str) -> None:
+    logger.warning("trial %d (B %d, lr %g)%s", spec.number, spec.batch_size, spec.lr, what)
 
 
 def finish_abandoned(study: optuna.Study, objective: Objective) -> None:
@@ -315,9 +293,7 @@ def finish_abandoned(study: optuna.Study, objective: Objective) -> None:
 def fail_one(study: optuna.Study, spec: TrialSpec, reason: str) -> None:
     """Fail one trial whose process is gone, while others run on; it is asked again with the same parameters."""
     study.tell(spec.number, state=TrialState.FAIL)
-    logger.warning(
-        "trial %d (B %d, lr %g): its process %s; it is asked again", spec.number, spec.batch_size, spec.lr, reason
-    )
+    _warn(spec, f": its process {reason}; it is asked again")
 
 
 def tell(study: optuna.Study, trial: optuna.Trial, result: TrialResult, objective: Objective, target: Target) -> None:

@@ -1,8 +1,7 @@
 """MLflow: one experiment, a parent run a study, a child run a trial; the only module that imports mlflow.
 
-Runs are written by run id: the importing program's active run and tracking URI are neither read nor changed. What was
-sent is found by searching the server for the study's id, so the next run of a command sends what is missing. A child
-counts as sent once its run has ended; one whose sender died before that is deleted and sent again. Metrics are
+What was sent is found by searching the server for the study's id, so the next run of a command sends what is missing.
+A child counts as sent once its run has ended; one whose sender died before that is deleted and sent again. Metrics are
 append-only, so the results of a continued study go to a new parent, and the old one is deleted. One process at a time
 may send a study's runs: the caller holds the study's lock.
 
@@ -29,7 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,10 @@ _TRIAL_SECONDS = ("train_seconds", "eval_seconds", "startup_seconds", "wall_seco
 _TRIAL_METRICS = ("steps", "steps_low", "examples", "time_to_target", *_TRIAL_SECONDS)
 # Of a server that is down, a locked or newer database, a full disk, a missing driver; those of requests are OSErrors.
 _FAILURES = (MlflowException, SQLAlchemyError, CommandError, OSError, ImportError, json.JSONDecodeError)
+_THREAD = "bstune-mlflow"
 _log = logging.getLogger(__name__)
+# What mlflow's HTTP client says of its retries; mlflow's own loggers are silenced as the thread runs.
+logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.threadName != _THREAD)
 
 
 @dataclass(frozen=True)
@@ -83,15 +85,6 @@ class StudyTags:
     versions: Mapping[str, str]
     device: str
     commit: str | None
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a study's runs are: its parent, and the numbers of the trials that MLflow holds whole."""
-
-    client: MlflowClient
-    parent: Run
-    sent: frozenset[int]
 
 
 def open_tracking(prepared: PreparedStudy, study: optuna.Study) -> "Tracking":
@@ -150,46 +143,43 @@ def ui_command(uri: str) -> str:
 class Tracking:
     """A study's runs in MLflow. Nothing here raises because of MLflow: after a failure, nothing more is sent."""
 
+    _client: MlflowClient
+    _experiment_id: str
+    _parent: Run
+
     def __init__(self, settings: DictConfig, study: StudyTags) -> None:
         """Find what was sent of the study before; ``settings`` are ``mlflow`` in the config."""
         self._settings, self._study = settings, study
-        self._place: _Place | None = None
-        work = partial(_find, tracking_uri(settings), settings.experiment, study)
-        self._exchange("open the study", work, settings.study_seconds)
-
-    @property
-    def sent(self) -> frozenset[int]:
-        """Numbers of the trials that MLflow holds whole; empty after a failure."""
-        return self._place.sent if self._place else frozenset()
+        self._failed = False
+        self.sent: set[int] = set()  # numbers of the trials that MLflow has whole
+        self._exchange("open the study", partial(self._find, tracking_uri(settings)), settings.study_seconds)
 
     def send_trial(self, result: TrialResult) -> None:
-        """Send one trial whole, unless MLflow holds it; what a trial short of the target lacks is left out."""
-        if self._place is not None and result.number not in self._place.sent:
-            work = partial(_write_trial, self._place, self._study, result, round(1000 * time.time()))
+        """Send one trial whole, unless MLflow has it; what a trial short of the target lacks is left out."""
+        if not self._failed and result.number not in self.sent:
+            work = partial(self._write_trial, result, round(1000 * time.time()))
             self._exchange(f"send trial {result.number}", work, self._settings.seconds)
 
     def finish_study(self, curves: Curves, scalars: Mapping[str, float | None], artifacts: Sequence[Path]) -> None:
-        """Send a completed study's results to its parent run, and end that run; nothing if it holds as many trials'."""
-        place = self._place
-        if place is None or place.parent.data.tags.get(RESULT_TRIALS) == str(len(place.sent)):
+        """Send a completed study's results to its parent run, and end that run; nothing if it has as many trials'."""
+        if self._failed or self._parent.data.tags.get(RESULT_TRIALS) == str(len(self.sent)):
             return
         values = [*_curve_values(curves), *((name, 0, value) for name, value in scalars.items())]
-        work = partial(_write_results, place, self._study, values, artifacts)
-        self._exchange("send the curve", work, self._settings.study_seconds)
+        self._exchange("send the curve", partial(self._write_results, values, artifacts), self._settings.study_seconds)
 
-    def _exchange(self, what: str, work: Callable[[], _Place], seconds: float) -> None:
+    def _exchange(self, what: str, work: Callable[[], None], seconds: float) -> None:
         """Run ``work`` in a thread and wait ``seconds`` for it; after a failure log one line and end sending."""
-        outcome: Future[_Place] = Future()
+        outcome: Future[None] = Future()
 
         def run() -> None:
-            with _quiet():
+            with suppress_logs_in_thread():
                 try:
                     outcome.set_result(work())
                 except _FAILURES as error:
                     outcome.set_exception(error)
 
         # A daemon: one that hangs must not keep the process from ending.
-        thread = threading.Thread(target=run, name="bstune-mlflow", daemon=True)
+        thread = threading.Thread(target=run, name=_THREAD, daemon=True)
         with _short_requests(self._settings):
             thread.start()
             thread.join(seconds)
@@ -200,10 +190,100 @@ class Tracking:
         elif (error := outcome.exception()) is not None:
             reason = redact(f"{type(error).__name__}: {error}").splitlines()[0]
         else:
-            self._place = outcome.result()
             return
-        self._place = None
+        self._failed = True
         _log.warning("MLflow: could not %s (%s). The next run of the same command sends what is missing.", what, reason)
+
+    def _find(self, uri: str) -> None:
+        """Find or create the experiment and the parent, and repair what a process that died left behind."""
+        # Two first runs at once would migrate the same new database at once.
+        digest = hashlib.sha256(f"{getpass.getuser()} {uri}".encode()).hexdigest()[:16]
+        with FileLock(Path(tempfile.gettempdir(), f"bstune-{digest}.lock")):
+            self._client = MlflowClient(uri)
+            self._experiment_id = _experiment(self._client, uri, self._settings.experiment)
+        # The newest with all its results: a newer one with half of them is what a process that died left.
+        parents = self._runs("study")
+        parent = max(parents, key=lambda run: (RESULT_TRIALS in run.data.tags, run.info.start_time), default=None)
+        self._parent = parent or self._create_parent()
+        self._client.log_batch(self._parent.info.run_id, params=self._missing_params(self._parent))
+        for child in self._runs("trial"):
+            number = int(child.data.tags[TRIAL])
+            if child.info.status in ("FINISHED", "FAILED") and number not in self.sent:
+                self.sent.add(number)
+            else:
+                self._client.delete_run(child.info.run_id)
+        self._make_only_parent(self._parent.info.run_id)
+
+    def _runs(self, kind: str) -> list[Run]:
+        """Return the study's runs of a kind that were not deleted, the oldest first, 50,000 at most."""
+        where = f"tags.`{STUDY_TAG}` = '{self._study.study_id}' and tags.`{KIND}` = '{kind}'"
+        options = {"max_results": SEARCH_MAX_RESULTS_THRESHOLD, "order_by": ["start_time"]}
+        return list(self._client.search_runs([self._experiment_id], where, **options))
+
+    def _create_parent(self) -> Run:
+        study = self._study
+        tags = self._common_tags("study", study.device, study.versions) | {"bstune.metric": study.metric}
+        tags |= {"mlflow.source.git.commit": study.commit} if study.commit else {}
+        return self._client.create_run(self._experiment_id, tags=tags, run_name=study.name)
+
+    def _make_only_parent(self, parent_id: str) -> None:
+        """Move all the study's children to this parent, then delete its other parents."""
+        for child in self._runs("trial"):
+            if child.data.tags[PARENT] != parent_id:
+                self._client.set_tag(child.info.run_id, PARENT, parent_id)
+        for run in self._runs("study"):
+            if run.info.run_id != parent_id:
+                self._client.delete_run(run.info.run_id)
+
+    def _write_trial(self, result: TrialResult, end: int) -> None:
+        tags = self._common_tags("trial", result.device, result.versions)
+        tags |= {TRIAL: str(result.number), PARENT: self._parent.info.run_id, "bstune.status": result.status}
+        tags |= {"bstune.message": _cut(result.message, _TAG_LENGTH)} if result.message else {}
+        name = f"trial {result.number}: B {result.batch_size}, lr {result.lr:.3g}"
+        start = end - round(1000 * result.wall_seconds)
+        run_id = self._client.create_run(self._experiment_id, start, tags, name).info.run_id
+        values: list[tuple[str, int, float | None]] = [(name, 0, getattr(result, name)) for name in _TRIAL_METRICS]
+        if result.reached:
+            values += [("steps_to_target", 0, result.steps), ("examples_to_target", 0, result.examples)]
+        values += [(self._study.metric, step, value) for step, value in result.history]
+        for last, (step, _, _) in enumerate(result.noise_scale, start=1):
+            estimate = moving_estimate(result.noise_scale[:last])
+            estimated = {"": estimate.noise_scale, "_low": estimate.low, "_high": estimate.high}
+            values += [(f"noise_scale{name}", step, value) for name, value in estimated.items()]
+        params = [Param(name, str(value)) for name in _TRIAL_PARAMS if (value := getattr(result, name)) is not None]
+        params += [Param(name, str(value)) for name, value in result.hyperparameters.items()]
+        # The client itself splits what is past the limits of one request: 1000 metrics, 100 parameters.
+        self._client.log_batch(run_id, _metrics(values, end), params)
+        # Last, because a run that has ended counts as sent.
+        self._client.set_terminated(run_id, "FAILED" if result.status == "failed" else "FINISHED", end)
+        self.sent.add(result.number)
+
+    def _write_results(self, values: Values, artifacts: Sequence[Path]) -> None:
+        client, again = self._client, bool(self._parent.data.metrics)  # of fewer trials, or half sent
+        parent = self._create_parent() if again else self._parent
+        run_id = parent.info.run_id
+        client.log_batch(run_id, _metrics(values, round(1000 * time.time())), self._missing_params(parent))
+        for path in artifacts:
+            client.log_artifact(run_id, str(path))
+        client.set_terminated(run_id, "FINISHED")
+        client.set_tag(run_id, RESULT_TRIALS, str(len(self.sent)))  # from here on it is the parent that stays
+        if again:
+            self._make_only_parent(run_id)
+        self._parent = client.get_run(run_id)
+
+    def _common_tags(self, kind: str, device: str, versions: Mapping[str, str]) -> dict[str, str]:
+        study = self._study
+        tags = {STUDY_TAG: study.study_id, KIND: kind, "bstune.study": study.name, "bstune.workload": study.workload}
+        tags |= {"bstune.device": device, "mlflow.source.name": "bstune"}
+        return tags | {_key(f"bstune.version.{package}"): version for package, version in versions.items()}
+
+    def _missing_params(self, parent: Run) -> list[Param]:
+        """Return the config and, below ``run.``, what the study ran on, as far as the parent lacks it."""
+        study = self._study
+        versions = {f"run.versions.{package}": version for package, version in study.versions.items()}
+        params = {**study.params, "run.device": study.device, "run.git_commit": study.commit, **versions}
+        values = {_key(k): "null" if v is None else str(v) for k, v in params.items()}
+        return [Param(k, _cut(v, _PARAM_LENGTH)) for k, v in values.items() if k not in parent.data.params]
 
 
 @contextmanager
@@ -227,46 +307,6 @@ def _short_requests(settings: DictConfig) -> Iterator[None]:
         os.environ.update(before)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Drop what mlflow, alembic and urllib3 log in this thread: migrations, retries, tracebacks of what is caught."""
-    here, logger = threading.get_ident(), logging.getLogger("urllib3.connectionpool")
-
-    def elsewhere(record: logging.LogRecord) -> bool:
-        return record.thread != here
-
-    logger.addFilter(elsewhere)
-    try:
-        with suppress_logs_in_thread():
-            yield
-    finally:
-        logger.removeFilter(elsewhere)
-
-
-def _find(uri: str, experiment: str, study: StudyTags) -> _Place:
-    """Find or create the experiment and the parent, and repair what a process that died left behind."""
-    # Two first runs at once would migrate the same new database at once.
-    digest = hashlib.sha256(f"{getpass.getuser()} {uri}".encode()).hexdigest()[:16]
-    with FileLock(Path(tempfile.gettempdir(), f"bstune-{digest}.lock")):
-        client = MlflowClient(uri)
-        experiment_id = _experiment(client, uri, experiment)
-    runs = _runs(client, experiment_id, study)
-    parents = [run for run in runs if run.data.tags[KIND] == "study"]
-    # The newest with all its results: a newer one with half of them is what a process that died left.
-    parent = max(parents, key=lambda run: (RESULT_TRIALS in run.data.tags, run.info.start_time), default=None)
-    parent = parent or _create_parent(client, experiment_id, study)
-    client.log_batch(parent.info.run_id, params=_missing_params(parent, study))
-    sent: set[int] = set()
-    for child in (run for run in runs if run.data.tags[KIND] == "trial"):
-        number = int(child.data.tags[TRIAL])
-        if child.info.status in ("FINISHED", "FAILED") and number not in sent:
-            sent.add(number)
-        else:
-            client.delete_run(child.info.run_id)
-    _make_only_parent(client, parent, study)
-    return _Place(client, parent, frozenset(sent))
-
-
 def _experiment(client: MlflowClient, uri: str, name: str) -> str:
     """Return the id of the experiment, created where it is missing."""
     if (found := client.get_experiment_by_name(name)) is not None:
@@ -275,83 +315,6 @@ def _experiment(client: MlflowClient, uri: str, name: str) -> str:
     database = make_url(uri).database if uri.startswith("sqlite:///") else None
     location = str(Path(database).absolute().parent / "mlruns" / quote(name, safe=" ")) if database else None
     return str(client.create_experiment(name, artifact_location=location))
-
-
-def _runs(client: MlflowClient, experiment_id: str, study: StudyTags) -> list[Run]:
-    """Return the study's runs that were not deleted, the oldest first, 50,000 at most."""
-    where, most = f"tags.`{STUDY_TAG}` = '{study.study_id}'", SEARCH_MAX_RESULTS_THRESHOLD
-    return list(client.search_runs([experiment_id], where, max_results=most, order_by=["start_time"]))
-
-
-def _create_parent(client: MlflowClient, experiment_id: str, study: StudyTags) -> Run:
-    tags = _common_tags(study, "study", study.device, study.versions) | {"bstune.metric": study.metric}
-    tags |= {"mlflow.source.git.commit": study.commit} if study.commit else {}
-    return client.create_run(experiment_id, tags=tags, run_name=study.name)
-
-
-def _make_only_parent(client: MlflowClient, parent: Run, study: StudyTags) -> None:
-    """Move all the study's children to ``parent``, then delete its other parents."""
-    parent_id = parent.info.run_id
-    runs = _runs(client, parent.info.experiment_id, study)
-    for run in runs:
-        if run.data.tags[KIND] == "trial" and run.data.tags[PARENT] != parent_id:
-            client.set_tag(run.info.run_id, PARENT, parent_id)
-    for run in runs:
-        if run.data.tags[KIND] == "study" and run.info.run_id != parent_id:
-            client.delete_run(run.info.run_id)
-
-
-def _write_trial(place: _Place, study: StudyTags, result: TrialResult, end: int) -> _Place:
-    tags = _common_tags(study, "trial", result.device, result.versions)
-    tags |= {TRIAL: str(result.number), PARENT: place.parent.info.run_id, "bstune.status": result.status}
-    tags |= {"bstune.message": _cut(result.message, _TAG_LENGTH)} if result.message else {}
-    name = f"trial {result.number}: B {result.batch_size}, lr {result.lr:.3g}"
-    start = end - round(1000 * result.wall_seconds)
-    run_id = place.client.create_run(place.parent.info.experiment_id, start, tags, name).info.run_id
-    values: list[tuple[str, int, float | None]] = [(name, 0, getattr(result, name)) for name in _TRIAL_METRICS]
-    if result.reached:
-        values += [("steps_to_target", 0, result.steps), ("examples_to_target", 0, result.examples)]
-    values += [(study.metric, step, value) for step, value in result.history]
-    for last, (step, _, _) in enumerate(result.noise_scale, start=1):
-        estimate = moving_estimate(result.noise_scale[:last])
-        estimated = {"": estimate.noise_scale, "_low": estimate.low, "_high": estimate.high}
-        values += [(f"noise_scale{name}", step, value) for name, value in estimated.items()]
-    params = [Param(name, str(value)) for name in _TRIAL_PARAMS if (value := getattr(result, name)) is not None]
-    params += [Param(name, str(value)) for name, value in result.hyperparameters.items()]
-    # The client itself splits what is past the limits of one request: 1000 metrics, 100 parameters.
-    place.client.log_batch(run_id, _metrics(values, end), params)
-    # Last, because a run that has ended counts as sent.
-    place.client.set_terminated(run_id, "FAILED" if result.status == "failed" else "FINISHED", end)
-    return replace(place, sent=place.sent | {result.number})
-
-
-def _write_results(place: _Place, study: StudyTags, values: Values, artifacts: Sequence[Path]) -> _Place:
-    client, parent = place.client, place.parent
-    if parent.data.metrics:  # of fewer trials, or half sent
-        parent = _create_parent(client, parent.info.experiment_id, study)
-    run_id, milliseconds = parent.info.run_id, round(1000 * time.time())
-    client.log_batch(run_id, _metrics(values, milliseconds), _missing_params(parent, study))
-    for path in artifacts:
-        client.log_artifact(run_id, str(path))
-    client.set_terminated(run_id, "FINISHED")
-    client.set_tag(run_id, RESULT_TRIALS, str(len(place.sent)))  # from here on it is the parent that stays
-    if parent is not place.parent:
-        _make_only_parent(client, parent, study)
-    return replace(place, parent=client.get_run(run_id))
-
-
-def _common_tags(study: StudyTags, kind: str, device: str, versions: Mapping[str, str]) -> dict[str, str]:
-    tags = {STUDY_TAG: study.study_id, KIND: kind, "bstune.study": study.name, "bstune.workload": study.workload}
-    tags |= {"bstune.device": device, "mlflow.source.name": "bstune"}
-    return tags | {_key(f"bstune.version.{package}"): version for package, version in versions.items()}
-
-
-def _missing_params(parent: Run, study: StudyTags) -> list[Param]:
-    """Return the config and, below ``run.``, what the study ran on, as far as the parent lacks it; None is ``null``."""
-    versions = {f"run.versions.{package}": version for package, version in study.versions.items()}
-    params = {**study.params, "run.device": study.device, "run.git_commit": study.commit, **versions}
-    values = {_key(k): "null" if v is None else str(v) for k, v in params.items()}
-    return [Param(k, _cut(v, _PARAM_LENGTH)) for k, v in values.items() if k not in parent.data.params]
 
 
 def _curve_values(curves: Curves) -> Iterator[tuple[str, int, float]]:
