@@ -14,7 +14,7 @@ from bstune.core.errors import TableError
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.study.prepare import compose_checked, prepare
 from bstune.trial import replay as replay_module
-from bstune.trial.replay import Run, Table, always_reached, never_reached, read_table, replay
+from bstune.trial.replay import Run, Table, read_table, replay, unusable_target
 
 TARGET = Target("val/error", 0.1, "min")
 
@@ -80,7 +80,7 @@ def test_where_a_corner_missed_the_target_the_nearest_one_speaks(point, steps, e
 def test_a_missing_cell_is_its_nearest_recorded_one_in_log_distance():
     # (8, 0.8) is missing: (8, 0.4) is one octave away, (32, 0.8) two.
     table = Table(tuple(run(*cell, hit=h) for cell, h in {(8, 0.4): 100, (32, 0.4): 50, (32, 0.8): 40}.items()))
-    assert table.nearest_cell(8, 0.8) == (8, 0.4)
+    assert table.outcome(8, 0.8, 0, TARGET).steps == 100
     middle = table.outcome(16, math.sqrt(0.4 * 0.8), 0, TARGET).steps
     assert middle == round((100 * 100 * 50 * 40) ** 0.25)
 
@@ -266,8 +266,8 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, content, message):
 
 def test_goals_that_a_table_says_nothing_of():
     table = Table((run(8, 0.1, hit=100), run(16, 0.1, hit=None, end=100)))
-    assert never_reached(table, TARGET) is always_reached(table, TARGET) is None
-    assert never_reached(table, Target("val/accuracy", 0.9, "max")) == (
+    assert unusable_target(table, TARGET) is None
+    assert unusable_target(table, Target("val/accuracy", 0.9, "max")) == (
         "val/accuracy >= 0.9 is never reached in this table; highest val/accuracy 0.5, at batch size 8 and "
         "learning rate 0.1: set workload.target.value to one that some run reached"
     )

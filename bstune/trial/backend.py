@@ -34,12 +34,9 @@ class TrialBackend:
     notes: tuple[str, ...] = ()  # further lines of the printed plan
 
     def run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
-        """Run one trial and return its record.
+        """Run one trial, which may continue the one that ``resumed_from`` records, and return its record.
 
-        Args:
-            spec: batch size, learning rate, seed and further hyperparameters; ``max_steps`` replaces the budget.
-            folder: for a checkpoint and the state of a stopped trial; None: nothing is written.
-            resumed_from: record of the trial that this one continues; None: it starts afresh.
+        The spec's ``max_steps`` replaces the budget; a checkpoint and the state of a stopped trial go to ``folder``.
         """
         raise NotImplementedError
 
@@ -80,6 +77,11 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
             f"compile={config.compile} replays CUDA graphs, which overwrite the gradients of one micro-batch with the"
             " next one's: set compile=max-autotune-no-cudagraphs or default, or protocol.micro_batch_size=null"
         )
+    trainer: dict[str, Any] = {}
+    if not is_replayed(config):
+        kind, _, index = str(config.device).partition(":")
+        devices = [int(index or 0)] if kind == "cuda" else 1
+        trainer = {**to_dict(config.trainer), "accelerator": kind, "devices": devices, "precision": config.precision}
     return TrialProtocol(
         target=Target(target.metric, target.value, target.mode),
         budget=budget_of(config),
@@ -94,18 +96,8 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
         divergence=options.divergence,
         noise_scale_every=options.noise_scale_every,
         compile=config.compile,
-        trainer={} if is_replayed(config) else _trainer_options(config),
+        trainer=trainer,
     )
-
-
-def _trainer_options(config: DictConfig) -> dict[str, Any]:
-    kind, _, index = str(config.device).partition(":")
-    return {
-        **to_dict(config.trainer),
-        "accelerator": kind,
-        "devices": [int(index or 0)] if kind == "cuda" else 1,
-        "precision": config.precision,
-    }
 
 
 def make_space(config: DictConfig, lr_range: tuple[float, float] = (0.0, float("inf"))) -> Space:

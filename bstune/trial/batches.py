@@ -19,12 +19,17 @@ from bstune.core.errors import ConfigError
 # From uint8 images and a generator to images of the same shape. It is given mirror, bool (n,), and mean, of the pixels
 # per channel, by name, where it has such arguments: see bstune.workloads.images.random_crop_flip.
 Augment = Callable[..., Tensor]
+# What a DataLoader of other batches has of the user's, beside the data set.
+KEPT_OPTIONS = (
+    *("collate_fn", "in_order", "multiprocessing_context", "num_workers", "persistent_workers", "pin_memory"),
+    *("pin_memory_device", "prefetch_factor", "timeout", "worker_init_fn"),
+)
 
 
 def endless_indices(n: int, batch_size: int, generator: torch.Generator, first: int = 0) -> Iterator[Tensor]:
     """Yield index tensors (B,), int64, from batch ``first`` on, of one epoch after another, on the generator's device.
 
-    Each epoch is a fresh permutation of 0 to n - 1; a batch may straddle two, and may then hold an example twice.
+    Each epoch is a new permutation of 0 to n - 1; a batch may straddle two, and may then contain an example twice.
     """
     device = generator.device
     rest = torch.empty(0, dtype=torch.int64, device=device)
@@ -183,11 +188,8 @@ class TrainBatches:
     """Endless training batches (x, y) from uint8 images (n, channels, height, width) and labels on one device.
 
     Each iterator goes on where the last left off, at the next whole batch. Order and augmentation depend on ``seed``
-    alone, not on ``micro_batch_size``, the most examples in one (x, y) pair.
-
-    With ``alternating_flip`` an image is mirrored at random in its first epoch and then every other time, as in
-    cifar10-airbench (Jordan 2024, arXiv 2404.00498, section 3.6). The example at place p of the stream is in epoch
-    p // n.
+    alone, not on ``micro_batch_size``. With ``alternating_flip`` an image is mirrored at random in its first epoch and
+    then every other time, as in cifar10-airbench (Jordan 2024, arXiv 2404.00498, section 3.6).
     """
 
     def __init__(
@@ -206,16 +208,14 @@ class TrainBatches:
         self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
         # A generator each: the order must not depend on how many numbers the augmentation draws.
         order, self._augment_generator, first_epoch = seeded_generators(seed, images.device, 3)
-        self._images, self._labels = images, labels
-        self._normalise = normalise
+        self._images, self._labels, self._normalise = images, labels, normalise
         drawn_from = self._augment_generator
         random_states = () if augment is None else (drawn_from.get_state, drawn_from.set_state)
         self.stream = IndexStream(len(images), batch_size, order, *random_states)
         self._augment = None if augment is None else bind_augmentation(augment, normalise.mean, alternating_flip)
         self._mirrored: Tensor | None = None
         if alternating_flip:
-            draws = torch.randint(2, (len(images),), generator=first_epoch, device=images.device)
-            self._mirrored = draws.bool()
+            self._mirrored = torch.randint(2, (len(images),), generator=first_epoch, device=images.device).bool()
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for index in self.stream:
@@ -225,17 +225,15 @@ class TrainBatches:
             mirror = None
             if self._mirrored is not None:
                 first = (self.stream.drawn - 1) * self.batch_size
-                place = torch.arange(first, first + self.batch_size, device=index.device)
-                mirror = self._mirrored[index] ^ ((place // len(self._images)) % 2 == 1)
+                epoch = torch.arange(first, first + self.batch_size, device=index.device) // len(self._images)
+                mirror = self._mirrored[index] ^ (epoch % 2 == 1)
             if self._augment is not None:
                 options = {} if mirror is None else {"mirror": mirror}
                 images = self._augment(images, self._augment_generator, **options)
             elif mirror is not None:
                 images = torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)
-            start = 0
-            for size in self.micro_batch_sizes:
-                yield self._normalise(images[start : start + size]), labels[start : start + size]
-                start += size
+            for x, y in zip(*(whole.split(self.micro_batch_sizes) for whole in (images, labels)), strict=True):
+                yield self._normalise(x), y
 
 
 def bind_augmentation(augment: Augment, mean: Tensor, alternating_flip: bool) -> Augment:
@@ -280,10 +278,8 @@ class EndlessBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for index in self.stream:
-            batch, start = index.tolist(), 0
-            for size in self.micro_batch_sizes:
-                yield batch[start : start + size]
-                start += size
+            for part in index.split(self.micro_batch_sizes):
+                yield part.tolist()
 
 
 def stream_of(batches: object) -> IndexStream:
@@ -317,21 +313,9 @@ def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed:
         )
     order, workers = seeded_generators(seed, "cpu", 2)
     examples = len(loader.dataset)  # type: ignore[arg-type]
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=EndlessBatchSampler(examples, batch_size, micro_batch_size, order, loader.num_workers == 0),
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=workers,
-        prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
-        persistent_workers=loader.persistent_workers,
-        pin_memory_device=loader.pin_memory_device,
-        in_order=loader.in_order,
-    )
+    sampler = EndlessBatchSampler(examples, batch_size, micro_batch_size, order, loader.num_workers == 0)
+    kept = {name: getattr(loader, name) for name in KEPT_OPTIONS}
+    return DataLoader(loader.dataset, batch_sampler=sampler, generator=workers, **kept)
 
 
 def _not_rebatchable(loader: DataLoader[Any]) -> str | None:

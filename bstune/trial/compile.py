@@ -4,10 +4,10 @@ What is compiled, in place, are the modules with parameters that ``training_step
 outside of any other module: the LightningModule where they call ``self(x)``, the model where ``self.model(x)``.
 """
 
-import functools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -27,14 +27,8 @@ PASSES = 3  # of a new shape: with CUDA graphs the first is not recorded, the se
 RECOMPILE_LIMIT = 64  # of one piece of code, in a trial: by batch shape, in training and in evaluation
 # Errors of a step that is run beside the training. If the training cannot run it either, it raises the error again.
 USER_CODE_ERRORS = (
-    ConfigError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AssertionError,
-    AttributeError,
-    MemoryError,
+    *(ConfigError, RuntimeError, ValueError, TypeError, LookupError),
+    *(AssertionError, AttributeError, MemoryError),
 )
 
 
@@ -42,11 +36,11 @@ class Compiling:
     """Compiles a trial's module for each new shape of its batches, ahead of the step or the evaluation that needs it.
 
     It counts as start-up: the passes that make torch compile leave the training as it was. Where it fails, the trial
-    goes on eagerly, and ``failed`` says why. (The CUDA graphs of ``reduce-overhead`` and ``max-autotune`` are not
-    tested: there was no such device.)
+    goes on eagerly, and ``failed`` says why. Without a mode nothing is compiled.
+    (The CUDA graphs of ``reduce-overhead`` and ``max-autotune`` are not tested: there was no such device.)
     """
 
-    def __init__(self, mode: str, clock: TrialClock) -> None:
+    def __init__(self, mode: str | None, clock: TrialClock) -> None:
         self.failed: str | None = None
         self._mode, self._clock = mode, clock
         self._modules: list[nn.Module] = []
@@ -64,14 +58,13 @@ class Compiling:
                 " optimizers itself (manual optimization): set compile=null"
             )
         parameters = optimized_parameters(trainer, module)
+
+        def forward() -> object:
+            return trainer.strategy.training_step(*step_arguments(module.training_step, batch, batch_idx))
+
         with self._clock.interrupt_segment(Phase.STARTUP):
-            self._warm_up(
-                "training",
-                trainer,
-                module,
-                lambda: trainer.strategy.training_step(*step_arguments(module.training_step, batch, batch_idx)),
-                lambda: gradients_of(trainer, module, parameters, batch, batch_idx),
-            )
+            step = partial(gradients_of, trainer, module, parameters, batch, batch_idx)
+            self._warm_up("training", trainer, module, forward, step)
         if not self._modules and self.failed is None:
             raise ConfigError(
                 f"compile={self._mode} does not apply to {type(module).__name__}: its training_step calls no module"
@@ -90,24 +83,25 @@ class Compiling:
         self._warm_up("validation", trainer, module, step, step)
         self._clock.enter(Phase.EVALUATION)
 
-    @contextmanager
-    def eagerly(self) -> Iterator[None]:
+    def eagerly(self) -> AbstractContextManager[object]:
         """Run what is inside without the compiled code, whose shapes it does not have."""
-        with torch.compiler.set_stance("force_eager"):
-            yield
+        return nullcontext() if self._mode is None else torch.compiler.set_stance("force_eager")
 
     def end(self) -> None:
         """Undo all of it, and warn if torch compiled in between, where the clock may have run."""
+        if self._mode is None:
+            return
         more = compiled_graphs() - self._expected
         if more and self.failed is None:
+            times = f"{more} more time{'s' if more > 1 else ''}"
             warn_once(
-                f"torch compiled the module {more} more time{'s' if more > 1 else ''} in the course of its training or"
-                " evaluation (something in it changes from step to step): the seconds may hold that"
+                f"torch compiled the module {times} in the course of its training or evaluation (something in it"
+                " changes from step to step): the seconds may hold that"
             )
         undo(self._modules)
 
     def _is_new(self, stage: str, batch: Any) -> bool:
-        if self.failed is not None:
+        if self._mode is None or self.failed is not None:
             return False
         self._begin_step()
         key = stage, tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
@@ -263,7 +257,7 @@ def first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-@functools.cache
+@cache
 def warn_once(message: str) -> None:
     """Log a warning, once in the life of the process."""
     logger.warning("%s", message)

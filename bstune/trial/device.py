@@ -2,11 +2,12 @@
 
 import functools
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 import torch
 
+import bstune
 from bstune.core.errors import ConfigError
 
 
@@ -39,10 +40,4 @@ def synchronize(device: torch.device | None = None) -> None:
 @functools.cache
 def versions() -> Mapping[str, str]:
     """Return the versions of the packages that a trial's result depends on."""
-    found = {}
-    for name in ("bstune", "torch", "lightning"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "unknown"
-    return found
+    return {"bstune": bstune.__version__, "torch": version("torch"), "lightning": version("lightning")}

@@ -74,7 +74,7 @@ def run_trial(
         raise ValueError(f"a trial with resumed_from={spec.resumed_from} cannot go on from trial {resumed_from}")
     clock = clock or TrialClock(synchronize=synchronize)
     progress = _Progress(spec, protocol, workload.validation_examples, resume)
-    compiling = None if protocol.compile is None else Compiling(protocol.compile, clock)
+    compiling = Compiling(protocol.compile, clock)
     loop = _TargetLoop(progress, clock, compiling)
     try:
         _train(workload, loop, checkpoint, state, resume)
@@ -83,8 +83,7 @@ def run_trial(
             raise
         progress.status, progress.message = "oom", first_line(error)
     finally:
-        if compiling is not None:
-            compiling.end()
+        compiling.end()
     clock.enter(Phase.CLOSING)
     # A Trainer and its module refer to each other: the device's memory would wait for Python's collector.
     if progress.status == "oom" or torch.cuda.is_available():
@@ -103,7 +102,7 @@ def run_trial(
         device=device_name(protocol.trainer),
         versions=versions(),
         history=tuple(progress.history),
-        message=progress.message or (None if compiling is None else compiling.failed),
+        message=progress.message or compiling.failed,
         noise_scale=() if loop.noise_scale is None else loop.noise_scale.measurements,
     )
 
@@ -220,28 +219,10 @@ class _Progress:
         return next_evaluation(self.steps, size, examples, len(due), self.near, schedule)
 
 
-class _StepCounter:
-    """Finds the steps that a gradient scaler skips: it lowers its scale at these, and only then."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._scale = 0.0 if self._scaler is None else self._scaler.get_scale()
-        self.skipped_in_a_row = 0
-
-    def applied(self) -> bool:
-        """Return whether the step that was just taken has changed the weights."""
-        if self._scaler is None:
-            return True
-        scale = self._scaler.get_scale()
-        skipped, self._scale = scale < self._scale, scale
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
-        return not skipped
-
-
 class _TargetLoop(Callback):
     """Asks the Trainer for the evaluations that are due, runs the clock, and stops the Trainer when the trial ends."""
 
-    def __init__(self, progress: _Progress, clock: TrialClock, compiling: Compiling | None) -> None:
+    def __init__(self, progress: _Progress, clock: TrialClock, compiling: Compiling) -> None:
         self.progress, self.clock, self._compiling = progress, clock, compiling
         self.spec, self.protocol = spec, protocol = progress.spec, progress.protocol
         self.writer: StateWriter | None = None
@@ -251,7 +232,7 @@ class _TargetLoop(Callback):
             self.noise_scale = NoiseScale(every=protocol.noise_scale_every, weights="examples", around=self._aside)
         self._measures_noise = False
         self._micro_batches = len(micro_batch_sizes(spec.batch_size, protocol.micro_batch_size))
-        self._batches = 0 if progress.state is None else progress.state.stream["batches"]
+        self._skipped_in_a_row = 0
         self._generators = None if progress.state is None else progress.state.generators
         self._segment_start = progress.steps
         self._loss: Any = None
@@ -262,8 +243,7 @@ class _TargetLoop(Callback):
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        eagerly = nullcontext() if self._compiling is None else self._compiling.eagerly()
-        with self.clock.interrupt_segment(Phase.EVALUATION), eagerly:
+        with self.clock.interrupt_segment(Phase.EVALUATION), self._compiling.eagerly():
             yield
 
     def state_dict(self) -> dict[str, Any]:
@@ -307,22 +287,22 @@ class _TargetLoop(Callback):
         self.clock.enter(Phase.STARTUP)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._counter = _StepCounter(trainer)
+        # One that is off keeps a scale of 1.
+        self._scaler = getattr(trainer.precision_plugin, "scaler", None) or torch.amp.GradScaler("cpu", enabled=False)
+        self._scale = self._scaler.get_scale()
         self._restore_generators()
         if self.progress.state is not None:  # Lightning next steps the schedules that look at them
             trainer.callback_metrics.update(self.progress.state.metrics)
         self.clock.enter(Phase.TRAINING)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._compiling is not None:
-            self._compiling.before_training_step(trainer, pl_module, batch, batch_idx)
+        self._compiling.before_training_step(trainer, pl_module, batch, batch_idx)
         self._measure_noise("on_train_batch_start", trainer, pl_module, batch, batch_idx)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if self._compiling is not None:
-            self._compiling.before_validation_step(trainer, pl_module, batch, batch_idx)
+        self._compiling.before_validation_step(trainer, pl_module, batch, batch_idx)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._measure_noise("on_after_backward", trainer, pl_module)
@@ -335,11 +315,14 @@ class _TargetLoop(Callback):
         if (batch_idx + 1) % self._micro_batches:
             return
         progress = self.progress
-        self._batches += 1
-        progress.steps += self._counter.applied()
+        # A gradient scaler lowers its scale at the steps that it skips, and only then.
+        scale = self._scaler.get_scale()
+        skipped, self._scale = scale < self._scale, scale
+        progress.steps += not skipped
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
         self._expect_last_step()
-        if self._counter.skipped_in_a_row >= SKIPPED_STEPS_MEAN_DIVERGED:
-            progress.diverge(f"the gradients overflowed in {self._counter.skipped_in_a_row} steps in a row")
+        if self._skipped_in_a_row >= SKIPPED_STEPS_MEAN_DIVERGED:
+            progress.diverge(f"the gradients overflowed in {self._skipped_in_a_row} steps in a row")
             trainer.should_stop = True
         if progress.steps >= min(progress.due_step, progress.last_step) or trainer.should_stop:
             self._loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -347,7 +330,7 @@ class _TargetLoop(Callback):
             self.clock.end_segment(progress.steps - self._segment_start, Phase.EVALUATION)
             self._generators = random_state()
             if progress.steps >= progress.last_step and progress.status == "censored":
-                self._take_state(trainer.callback_metrics)
+                self._take_state((batch_idx + 1) // self._micro_batches, trainer.callback_metrics)
         elif self._segment_start == progress.first_step == progress.steps - self.protocol.warmup_steps:
             self.clock.end_segment(progress.steps - progress.first_step, Phase.TRAINING)
             self._segment_start = progress.steps
@@ -367,11 +350,11 @@ class _TargetLoop(Callback):
         self._restore_generators()
         self.clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)
 
-    def _take_state(self, metrics: Mapping[str, torch.Tensor]) -> None:
+    def _take_state(self, batches: int, metrics: Mapping[str, torch.Tensor]) -> None:
         if self.writer is None:
             return
         self.writer.take(
-            self._batches,
+            batches,
             **{name: getattr(self.spec, name) for name in ("number", "batch_size", "lr", "seed")},
             **{name: getattr(self.progress, name) for name in ("steps", "start_gap", "near", "due_step", "forced")},
             metrics={name: value.detach().cpu().clone() for name, value in metrics.items()},

@@ -22,7 +22,7 @@ A module may have
 import functools
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -289,12 +289,12 @@ class LightningBackend(TrialBackend):
             return run_trial(self.workload, spec, protocol, checkpoint)
         folder.states.mkdir(exist_ok=True)
         state = folder.state(spec.number)
-        stopped = None if resumed_from is None else Stopped(resumed_from, folder.state(resumed_from.number))
-        try:
-            return run_trial(self.workload, spec, protocol, checkpoint, state=state, resume=stopped)
-        except StateError as error:
-            logger.warning("%s", error)
-            if stopped is not None:
+        if resumed_from is not None:
+            stopped = Stopped(resumed_from, folder.state(resumed_from.number))
+            try:
+                return run_trial(self.workload, spec, protocol, checkpoint, state=state, resume=stopped)
+            except StateError as error:
+                logger.warning("%s", error)
                 stopped.state.unlink(missing_ok=True)  # it would be tried again and again
         return run_trial(self.workload, replace(spec, resumed_from=None), protocol, checkpoint, state=state)
 
@@ -315,16 +315,23 @@ class LightningBackend(TrialBackend):
     def rehearse(self, space: Space, trial: TrialSpec | None, step_time: Callable[[float], float] | None) -> None:
         """Train a few steps and evaluate, which finds what only training finds, and set ``step_time``.
 
-        ``trial`` is the one to train instead of a study; a measured ``step_time`` replaces the rehearsal's own.
+        ``trial`` is the one to train instead of a study; a measured ``step_time`` replaces the rehearsal's.
         """
         # A single trial's batch size may be one at which the module can be built where the range's smallest is none.
         sizes = space if trial is None else replace(space, low=trial.batch_size, high=trial.batch_size)
-        own = self._rehearsed_step_time(sizes)
-        self.step_time = own if step_time is None else step_time
+        rehearsed = self._rehearsed_step_time(sizes)
+        self.step_time = step_time or rehearsed
         first = trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)
         module = self.workload.build_module(first)
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-        self._check_start(module)
+        # A target that untrained weights meet shows on a part of the validation data: every n-th batch, so that it
+        # stands for all, in whatever order the data are.
+        every = max(1, self.workload.validation_examples // START_EXAMPLES)
+        part = islice(self.workload.validation_batches, 0, None, every)
+        target = self.protocol.target
+        value = metric(evaluate(self.workload, module, self.protocol, val=part), target.metric)
+        if value is not None and target.reached(value):
+            raise met_before_training(target, value)
         self._check_tunables(space)
 
     def _train_briefly(self, spec: TrialSpec) -> TrialResult:
@@ -347,15 +354,6 @@ class LightningBackend(TrialBackend):
         slope = max(0.0, (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]))
         return StepTime(max(0.0, seconds[0] - slope * sizes[0]), slope)
 
-    def _check_start(self, module: LightningModule) -> None:
-        """Refuse a target that untrained weights meet on a part of the validation data."""
-        few = _EveryNth(self.workload.validation_batches, max(1, self.workload.validation_examples // START_EXAMPLES))
-        trainer = evaluate(self.workload, module, self.protocol, val=few)
-        target = self.protocol.target
-        value = metric(trainer, target.metric)
-        if value is not None and target.reached(value):
-            raise met_before_training(target, value)
-
     def _check_tunables(self, space: Space) -> None:
         """Train a few steps at the smallest batch size with all further hyperparameters at either end."""
         for one in space.tunables:
@@ -373,19 +371,6 @@ class LightningBackend(TrialBackend):
                     f"workload.tunable: the module does not take {', '.join(overrides(self._config, values))} at batch "
                     f"size {space.low}: {str(error).splitlines()[0]}"
                 ) from error
-
-
-class _EveryNth:
-    """Every n-th of some batches, so that a few of them stand for all, in whatever order the data are."""
-
-    def __init__(self, batches: Iterable[Any], n: int) -> None:
-        self._batches, self._n = batches, n
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(self._batches, 0, None, self._n)
-
-    def __len__(self) -> int:
-        return -(-(sized_len(self._batches) or 1) // self._n)
 
 
 def has_horizon(config: DictConfig) -> bool:
