@@ -40,19 +40,14 @@ def at(prior, **values):
     return theta[None]
 
 
-def observed(points, status="reached", spread=0.0):
-    x, z, y = np.array(points, dtype=float).reshape(-1, 3).T
-    full = np.full(len(x), True)
-    diverged = full & (status == "diverged")
-    return LikelihoodData(x, z, np.zeros((len(x), 0)), y, full * spread, full & (status == "bound"), diverged)
+def observed(*trials):
+    """Return trials of (log2 B, log2 lr, log S, its spread, status) as the likelihood takes them."""
+    x, z, y, spread = np.array([trial[:4] for trial in trials], dtype=float).reshape(-1, 4).T
+    status = np.array([trial[4] for trial in trials], dtype=str)
+    return LikelihoodData(x, z, np.zeros((len(x), 0)), y, spread, status == "bound", status == "diverged")
 
 
-def together(*parts):
-    names = ("x", "z", "other", "y", "spread", "bound", "diverged")
-    return LikelihoodData(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-
-NOTHING = observed([])
+NOTHING = observed()
 
 
 def test_the_frontier_is_that_of_mccandlish():
@@ -129,18 +124,13 @@ def test_the_prior_density_is_normal_and_students():
 def test_the_likelihood_is_the_sum_over_trials():
     prior = make()
     theta = model.draw_prior(prior, 6, np.random.default_rng(2))
-    trials = together(
-        observed([(6.0, -1.0, 7.0), (9.0, 0.0, 6.0)]),
-        observed([(4.0, -2.0, 9.0)], spread=0.5),
-        observed([(8.0, -6.0, 8.0)], status="bound", spread=0.05),
-        observed([(5.0, 1.0, 0.0)], status="diverged"),
-    )
+    reached = [(6.0, -1.0, 7.0, 0.0, "reached"), (9.0, 0.0, 6.0, 0.0, "reached"), (4.0, -2.0, 9.0, 0.5, "reached")]
+    trials = observed(*reached, (8.0, -6.0, 8.0, 0.05, "bound"), (5.0, 1.0, 0.0, 0.0, "diverged"))
     expected = np.zeros(6)
     for i, row in enumerate(theta):
         noise = math.exp(row[model.NOISE])
-        seen = np.array([(6.0, -1.0, 7.0, 0.0), (9.0, 0.0, 6.0, 0.0), (4.0, -2.0, 9.0, 0.5), (8.0, -6.0, 8.0, 0.05)])
-        *means, bounded = model.log_steps(row[None], seen[:, 0], seen[:, 1], np.zeros((4, 0)), prior)[0]
-        for mean, (_, _, y, spread) in zip(means, seen, strict=False):
+        *means, bounded, _ = model.log_steps(row[None], trials.x, trials.z, trials.other, prior)[0]
+        for mean, (_, _, y, spread, _) in zip(means, reached, strict=True):
             sigma = math.hypot(noise, spread)
             core = stats.norm.pdf(y, mean, sigma)
             wide = stats.norm.pdf(y, mean, math.hypot(sigma, model.OUTLIER_SPREAD))
@@ -160,11 +150,13 @@ def test_level_and_shift_against_quadrature():
     prior = make()
     prior.spread[:] = 1e-5  # a point, but for these two
     prior.mean[LEVEL], prior.spread[[LEVEL, SHIFT]] = 7.0, 1.0
-    seen = together(
-        observed([(MIDDLE, -1.5, 7.4), (MIDDLE, 0.5, 7.1), (MIDDLE, 0.5, 9.9)]),  # the last one is an outlier
-        observed([(MIDDLE, 1.5, 8.0)], spread=0.4),
-        observed([(MIDDLE, -4.0, 7.6)], status="bound", spread=0.1),
-        observed([(MIDDLE, 3.0, 0.0)], status="diverged"),
+    seen = observed(
+        (MIDDLE, -1.5, 7.4, 0.0, "reached"),
+        (MIDDLE, 0.5, 7.1, 0.0, "reached"),
+        (MIDDLE, 0.5, 9.9, 0.0, "reached"),  # an outlier
+        (MIDDLE, 1.5, 8.0, 0.4, "reached"),
+        (MIDDLE, -4.0, 7.6, 0.1, "bound"),
+        (MIDDLE, 3.0, 0.0, 0.0, "diverged"),
     )
     level, shift = np.meshgrid(np.linspace(5.0, 9.0, 200), np.linspace(-5.0, 5.0, 400), indexing="ij")
     theta = np.repeat(prior.mean[None], level.size, axis=0)
@@ -210,10 +202,10 @@ def test_truths_drawn_from_the_prior_are_covered():
 
 def test_contradictions_and_far_away_observations_give_finite_draws():
     prior = make()
-    seen = together(
-        observed([(3.0, 20.0, 60.0), (13.0, -40.0, 0.0), (8.0, 0.0, 3.0)]),
-        observed([(8.0, 0.0, 40.0)], status="bound", spread=0.05),
-        observed([(8.0, -30.0, 0.0)], status="diverged"),
+    seen = observed(
+        *((x, z, y, 0.0, "reached") for x, z, y in ((3.0, 20.0, 60.0), (13.0, -40.0, 0.0), (8.0, 0.0, 3.0))),
+        (8.0, 0.0, 40.0, 0.05, "bound"),
+        (8.0, -30.0, 0.0, 0.0, "diverged"),
     )
     drawn = model.sample_posterior(seen, prior, np.random.default_rng(13), 96, 2)
     assert np.isfinite(drawn).all()
