@@ -91,7 +91,16 @@ class Survey:
     @property
     def achieved(self) -> list[roofline.Achieved]:
         """How near the measured steps came to the roofline; empty where it is not known."""
-        return roofline.achieved(self.cost, self.limits, self.pairs) if self.cost and self.limits else []
+        if not self.cost or not self.limits:
+            return []
+        return [
+            roofline.Achieved(
+                size,
+                share_of_peak=self.cost.flops.at(size) / seconds / self.limits.flops_per_second,
+                share_of_roofline=roofline.allowed_seconds(self.cost, self.limits, size) / seconds,
+            )
+            for size, seconds in self.pairs
+        ]
 
     @property
     def multiple(self) -> int | None:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from common import machine, options_of, write
-from synthetic import Law, Metric, synthetic_table
+from synthetic import TARGET, Law, synthetic_table
 
 from bstune.core.curve import CurveError, fit_curve, frontier_points
 from bstune.core.records import Target, TrialResult
@@ -33,7 +33,6 @@ from bstune.sweeps.search_problem import Benchmark, factor, make_benchmark, perc
 SPENDINGS = (1.0, 3.0)  # in the frontier's cost
 LEVEL, Z = 0.9, 1.645  # of the intervals, and its two-sided normal quantile
 EXPONENTS = (0.0, 0.5, 1.0)
-METRIC = Metric(noise=0.05)
 OCTAVES = (-11.0, 1.0)  # of the learning rates
 MIDDLE = 181.0  # batch size, the geometric middle of the tables' 8 to 4096
 
@@ -111,8 +110,8 @@ def measure(seed: int, lr_step: float, runs: int) -> dict[str, Any]:
     """Run one seed; return its law, its number of trials, and (posterior, fit) after each spending."""
     law = draw_law(seed)
     octaves = np.arange(OCTAVES[0], OCTAVES[1] + 0.5 * lr_step, lr_step)
-    table = synthetic_table(law, lrs=[float(2.0**z) for z in octaves], seeds=range(runs), metric=METRIC)
-    benchmark: Benchmark = make_benchmark("law", table, Target("error", METRIC.target, "min"), "curve")
+    table = synthetic_table(law, lrs=[float(2.0**z) for z in octaves], seeds=range(runs), metric_noise=0.05)
+    benchmark: Benchmark = make_benchmark("law", table, Target("error", TARGET, "min"), "curve")
     search = Watched(benchmark.problem, seed)
     trials = run_search(search, benchmark, SPENDINGS).trials
     return {"seed": seed, "law": law, "trials": trials, "estimates": search.pairs}
