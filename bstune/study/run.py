@@ -31,11 +31,8 @@ from bstune.trial.workers import InProcess
 def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     """Return the plan in a few lines; ``done`` are the trials that an earlier run of the study finished."""
     config, budget, space = prepared.config, prepared.budget, prepared.space
-    limits = [f"{budget.trials} trials"]
-    if budget.seconds is not None:
-        limits.append(f"{format_seconds(budget.seconds)} of training")
-    if budget.wall_seconds is not None:
-        limits.append(f"{format_seconds(budget.wall_seconds)} of wall time")
+    limits = [(budget.seconds, "training"), (budget.wall_seconds, "wall time")]
+    spendable = [f"{format_seconds(seconds)} of {what}" for seconds, what in limits if seconds is not None]
     trial_budget = prepared.protocol.budget
     spent = f"{format_count(trial_budget.steps)} steps and {format_count(trial_budget.examples)} examples"
     if not stops_trials(config.sampler):
@@ -52,7 +49,7 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         f"  batch sizes {format_count(space.low)} to {format_count(space.high)}, "
         f"learning rates within a factor of {format_number(2**space.delta_bound)} of rule {rule} "
         f"through B = {format_count(config.scaling.batch_size)}, lr = {format_number(config.scaling.lr)}{bounds}",
-        f"  {', '.join(limits)}{ends}",
+        f"  {', '.join([f'{budget.trials} trials', *spendable])}{ends}",
     ]
     if space.tunables:
         ranges = (f"{one.name} ({format_number(one.low)} to {format_number(one.high)})" for one in space.tunables)
@@ -73,28 +70,19 @@ class Progress:
     def __init__(self, total: int, target: Target, console: Console) -> None:
         self._total, self._target, self._console = total, target, console
         self._shown: set[int] | None = None
-        self._live: Live | None = None
+        self.live: Live | None = None  # shown while it is entered
         if console.is_terminal:
             left = TextColumn("left"), TimeRemainingColumn()
             self._bar = Bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *left, console=console)
             self._task = self._bar.add_task("trials", total=total)
-            self._live = Live(console=console, refresh_per_second=2, transient=True)
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+            self.live = Live(console=console, refresh_per_second=2, transient=True)
 
     def show(self, done: Sequence[TrialResult]) -> None:
         """Show the finished trials; those of an earlier run are not repeated as lines."""
-        if self._live is not None:
+        if self.live is not None:
             finished = sum(result.status != "failed" and result.replicate_of is None for result in done)
             self._bar.update(self._task, completed=finished)
-            self._live.update(Group(trials_table(done, self._target), self._bar))
+            self.live.update(Group(trials_table(done, self._target), self._bar))
             return
         for result in done:
             # Side by side, trials do not end in order of their numbers.
@@ -121,11 +109,7 @@ def trial_line(result: TrialResult, total: int | None) -> str:
 
 
 def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Console) -> list[TrialResult]:
-    """Run the study, or continue it, write its report and return its trials.
-
-    ``arguments`` of the command line go into the command that trains the winner again; the plan, the progress and the
-    final table go to ``console``.
-    """
+    """Run or continue the study, write its report and return its trials; ``arguments`` compose its config again."""
     config, objective, files = prepared.config, prepared.budget.objective, prepared.files
     study = open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root)
     identity = Identity.of(config.study, config.storage, study.user_attrs[STUDY_ID])
@@ -146,14 +130,15 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
             from bstune.study.tracking import open_tracking  # mlflow takes seconds to import
 
             tracking = open_tracking(prepared, study)
+        progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         try:
             with Progress(prepared.budget.trials, prepared.protocol.target, console) as progress:
                 stop_reason = Search(prepared, study, leases, tracking, progress.show).run()
         finally:  # a trial that was cut short is a record too
-            write_trials(files, results(study))
+            write_trials(files, storage.results(study))
         console.print(stop_reason)
         report_study(prepared, study, tracking, stop_reason, arguments, console)
-        return results(study)
+        return storage.results(study)
 
 
 def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> TrialResult:

@@ -80,9 +80,8 @@ def check_storage(url: str) -> None:
         try:
             engine = create_engine(url, **arguments)
             with engine.connect() as connection:
-                connection.execute(text("SELECT 1"))
-                if engine.dialect.name == "sqlite":
-                    connection.execute(text("SELECT count(*) FROM sqlite_master"))
+                sqlite = engine.dialect.name == "sqlite"  # reads nothing of the file for SELECT 1
+                connection.execute(text("SELECT count(*) FROM sqlite_master" if sqlite else "SELECT 1"))
             engine.dispose()
             outcome.set_result(None)
         except (SQLAlchemyError, ImportError) as error:
@@ -103,10 +102,7 @@ def check_storage(url: str) -> None:
 def open_study(
     name: str, url: str, objective: Objective, frozen_settings: Mapping[str, Any], output: Path
 ) -> optuna.Study:
-    """Create the study, or load it if its frozen settings and its output folder, which the caller locks, are the same.
-
-    StudyError is raised if the storage does not answer, or the study cannot be continued.
-    """
+    """Create the study, or load it if its frozen settings and its output folder, locked by the caller, are the same."""
     directions = [StudyDirection.MINIMIZE] * (2 if objective == "both" else 1)
     try:
         storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
@@ -428,6 +424,6 @@ def build_sampler(
             arguments["seed"] = seed
         try:
             built: BaseSampler = factory(**arguments)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"sampler cannot be built: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"sampler cannot be built: {error}") from error
     return built
