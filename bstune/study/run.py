@@ -4,8 +4,8 @@ Meanwhile a live table shows the trials on a terminal; elsewhere one plain line 
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
-from typing import Self
 
 from omegaconf import OmegaConf
 from rich.console import Console, Group
@@ -132,13 +132,13 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
             tracking = open_tracking(prepared, study)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         try:
-            with Progress(prepared.budget.trials, prepared.protocol.target, console) as progress:
+            with progress.live or nullcontext():
                 stop_reason = Search(prepared, study, leases, tracking, progress.show).run()
         finally:  # a trial that was cut short is a record too
-            write_trials(files, storage.results(study))
+            write_trials(files, results(study))
         console.print(stop_reason)
         report_study(prepared, study, tracking, stop_reason, arguments, console)
-        return storage.results(study)
+        return results(study)
 
 
 def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> TrialResult:

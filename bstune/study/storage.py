@@ -299,8 +299,7 @@ def ask_replicate(
 def _suggested(
     study: optuna.Study, trial_index: int, space: Space, sampler: BaseSampler, fixed: dict[str, Any], worker: str
 ) -> optuna.Trial | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
+    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         chosen = PartialFixedSampler(fixed, sampler) if fixed else sampler
         # Loaded anew, as Optuna's samplers would not see what other trials ended since this object's last ask().
         current = optuna.load_study(study_name=study.study_name, storage=study._storage, sampler=chosen)
@@ -346,12 +345,6 @@ def finish_abandoned(study: optuna.Study, objective: Objective, gone: Callable[[
             study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
         else:
             _tell(study, trial.number, TrialResult.from_json(record), objective)
-
-
-def fail_one(study: optuna.Study, spec: TrialSpec, reason: str) -> None:
-    """Fail one trial whose process is gone, while others run on; it is asked again with the same parameters."""
-    study.tell(spec.number, state=TrialState.FAIL)
-    _warn(spec, f": its process {reason}; it is asked again")
 
 
 def tell(study: optuna.Study, trial: optuna.Trial, result: TrialResult, objective: Objective, target: Target) -> None:
@@ -406,23 +399,19 @@ def build_sampler(
     context: Mapping[str, Any] | None = None,
     attempt: int = 0,
 ) -> BaseSampler:
-    """Build the sampler of one trial, seeded by the study's seed, the trial's index and the attempt at it.
-
-    A sampler that names in its ``context`` what it wants to know of the study gets it.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        factory = sampler_factory(config)
-        sampler = getattr(factory, "func", None)
-        if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):
-            raise ConfigError(f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {dict(config)}")
-        seed = budget.sampler_seed(trial_index, attempt)
-        arguments = {name: context[name] for name in getattr(sampler, "context", ()) if context and name in context}
-        if issubclass(sampler, QMCSampler):  # keeps one seed: its place in the sequence is kept in the storage
-            arguments |= {"seed": budget.seed, "independent_sampler": RandomSampler(seed=seed)}
-        elif "seed" in inspect.signature(sampler).parameters:
-            arguments["seed"] = seed
-        try:
+    """Build the sampler of one trial, with its own seed and the entries of ``context`` that its class asks for."""
+    factory = sampler_factory(config)
+    sampler = getattr(factory, "func", None)
+    if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):
+        raise ConfigError(f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {dict(config)}")
+    seed, wanted = budget.sampler_seed(trial_index, attempt), getattr(sampler, "context", ())
+    arguments = {name: value for name, value in (context or {}).items() if name in wanted}
+    if issubclass(sampler, QMCSampler):  # keeps one seed: its place in the sequence is kept in the storage
+        arguments |= {"seed": budget.seed, "independent_sampler": RandomSampler(seed=seed)}
+    elif "seed" in inspect.signature(sampler).parameters:
+        arguments["seed"] = seed
+    try:
+        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
             built: BaseSampler = factory(**arguments)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"sampler cannot be built: {error}") from error
