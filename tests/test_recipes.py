@@ -124,16 +124,6 @@ def test_airbench_with_muon():
     assert module.model.logit_scale == 1 / 256
 
 
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize(("batch_size", "lr"), [(64, 0.1), (8192, 3.0)])
-def test_each_is_built_at_any_batch_size_of_its_range(name, batch_size, lr):
-    config, at_reference = recipe(name)
-    size = min(batch_size, config.search.batch_size.high)
-    modules = (build_module(config, make_spec(size, lr)), at_reference)
-    own, reference = ([group["initial_lr"] for group in configured(module)[0]] for module in modules)
-    assert own == pytest.approx([rate * lr / float(config.scaling.lr) for rate in reference])
-
-
 NARROW = dict.fromkeys(RECIPES, "workload.module.model.widths=[8,16,16]")
 NARROW["resnet_cifar_fast"] = "workload.module.model.width=8"
 
