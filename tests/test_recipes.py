@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from learners import factors
 from toolbox import data_root, make_spec
 
 from bstune.study.prepare import compose_checked
@@ -24,16 +25,6 @@ def configured(module):
     """Return the optimizer's groups and the schedule."""
     configured = module.configure_optimizers()
     return configured["optimizer"].param_groups, configured["lr_scheduler"]["scheduler"]
-
-
-def factors(schedule, steps):
-    """Return each step's factor for each group."""
-    used = []
-    for _ in range(steps):
-        used.append([rate / full for rate, full in zip(schedule.get_last_lr(), schedule.base_lrs, strict=True)])
-        schedule.optimizer.step()
-        schedule.step()
-    return used
 
 
 def follow(lr, momentum, weight_decay, scale):

@@ -102,34 +102,6 @@ def test_where_it_pools(pool, order, same):
         resnet9(pool="before")
 
 
-def test_scales_of_a_quarter_are_scales_of_one_with_another_activation():
-    """CELU_a(z) = c CELU_(a/c)(z/c), so a factor 1/4 can go through each layer and out at the head.
-
-    Page, part 8 (43 s): scales of 1/4 with CELU of alpha 0.075 and logits over 4 are scales of 1 with alpha 0.3 and
-    logits over 16. The biases are those of 1/4 times 4.
-    """
-
-    def build(scale, alpha, logit_scale):
-        norm = partial(BatchNorm, ghost_size=4, scale=scale, eps=1e-12)
-        activation = partial(nn.CELU, alpha=alpha)
-        return resnet9(logit_scale=logit_scale, pool="before_norm", norm=norm, activation=activation)
-
-    quarter, one = (seeded(partial(build, *values)) for values in ((0.25, 0.075, 0.25), (1.0, 0.3, 0.0625)))
-    pairs = [(name, mine, one.get_parameter(name)) for name, mine in quarter.named_parameters()]
-    with torch.no_grad():
-        for name, mine, its in pairs:
-            if name.endswith("bias"):
-                its.copy_(4.0 * mine.normal_(std=0.1))
-    outputs = [network(images(10)) for network in (quarter, one)]
-    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
-    for output in outputs:
-        nn.functional.cross_entropy(output, torch.arange(10)).backward()
-    for name, mine, its in pairs:
-        # So the biases' rate has to be 4 squared times as large for the same step of the function.
-        factor = 4.0 if name.endswith("bias") else 1.0
-        torch.testing.assert_close(mine.grad, its.grad * factor, rtol=1e-3, atol=1e-5)
-
-
 def test_whitening_takes_the_place_of_the_first_convolution_and_the_others_start_as_identities(parameters):
     whitening = Whitening(kernel_size=3, eps=1e-2, images=6, signed=False, bias=False, padding=1)
     model = seeded(partial(resnet9, width=8, whitening=whitening, identity_init=True))
