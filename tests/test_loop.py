@@ -26,7 +26,6 @@ from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialResult, is_near, next_evaluation
 from bstune.trial import loop
-from bstune.trial.compile import warn_once
 from bstune.trial.device import device_name
 from bstune.trial.loop import make_trainer
 from bstune.workloads.averaging import RunningWeightAverage
@@ -524,13 +523,6 @@ def measured(every, batch_size=8, micro_batch_size=None, fails=None):
 
     protocol = learning_protocol(30, noise_scale_every=every, micro_batch_size=micro_batch_size, divergence=1e9)
     return train(make_spec(batch_size), protocol, build, clock=TrialClock(fake))
-
-
-@pytest.fixture
-def warned(caplog):
-    """Return what bstune's trials warned of; what was warned of before is warned of again."""
-    warn_once.cache_clear()
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "bstune.trial.compile"]
 
 
 def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():
