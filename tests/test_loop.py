@@ -186,24 +186,16 @@ def fails_in(stage, fail):
     return Counting(lambda applied: fail() if applied == 3 else 0.9)
 
 
-def accelerator_out_of_memory(*args):
+def out_of_memory(spec=None):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has ...")
-
-
-def host_out_of_memory():
-    torch.empty(2**60, dtype=torch.uint8)  # torch's own message
-
-
-def python_out_of_memory():
-    raise MemoryError
 
 
 @pytest.mark.parametrize(
     ("stage", "fail", "text"),
     [
-        ("training", accelerator_out_of_memory, "CUDA out of memory. Tried to allocate 20.00 GiB."),
-        ("training", host_out_of_memory, "DefaultCPUAllocator"),
-        ("evaluation", python_out_of_memory, "MemoryError"),
+        ("training", out_of_memory, "CUDA out of memory. Tried to allocate 20.00 GiB."),
+        ("training", lambda: torch.empty(2**60, dtype=torch.uint8), "DefaultCPUAllocator"),
+        ("evaluation", lambda: bytearray(2**60), "MemoryError"),
     ],
 )
 def test_oom(stage, fail, text):
@@ -216,7 +208,7 @@ def test_oom(stage, fail, text):
 
 
 def test_oom_before_the_first_step():
-    result, _ = train(build=accelerator_out_of_memory)
+    result, _ = train(build=out_of_memory)
     assert (result.status, result.steps, result.history, result.seconds_per_step) == ("oom", 0, (), None)
 
 
@@ -458,7 +450,7 @@ def test_what_a_call_back_does_after_a_step_is_training():
 
 def test_a_trial_that_fails_keeps_the_time_it_took():
     fake = FakeTime()
-    module = timed(fake, lambda batch: 1.0 if batch < 5 else accelerator_out_of_memory())
+    module = timed(fake, lambda batch: 1.0 if batch < 5 else out_of_memory())
     result = count(module, clock=TrialClock(fake))
     assert (result.status, result.train_seconds, result.eval_seconds) == ("oom", 5.0, 60.0)
 
@@ -466,32 +458,23 @@ def test_a_trial_that_fails_keeps_the_time_it_took():
 # The noise scale
 
 
-class TimedLearner(Classifier):
-    """Takes 1 s for each example of a training step, 10 s for an evaluation, and fails where it is told to."""
-
-    fake, fails = FakeTime(), None
-
-    def training_step(self, batch, batch_idx):
-        self.fake.sleep(len(batch[1]))
-        if self.fails:
-            self.fails(len(batch[1]))
-        return super().training_step(batch, batch_idx)
-
-    def on_validation_start(self):
-        self.fake.sleep(10.0)
-
-
-def measured(every, batch_size=8, micro_batch_size=None, fails=None):
-    """Return the record and the module of a timed trial that measures the noise scale."""
+def measured(every, batch_size=8, micro_batch_size=None, check=lambda size: None):
+    """Return record and module of a trial that measures the noise scale; ``check`` may refuse a batch by its size."""
     fake = FakeTime()
 
-    def build(spec):
-        module = learner(spec, TimedLearner)
-        module.fake, module.fails = fake, fails
-        return module
+    class Timed(Classifier):
+        """Takes 1 s for each example of a training step, and 10 s for an evaluation."""
+
+        def training_step(self, batch, batch_idx):
+            fake.sleep(len(batch[1]))
+            check(len(batch[1]))
+            return super().training_step(batch, batch_idx)
+
+        def on_validation_start(self):
+            fake.sleep(10.0)
 
     protocol = learning_protocol(30, noise_scale_every=every, micro_batch_size=micro_batch_size, divergence=1e9)
-    return train(make_spec(batch_size), protocol, build, clock=TrialClock(fake))
+    return train(make_spec(batch_size), protocol, partial(learner, kind=Timed), clock=TrialClock(fake))
 
 
 def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():
@@ -528,7 +511,7 @@ def test_a_trial_does_not_fail_with_its_measurement(error, warned):
             raise error
 
     plain, reference = measured(None)
-    result, module = measured(4, fails=refuse_parts)
+    result, module = measured(4, check=refuse_parts)
     assert (result.status, result.history, result.noise_scale) == (plain.status, plain.history, ())
     assert same_weights(module, reference)
     assert (result.train_seconds, result.seconds_per_step) == (plain.train_seconds, plain.seconds_per_step)
@@ -536,7 +519,7 @@ def test_a_trial_does_not_fail_with_its_measurement(error, warned):
     text = str(error) or "MemoryError"
     warning = f"the noise scale is not measured (protocol.noise_scale_every=null leaves it out): {text}"
     assert warned() == [warning]
-    measured(4, fails=refuse_parts)
+    measured(4, check=refuse_parts)
     assert warned() == [warning]  # once, not once a trial
 
 

@@ -42,7 +42,7 @@ def test_what_cannot_be_built_is_named(target, text):
 
 def test_an_error_of_bstunes_own_is_raised_as_it_is():
     target = {"_target_": "bstune.workloads.averaging.RunningWeightAverage", "fraction": 2.0}
-    with pytest.raises(ConfigError, match="^the fraction of steps that is averaged must lie in"):
+    with pytest.raises(ConfigError, match=r"^the fraction of steps that is averaged must lie in"):
         instantiate(OmegaConf.create(target), "workload.module")
 
 
