@@ -138,11 +138,10 @@ def _check_trial(options: Any) -> list[tuple[Any, str]]:
 
 def _check_all_reduce(options: Any) -> list[tuple[Any, str]]:
     link, seconds = options.bytes_per_second, options.seconds
-    if seconds is None:
-        return []
+    few = seconds is not None and max(seconds, default=0) < 2
     return [
-        (link is not None, "give bytes_per_second or seconds, not both"),
-        (max(seconds, default=0) < 2, f"seconds must be given for 2 devices or more, but got {seconds}"),
+        (seconds is not None and link is not None, "give bytes_per_second or seconds, not both"),
+        (few, f"seconds must be given for 2 devices or more, but got {seconds}"),
     ]
 
 
@@ -354,7 +353,6 @@ def plain_error(error: Exception) -> str:
 def validate(config: DictConfig, unknown: Sequence[str] = (), complete: Complete | None = None) -> DictConfig:
     """Return a copy of the config with every value checked and of its type; references stay references.
 
-    A chosen schedule takes the place of the workload's own; ``complete`` fills in what a replayed workload leaves open.
     ConfigError lists all mistakes, a line each, with those options that were already found to be unknown.
     """
     config = _with_schedule(config.copy())

@@ -60,7 +60,7 @@ def end_at(monkeypatch, at, killed):
         if len(calls) > at:
             if killed:
                 raise SystemExit(1)
-            search._prepared.backend.run = interrupt
+            search.prepared.backend.run = interrupt
         run(search, asked, done)
 
     def interrupt(*arguments):
@@ -133,9 +133,9 @@ def test_a_schedule_with_a_horizon_is_never_stopped_early(bstune, tmp_path, samp
 def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
     target = Target("val/error", 0.1, "min")
     trials = [make_trial(number) for number in range(5)]
-    with Progress(5, target, Console(width=200)) as progress:
-        for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):  # the first was done before
-            progress.show([trials[number] for number in done])
+    progress = Progress(5, target, Console(width=200))
+    for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):  # the first was done before
+        progress.show([trials[number] for number in done])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines] == [f"trial {number + 1}/5" for number in (2, 1, 4, 3)]
 

@@ -16,20 +16,19 @@ def answer(table, batch_size, lr):
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "octaves", "status", "expected"),
+    ("octaves", "status", "expected"),
     [
-        (32, 0, "reached", 200 * (1 + 400 / 32)),
-        (128, -2, "reached", 825 * math.exp(0.12 * 4)),
-        (128, 1, "reached", 825 * math.exp(0.5)),
-        (128, 3, "diverged", 82),
-        (128, -6, "censored", 8 * 825),  # exp(0.12 x 36) is 75 times the frontier, past the longest run
+        (-2, "reached", 825 * math.exp(0.12 * 4)),  # 825 = 200 (1 + 400/128)
+        (1, "reached", 825 * math.exp(0.5)),
+        (3, "diverged", 82),
+        (-6, "censored", 8 * 825),  # exp(0.12 x 36) is 75 times the frontier, past the longest run
     ],
 )
-def test_steps_are_the_frontier_times_the_penalty(batch_size, octaves, status, expected):
-    lr = 0.1 * math.sqrt(batch_size / 128) * 2**octaves
-    result = answer(synthetic_table(Law(), (32, 128), (lr,)), batch_size, lr)
+def test_steps_are_the_frontier_times_the_penalty(octaves, status, expected):
+    lr = 0.1 * 2**octaves
+    result = answer(synthetic_table(Law(), (32, 128), (lr,)), 128, lr)
     assert (result.status, result.steps) == (status, round(expected))
-    assert result.train_seconds == pytest.approx(round(expected) * (1e-3 + 5e-6 * batch_size))
+    assert result.train_seconds == pytest.approx(round(expected) * (1e-3 + 5e-6 * 128))
 
 
 def test_the_best_cell_and_b_crit_come_back():

@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 from common import machine, options_of, write
-from synthetic import Law, Metric, synthetic_table
+from synthetic import TARGET, Law, synthetic_table
 
 from bstune.core.records import Target, TrialResult
 from bstune.sweeps.baselines import FrontierSearch
 from bstune.sweeps.search_problem import factor, make_benchmark, run_search
 
 SPENDINGS = (1.0, 3.0)  # in the frontier's cost
-METRIC = Metric(noise=0.05)
 LRS = tuple(float(2.0**octave) for octave in np.arange(-11.0, 1.25, 0.5))
 MIDDLE = 181.0  # batch size, the geometric middle of the tables' 8 to 4096
 
@@ -63,8 +62,8 @@ def draw_law(seed: int) -> Law:
 def measure(seed: int, runs: int) -> dict[str, Any]:
     """Run one seed; return its law, its number of trials, and the interval after each spending."""
     law = draw_law(seed)
-    table = synthetic_table(law, lrs=LRS, seeds=range(runs), metric=METRIC)
-    benchmark = make_benchmark("law", table, Target("error", METRIC.target, "min"), "curve")
+    table = synthetic_table(law, lrs=LRS, seeds=range(runs), metric_noise=0.05)
+    benchmark = make_benchmark("law", table, Target("error", TARGET, "min"), "curve")
     search = Watched(benchmark.problem, seed)
     trials = run_search(search, benchmark, SPENDINGS).trials
     return {"seed": seed, "law": asdict(law), "trials": trials, "intervals": search.intervals}

@@ -1,7 +1,7 @@
 """How many probes the memory ceiling takes, beside Lightning's BatchSizeFinder by bisection, at the same limits.
 
 Memory is linear in the batch size, and none is really taken, as only probes are counted: Lightning's is a real Trainer
-whose module raises an out-of-memory error above the limit, with one step a probe, no margin, and no cap below the data's
+whose module raises an out-of-memory error above the limit, with one step a probe, no margin, and no cap but the data's
 length. The last column is the ratio of the probes, Lightning's over ours to 1%.
 
     python tests/benchmarks/bench_memory.py
