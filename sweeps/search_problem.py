@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from bstune.core.curve import CurveError, FrontierPoint, fit_curve, frontier_points
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Budget, Status, Target, TrialResult, TrialSpec
-from bstune.trial.replay import Table, never_reached, replay
+from bstune.trial.replay import Table, replay, unusable_target
 
 Objective = Literal["time", "curve"]
 # Spendings at which searches are compared, in Benchmark.unit
@@ -128,7 +128,7 @@ def make_benchmark(
             raise ConfigError(f"sweep.experiment.{option} must be a positive number, but got {factor}")
     best = table.best(target)
     if best is None:
-        why = never_reached(table, target) or (
+        why = unusable_target(table, target) or (
             f"in no cell do more than half the runs reach {target}: choose a target that is easier to reach"
         )
         raise TableError(f"{name}: {why}")

@@ -7,16 +7,19 @@ follow it into a :class:`bstune.trial.replay.Table`, in place of recorded ones.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
 from bstune.trial.replay import Run, Table
 
+LONGEST = 8.0  # times S*(B): the steps of a run
 CADENCE = 1.05  # ratio of evaluated steps
 DIVERGES_AFTER = 0.1  # of the steps that the best learning rate needs
 DIVERGED_METRIC = 2.0  # times the metric at the start
 BATCH_SIZES = tuple(2**k for k in range(3, 13))
 LRS = tuple(2.0**k for k in range(-11, 2))
+START, TARGET, FLOOR = 0.9, 0.1, 0.05  # of the metric: its first value, the target's and the best that it can have
 STEEPNESS = 0.7  # of the metric's power law in steps
 
 
@@ -58,27 +61,19 @@ class Law:
         return self.overhead + self.per_example * batch_size
 
 
-@dataclass(frozen=True)
-class Metric:
-    """The history of a run that reaches ``target`` at step S: floor + (start - floor) (1 + steps/t0)^-STEEPNESS.
+def metric_history(steps: Sequence[int], reached_at: int, noise: float, rng: np.random.Generator) -> tuple[float, ...]:
+    """Return a metric that reaches TARGET at step S: FLOOR + (START - FLOOR) (1 + steps/t0)^-STEEPNESS.
 
-    ``noise`` is the standard deviation of log(metric - floor) from evaluation to evaluation; it never moves S.
+    ``noise`` is the standard deviation of log(metric - FLOOR) from evaluation to evaluation; it never moves S.
     """
-
-    start: float = 0.9
-    target: float = 0.1
-    floor: float = 0.05
-    noise: float = 0.0
-
-    def history(self, steps: Sequence[int], reached_at: int, rng: np.random.Generator) -> tuple[float, ...]:
-        height = (self.start - self.floor) / (self.target - self.floor)
-        scale = reached_at / (height ** (1.0 / STEEPNESS) - 1.0)
-        at = np.asarray(steps, dtype=np.float64)
-        above = (self.start - self.floor) * (1.0 + at / scale) ** -STEEPNESS
-        values = self.floor + above * np.exp(self.noise * rng.standard_normal(at.size))
-        missed = math.nextafter(self.target, math.inf)
-        values = np.where(at < reached_at, np.maximum(values, missed), np.minimum(values, self.target))
-        return tuple(values.tolist())
+    height = (START - FLOOR) / (TARGET - FLOOR)
+    scale = reached_at / (height ** (1.0 / STEEPNESS) - 1.0)
+    at = np.asarray(steps, dtype=np.float64)
+    above = (START - FLOOR) * (1.0 + at / scale) ** -STEEPNESS
+    values = FLOOR + above * np.exp(noise * rng.standard_normal(at.size))
+    missed = math.nextafter(TARGET, math.inf)
+    values = np.where(at < reached_at, np.maximum(values, missed), np.minimum(values, TARGET))
+    return tuple(values.tolist())
 
 
 def synthetic_table(
@@ -86,16 +81,13 @@ def synthetic_table(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     lrs: Sequence[float] = LRS,
     seeds: Sequence[int] = (0, 1),
-    metric: Metric = Metric(),
-    longest: float = 8.0,
+    metric_noise: float = 0.0,
 ) -> Table:
-    """Return a table of runs that follow ``law``, censored at ``longest`` times S*(B) steps."""
-    return Table(
-        tuple(_run(law, metric, longest, size, lr, seed) for size in batch_sizes for lr in lrs for seed in seeds)
-    )
+    """Return a table of runs that follow ``law``, censored at LONGEST times S*(B) steps."""
+    return Table(tuple(_run(law, metric_noise, *cell) for cell in product(batch_sizes, lrs, seeds)))
 
 
-def _run(law: Law, metric: Metric, longest: float, batch_size: int, lr: float, seed: int) -> Run:
+def _run(law: Law, metric_noise: float, batch_size: int, lr: float, seed: int) -> Run:
     cell = np.frombuffer(np.float64(lr).tobytes(), dtype=np.uint32)
     rng = np.random.default_rng([seed, batch_size, *cell.tolist()])
     steps = law.steps(batch_size, lr)
@@ -103,12 +95,12 @@ def _run(law: Law, metric: Metric, longest: float, batch_size: int, lr: float, s
     if steps is None:
         end = max(1, round(law.frontier(batch_size) * DIVERGES_AFTER))
         evaluated = _evaluated(end)
-        values = tuple(np.linspace(metric.start, metric.start * DIVERGED_METRIC, len(evaluated)).tolist())
+        values = tuple(np.linspace(START, START * DIVERGED_METRIC, len(evaluated)).tolist())
     else:
         reached_at = max(1, round(steps * scatter))
-        end = min(reached_at, max(1, round(law.frontier(batch_size) * longest)))
+        end = min(reached_at, max(1, round(law.frontier(batch_size) * LONGEST)))
         evaluated = _evaluated(end)
-        values = metric.history(evaluated, reached_at, rng)
+        values = metric_history(evaluated, reached_at, metric_noise, rng)
     return Run(batch_size, lr, seed, evaluated, values, law.tau(batch_size), diverged=steps is None)
 
 

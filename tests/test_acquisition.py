@@ -8,7 +8,7 @@ from toolbox import make_result
 
 from bstune.core.curve import FrontierPoint, fit_curve
 from bstune.core.errors import ConfigError
-from bstune.core.step_time import StepTime, StepTimes
+from bstune.core.step_time import StepTime
 from bstune.search.acquisition import (
     Candidates,
     Domain,
@@ -17,8 +17,8 @@ from bstune.search.acquisition import (
     max_variance_reduction,
     suggest,
 )
-from bstune.search.observations import Observation, Posterior, infer, likelihood_data
-from bstune.search.posterior import B_CRIT, LEVEL, NOISE, make_prior, sample_posterior
+from bstune.search.observations import infer
+from bstune.search.posterior import B_CRIT, LEVEL, NOISE, make_prior
 from bstune.search.sampler import default_policy
 
 LOW, HIGH = 8, 4096
@@ -45,46 +45,25 @@ def domain(snap=round, others=0):
 
 
 def inferred(trials, seed=0, others=None, **changes):
-    settings = {
-        "prior": make(),
-        "target": None,
-        "ideal": None,
-        "step_time": LAW.tau,
-        "in_examples": False,
-        "particles": POLICY.particles,
-        "moves": POLICY.moves,
-        "rng": np.random.default_rng(seed),
-    }
+    settings = {"prior": make(), "target": None, "ideal": None, "step_time": LAW.tau, "in_examples": False}
+    settings |= {"particles": POLICY.particles, "moves": POLICY.moves, "rng": np.random.default_rng(seed)}
     return infer(trials, others or {}, **(settings | changes))
 
 
 def decided(posterior, seed=0, pending=(), **changes):
-    settings = {
-        "objective": "time",
-        "domain": domain(),
-        "budget": lambda batch_size: BUDGET,
-        "resumable": lambda number: True,
-        "policy": POLICY,
-        "rng": np.random.default_rng(seed),
-    }
+    settings = {"objective": "time", "domain": domain(), "budget": lambda batch_size: BUDGET, "policy": POLICY}
+    settings |= {"resumable": lambda number: True, "rng": np.random.default_rng(seed)}
     return suggest(posterior, pending, **(settings | changes))
 
 
 def tried(number, batch_size, lr, max_steps=math.inf, resumed_from=None):
     """Return a trial that LAW answers, stopped at ``max_steps``."""
-    needed = LAW.steps(batch_size, lr)
+    needed, tau = LAW.steps(batch_size, lr), LAW.tau(batch_size)
     steps = 10 if needed is None else round(min(needed, max_steps))
+    status = "diverged" if needed is None else "reached" if needed <= max_steps else "censored"
+    made = {"number": number, "batch_size": batch_size, "lr": lr, "status": status, "resumed_from": resumed_from}
     return make_result(
-        number=number,
-        batch_size=batch_size,
-        lr=lr,
-        status="diverged" if needed is None else "reached" if needed <= max_steps else "censored",
-        steps=steps,
-        steps_low=steps,
-        train_seconds=steps * LAW.tau(batch_size),
-        seconds_per_step=LAW.tau(batch_size),
-        history=(),
-        resumed_from=resumed_from,
+        **made, steps=steps, steps_low=steps, train_seconds=steps * tau, seconds_per_step=tau, history=()
     )
 
 
@@ -120,9 +99,8 @@ def test_limits_grow_in_proportion_to_what_was_spent(resumable):
 
 def test_nothing_is_spent_past_the_margin_once_something_has_reached_the_target():
     for seed in range(4):
-        played = play(20, seed)
         best = math.inf
-        for number, (suggestion, result) in enumerate(played):
+        for number, (suggestion, result) in enumerate(play(20, seed)):
             if best < math.inf:
                 step = LAW.tau(2**suggestion.x)
                 # The incumbent is a mean over the trials around it: not quite the least time seen.
@@ -134,51 +112,45 @@ def test_nothing_is_spent_past_the_margin_once_something_has_reached_the_target(
 
 def test_a_new_trial_is_looked_at_before_it_gets_all():
     posterior = inferred([tried(0, 256, 0.14)])
-    best = LAW.steps(256, 0.14) * LAW.tau(256)
+    most = POLICY.stop_factor * LAW.steps(256, 0.14) * LAW.tau(256)
 
-    def costs(resumable):
+    def shares(resumable):
         chosen = [decided(posterior, seed, resumable=resumable) for seed in range(30)]
-        return np.array([suggestion.max_steps * LAW.tau(2**suggestion.x) for suggestion in chosen]) / (
-            POLICY.stop_factor * best
-        )
+        return np.array([suggestion.max_steps * LAW.tau(2**suggestion.x) / most for suggestion in chosen])
 
-    looks, whole = costs(lambda number: True), costs(None)
+    looks, whole = shares(lambda number: True), shares(None)
     # The incumbent is a mean over a few draws: nearly, not quite, the time seen.
     assert np.median(whole) == pytest.approx(1.0, abs=0.1)
     assert np.median(looks) < 1.1 * POLICY.probe_fraction
     assert (looks <= whole).all()
 
 
-def stopped():
-    """Return trials that were stopped half-way on the best line, and one that is as good and has reached."""
-    trials = [tried(i, size, LAW.best_lr(size), 0.5 * LAW.frontier(size)) for i, size in enumerate((128, 256, 512))]
-    return [*trials, tried(3, 200, 2.0 * LAW.best_lr(200))]
+def resumed(posterior, **changes):
+    """Return the suggestions over 60 seeds that continue a trial, and the numbers of the trials."""
+    chosen = [decided(posterior, seed, **changes) for seed in range(60)]
+    continued = [suggestion for suggestion in chosen if suggestion.resumed_from is not None]
+    return continued, {suggestion.resumed_from for suggestion in continued}
 
 
 def test_stopped_trials_are_continued_at_their_own_point():
-    trials = stopped()
+    trials = [tried(i, size, LAW.best_lr(size), 0.5 * LAW.frontier(size)) for i, size in enumerate((128, 256, 512))]
+    trials.append(tried(3, 200, 2.0 * LAW.best_lr(200)))  # as good as they are, and has reached
     posterior = inferred(trials)
-    suggestions = [decided(posterior, seed) for seed in range(60)]
-    continued = [suggestion for suggestion in suggestions if suggestion.resumed_from is not None]
+    continued, _ = resumed(posterior)
     assert len(continued) > 10
     for suggestion in continued:
-        resumed_from = trials[suggestion.resumed_from]
-        assert (suggestion.x, suggestion.z) == (math.log2(resumed_from.batch_size), math.log2(resumed_from.lr))
-        assert suggestion.max_steps > resumed_from.steps
-    running = {"pending": [(math.log2(256), math.log2(trials[1].lr), 1)], "resumable": lambda number: number != 0}
-    assert {decided(posterior, seed, **running).resumed_from for seed in range(60)} == {None, 2}  # 3 has reached
-    assert {decided(posterior, seed, resumable=None).resumed_from for seed in range(20)} == {None}
-
-
-def test_a_trial_that_did_not_get_on_or_is_past_the_margin_is_not_continued():
-    trials = stopped()
+        before = trials[suggestion.resumed_from]
+        assert (suggestion.x, suggestion.z) == (math.log2(before.batch_size), math.log2(before.lr))
+        assert suggestion.max_steps > before.steps
+    running = [(math.log2(256), math.log2(trials[1].lr), 1)]
+    assert resumed(posterior, pending=running, resumable=lambda number: number != 0)[1] == {2}
+    assert not resumed(posterior, resumable=None)[1]
     again = [replace(trial, number=4 + i, resumed_from=trial.number) for i, trial in enumerate(trials[:3])]
-    stuck = inferred([*trials, *again])
+    stuck = inferred([*trials, *again])  # continued without a further step
     assert [one.number for one in stuck.observations] == [3, 4, 5, 6]
-    slow = tried(0, 8, LAW.best_lr(8) / 64, 3.0 * LAW.frontier(8))
-    assert slow.status == "censored"
-    for posterior in (stuck, inferred([slow, tried(1, 256, LAW.best_lr(256))])):
-        assert {decided(posterior, seed).resumed_from for seed in range(40)} == {None}
+    slow = inferred([tried(0, 8, LAW.best_lr(8) / 64, 3.0 * LAW.frontier(8)), tried(1, 256, LAW.best_lr(256))])
+    assert slow.observations[0].status == "censored"  # past the margin
+    assert not resumed(stuck)[1] | resumed(slow)[1]
 
 
 @pytest.mark.parametrize("objective", ["time", "steps", "curve"])
@@ -190,8 +162,7 @@ def test_points_are_snapped_and_within_their_bounds(objective):
     others = dict.fromkeys(range(4), (0.01, 0.99))
     options = {"objective": objective, "domain": domain(snap, 2), "pending": [(8.0, -4.0, None)]}
     for posterior in (inferred([], prior=make(2)), inferred(trials, others=others, prior=make(2))):
-        for seed in range(25):
-            suggestion = decided(posterior, seed, **options)
+        for suggestion in (decided(posterior, seed, **options) for seed in range(25)):
             size = 2**suggestion.x
             assert size == pytest.approx(snap(size), rel=1e-12)
             assert -10.0 <= suggestion.z <= 0.0
@@ -200,31 +171,19 @@ def test_points_are_snapped_and_within_their_bounds(objective):
             assert all(0.0 <= value <= 1.0 for value in suggestion.other)
 
 
-def test_decisions_close_in_on_the_least_time_and_on_the_fewest_steps():
-    sizes = {}
-    for objective in ("time", "steps"):
-        last = [p for seed in range(3) for p, _ in play(24, seed, objective=objective)[-8:]]
-        sizes[objective] = float(np.median([2**p.x for p in last]))
-        off = [p.z - math.log2(LAW.best_lr(2**p.x)) for p in last]
-        assert abs(np.median(off)) < 1.0
-    assert 80 < sizes["time"] < 1000  # 283
-    assert sizes["steps"] > 2 * sizes["time"]  # the larger the fewer
-
-
 def test_the_curve_is_looked_at_on_both_sides_of_b_crit():
-    sizes = [2**p.x for seed in range(3) for p, r in play(24, seed, objective="curve")[8:]]
+    played = [play(24, seed, objective="curve") for seed in range(3)]
+    sizes = [2**p.x for study in played for p, _ in study[8:]]
     assert min(sizes) < 150
     assert max(sizes) > 1500
     # 90% of the draws of B_crit after 24 trials hold the truth, and they are not the prior's.
-    results = [result for _, result in play(24, 0, objective="curve")]
-    low, middle, high = b_crit_quantiles(inferred(results), (0.05, 0.5, 0.95), np.random.default_rng(0))
+    low, middle, high = quantiles(inferred([result for _, result in played[0]]))
     assert 200 < middle < 800
     assert high / low < 8.0
 
 
 def test_another_worker_is_sent_elsewhere():
-    trials = [tried(i, size, LAW.best_lr(size)) for i, size in enumerate((64, 128, 256, 512, 300, 200))]
-    posterior = inferred(trials)
+    posterior = inferred([tried(i, B, LAW.best_lr(B)) for i, B in enumerate((64, 128, 256, 512, 300, 200))])
 
     def points(pending):
         chosen = [decided(posterior, seed, pending=pending) for seed in range(60)]
@@ -243,26 +202,6 @@ def test_a_place_where_all_diverged_is_left():
     assert {trial.status for trial in trials} == {"diverged"}
     chosen = [decided(inferred(trials, seed), seed) for seed in range(20)]
     assert np.median([2**suggestion.z / LAW.best_lr(2**suggestion.x) for suggestion in chosen]) < 4.0
-
-
-@pytest.mark.parametrize(
-    ("status", "log_factor", "spread", "low", "high", "bound"),
-    [
-        ("reached", None, 0.0, 0.0, 0.0, False),
-        ("diverged", None, 0.0, 0.0, 0.0, False),
-        ("censored", None, 0.0, 0.0, 0.0, True),  # not extrapolated: S is above the steps done
-        ("censored", 0.5, 0.2, 0.5, 0.5, False),
-        ("censored", 4.0, 3.5, 0.0, 4.0, True),  # far and unsure: a bound, below the estimate
-        ("censored", 4.0, 9.0, 0.0, 0.0, True),
-    ],
-)
-def test_the_likelihood_of_an_observation(status, log_factor, spread, low, high, bound):
-    one = Observation(0, status, 1000, 1e-3, 7.0, -3.0, (0.5,), log_factor, spread, stuck=False)
-    data = likelihood_data([one], 1)
-    assert low <= data.y[0] - math.log(1000) <= high
-    assert (data.x[0], data.z[0], bool(data.bound[0]), data.other.tolist()) == (7.0, -3.0, bound, [[0.5]])
-    assert bool(data.diverged[0]) == (status == "diverged")
-    assert status != "reached" or data.spread[0] == 0.0
 
 
 def test_chains_are_joined_and_paid_once_and_failures_passed_over():
@@ -294,28 +233,28 @@ def test_a_policy_that_cannot_be_is_refused(name, value, said):
         replace(POLICY, **{name: value})
 
 
-SIZES = [2.0**k for k in range(3, 13)]
+SIZES = [2**k for k in range(3, 13)]
 
 
-def posterior_of(steps, sizes=SIZES, prior=None, theta=None, too_large=math.inf, status="reached"):
-    """Trials at the rule's own learning rate, the best, which took ``steps``, and an octave below and above it."""
-    prior = prior or make(budget=2000.0)
-    observations = []
-    for size, fewest in zip(sizes, steps, strict=True):
-        x = math.log2(size)
-        for off, penalty in ((-1.0, 0.2), (0.0, 0.0), (1.0, 0.3)):
-            taken, rate = round(fewest * math.exp(penalty)), float(prior.rule(x)) + off
-            observations.append(
-                Observation(len(observations), status, taken, 0.001, x, rate, (), None, 0.0, stuck=False)
-            )
-    seen = likelihood_data(observations, 0)
-    if theta is None:
-        theta = sample_posterior(seen, prior, np.random.default_rng(0), 192, 3)
-    return Posterior(observations, seen, theta, StepTimes(StepTime(1e-3, 1e-6)), 1.0, prior, too_large)
+def curve(sizes=SIZES, b_crit=300.0, s_min=200.0):
+    return {size: s_min * (1.0 + b_crit / size) for size in sizes}
 
 
-def curve(sizes, b_crit=300.0, s_min=200.0):
-    return [s_min * (1.0 + b_crit / size) for size in sizes]
+def around(points, off=0.0, **changes):
+    """Return trials of (batch size, steps): at the rule's own learning rate, the best, and an octave on either side."""
+    near = [(size, steps, *side) for size, steps in points for side in ((-1.0, 0.2), (0.0, 0.0), (1.0, 0.3))]
+    made = {"seconds_per_step": None, "history": ()} | changes
+    return [
+        make_result(
+            number=n, batch_size=size, lr=LAW.best_lr(size) * 2 ** (z + off), steps=round(S * math.exp(p)), **made
+        )
+        for n, (size, S, z, p) in enumerate(near)
+    ]
+
+
+def learned(trials):
+    """Return a posterior of more particles and moves than a decision has."""
+    return inferred(trials, prior=make(budget=2000.0), step_time=StepTime(1e-3, 1e-6), particles=192, moves=3)
 
 
 def quantiles(posterior, shares=(0.05, 0.5, 0.95)):
@@ -324,7 +263,7 @@ def quantiles(posterior, shares=(0.05, 0.5, 0.95)):
 
 @pytest.mark.parametrize("b_crit", [30.0, 3000.0])
 def test_trials_on_the_curve_give_its_b_crit(b_crit):
-    low, middle, high = quantiles(posterior_of(curve(SIZES, b_crit)))
+    low, middle, high = quantiles(learned(around(curve(b_crit=b_crit).items())))
     assert low < b_crit < high
     assert middle == pytest.approx(b_crit, rel=0.1)
 
@@ -335,10 +274,8 @@ RECORDED = {8: 5138, 16: 3795, 32: 1444, 64: 710, 128: 359, 256: 170, 512: 99, 1
 
 @pytest.mark.parametrize("crowd", [(512, 1024) * 6, (128, 256, 512) * 5])
 def test_where_the_shape_is_wrong_it_is_what_a_dense_sweep_would_end_with(crowd):
-    points = [FrontierPoint(size, steps, censored=False, steps_low=None) for size, steps in RECORDED.items()]
-    dense = fit_curve(points).b_crit
-    sizes = [*RECORDED, *crowd]
-    posterior = posterior_of([RECORDED[size] for size in sizes], sizes)
+    dense = fit_curve([FrontierPoint(size, steps, False, None) for size, steps in RECORDED.items()]).b_crit
+    posterior = learned(around([(size, RECORDED[size]) for size in [*RECORDED, *crowd]]))
     low, middle, high = quantiles(posterior)
     own = 2.0**posterior.prior.log_mid * math.exp(float(np.median(posterior.theta[:, B_CRIT])))
     assert low / 1.05 < dense < high
@@ -347,7 +284,7 @@ def test_where_the_shape_is_wrong_it_is_what_a_dense_sweep_would_end_with(crowd)
 
 
 def test_a_draw_goes_through_the_trials():
-    posterior = posterior_of(curve(SIZES))
+    posterior = learned(around(curve().items()))
     theta = posterior.theta.copy()
     theta[:, LEVEL] -= 0.3  # a model that is off: the residual has to make up for it
     theta[:, NOISE] = math.log(0.02)
@@ -357,67 +294,49 @@ def test_a_draw_goes_through_the_trials():
 
 @pytest.mark.parametrize(("status", "off"), [("diverged", 0.0), ("censored", 0.0), ("reached", 6.0)])
 def test_only_trials_near_the_frontier_tell_of_it(status, off):
-    plain = posterior_of([], [])
-    observations = tuple(replace(one, z=one.z + off) for one in posterior_of(curve(SIZES), status=status).observations)
-    posterior = replace(
-        plain,
-        theta=plain.prior.mean[None].repeat(20, axis=0),
-        observations=observations,
-        data=likelihood_data(observations, 0),
-    )
-    plain = replace(plain, theta=posterior.theta)
-    expected, found = (draw_frontiers(k, 20, np.random.default_rng(3)).residual for k in (plain, posterior))
+    theta = make().mean[None].repeat(20, axis=0)
+    both = [replace(inferred(trials), theta=theta) for trials in ([], around(curve().items(), off, status=status))]
+    expected, found = (draw_frontiers(one, 20, np.random.default_rng(3)).residual for one in both)
     np.testing.assert_array_equal(found, expected)
 
 
 def test_under_an_octave_it_is_the_models_own():
-    prior = make(low=64, high=90, budget=2000.0)
+    prior = make(low=64, high=90)
     theta = np.tile(prior.mean, (5, 1))
     theta[:, B_CRIT] = np.linspace(-1.0, 1.0, 5)
-    found = quantiles(posterior_of([], [], prior, theta), (0.0, 0.5, 1.0))
-    middle = math.sqrt(64 * 90)
-    np.testing.assert_allclose(found, [middle / math.e, middle, middle * math.e])
+    found = quantiles(replace(inferred([], prior=prior), theta=theta), (0.0, 0.5, 1.0))
+    np.testing.assert_allclose(found, math.sqrt(64 * 90) * np.exp([-1.0, 0.0, 1.0]))
 
 
 def test_batch_sizes_that_do_not_fit_are_left_out():
-    posterior = posterior_of(curve(SIZES), too_large=9.0)
+    posterior = inferred([tried(0, 64, 0.07), make_result(number=1, batch_size=512, status="oom")])
     drawn = draw_frontiers(posterior, 5, np.random.default_rng(0))
     assert drawn.x.tolist() == [3.0 + 0.5 * k for k in range(13)]
     assert drawn.theta.shape[0] == 5
 
 
+def asked(posterior, x, seed, done, pending=()):
+    """Return which of the log2 batch sizes, each at the rule's rate, is asked for, and the steps expected there."""
+    x, nothing = np.array(x), np.zeros((len(x), 0))
+    candidates = Candidates((), x, posterior.prior.rule(x), nothing, np.array(done))
+    return max_variance_reduction(posterior, candidates, pending, np.random.default_rng(seed))
+
+
 def test_what_is_asked_tells_of_b_crit_for_its_cost():
-    sizes = [64.0, 90.0, 128.0]
-    posterior = posterior_of(curve(sizes), sizes)
-    x = np.array([3.0, 6.0, 6.5, 7.0, 12.0])
-    z = posterior.prior.rule(x)
-    nothing = np.zeros((5, 0))
-
-    def chosen(seed, done=(0.0,) * 5, pending=()):
-        candidates = Candidates((), x, z, nothing, np.array(done))
-        return max_variance_reduction(posterior, candidates, pending, np.random.default_rng(seed))
-
-    ends = [chosen(seed) for seed in range(5)]
-    assert {place for place, _ in ends} == {4}  # nothing is posterior of either end, and this one is cheaper
+    posterior = learned(around(curve((64, 90, 128)).items()))
+    x = [3.0, 6.0, 6.5, 7.0, 12.0]
+    ends = [asked(posterior, x, seed, [0.0] * 5) for seed in range(5)]
+    assert {place for place, _ in ends} == {4}  # nothing is known of either end, and this one is cheaper
     assert all(100 < expected < 1500 for _, expected in ends)
     # Where it is running already, the other end tells more if it costs only what it still takes.
-    nearly = [chosen(seed, (8000.0, 0.0, 0.0, 0.0, 0.0), [(x[4], z[4], None)])[0] for seed in range(5)]
-    assert 0 in nearly
+    running = [(12.0, float(posterior.prior.rule(12.0)), None)]
+    assert 0 in [asked(posterior, x, seed, [8000.0, 0.0, 0.0, 0.0, 0.0], running)[0] for seed in range(5)]
 
 
 @pytest.mark.parametrize("steps", [30_000, 3_000_000])
 def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
     # As where a model overfits: its error rises for ever, and every continuation would be longer than all before.
-    posterior = posterior_of(curve(SIZES))
-    rate, number = float(posterior.prior.rule(4.2)), len(posterior.observations)
-    stopped = Observation(number, "censored", steps, 0.001, 4.2, rate, (), None, 0.0, stuck=False)
-    observations = (*posterior.observations, stopped)
-    seen = likelihood_data(observations, 0)
-    theta = sample_posterior(seen, posterior.prior, np.random.default_rng(0), 192, 3)
-    posterior = replace(posterior, observations=observations, data=seen, theta=theta)
-    x = np.array([stopped.x, 4.5, 8.0, 11.0])
+    stopped = replace(tried(30, 18, LAW.best_lr(18)), status="censored", steps=steps)
+    posterior = learned([*around(curve().items()), stopped])
     for seed in range(5):
-        candidates = Candidates(
-            (), x, posterior.prior.rule(x), np.zeros((4, 0)), np.array([float(steps), 0.0, 0.0, 0.0])
-        )
-        assert max_variance_reduction(posterior, candidates, (), np.random.default_rng(seed))[0] != 0
+        assert asked(posterior, [math.log2(18), 4.5, 8.0, 11.0], seed, [float(steps), 0.0, 0.0, 0.0])[0] != 0

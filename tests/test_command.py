@@ -15,6 +15,7 @@ from toolbox import entries, trials_of
 from bstune import conf
 from bstune.__main__ import main
 from bstune.core.errors import ConfigError
+from bstune.study.run import worth_continuing
 
 WORKLOADS = sorted(path.stem for path in (Path(conf.__file__).parent / "workload").glob("*.yaml"))
 LISTED = f"workloads: {', '.join(WORKLOADS)}"
@@ -22,8 +23,9 @@ QUICK = ("workload=digits", "search.trials=4", "search.batch_size.low=32", "sear
 # An easy target and a small budget: milliseconds a trial. Of sixteen of bstune's own short ones some reach it.
 EASY = (*QUICK, "workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
 OFFLINE = "mlflow.enabled=false"
+MEASURED = ("hardware.enabled=false", "protocol.noise_scale_every=2")
 # Its objective counts examples: what it does depends on no clock.
-STUDY = (*EASY, "search.trials=16", "search.objective=steps", "study=small", "seed=5", "hardware.enabled=false")
+STUDY = (*EASY, "search.trials=16", "search.objective=steps", "study=small", "seed=5", *MEASURED)
 
 # A convolution with normalisation in groups in place of the digits' perceptron.
 GHOSTS = (
@@ -53,10 +55,8 @@ def refused(bstune, folder, message, *arguments):
     [
         ("", f"no workload was given\n{LISTED}"),
         ("survey", "no workload was given"),
-        ("--cfg job", "no workload was given"),
         ("--cfg job +workload=nope", f"there is no workload 'nope'\n{LISTED}"),
         ("+workload=nope", f"there is no workload 'nope'\n{LISTED}"),
-        ("+workload=", "there is no workload ''"),
         ("workload=digits sampler=nope", "Could not find 'sampler/nope'\nAvailable options in 'sampler':\nfrontier"),
         ("workload=digits search.trials=[1", "no viable alternative at input '[1'"),
         ("workload=digits nonsense", "Error parsing override 'nonsense'"),
@@ -69,9 +69,7 @@ def refused(bstune, folder, message, *arguments):
         ("workload=digits precision=16-true device=cpu", "precision=16-true needs a CUDA device, but this is"),
         ("workload=digits device=tpu", "device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
         ("workload=digits device=cuda:99", "CUDA devices: use auto or cpu"),
-        ("workload=digits scaling=surge", "the scaling rule surge needs a noise scale"),
         ("workload=digits output=/dev/null/x", "/dev/null is not a folder"),
-        ("workload=digits storage=sqlite:////nowhere/x.db", "the folder /nowhere does not exist"),
         ("workload=digits storage=nonsense", "storage=nonsense is no database URL"),
         ("workload=digits storage=oracle9://me:s3cret@h/n", "does not answer: storage=oracle9://me:***@h/n"),
         ("workload=digits mlflow.uri=foo://x", "such as sqlite:///mlflow.db, but got 'foo://x'"),
@@ -84,16 +82,14 @@ def refused(bstune, folder, message, *arguments):
         ("workload=digits +trainer.nope=3", "trainer: Trainer.__init__() got an unexpected keyword argument"),
         (
             "workload=digits search.tune=[momentum] workload.tunable.momentum.low=-1",
-            "the module does not take workload.module",
+            "the module does not take workload",
         ),
         (
             "workload=digits search.tune=[h] '+workload.tunable.h={key: budget.examples, low: 1000, high: 9000}'",
             "no schedule of digits ends with its budget",
         ),
-        ("workload=replay workload.table=fashion_mlp compile=default", "does not apply to recorded runs"),
         ("survey workload=replay workload.table=fashion_mlp", "there is no hardware to survey"),
         ("fit nowhere.csv", "cannot read nowhere.csv"),
-        ("record t.jsonl workload=digits", "a grid needs --batch-sizes and --lrs"),
         ("sweep nope", "there is no sweep 'nope'"),
     ],
 )
@@ -101,20 +97,10 @@ def test_bad_input_ends_in_plain_lines_and_writes_nothing(bstune, tmp_path, argu
     refused(bstune, tmp_path, message, *shlex.split(arguments))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("trial.batch_size=16", "trial.lr=0.1"), f"ghost size 32 is over the batch size 16: {GHOST_ADVICE}"),
-        (("search.batch_size.low=8",), f"ghost size 32 is over the batch size 8: {GHOST_ADVICE}"),
-        (("search.batch_size.low=8", "hardware.seconds=1"), f"over the batch size 8: {GHOST_ADVICE}"),
-        (("search.batch_size.low=32", "protocol.micro_batch_size=16"), "over the micro-batch size 16: lower workload"),
-    ],
-)
-def test_batches_smaller_than_what_the_model_takes_are_refused(bstune, tmp_path, arguments, message):
-    refused(bstune, tmp_path, message, *GHOSTS, *arguments)
-
-
-def test_a_single_trial_may_have_a_ghost_size_over_the_smallest_of_the_range(bstune):
+def test_batches_smaller_than_what_the_model_takes_are_refused_unless_no_trial_has_one(bstune, tmp_path):
+    message = f"ghost size 32 is over the batch size 8: {GHOST_ADVICE}"
+    for arguments in (["trial.batch_size=8", "trial.lr=0.1"], ["search.batch_size.low=8", "hardware.seconds=1"]):
+        refused(bstune, tmp_path, message, *GHOSTS, *arguments)
     own = ("trial.batch_size=64", "trial.lr=0.01", "budget.steps=3", "budget.examples=1", OFFLINE)
     status, _, err = bstune(*GHOSTS, "search.batch_size.low=8", *own)
     assert (status, err) == (0, "")
@@ -160,10 +146,20 @@ def test_a_study_from_end_to_end(study):
         assert best[name]["number"] == winner.number
         assert Path(best[name]["checkpoint"]).exists()
     assert sum(trial.replicate_of == best["best_by_steps"]["number"] for trial in trials) >= 3
+    continued = [trial for trial in trials if trial.resumed_from is not None]
+    assert continued
+    for trial in continued:
+        earlier = trials[trial.resumed_from]
+        assert (trial.batch_size, trial.lr, trial.seed) == (earlier.batch_size, earlier.lr, earlier.seed)
+        assert trial.steps > earlier.steps
+        assert trial.history[: len(earlier.history)] == earlier.history
+    states = {int(path.stem.removeprefix("trial-")) for path in (folder / "states").iterdir()}
+    assert states == worth_continuing(trials, "steps")
     kept = {int(path.stem.removeprefix("trial-")) for path in (folder / "checkpoints").iterdir()}
     assert {best[name]["number"] for name in best} <= kept
     assert all(trials[number].reached for number in kept)
     assert 0.0 < curve["test"]["best_by_time"]["test/error"] < 0.5
+    assert f"{curve['noise_scale']['steps']} steps of {curve['noise_scale']['trials']} trials" in " ".join(out.split())
     assert OmegaConf.load(folder / "config.yaml").seed == 5
 
 
@@ -193,7 +189,7 @@ def test_the_command_in_best_yaml_trains_the_winner_again(study, bstune, tmp_pat
     assert bstune(*shlex.split(best["command"])[3:])[0] == 0
     (record,) = tmp_path.glob("outputs/small/trial-B*/trial.json")
     again, winner = json.loads(record.read_text()), json.loads(trials_of(folder)[best["number"]].to_json())
-    assert [again[name] for name in ("steps", "seed")] == [winner[name] for name in ("steps", "seed")]
+    assert (again["steps"], again["seed"]) == (winner["steps"], winner["seed"])
     assert again["history"][-1] == winner["history"][-1]
     assert {tuple(one) for one in again["history"]} <= {tuple(one) for one in winner["history"]}
 
@@ -216,51 +212,7 @@ def test_another_folder_and_changed_settings_are_refused(study, bstune, monkeypa
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
-@pytest.mark.slow
-def test_two_runs_with_one_seed_give_the_same_history(study, bstune, tmp_path):
-    assert bstune(*STUDY, OFFLINE)[0] == 0
-    one, two = (
-        [(trial.batch_size, trial.lr, trial.seed, trial.status, trial.steps, trial.history) for trial in trials_of(at)]
-        for at in (study[0] / "outputs" / "small", tmp_path / "outputs" / "small")
-    )
-    assert one == two
-
-
 # Other studies
-
-
-@pytest.mark.slow
-def test_both_objectives(bstune, tmp_path):
-    assert bstune(*EASY, OFFLINE, "search.objective=both")[0] == 0
-    assert (tmp_path / "outputs" / "digits" / "curve.json").exists()
-
-
-def test_an_interruption_keeps_what_is_finished(bstune, tmp_path, monkeypatch):
-    from bstune.trial import workload
-
-    train, calls = workload.run_trial, []
-
-    def interrupt_the_third(*arguments, **keywords):
-        calls.append(len(arguments) > 3 and arguments[3])
-        if len(list(filter(None, calls))) == 3:  # the probe's leave nothing
-            raise SystemExit(1)  # what Lightning makes of Ctrl-C
-        return train(*arguments, **keywords)
-
-    monkeypatch.setattr(workload, "run_trial", interrupt_the_third)
-    arguments = (*EASY, OFFLINE, "search.replicates=0")
-    status, _, err = bstune(*arguments)
-    assert status == 130
-    assert "the same command continues the study" in err
-    trials = tmp_path / "outputs" / "digits" / "trials.jsonl"
-    first = trials.read_text()
-    assert [trial.status == "failed" for trial in trials_of(trials.parent)] == [False, False, True]
-    monkeypatch.setattr(workload, "run_trial", train)
-    status, out, _ = bstune(*arguments, "budget.examples=7000")  # a budget may grow
-    assert status == 0
-    assert "continues after 3 trials" in out
-    assert trials.read_text().startswith(first)
-    finished = [trial.trial_index for trial in trials_of(trials.parent) if trial.status != "failed"]
-    assert sorted(finished) == [0, 1, 2, 3]
 
 
 def test_mlflow_being_down_stops_no_study_and_its_password_is_written_nowhere(bstune, tmp_path, caplog):
@@ -303,77 +255,3 @@ def test_fit_prints_the_curve_of_a_file(bstune, tmp_path):
     status, out, err = bstune("fit", "points.csv")
     assert (status, err) == (0, "")
     assert json.loads(out)["b_crit"] == pytest.approx(64, rel=0.1)
-
-
-PROJECT = """
-import torch
-from lightning.pytorch import LightningDataModule, LightningModule
-from torch.utils.data import DataLoader, TensorDataset
-
-
-class Data(LightningDataModule):
-    def setup(self, stage):
-        x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
-        y = (x.sum(dim=1) > 0).long()
-        self.train, self.val = TensorDataset(x[:400], y[:400]), TensorDataset(x[400:], y[400:])
-
-    def train_dataloader(self):
-        return DataLoader(self.train, batch_size=7, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(self.val, batch_size=50)
-
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        x, y = batch
-        return torch.cat([x, torch.ones(len(x), 1)], dim=1), y  # the module needs the fifth column
-
-
-class Module(LightningModule):
-    def __init__(self, learning_rate):
-        super().__init__()
-        self.layer = torch.nn.Linear(5, 2)
-        self.learning_rate = learning_rate
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        return torch.nn.functional.cross_entropy(self.layer(x), y)
-
-    def validation_step(self, batch, batch_idx):
-        x, y = batch
-        self.log("val_accuracy", (self.layer(x).argmax(dim=1) == y).float().mean(), batch_size=len(y))
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=self.learning_rate)
-"""
-MINE = """
-name: mine
-precision: 32-true
-trials: 3
-reference: {batch_size: 32, lr: 0.05}
-batch_size: {low: 8, high: 128}
-budget: {steps: 200, examples: 4000}
-target: {metric: val_accuracy, value: 0.95, mode: max}
-data: {_target_: my_project.Data}
-module: {_target_: my_project.Module, learning_rate: "${trial.lr}"}
-"""
-
-
-@pytest.mark.slow
-def test_a_users_own_project(bstune, tmp_path, monkeypatch):
-    """Any module and data module that can be imported, named in one YAML file; the data module's hooks are called."""
-    (tmp_path / "my_project.py").write_text(PROJECT)
-    (tmp_path / "conf" / "workload").mkdir(parents=True)
-    (tmp_path / "conf" / "workload" / "mine.yaml").write_text(MINE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_project", raising=False)
-    own = ("--config-dir", "conf", OFFLINE)
-    status, out, err = bstune(*own, "+workload=mine", "search.trials=12", "search.objective=steps")
-    assert (status, err) == (0, "")
-    assert "study mine: val_accuracy >= 0.95" in out
-    folder = tmp_path / "outputs" / "mine"
-    winner = yaml.safe_load((folder / "best.yaml").read_text())["best_by_steps"]
-    status, _, err = bstune(*shlex.split(winner["command"])[3:])
-    assert (status, err) == (0, "")
-    (record,) = folder.glob("trial-B*/trial.json")
-    assert json.loads(record.read_text())["steps"] == winner["steps"]
-    refused(bstune, tmp_path, f"workloads: {', '.join(sorted([*WORKLOADS, 'mine']))}", *own, "+workload=other")

@@ -40,34 +40,27 @@ def test_split_sizes(with_test, validation, test, sizes):
     parts = split_images(dataset, validation, test, seed=3)
     assert tuple(len(part) for part in parts) == sizes
     data = image_data(partial(fake_dataset, with_test), validation=validation, test=test)
-    assert (data.train_size, data.validation_size, data.test_size) == sizes
+    assert (data.train_size, data.validation_size) == sizes[:2]
     assert data.validates_on_test == (validation == "test")
 
-    held_out = [part for part in parts if dataset.test is None or len(part) != len(dataset.test)]
-    labels = np.concatenate([part.labels for part in held_out])
-    assert sorted(labels) == list(range(40))  # disjoint, and nothing lost
-    for part in held_out:
-        assert np.array_equal(part.images, dataset.train.images[part.labels])
+    split = [part for part in parts if dataset.test is None or len(part) != len(dataset.test)]
+    assert sorted(np.concatenate([part.labels for part in split])) == list(range(40))  # disjoint, and nothing lost
+    assert all(np.array_equal(part.images, dataset.train.images[part.labels]) for part in split)
 
 
-@pytest.mark.parametrize(("mean", "std"), [(None, None), ([0.25, 0.5], [0.5, 2.0])])
-def test_images_are_normalised_on_the_scale_from_black_to_white(mean, std):
-    data = image_data(mean=mean, std=std, eval_batch_size=10, augment=partial(random_crop_flip, padding=1))
-    parts = split_images(fake_dataset(), 10, None, 0)
-    own_mean, own_std = (mean, std) if mean else channel_mean_std(parts[0].images, 16)
-
-    def check(x, images):
-        expected = (images / 16 - np.reshape(own_mean, (2, 1, 1))) / np.reshape(own_std, (2, 1, 1))
-        assert x.dtype == torch.float32
-        torch.testing.assert_close(x.double(), torch.from_numpy(expected), rtol=1e-4, atol=1e-5)
-
-    check(next(iter(data.val_dataloader()))[0], parts[1].images)
-    for count in (1, 30, 99):  # never augmented
-        check(data.first_images(count), parts[0].images[:count])
-    if mean is None:
-        x, _ = next(iter(image_data().train_batches(30, None, seed=0)))
-        torch.testing.assert_close(x.mean((0, 2, 3)), torch.zeros(2), rtol=0, atol=1e-6)
-        torch.testing.assert_close(x.std((0, 2, 3), correction=0), torch.ones(2), rtol=0, atol=1e-6)
+@pytest.mark.parametrize("given", [{}, {"mean": [0.25, 0.5], "std": [0.5, 2.0]}])
+def test_images_are_normalised_on_the_scale_from_black_to_white(given):
+    train, validation, _ = split_images(fake_dataset(), 10, None, 0)
+    scaled = train.images / 16
+    mean, std = given.values() or (scaled.mean((0, 2, 3)), scaled.std((0, 2, 3)))
+    assert given or channel_mean_std(train.images, 16) == tuple(pytest.approx(each, rel=1e-12) for each in (mean, std))
+    data = image_data(eval_batch_size=10, augment=partial(random_crop_flip, padding=1), **given)
+    pairs = [(next(iter(data.val_dataloader()))[0], validation.images)]
+    pairs += [(data.first_images(count), train.images[:count]) for count in (1, 30, 99)]  # never augmented
+    drawn, labels = next(iter(image_data(**given).train_batches(30, None, seed=0)))
+    for x, images in (*pairs, (drawn, fake_dataset().train.images[labels])):
+        expected = (images / 16 - np.reshape(mean, (2, 1, 1))) / np.reshape(std, (2, 1, 1))
+        torch.testing.assert_close(x, torch.from_numpy(expected).float(), rtol=1e-4, atol=1e-5)
 
 
 def test_split_is_the_same_in_every_version():
@@ -77,13 +70,8 @@ def test_split_is_the_same_in_every_version():
     assert split_images(fake_dataset(), 5, None, seed=1)[1].labels.tolist() != validation.labels.tolist()
 
 
-def constant_channel():
-    dataset = fake_dataset()
-    dataset.train.images[:, 1] = 3
-    return dataset
-
-
 NO_TEST = partial(fake_dataset, with_test=False)
+CONSTANT = ImageDataset("fake", 16, Images(np.full((40, 2, 4, 4), 3, np.uint8), np.arange(40)), None)
 UNFIT = r"must have 2 value\(s\) each"
 
 
@@ -102,7 +90,7 @@ UNFIT = r"must have 2 value\(s\) each"
         ({"mean": [0.5, 0.5]}, UNFIT),
         ({"std": [1.0, 1.0]}, UNFIT),
         ({"mean": [0.5, 0.5], "std": [1.0, 0.0]}, UNFIT),
-        ({"load": constant_channel}, "channel 1 of the images is constant"),
+        ({"load": lambda: CONSTANT}, "channel 0 of the images is constant"),
         ({"eval_batch_size": 0}, r"data\.eval_batch_size must be a positive integer, but got 0"),
         ({"augment": partial(random_crop_flip, padding=4)}, "below the image's 4x4 pixels, but got 4"),
         ({"augment": partial(random_crop_flip, padding=1, cutout=5)}, "at most the image's 4x4 pixels, but got 5"),
@@ -129,25 +117,12 @@ def test_data_are_read_once_and_stay_on_the_device():
     assert streams[0].dtype == torch.uint8
 
 
-@pytest.mark.parametrize("n", [1, 999, 1000, 2500])
-def test_channel_mean_std_is_numpys(n):
-    images = fake_images(n, channels=3).images
-    mean, std = channel_mean_std(images, 16)
-    scaled = images.astype(np.float64) / 16
-    np.testing.assert_allclose(mean, scaled.mean((0, 2, 3)), rtol=1e-12)
-    np.testing.assert_allclose(std, scaled.std((0, 2, 3)), rtol=1e-12)
-
-
-def test_flips_alternate_where_the_option_says_so():
-    def epochs(**options):
-        batches = image_data(augment=partial(random_crop_flip, padding=0), **options).train_batches(30, None, seed=0)
-        (a, first), (b, second) = islice(batches, 2)
-        return a[first.argsort()], b[second.argsort()]
-
-    one, two = epochs(alternating_flip=True)
-    assert torch.equal(one.flip(-1), two)
-    one, two = epochs()
-    assert not torch.equal(one.flip(-1), two)
+@pytest.mark.parametrize("alternating", [True, False])
+def test_flips_alternate_where_the_option_says_so(alternating):
+    data = image_data(augment=partial(random_crop_flip, padding=0), alternating_flip=alternating)
+    epochs = islice(data.train_batches(30, None, seed=0), 2)
+    one, two = (images[labels.argsort()] for images, labels in epochs)
+    assert torch.equal(one.flip(-1), two) == alternating
 
 
 @pytest.mark.parametrize(

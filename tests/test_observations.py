@@ -1,10 +1,16 @@
 import math
-from typing import NamedTuple
 
 import pytest
 
 from bstune.core.records import Target
-from bstune.search.observations import extrapolate, ideal_value, log_excess, reached_rate
+from bstune.search.observations import (
+    Observation,
+    extrapolate,
+    ideal_value,
+    likelihood_data,
+    log_excess,
+    reached_rate,
+)
 
 ERROR, ACCURACY = Target("error", 0.1, "min"), Target("accuracy", 0.9, "max")
 LAST = 30_000  # steps to target of the histories below
@@ -21,13 +27,8 @@ def line(rate, level=1.0, steps=range(10, 1000, 10)):
     return [(math.log(step), level + rate * math.log(steps[-1] / step)) for step in steps]
 
 
-class Extrapolation(NamedTuple):
-    log_factor: float
-    spread: float
-
-
 def extrapolated(curve, steps, reached=()):
-    return Extrapolation(*extrapolate(curve, steps, [(other, math.log(LAST)) for other in reached]))
+    return extrapolate(curve, steps, [(other, math.log(LAST)) for other in reached])
 
 
 @pytest.mark.parametrize(
@@ -49,26 +50,19 @@ def test_the_ideal_value(target, bounds, ideal):
 
 
 @pytest.mark.parametrize(
-    ("target", "ideal", "value", "excess"),
+    ("target", "ideal", "history", "expected"),
     [
-        (ERROR, 0.0, 0.1, 1.0),
-        (ERROR, 0.05, 0.3, 5.0),
-        (ACCURACY, 1.0, 0.5, 5.0),
-        (ACCURACY, 1.0, 0.95, 0.5),
-        (ERROR, None, 0.5, 5.0),  # the first one: four times as far as the goal is from the best
-        (ACCURACY, None, 0.1, 5.0),
+        (ERROR, 0.05, [(20, 0.3)], [(20, 5.0)]),
+        (ACCURACY, 1.0, [(1, 0.5), (20, 0.95)], [(1, 5.0), (20, 0.5)]),
+        (ERROR, None, [(20, 0.5)], [(20, 5.0)]),  # the first one: four times as far as the goal is from the best
+        (ACCURACY, None, [(20, 0.1)], [(20, 5.0)]),
+        (ERROR, 0.0, [(0, 0.9), (1, None), (2, 0.4), (3, math.nan), (4, math.inf), (5, 0.1)], [(2, 4.0), (5, 1.0)]),
+        (ERROR, 0.0, [(0, 0.9), (1, None), (3, math.nan)], []),
     ],
 )
-def test_the_excess_is_one_at_the_target(target, ideal, value, excess):
-    ((log_step, log_value),) = log_excess([(20, value)], target, ideal)
-    assert (log_step, log_value) == (pytest.approx(math.log(20)), pytest.approx(math.log(excess), abs=1e-12))
-
-
-def test_what_is_not_a_number_is_left_out():
-    curve = log_excess([(0, 0.9), (1, None), (2, 0.4), (3, math.nan), (4, math.inf), (5, 0.2)], ERROR, 0.0)
-    assert [log_step for log_step, _ in curve] == pytest.approx([math.log(2), math.log(5)])
-    assert [value for _, value in curve] == pytest.approx([math.log(4), math.log(2)])
-    assert log_excess([(0, 0.9), (1, None), (3, math.nan)], ERROR, 0.0) == []
+def test_the_excess_is_one_at_the_target_and_what_is_not_a_number_is_left_out(target, ideal, history, expected):
+    found = [(math.exp(log_step), math.exp(excess)) for log_step, excess in log_excess(history, target, ideal)]
+    assert found == [pytest.approx(pair) for pair in expected]
 
 
 def test_the_rate_at_which_a_trial_went_on():
@@ -87,51 +81,64 @@ def test_the_rate_at_which_a_trial_went_on():
 @pytest.mark.parametrize("times", [1.5, 3.0, 30.0])
 def test_a_power_law_is_extrapolated_within_the_spread_and_surer_beside_others(rate, times):
     end = round(LAST / times)
-    alone = extrapolated(falling(rate, end), end)
-    assert abs(alone.log_factor - math.log(LAST / end)) < 1.5 * alone.spread
-    assert 0.0 < alone.spread < 1.0 + math.log(times)
+    alone, sigma = extrapolated(falling(rate, end), end)
+    assert abs(alone - math.log(LAST / end)) < 1.5 * sigma
+    assert 0.0 < sigma < 1.0 + math.log(times)
     if times > 1.5:
-        found = extrapolated(falling(rate, end), end, [falling(rate, LAST)] * 4)
-        assert found.log_factor == pytest.approx(math.log(LAST / end), rel=0.1)
-        assert abs(found.log_factor - math.log(times)) < abs(alone.log_factor - math.log(times))
-        assert found.spread < max(alone.spread, 0.5)
+        found, spread = extrapolated(falling(rate, end), end, [falling(rate, LAST)] * 4)
+        assert found == pytest.approx(math.log(LAST / end), rel=0.1)
+        assert abs(found - math.log(times)) < abs(alone - math.log(times))
+        assert spread < max(sigma, 0.5)
 
 
 @pytest.mark.parametrize("rate", [0.15, 2.0])
 def test_one_evaluation_takes_the_rate_of_the_trials_that_reached_the_target(rate):
     end = LAST // 10
     point = falling(rate, end)[-1:]
-    found, alone = extrapolated(point, end, [falling(rate, LAST)] * 8), extrapolated(point, end)
-    assert found.log_factor == pytest.approx(math.log(10), rel=0.12)
-    assert alone.spread / alone.log_factor > found.spread / found.log_factor
-    assert alone.log_factor == pytest.approx(point[0][1] / 0.4, rel=0.01)  # the prior's rate
-
-
-def test_trials_far_from_this_ones_excess_do_not_count():
-    curve, late = falling(0.4, 300), falling(2.0, LAST, first=20_000)  # it began nearer to the target than this one is
-    assert extrapolated(curve, 300, [late]) == extrapolated(curve, 300)
+    found, spread = extrapolated(point, end, [falling(rate, LAST)] * 8)
+    assert found == pytest.approx(math.log(10), rel=0.12)
+    alone, sigma = extrapolated(point, end)
+    assert alone == pytest.approx(point[0][1] / 0.4, rel=0.01)  # the prior's rate
+    assert sigma / alone > spread / found
+    late = falling(0.5, LAST, first=25_000)  # it began nearer to the target than this one is: it does not count
+    assert extrapolated(point, end, [late]) == (alone, sigma)
 
 
 def test_the_higher_and_the_slower_the_farther():
-    levels = [extrapolated(line(0.5, level), 990).log_factor for level in (0.1, 0.3, 1.0, 2.0)]
-    rates = [extrapolated(line(rate), 990).log_factor for rate in (2.0, 1.0, 0.5, 0.2, 0.0, -0.3)]
+    levels = [extrapolated(line(0.5, level), 990)[0] for level in (0.1, 0.3, 1.0, 2.0)]
+    rates = [extrapolated(line(rate), 990)[0] for rate in (2.0, 1.0, 0.5, 0.2, 0.0, -0.3)]
     assert levels == sorted(set(levels))
     assert rates[:5] == sorted(set(rates[:5]))
     assert rates[5] == pytest.approx(rates[4])  # one that gets worse is extrapolated as a flat one
     reached = [falling(0.7, LAST)] * 4
-    assert extrapolated(line(0.0), 990, reached).log_factor > extrapolated(line(0.7), 990, reached).log_factor
+    assert extrapolated(line(0.0), 990, reached) > extrapolated(line(0.7), 990, reached)
 
 
 def test_steps_since_the_last_evaluation_count_as_done():
     curve = falling(0.5, 3000)
-    there, on = extrapolated(curve, 3000), extrapolated(curve, 4000)
-    assert there.log_factor - on.log_factor == pytest.approx(math.log(4 / 3))
-    assert on.spread == there.spread
+    (there, spread), (on, same) = extrapolated(curve, 3000), extrapolated(curve, 4000)
+    assert (there - on, same) == (pytest.approx(math.log(4 / 3)), spread)
     below = log_excess([(step, 0.05) for step in range(1, 30)], ERROR, 0.0)
     assert min(extrapolated(below, 1000)) > 0  # something is always left to go
-
-
-def test_a_noisy_history_is_less_sure():
-    curve = falling(0.5, LAST // 3)
     noisy = [(s, e + 0.3 * (-1) ** i) for i, (s, e) in enumerate(curve)]
-    assert extrapolated(noisy, LAST // 3).spread > 1.1 * extrapolated(curve, LAST // 3).spread
+    assert extrapolated(noisy, 3000)[1] > 1.1 * spread  # a noisy history is less sure
+
+
+@pytest.mark.parametrize(
+    ("status", "log_factor", "spread", "low", "high", "bound"),
+    [
+        ("reached", None, 0.0, 0.0, 0.0, False),
+        ("diverged", None, 0.0, 0.0, 0.0, False),
+        ("censored", None, 0.0, 0.0, 0.0, True),  # not extrapolated: S is above the steps done
+        ("censored", 0.5, 0.2, 0.5, 0.5, False),
+        ("censored", 4.0, 3.5, 0.0, 4.0, True),  # far and unsure: a bound, below the estimate
+        ("censored", 4.0, 9.0, 0.0, 0.0, True),
+    ],
+)
+def test_the_likelihood_of_an_observation(status, log_factor, spread, low, high, bound):
+    one = Observation(0, status, 1000, 1e-3, 7.0, -3.0, (0.5,), log_factor, spread, stuck=False)
+    data = likelihood_data([one], 1)
+    assert low <= data.y[0] - math.log(1000) <= high
+    assert (data.x[0], data.z[0], bool(data.bound[0]), data.other.tolist()) == (7.0, -3.0, bound, [[0.5]])
+    assert bool(data.diverged[0]) == (status == "diverged")
+    assert status != "reached" or data.spread[0] == 0.0

@@ -65,20 +65,15 @@ def max_seconds(trials, limit, trial_budget, step_time, share=0.25, low=8, high=
     return plan.max_seconds(budget(trials, limit), space, make_protocol(budget=trial_budget), backend)
 
 
-def test_a_study_takes_at_most_trials_times_their_budget_and_its_evaluation():
-    by_steps = max_seconds(12, None, Budget(100, 1), StepTime(0.02, 0.0))
-    assert by_steps == pytest.approx(12 * 100 * 0.02 * 1.25)
-    for low in (1, 3, 8):  # a bound is no lower for small batches
-        by_examples = max_seconds(12, None, Budget(1, 100_000), StepTime(0.0, 1e-4), 0.5, low=low, high=4 * low)
-        assert by_examples == pytest.approx(12 * 100_000 * 1e-4 * 1.5, rel=1e-3)
-
-
-def test_the_mean_is_taken_evenly_over_the_logarithm():
-    """Half the octaves of 8 to 512 spend their steps, half their examples; against a much finer sum."""
+def test_a_study_takes_at_most_trials_times_their_mean_budget_and_its_evaluation():
+    """The mean is taken evenly over log B; each half of these octaves spends its steps, or its examples."""
     step_time, n = StepTime(0.01, 0.001), 20_000
     sizes = [8 * 64 ** ((i + 0.5) / n) for i in range(n)]
     exact = sum(max(100, 6400 / size) * step_time(size) for size in sizes) / n
-    assert max_seconds(1, None, Budget(100, 6400), step_time) == pytest.approx(1.25 * exact, rel=0.02)
+    assert max_seconds(12, None, Budget(100, 6400), step_time) == pytest.approx(12 * 1.25 * exact, rel=0.02)
+    for low in (1, 3, 8):  # a bound is no lower for small batches
+        by_examples = max_seconds(12, None, Budget(1, 100_000), StepTime(0.0, 1e-4), 0.5, low=low, high=4 * low)
+        assert by_examples == pytest.approx(12 * 100_000 * 1e-4 * 1.5, rel=1e-3)
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, 2000.0), (1e9, 2000.0), (500.0, 500.0 + 200.0)])

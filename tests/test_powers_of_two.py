@@ -1,8 +1,10 @@
 """The sweep powers_of_two, with a timer of its own in place of training, and once with real steps."""
 
+import inspect
 import json
 import math
 from io import StringIO
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from bstune.core.console import format_number
 from bstune.core.errors import ConfigError, HardwareError
 from bstune.core.figures import save_figure
 from bstune.core.records import dump_json
-from bstune.hardware.memory import ProbeResult, find_ceiling
+from bstune.hardware.memory import find_ceiling
+from bstune.hardware.probe import measure_ceiling
 from bstune.hardware.timing import visits
 from bstune.sweeps.harness import check_sweep, compose_sweep, show
 from bstune.sweeps.powers_of_two import run
@@ -50,27 +53,23 @@ def test_the_finding_names_what_is_planted_and_how_large():
     finding, _ = found("sweep.experiment.ceiling=628", "seed=3", "protocol.warmup_steps=2", machine=machine)
     assert [size for size, _, _ in machine.visited] == visits((*NEAR, 511, 512, 513, 628), 8, 3)
     assert {visit[1:] for visit in machine.visited} == {(0.4, 2)}  # of digits
-    assert finding.sentence.startswith(
-        "Over 8 rounds a step's time differs from the mean of its two neighbours' at 128 (power of two) -"
-    )
     rows = {row.get("batch_size") or row["what"]: row for row in finding.rows}
     assert list(rows) == [*NEAR, 511, 512, 513, 628, "2^k", "8 x k"]
     signs = ["", "", "8 x 15", "", "", "2^7", *[""] * 3, "2^9", "", "ceiling"]
     assert [row["what"] for row in finding.rows[:-2]] == signs
-    assert rows[128]["contrast"]["mean"] == pytest.approx(-0.05, abs=0.01)
-    assert rows[128]["contrast"]["low"] < -0.05 + 0.005
-    assert rows[128]["contrast"]["corrected"] < 0.001
-    assert f"at 128 (power of two) {rows[128]['percent']:+.2f}% (" in finding.sentence
-    assert rows[128]["p"] == 0.001
+    contrast = rows[128]["contrast"]
+    assert contrast["mean"] == pytest.approx(-0.05, abs=0.01)
+    assert contrast["low"] < -0.05 + 0.005
+    assert contrast["corrected"] < rows[128]["p"] == 0.001
+    first = "Over 8 rounds a step's time differs from the mean of its two neighbours' at 128 (power of two) "
+    assert finding.sentence.startswith(f"{first}{rows[128]['percent']:+.2f}% (")
     assert "p < 0.001; powers of two together -2." in finding.sentence
     assert "120 (multiple" not in finding.sentence
     assert (rows[100]["contrast"], rows[100]["percent"], rows[100]["p"]) == ({}, None, None)
-    seconds = rows[512]["seconds_of_rounds"]
-    mean = sum(seconds) / 8
-    assert rows[512]["ms"] == pytest.approx(1e3 * mean)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in seconds) / 7)
-    assert rows[512]["ms_sd"] == pytest.approx(1e3 * deviation, rel=0.01)
-    assert rows[512]["examples_per_second"] == pytest.approx(sum(512 / value for value in seconds) / 8)
+    seconds = np.array(rows[512]["seconds_of_rounds"])
+    assert rows[512]["ms"] == pytest.approx(1e3 * seconds.mean())
+    assert rows[512]["ms_sd"] == pytest.approx(1e3 * seconds.std(ddof=1), rel=0.01)
+    assert rows[512]["examples_per_second"] == pytest.approx((512 / seconds).mean())
     assert rows[512]["seconds_of_steps"]["steps"] == 8 * 5
 
 
@@ -78,57 +77,26 @@ def test_the_finding_says_what_room_is_left_where_nothing_is():
     finding, _ = found("sweep.experiment.ceiling=628")
     contrasts = [row["contrast"] for row in finding.rows if row["contrast"]]
     room = max(max(abs(effect["low"]), abs(effect["high"])) for effect in contrasts)
-    assert len(contrasts) == 5
     least = min(effect["corrected"] for effect in contrasts)
     assert finding.sentence.startswith(
         "Over 8 rounds no power of two and no multiple of 8 differs significantly from the mean of its two neighbours"
         f" (least p = {least:.2g}, corrected for 5 tests); the 95% intervals leave room for"
         f" {format_number(100 * room, 2)}% at most. At the ceiling, B = 628, "
     )
+    assert "the largest power of two below it: +" in finding.sentence
     (gain,) = [row["over_power_of_two"] for row in finding.rows if row["what"] == "ceiling"]
     expected = (628 / (9e-3 + 4.4e-4 * 628)) / (512 / (9e-3 + 4.4e-4 * 512)) - 1
     assert gain["mean"] == pytest.approx(expected, abs=0.01)
     assert gain["low"] < gain["mean"] < gain["high"]
     assert gain["centres"] == (628, 512)
-    assert "the largest power of two below it: +" in finding.sentence
 
 
 @pytest.mark.parametrize("ceiling", [628, 200, 64])
-def test_rows_are_json_and_the_figure_is_written(ceiling, tmp_path):
-    finding, printed = found(f"sweep.experiment.ceiling={ceiling}")
+def test_rows_are_json_the_figure_is_written_and_the_table_fits_eighty_columns(ceiling, tmp_path):
+    finding, printed = found(f"sweep.experiment.ceiling={ceiling}", "sweep.experiment.repeats=20")
     json.loads(dump_json(finding.rows))
     save_figure(finding.paint, finding.inches, tmp_path / "figure")
     assert ("left out, as they do not fit under 64: 100, 119" in printed) == (ceiling == 64)
-
-
-def test_a_ceiling_that_is_not_given_is_measured():
-    asked = {}
-
-    def measured(config, low, high, train_examples, **options):
-        asked.update(options, low=low, high=high, train_examples=train_examples)
-
-        def probe(size):
-            return ProbeResult(size, "fits" if size <= 300 else "training", 2**30, 10**6 * size, 10**6 * size)
-
-        kept = {key: value for key, value in options.items() if key not in ("limit", "steps", "seconds")}
-        return find_ceiling(probe, low, high, **kept)
-
-    finding, printed = found(
-        "sweep.experiment.probe.high=700", "sweep.experiment.probe.relative=0", find_ceiling=measured
-    )
-    assert (asked["low"], asked["high"], asked["limit"]) == (4, 700, 943_718_400)
-    assert "ceiling 300, under 1,024 MiB" in printed
-    assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [*NEAR, 255, 256, 257, 300]
-
-
-def test_without_batch_sizes_of_its_own_the_ceilings_are_left():
-    finding, _ = found(*(f"sweep.experiment.{option}" for option in ("ceiling=40", "centres=[]", "batch_sizes=[]")))
-    assert [row["batch_size"] for row in finding.rows] == [31, 32, 33, 40]
-    assert "from the mean of its two neighbours" in finding.sentence
-
-
-def test_the_table_fits_eighty_columns():
-    finding, _ = found("sweep.experiment.ceiling=628", "sweep.experiment.repeats=20")
     out = StringIO()
     show(sweep(), finding, Console(file=out, width=80))
     table = out.getvalue().partition("Over 20 rounds")[0]
@@ -136,8 +104,25 @@ def test_the_table_fits_eighty_columns():
     assert "…" not in table
 
 
-def no_visit(*arguments):
-    raise AssertionError("nothing may be timed")
+def test_a_ceiling_that_is_not_given_is_measured():
+    asked = []
+
+    def measured(*arguments, **options):
+        bound = inspect.signature(measure_ceiling).bind(*arguments, **options).arguments
+        inspect.signature(find_ceiling).bind("probe", bound["low"], bound["high"], **bound["search"])
+        asked.extend(bound[name] for name in ("low", "high", "limit"))
+        return SimpleNamespace(batch_size=300, at=SimpleNamespace(limit=2**30), above="it fails", notes=["A note."])
+
+    finding, printed = found("sweep.experiment.probe.high=700", find_ceiling=measured)
+    assert asked == [4, 700, 943_718_400]
+    assert "ceiling 300, under 1,024 MiB\nA note.\n" in printed
+    assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [*NEAR, 255, 256, 257, 300]
+
+
+def test_without_batch_sizes_of_its_own_the_ceilings_are_left():
+    finding, _ = found(*(f"sweep.experiment.{option}" for option in ("ceiling=40", "centres=[]", "batch_sizes=[]")))
+    assert [row["batch_size"] for row in finding.rows] == [31, 32, 33, 40]
+    assert "from the mean of its two neighbours" in finding.sentence
 
 
 @pytest.mark.parametrize(
@@ -154,8 +139,10 @@ def no_visit(*arguments):
     ],
 )
 def test_refuses_before_anything_is_timed(options, error, text):
+    machine = Machine()
     with pytest.raises(error, match=text):
-        found("sweep.experiment.ceiling=628", *(f"sweep.experiment.{option}" for option in options), machine=no_visit)
+        found("sweep.experiment.ceiling=628", *(f"sweep.experiment.{option}" for option in options), machine=machine)
+    assert machine.visited == []
 
 
 def test_real_steps():

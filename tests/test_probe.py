@@ -38,24 +38,10 @@ class NeedsTwo(Hungry):
         return self.model(images)
 
 
-def clock_of(phases, *peaks, resets=None):
-    each = iter(peaks)
-    clock = MemoryClock(lambda: next(each), lambda: resets is None or resets.append(1))
-    for phase in phases:
-        clock.enter(phase)
-    return clock
-
-
-def test_the_clock_notes_the_peak_of_each_phase():
-    resets = []
-    clock = clock_of((Phase.TRAINING, Phase.EVALUATION, *TRAINED), 5, 20, 30, 25, 7, resets=resets)
-    assert clock.peaks == {Phase.STARTUP: 5, Phase.TRAINING: 25, Phase.EVALUATION: 30}
-    assert (clock.last, len(resets)) == (Phase.EVALUATION, 5)
-
-
 @pytest.mark.parametrize(
     ("phases", "peaks", "error", "enforced", "outcome"),
     [
+        ((Phase.TRAINING, Phase.EVALUATION, *TRAINED), (5, 25, 30, 20, 7), None, False, "fits"),  # the most of a phase
         (TRAINED, (50, 100, 100), None, False, "fits"),
         (TRAINED, (50, 101, 102), None, False, "training"),
         (TRAINED, (50, 90, 101), None, False, "evaluation"),
@@ -67,8 +53,13 @@ def test_the_clock_notes_the_peak_of_each_phase():
     ],
 )
 def test_memory_that_runs_out_is_of_a_phase(phases, peaks, error, enforced, outcome):
+    each, resets = iter(peaks), []
+    clock = MemoryClock(lambda: next(each), lambda: resets.append(1))
+    for phase in phases:
+        clock.enter(phase)
     expected = ProbeResult(8, outcome, 100, None if error else peaks[1], max(peaks), error)
-    assert clock_of(phases, *peaks).result(8, 100, error, enforced) == expected
+    assert clock.result(8, 100, error, enforced) == expected
+    assert len(resets) == len(phases)
 
 
 @pytest.mark.parametrize(
@@ -91,22 +82,21 @@ def test_what_the_end_of_a_probe_means(messages, stopped, exitcode, errors, outc
     assert result.fits == (outcome == "fits")
 
 
-def digits(*overrides: str):
+def digits(*overrides):
     return compose(["workload=digits", "device=cpu", "precision=32-true", *overrides])
 
 
-def probe_of(*overrides: str, mib: float = 4096, seconds: float = 60.0, model: str | None = None):
-    of_model = () if model is None else (f"workload.module.model._target_=tests.test_probe.{model}",)
-    config = OmegaConf.to_container(digits(*overrides, *of_model), resolve=False)
+def probe_of(*overrides, mib=4096, seconds=60.0, model="bstune.workloads.models.mlp"):
+    config = OmegaConf.to_container(digits(*overrides, f"workload.module.model._target_={model}"), resolve=False)
     return TrialProbe(config, int(mib * MiB), 2, seconds)
 
 
 def test_real_probes():
     """An evaluation of 300 images takes 300 MiB here, 1,000 examples of training 250."""
     least = probe_of()(4).peak_bytes / MiB
-    small, large = (probe_of(mib=least + more, model="Hungry") for more in (150, 700))
+    small, large = (probe_of(mib=least + more, model="tests.test_probe.Hungry") for more in (150, 700))
     assert [small(8).outcome, small(1000).outcome, large(8).outcome] == ["evaluation", "training", "fits"]
-    pair = probe_of("protocol.noise_scale_every=null", model="NeedsTwo")
+    pair = probe_of("protocol.noise_scale_every=null", model="tests.test_probe.NeedsTwo")
     result = pair(1)
     assert (result.outcome, result.message) == ("error", "ValueError: one example is too few")
     assert pair(2).fits

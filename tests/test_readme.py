@@ -1,5 +1,6 @@
 """The code blocks of README.md run as they stand there."""
 
+import json
 import re
 import shlex
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -24,7 +26,7 @@ class MyModule(LightningModule):
     def __init__(self, lr: float) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.layer = torch.nn.Linear(2, 2)
+        self.layer = torch.nn.Linear(3, 2)
 
     def training_step(self, batch, batch_idx):
         return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
@@ -37,7 +39,7 @@ class MyModule(LightningModule):
 
 
 class MyData(LightningDataModule):
-    """1,200 points on either side of a line."""
+    """1,200 points on either side of a line; its hook adds a column that the module needs."""
 
     def setup(self, stage=None):
         points = torch.randn(1200, 2, generator=torch.Generator().manual_seed(0))
@@ -48,6 +50,10 @@ class MyData(LightningDataModule):
 
     def val_dataloader(self):
         return DataLoader(self.points, batch_size=400)
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        points, labels = batch
+        return torch.cat([points, torch.ones(len(points), 1)], dim=1), labels
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoever trains a toy
@@ -65,9 +71,15 @@ def test_a_projects_own_workload(tmp_path, monkeypatch, bstune):
     monkeypatch.setitem(sys.modules, "my_project", sys.modules[__name__])
     (command,) = [block for block in blocks("sh") if "my_configs" in block]
     _, _, _, *arguments = shlex.split(command)
-    status, out, err = bstune(*arguments, "search.trials=3", "search.replicates=0", "mlflow.enabled=false")
+    options = ("search.trials=6", "search.replicates=0", "search.objective=steps", "mlflow.enabled=false")
+    status, out, err = bstune(*arguments, *options)
     assert (status, err) == (0, "")
     assert "val/accuracy >= 0.9" in out
+    winner = yaml.safe_load((tmp_path / "outputs/mine/best.yaml").read_text())["best_by_steps"]
+    status, _, err = bstune(*shlex.split(winner["command"])[3:])
+    assert (status, err) == (0, "")
+    (record,) = tmp_path.glob("outputs/mine/trial-B*/trial.json")
+    assert json.loads(record.read_text())["steps"] == winner["steps"]
 
 
 def test_it_is_short_and_begins_with_its_two_commands():

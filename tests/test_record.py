@@ -2,6 +2,7 @@
 
 import math
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,15 +10,16 @@ from toolbox import entries, make_result, write_rows
 
 from bstune.__main__ import main
 from bstune.core.errors import TableError
-from bstune.core.records import Target, TrialSpec
+from bstune.core.records import Target
 from bstune.study.record import record_grid, rows_of_study, write_table
 from bstune.trial import workload as training
-from bstune.trial.replay import read_table, replay
+from bstune.trial.replay import read_table
 
 DIGITS = ("+workload=digits", "device=cpu", "workload.target.metric=val/error", "workload.target.value=0.1")
 BUDGET = ("budget.steps=60", "budget.examples=6000")
 SHAPE = ("--batch-sizes", "32,128", "--lrs", "0.05,0.4", "--seeds", "0,1")
 TARGET = Target("val/error", 0.1, "min")
+WRONG_FILES = ("other.txt", ".", "other.txt/t.jsonl")
 
 
 @pytest.fixture
@@ -82,26 +84,16 @@ def test_a_grid_is_recorded_resumed_and_replayed(trained, record, tmp_path, monk
     assert len(trained) == 8
     assert {record.status for record in trained} == {"reached", "censored"}
 
-    table = read_table(folder / "t.jsonl")
-    assert len(table.runs) == 8
+    runs = {(run.batch_size, run.lr, run.seed): run for run in read_table(folder / "t.jsonl").runs}
+    assert len(runs) == 8
     for record in trained:
-        # A trial's seed draws one of the cell's runs: find one that draws this run.
-        runs = table.cells[record.batch_size, record.lr]
-        seed = next(
-            s for s in range(99) if runs[int(np.random.default_rng(s).random() * len(runs))].seed == record.seed
-        )
-        spec = TrialSpec(0, 0, record.batch_size, record.lr, None, seed)
-        again = replay(table, spec, TARGET, 1000)
-        assert (again.status, again.steps) == (record.status, record.steps)
+        run = runs[record.batch_size, record.lr, record.seed]
         history = {step: float(f"{value:.6g}") for step, value in record.history}
-        assert set(again.history) <= set(history.items())
-        assert again.history[-1] == (record.steps, history[record.steps])
-        # Evaluations are thinned, but steps to any target stay as they were.
-        for goal in history.values():
-            target = Target("val/error", goal, "min")
-            first = next(step for step, value in history.items() if value <= goal)
-            assert replay(table, spec, target, 1000).steps == first
-    assert not any(record.noise_scale for record in trained)  # a table does not hold it
+        kept = list(zip(run.steps, run.metric, strict=True))
+        assert set(kept) <= set(history.items())
+        assert kept[-1] == (record.steps, history[record.steps])
+        assert (run.steps_to(TARGET) == record.steps) == record.reached
+        assert not record.noise_scale  # a table does not hold it
 
 
 def fake(status="reached", steps=40, history=((10, 0.5), (20, 0.3), (40, 0.1)), tau=0.01, **others):
@@ -118,15 +110,12 @@ def test_steps_to_any_target_survive_the_thinning(tmp_path):
         history = tuple((int(step), float(value)) for step, value in zip(steps, metric, strict=True))
         runs.append(fake("censored", int(steps[-1]), history, seed=seed, batch_size=8 + 8 * (seed % 2)))
     write_table(tmp_path / "t.jsonl", rows_of_study(runs))
-    table = read_table(tmp_path / "t.jsonl")
-    kept = sum(len(run.steps) for run in table.runs)
-    assert kept < 0.8 * sum(len(run.history) for run in runs)
-    found = {(run.batch_size, run.seed): run for run in table.runs}
-    for run in runs:
-        for goal, mode in ((goal, mode) for goal in np.linspace(0.05, 0.4, 50) for mode in ("min", "max")):
-            target = Target("metric", float(goal), mode)
-            first = next((step for step, value in run.history if target.reached(value)), None)
-            assert found[run.batch_size, run.seed].steps_to(target) == first
+    found = {(run.batch_size, run.seed): run for run in read_table(tmp_path / "t.jsonl").runs}
+    assert sum(len(run.steps) for run in found.values()) < 0.8 * sum(len(run.history) for run in runs)
+    for run, goal, mode in product(runs, np.linspace(0.05, 0.4, 50).tolist(), ("min", "max")):
+        target = Target("metric", goal, mode)
+        first = next((step for step, value in run.history if target.reached(value)), None)
+        assert found[run.batch_size, run.seed].steps_to(target) == first
 
 
 def test_a_step_takes_the_median_time_of_its_batch_size(tmp_path):
@@ -179,33 +168,22 @@ def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path):
         (("--batch-sizes", "8,5000", "--lrs", "0.1", *DIGITS), "set --batch-sizes to at most 1200"),
         (("--trials", "no.jsonl"), "--trials=no.jsonl cannot be read: No such file or directory"),
         (("--trials", "other.txt"), "--trials=other.txt is no trials.jsonl of this version of bstune: "),
+        (("other.txt", *SHAPE, *DIGITS), "other.txt is there already: choose another name, or delete it"),
+        ((".", *SHAPE, *DIGITS), ". is there already"),
+        (("other.txt/t.jsonl", *SHAPE, *DIGITS), "other.txt is not a folder"),
         (("--trials", "other.txt", "--lrs", "0.1"), "--trials takes a study as it is: leave out the grid and"),
     ],
 )
 def test_bad_input_ends_in_a_plain_line_and_writes_nothing(record, tmp_path, monkeypatch, arguments, message):
-    (tmp_path / "other.txt").write_text('{"steps": 3}\n')
+    other = write_rows(tmp_path / "other.txt", [{"steps": 3}])
     monkeypatch.chdir(tmp_path)
-    status, out, err = record("t.jsonl", *arguments)
+    file = [] if arguments and arguments[0] in WRONG_FILES else ["t.jsonl"]
+    status, out, err = record(*file, *arguments)
     assert status == 2
     assert message in err
     assert "Traceback" not in out + err
     assert entries(tmp_path) == ["other.txt"]
-
-
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        ("there.jsonl", "there.jsonl is there already: choose another name, or delete it"),
-        (".", ". is there already"),
-        ("there.jsonl/t.jsonl", "there.jsonl is not a folder"),
-    ],
-)
-def test_a_file_that_cannot_be_written_is_found_before_training(record, tmp_path, monkeypatch, file, message):
-    (tmp_path / "there.jsonl").write_text("mine\n")
-    monkeypatch.chdir(tmp_path)
-    status, _, err = record(file, *SHAPE, *DIGITS)
-    assert (status, message in err) == (2, True)
-    assert (tmp_path / "there.jsonl").read_text() == "mine\n"
+    assert other.read_text() == '{"steps": 3}\n'
 
 
 @pytest.mark.parametrize("content", ["other\n", '{"steps": 3}\n'])

@@ -14,7 +14,7 @@ from bstune.core.errors import TableError
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.study.prepare import compose_checked, prepare
 from bstune.trial import replay as replay_module
-from bstune.trial.replay import Run, Table, always_reached, never_reached, read_table, replay
+from bstune.trial.replay import Run, Table, read_table, replay, unusable_target
 
 TARGET = Target("val/error", 0.1, "min")
 
@@ -80,15 +80,15 @@ def test_where_a_corner_missed_the_target_the_nearest_one_speaks(point, steps, e
 def test_a_missing_cell_is_its_nearest_recorded_one_in_log_distance():
     # (8, 0.8) is missing: (8, 0.4) is one octave away, (32, 0.8) two.
     table = Table(tuple(run(*cell, hit=h) for cell, h in {(8, 0.4): 100, (32, 0.4): 50, (32, 0.8): 40}.items()))
-    assert table.nearest_cell(8, 0.8) == (8, 0.4)
+    assert table.outcome(8, 0.8, 0, TARGET).steps == 100
     middle = table.outcome(16, math.sqrt(0.4 * 0.8), 0, TARGET).steps
     assert middle == round((100 * 100 * 50 * 40) ** 0.25)
 
 
-@pytest.mark.parametrize(("point", "edge"), [((1, 0.1), (8, 0.1)), ((999, 9.0), (64, 0.2)), ((12, 1e-9), (12, 0.01))])
-def test_outside_of_the_table_its_edge_speaks(point, edge):
+def test_outside_of_the_table_its_edge_speaks():
     table = grid(lambda size, lr: round(1000 / size / lr))
-    assert table.outcome(*point, 0, TARGET) == table.outcome(*edge, 0, TARGET)
+    for point, edge in (((1, 0.1), (8, 0.1)), ((999, 9.0), (64, 0.2)), ((12, 1e-9), (12, 0.01))):
+        assert table.outcome(*point, 0, TARGET) == table.outcome(*edge, 0, TARGET)
 
 
 def test_a_cells_runs_are_drawn_by_the_trials_seed_alike_in_every_cell():
@@ -104,16 +104,14 @@ def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
     pairs = (20, 0.5), (40, 0.4), (60, 0.3), (80, 0.2), (100, 0.09)
     assert outcome.history == tuple((round(step * outcome.steps / 100), value) for step, value in pairs)
 
+    # What is recorded after the target does not matter.
+    easier = Table((run(8, 0.1, hit=100, end=500),)).outcome(8, 0.1, 0, Target("val/error", 0.3, "min"))
+    assert (easier.steps, easier.history) == (60, ((20, 0.5), (40, 0.4), (60, 0.3)))
+
     fine, coarse = Run(8, 0.1, 0, (1, 2, 3), (0.5, 0.4, 0.05), 0.01, False), Run(32, 0.1, 0, (1,), (0.05,), 0.01, False)
     outcome = Table((fine, coarse)).outcome(12, 0.1, 0, TARGET)
     assert outcome.steps == 2
     assert outcome.history == ((1, 0.4), (2, 0.05)), "of evaluations that fall together the last stays: the hit"
-
-
-def test_what_is_recorded_after_the_target_does_not_matter():
-    easier = replay(Table((run(8, 0.1, hit=100, end=500),)), spec(), Target("val/error", 0.3, "min"), 10_000)
-    assert (easier.status, easier.steps, easier.steps_low) == ("reached", 60, 40)
-    assert easier.history[-1] == (60, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -266,8 +264,8 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, content, message):
 
 def test_goals_that_a_table_says_nothing_of():
     table = Table((run(8, 0.1, hit=100), run(16, 0.1, hit=None, end=100)))
-    assert never_reached(table, TARGET) is always_reached(table, TARGET) is None
-    assert never_reached(table, Target("val/accuracy", 0.9, "max")) == (
+    assert unusable_target(table, TARGET) is None
+    assert unusable_target(table, Target("val/accuracy", 0.9, "max")) == (
         "val/accuracy >= 0.9 is never reached in this table; highest val/accuracy 0.5, at batch size 8 and "
         "learning rate 0.1: set workload.target.value to one that some run reached"
     )
@@ -280,12 +278,6 @@ REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.
 def table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return write_rows(tmp_path / "t.jsonl", table_rows())
-
-
-def test_a_limit_takes_the_place_of_the_budget(table):
-    budgeted = prepare(compose_checked([*REPLAY, "budget.steps=60", "budget.examples=1"])).backend.run
-    assert budgeted(spec(32, 0.04), None, None).steps == 60
-    assert budgeted(spec(32, 0.04, max_steps=100), None, None).steps == 100
 
 
 def test_what_a_config_leaves_open_comes_from_the_table(table):
@@ -301,6 +293,9 @@ def test_what_a_config_leaves_open_comes_from_the_table(table):
         nearest = {8: 8, 30: 32, 512: 512}[size]
         longest = max(run.end for run in runs if run.batch_size == nearest)
         assert prepared.backend.longest(size, prepared.protocol) == longest
+    budgeted = prepare(compose_checked([*REPLAY, "budget.steps=60", "budget.examples=1"])).backend.run
+    assert budgeted(spec(32, 0.04), None, None).steps == 60
+    assert budgeted(spec(32, 0.04, max_steps=100), None, None).steps == 100, "a trial's own limit comes first"
 
 
 def test_a_shipped_table_has_a_bare_name(monkeypatch, tmp_path):

@@ -12,45 +12,20 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 from rich.console import Console
-from synthetic import Law, Metric, synthetic_table
+from synthetic import Law, synthetic_table
 
-from bstune.core.curve import fit_curve, frontier_points
+from bstune.core.curve import fit_curve
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, TableError
 from bstune.core.records import Target, TrialResult, TrialSpec, dump_json
 from bstune.sweeps import search_benchmark, search_problem
-from bstune.sweeps.baselines import (
-    AXES,
-    MAX_GP_TRIALS,
-    EachBatchSize,
-    FittedSearch,
-    FrontierSearch,
-    OptunaSearch,
-    Zeus,
-    rule_of,
-    searches,
-)
+from bstune.sweeps.baselines import AXES, MAX_GP_TRIALS, EachBatchSize, FrontierSearch, OptunaSearch, Zeus, rule_of
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
-from bstune.sweeps.search_benchmark import QUICK, QUICK_SEEDS, append_run, choose, read_runs
 from bstune.sweeps.search_benchmark_report import best_by, make_finding, sentence, standing
-from bstune.sweeps.search_problem import (
-    MULTIPLES,
-    Search,
-    SearchRun,
-    critical,
-    dense_points,
-    factor,
-    fastest,
-    make_benchmark,
-    percentile,
-    ratio_after,
-    run_search,
-    spending_within,
-    stopping_step,
-)
-from bstune.trial.replay import Run, Table, replay
+from bstune.sweeps.search_problem import Search, SearchRun, fastest, make_benchmark, run_search, stopping_step
+from bstune.trial.replay import Run, Table
 
 TARGET = Target("error", 0.1, "min")
-ENTRIES = {entry.key: entry for entry in searches()}
+ENTRIES = {entry.key: entry for entry in search_benchmark.searches()}
 
 
 # The accounting
@@ -71,15 +46,15 @@ CURVE = synthetic_table(Law(exponent=0.0, overhead=1.0, per_example=1e-9), (8, 6
 class Scripted(Search):
     """Proposes the given (batch size, lr, max_steps, resumed_from), then the first again and again."""
 
-    def __init__(self, *script):
-        self.script = script
+    def __init__(self, *script, **changes):
+        self.script, self.changes = script, changes
         self.asked_for_b_crit: list[int] = []
 
     def propose(self, finished):
         n = len(finished)
         size, lr, *rest = self.script[n] if n < len(self.script) else self.script[0]
         max_steps, resumed_from = rest or (None, None)
-        return TrialSpec(n, n, size, lr, None, 0, max_steps, resumed_from)
+        return replace(TrialSpec(n, n, size, lr, None, 0, max_steps, resumed_from), **self.changes)
 
     def b_crit(self, finished):
         self.asked_for_b_crit.append(len(finished))
@@ -90,16 +65,16 @@ def posed(table=TABLE, objective="time", **factors):
     return make_benchmark("t", table, TARGET, objective, **factors)
 
 
-def trials(*script, table=TABLE, objective="time") -> list[TrialResult]:
-    """Return the results of a script's trials."""
+def first_trials(search, benchmark, count):
+    """Return the results of the first ``count`` trials of a search."""
     kept: list[TrialResult] = []
-
-    class Keeping(Scripted):
-        def incumbent(self, finished):
-            kept[:] = finished
-
-    run_search(Keeping(*script), posed(table, objective), (math.inf,), max_trials=len(script))
+    search.incumbent = lambda finished: kept.append(finished[-1])  # asked for after each trial
+    run_search(search, benchmark, (math.inf,), count)
     return kept
+
+
+def scripted_trials(*script, table=TABLE, objective="time"):
+    return first_trials(Scripted(*script), posed(table, objective), len(script))
 
 
 def test_the_benchmark_has_the_best_cell_the_frontiers_cost_and_the_budget():
@@ -117,19 +92,19 @@ def test_the_benchmark_has_the_best_cell_the_frontiers_cost_and_the_budget():
 
 def test_every_trial_is_charged_and_counts_from_when_it_has_finished():
     # 800 s until the budget ends the first (16 times 50 s), then 80 s and 50 s, then 800 s again
-    result = run_search(Scripted((10, 1.0), (40, 1.0), (40, 0.1)), posed(), (20.0,))
+    script = (10, 1.0), (40, 1.0), (40, 0.1)
+    result = run_search(Scripted(*script), posed(), (20.0,))
     assert result == SearchRun(((17.6, 1.6), (18.6, 1.0)), (None,), 3, 18.6, True)
     for multiple, expected in ((18.6, 3), (18.59, 2), (15.9, 0), (34.6, 4)):  # one that it cuts through is left out
-        assert run_search(Scripted((10, 1.0), (40, 1.0), (40, 0.1)), posed(), (multiple,)).trials == expected
+        assert run_search(Scripted(*script), posed(), (multiple,)).trials == expected
     # a multiple that is met exactly counts, whatever the rounding
     table = Table((recorded(10, 0.1, 100, tau=0.7), recorded(40, 0.1, 1, tau=0.7)))
     assert sum([0.7] * 6) > 6 * 0.7
     assert run_search(Scripted((40, 0.1)), posed(table), (6.0,)).trials == 6
     # the cap on trials ends a search, which keeps its result
     result = run_search(Scripted((40, 1.0)), posed(), (5.0, 60.0), max_trials=4)
-    assert (result.trials, result.complete, result.spent) == (4, False, 6.4)
-    assert ratio_after(result.path, 60.0) == 1.6
-    finished = trials((10, 1.0), (40, 1.0), (40, 0.1), (40, 0.1))
+    assert (result.path, result.trials, result.complete, result.spent) == (((1.6, 1.6),), 4, False, 6.4)
+    finished = scripted_trials(*script, (40, 0.1))
     assert fastest(finished) == finished[2]  # the first of equals
     assert fastest(finished[:1]) is None
 
@@ -138,13 +113,10 @@ def test_a_continued_trial_pays_what_it_adds():
     script = (40, 1.0, 30, None), (40, 1.0, 60, 0), (40, 1.0, 90, 1)  # 30 s, 30 s more, 20 s more: reached at 80
     result = run_search(Scripted(*script), posed(), (1.6,))
     assert (result.spent, result.path) == (1.6, ((1.6, 1.6),))
-    kept = trials(*script)
-    assert [(t.status, t.steps, t.train_seconds) for t in kept] == [
-        ("censored", 30, 30.0),
-        ("censored", 60, 30.0),
-        ("reached", 80, 20.0),
-    ]
-    assert kept[-1].time_to_target == 80.0  # not the 20 s that it added
+    trials = scripted_trials(*script)
+    paid = [(trial.status, trial.steps, trial.train_seconds) for trial in trials]
+    assert paid == [("censored", 30, 30.0), ("censored", 60, 30.0), ("reached", 80, 20.0)]
+    assert trials[-1].time_to_target == 80.0  # not the 20 s that it added
 
 
 def test_the_ratio_is_of_the_median_over_the_tables_seeds():
@@ -153,33 +125,23 @@ def test_the_ratio_is_of_the_median_over_the_tables_seeds():
     assert {ratio for _, ratio in run_search(Scripted((40, 1.0)), posed(table), (5.0,)).path} == {1.2}
     missed = (recorded(40, 1.0, None, seed=seed) for seed in (1, 2))
     table = Table((*TABLE.runs[:3], recorded(40, 1.0, 20), *missed))
-    lucky = next(s for s in range(100) if np.random.default_rng(s).random() < 1 / 3)
-
-    class Lucky(Scripted):
-        def propose(self, finished):
-            return replace(super().propose(finished), seed=lucky)
-
-    path = run_search(Lucky((40, 1.0)), posed(table), (2.0,)).path
-    assert path == ((0.4, None),)  # most seeds miss the target there
-    assert ratio_after(path, 2.0) == math.inf
+    lucky = next(seed for seed in range(100) if np.random.default_rng(seed).random() < 1 / 3)
+    search = Scripted((40, 1.0), seed=lucky)
+    assert run_search(search, posed(table), (2.0,)).path == ((0.4, None),)  # most seeds miss the target there
 
 
 @pytest.mark.parametrize(
-    ("script", "changes", "message"),
+    ("search", "message"),
     [
-        ([(40, 0.1, 20, None), (40, 0.1, 20, 0)], {}, "max_steps past the 20 steps it has, but got 20"),
-        ([(40, 0.1, 20, None), (40, 1.0, 40, 0)], {}, "trial 1 continues trial 0, which is no stopped trial"),
-        ([(40, 0.1), (40, 0.1, 80, 0)], {}, "no stopped trial"),  # it had reached the target
-        ([(40, 0.1)], {"number": 7}, "expected 0, but got 7"),
+        (Scripted((40, 0.1, 20, None), (40, 0.1, 20, 0)), "max_steps past the 20 steps it has, but got 20"),
+        (Scripted((40, 0.1, 20, None), (40, 1.0, 40, 0)), "trial 1 continues trial 0, which is no stopped trial"),
+        (Scripted((40, 0.1), (40, 0.1, 80, 0)), "no stopped trial"),  # it had reached the target
+        (Scripted((40, 0.1), number=7), "expected 0, but got 7"),
     ],
 )
-def test_a_search_that_breaks_the_rules_is_refused(script, changes, message):
-    class Breaking(Scripted):
-        def propose(self, finished):
-            return replace(super().propose(finished), **changes)
-
+def test_a_search_that_breaks_the_rules_is_refused(search, message):
     with pytest.raises(ConfigError, match=message):
-        run_search(Breaking(*script), posed(), (60.0,))
+        run_search(search, posed(), (60.0,))
 
 
 def test_b_crit_is_asked_for_at_each_multiple():
@@ -188,15 +150,11 @@ def test_b_crit_is_asked_for_at_each_multiple():
     assert t.unit == t.frontier_seconds > t.best[2]
     search = Scripted((800, 0.1))
     result = run_search(search, t, (1.0, 3.0))
-    seconds = trials((800, 0.1), table=CURVE, objective="curve")[0].train_seconds
-    expected = [int(multiple * t.unit / seconds) for multiple in (1.0, 3.0)]
+    finished = scripted_trials((800, 0.1), table=CURVE, objective="curve")
+    expected = [int(multiple * t.unit / finished[0].train_seconds) for multiple in (1.0, 3.0)]
     assert search.asked_for_b_crit == expected
     assert result.b_crit == pytest.approx([100 * n / t.b_crit for n in expected])
-
-    class Default(Scripted):
-        b_crit = Search.b_crit
-
-    assert run_search(Default((800, 0.1)), t, MULTIPLES["curve"]).b_crit == (None, None, None)  # one point
+    assert Search.b_crit(search, finished) is None  # one point determines no fit
 
 
 TAU_3 = Table((recorded(10, 0.1, 100, tau=3.0), *TABLE.runs[2:]))
@@ -221,7 +179,7 @@ FRACTIONAL = Table((recorded(10, 0.1, 100, tau=0.7), recorded(40, 0.1, 29, tau=0
 def test_the_common_stopping_rule(table, script, batch_size, expected):
     objective = "curve" if table is CURVE else "time"
     problem = posed(table, objective).problem
-    finished = trials(*script, table=table, objective=objective) if script else []
+    finished = scripted_trials(*script, table=table, objective=objective) if script else []
     assert stopping_step(problem, batch_size, finished) == min(expected, problem.budget.last_step(batch_size))
 
 
@@ -234,10 +192,10 @@ def test_dense_points_are_the_medians_of_the_cheapest_cells():
         recorded(40, 1.0, None, end=250),
         recorded(160, 0.1, None, end=20, diverged=True),
     )
-    points = dense_points(Table(runs), TARGET)
+    points = search_problem.dense_points(Table(runs), TARGET)
     assert [(p.batch_size, p.steps, p.censored) for p in points] == [(10, 100, False), (40, 250, True)]
     table = synthetic_table(Law(b_crit=300), lrs=[Law(b_crit=300).best_lr(2**k) for k in range(3, 13)])
-    assert fit_curve(dense_points(table, TARGET)).b_crit == pytest.approx(300, rel=0.02)
+    assert fit_curve(search_problem.dense_points(table, TARGET)).b_crit == pytest.approx(300, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +219,7 @@ def test_a_table_that_poses_no_problem_is_refused(runs, options, error, message)
 
 # The searches
 
-NOISY = make_benchmark("t", synthetic_table(Law(noise=0.1), (8, 32, 128, 512), (0.01, 0.1, 1.0)), TARGET, "time")
+NOISY = posed(synthetic_table(Law(noise=0.1), (8, 32, 128, 512), (0.01, 0.1, 1.0)))
 # B 40 is fastest, 50 s; lr 1 never reaches the target, and diverges at B 40 after 5 steps
 HAND = posed(Table((*TABLE.runs[:3], recorded(40, 1.0, None, end=5, diverged=True))))
 REACHED, STOPPED, DIVERGED = (40, 0.1), (10, 1.0), (40, 1.0)
@@ -284,38 +242,27 @@ class Given(BaseSampler):
         return self.params[trial.number][param_name]
 
 
-def answer(search, benchmark, count, last=None):
-    """Return the first ``count`` trials of a search."""
-    finished = []
-    for _ in range(count):
-        spec = search.propose(finished)
-        finished.append(replay(benchmark.table, spec, TARGET, last or spec.max_steps))
-    return finished
-
-
 def test_a_stopped_trial_is_recorded_in_either_form():
-    def last_trial(form, *points):
-        """Return the Optuna trial after trials at ``points``."""
+    def last_trial(form, benchmark, *points):
+        """Return the Optuna trial after trials at ``points``, and its result."""
         params = [{"batch_size": size, "lr": lr} for size, lr in (*points, REACHED)]
-        search = OptunaSearch(HAND.problem, 0, Given(*params), None, form)
-        search.propose(answer(search, HAND, len(points)))
-        return search.study.trials[-2]
+        search = OptunaSearch(benchmark.problem, 0, Given(*params), None, form)
+        finished = first_trials(search, benchmark, len(points))
+        search.propose(finished)
+        return search.study.trials[-2], finished[-1]
 
     # 8000 examples, the budget; then twice the fastest, also of one that diverged after 5 s
     for points, bound in (([STOPPED], 800), ([REACHED, STOPPED], 100), ([REACHED, DIVERGED], 100)):
-        complete = last_trial("bound", *points)
+        complete, _ = last_trial("bound", HAND, *points)
         assert (complete.state, complete.value) == (TrialState.COMPLETE, pytest.approx(math.log(bound)))
-        assert last_trial("pruned", *points).state == TrialState.PRUNED
+        assert last_trial("pruned", HAND, *points)[0].state == TrialState.PRUNED
     for form in ("bound", "pruned"):
-        reached = last_trial(form, REACHED)
+        reached, _ = last_trial(form, HAND, REACHED)
         assert (reached.state, reached.value) == (TrialState.COMPLETE, pytest.approx(math.log(50)))
     # a pruned trial is ranked by its distance from the target
-    benchmark = make_benchmark("t", synthetic_table(Law(), (8, 128), (0.001, 0.01, 0.1)), TARGET, "time")
-    search = OptunaSearch(benchmark.problem, 0, Given(*[{"batch_size": 8, "lr": 0.001}] * 2), None, "pruned")
-    finished = answer(search, benchmark, 1)
-    search.propose(finished)
-    gap = finished[0].history[-1][1] - 0.1
-    assert search.study.trials[0].intermediate_values == {1: pytest.approx(gap)}
+    pruned, result = last_trial("pruned", posed(synthetic_table(Law(), (8, 128), (0.001, 0.01, 0.1))), (8, 0.001))
+    gap = result.history[-1][1] - 0.1
+    assert pruned.intermediate_values == {1: pytest.approx(gap)}
     assert 0.02 < gap < 0.5
 
 
@@ -340,7 +287,7 @@ def test_the_axis_is_delta_around_the_rule_and_lr_is_clipped(batch_size, delta, 
 
 
 def test_each_batch_size_gets_as_many_trials_spread_over_the_learning_rates():
-    finished = answer(EachBatchSize(NOISY.problem, 3), NOISY, 32, last=1)
+    finished = first_trials(EachBatchSize(NOISY.problem, 3), NOISY, 32)
     assert all(set(Counter(t.batch_size for t in finished[: 4 * k]).values()) == {k} for k in range(1, 9))
     assert len({tuple(t.batch_size for t in finished[k : k + 4]) for k in range(0, 32, 4)}) > 1
     shares = {B: [math.log(t.lr / 0.01) / math.log(100) for t in finished if t.batch_size == B] for B in (8, 512)}
@@ -358,34 +305,33 @@ def test_each_batch_size_gets_as_many_trials_spread_over_the_learning_rates():
         ({8: 300, 16: 80, 32: 60, 64: 50, 128: None}, [32, 16, 8, 64, 128, 64, 32, 16, 64, 64, 64], (16, 32, 64)),
         # 32 fails at once, upwards goes on
         ({8: 60, 16: 60, 32: None, 64: 50, 128: 40}, [32, 64, 128, 128, 64, 128, 128], (64, 128)),
-        # nothing reaches the target before the limit: the pruning starts over
+        # nothing reaches the target within the budget of a step: the pruning starts over
         ({10: 100, 40: 50}, [10, 40, 10, 40, 10, 40], (10, 40)),
     ],
 )
 def test_zeus_prunes_twice_then_takes_the_cheapest(steps, expected, left):
-    benchmark = posed(Table(tuple(recorded(size, 0.1, s, end=4000) for size, s in steps.items())))
+    table = Table(tuple(recorded(size, 0.1, s, end=4000) for size, s in steps.items()))
+    benchmark = posed(table, budget_factor=1e-4 if 10 in steps else 1)
     search = Zeus(benchmark.problem, 0)
-    finished = answer(search, benchmark, len(expected), last=1 if 10 in steps else None)
-    assert [trial.batch_size for trial in finished] == expected
+    assert [trial.batch_size for trial in first_trials(search, benchmark, len(expected))] == expected
     assert search.left == left
 
 
 def test_zeus_keeps_trying_batch_sizes_that_may_be_as_good_at_the_rate_of_the_rule():
     table = synthetic_table(Law(noise=0.2, right=0, left=0), seeds=range(8))
-    finished = answer(Zeus(posed(table).problem, 1), posed(table), 120)
+    finished = first_trials(Zeus(posed(table).problem, 1), posed(table), 120)
     law, tried = Law(), Counter(trial.batch_size for trial in finished[20:])
     times = {size: law.frontier(size) * law.tau(size) for size in table.batch_sizes}
     assert len(tried) > 1
     assert sum(tried[size] for size in sorted(times, key=times.get)[:3]) > 0.6 * sum(tried.values())
-    for trial in answer(Zeus(NOISY.problem, 0), NOISY, 6):
+    for trial in first_trials(Zeus(NOISY.problem, 0), NOISY, 6):
         assert trial.lr == pytest.approx(min(max(0.1 * math.sqrt(trial.batch_size / 64), 0.01), 1.0))
 
 
 def test_every_search_has_a_name():
     groups = Counter(entry.group for entry in ENTRIES.values())
-    assert list(groups)[:3] == ["bstune", "bstune/none", "bstune/linear"]
     optunas = {f"{name}/{axis}" for name in ("random", "qmc", "tpe", "gp") for axis in AXES}
-    assert set(groups) == {*list(groups)[:3], *optunas, "shallue", "zeus"}
+    assert set(groups) == {"bstune", "bstune/none", "bstune/linear", *optunas, "shallue", "zeus"}
     assert {group for group, forms in groups.items() if forms == 2} == {g for g in groups if g[:2] in ("tp", "gp")}
     assert ENTRIES["gp/sqrt/bound"].max_trials == MAX_GP_TRIALS
     chosen = {
@@ -396,14 +342,13 @@ def test_every_search_has_a_name():
         (): list(ENTRIES),
     }
     for names, expected in chosen.items():
-        assert [entry.key for entry in choose(names, quick=False)] == expected
+        assert [entry.key for entry in search_benchmark.choose(names, quick=False)] == expected
 
 
-SEARCHES = ["random/lr", "qmc/linear", "tpe/sqrt/pruned", "tpe/surge/bound", "shallue", "zeus"]
 SLOW = [pytest.param(key, marks=pytest.mark.slow) for key in ("gp/sqrt/bound", "bstune")]
 
 
-@pytest.mark.parametrize("key", [*SEARCHES, *SLOW])
+@pytest.mark.parametrize("key", ["qmc/linear", "tpe/sqrt/pruned", "tpe/surge/bound", "shallue", "zeus", *SLOW])
 def test_the_same_seed_runs_the_same_search(key):
     def once(seed):
         return run_search(ENTRIES[key].make(NOISY.problem, seed), NOISY, (30.0,), max_trials=40)
@@ -417,10 +362,8 @@ def test_the_same_seed_runs_the_same_search(key):
 # bstune's own search
 
 LAW = Law(noise=0.1)
-OWN, OWN_CURVE = (
-    make_benchmark("t", synthetic_table(LAW, metric=Metric(noise=0.05)), TARGET, objective)
-    for objective in ("time", "curve")
-)
+LAW_TABLE = synthetic_table(LAW, metric_noise=0.05)
+OF_LAW, CURVE_OF_LAW = posed(LAW_TABLE, budget_factor=0.05), posed(LAW_TABLE, "curve")
 
 
 class Kept(FrontierSearch):
@@ -435,15 +378,17 @@ class Kept(FrontierSearch):
 
 @pytest.fixture(scope="module")
 def kept():
-    search = Kept(OWN.problem, 3)
-    return search, run_search(search, OWN, (20.0,))
+    search = Kept(OF_LAW.problem, 3)
+    return search, run_search(search, OF_LAW, (20.0,))
 
 
 def test_a_continued_trial_has_the_samplers_max_steps_and_the_study_its_record(kept):
-    search, own = kept
+    search, found = kept
     continued = [spec for spec in search.specs if spec.resumed_from is not None]
-    assert own.trials > len(continued) > 3
-    assert own.path[-1][1] < 1.5
+    assert found.trials > len(continued) > 3
+    assert found.path[-1][1] < 1.5
+    # the budget is a scale and no limit
+    assert any(trial.steps > OF_LAW.problem.budget.last_step(trial.batch_size) for trial in search.finished)
     for spec in continued:
         before = search.specs[spec.resumed_from]
         assert (spec.batch_size, spec.lr, spec.seed) == (before.batch_size, before.lr, before.seed)
@@ -467,16 +412,6 @@ def test_the_incumbent_is_the_posteriors_not_the_fastest(kept, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget_factor", [0.01, 10.0])
-def test_the_budget_is_a_scale_and_no_limit(budget_factor):
-    benchmark = make_benchmark("t", OWN.table, TARGET, "time", budget_factor=budget_factor)
-    search = Kept(benchmark.problem, 0)
-    assert run_search(search, benchmark, (30.0,)).path != ()
-    outlived = any(trial.steps > benchmark.problem.budget.last_step(trial.batch_size) for trial in search.finished)
-    assert outlived == (budget_factor < 1)
-
-
-@pytest.mark.slow
 def test_a_trial_whose_record_ended_is_not_continued():
     """Only one learning rate reaches the target; the records of the others end early."""
     steps = tuple(range(5, 101, 5))
@@ -493,22 +428,13 @@ def test_a_trial_whose_record_ended_is_not_continued():
 
 
 @pytest.mark.slow
-def test_b_crit_is_the_posteriors_median_or_that_of_the_fit():
-    search = FrontierSearch(OWN_CURVE.problem, 0)
+def test_b_crit_is_the_posteriors_median():
+    search = FrontierSearch(CURVE_OF_LAW.problem, 0)
     assert search.b_crit([]) is None
-    own = run_search(search, OWN_CURVE, (2.0,))
-    assert own.b_crit[0] * OWN_CURVE.b_crit == pytest.approx(LAW.b_crit, rel=0.3)
+    (ratio,) = run_search(search, CURVE_OF_LAW, (2.0,)).b_crit
+    assert ratio * CURVE_OF_LAW.b_crit == pytest.approx(LAW.b_crit, rel=0.3)
     low, middle, high = search.b_crit_quantiles((0.05, 0.5, 0.95))
     assert low < middle < high
-
-    class Fitted(FittedSearch):
-        def b_crit(self, finished):
-            self.pair = super().b_crit(finished), critical(frontier_points(finished))
-            return self.pair[0]
-
-    fitted = Fitted(OWN_CURVE.problem, 0)
-    run_search(fitted, OWN_CURVE, (1.0,))
-    assert fitted.pair[0] == fitted.pair[1] is not None
 
 
 # Figures of merit
@@ -520,42 +446,47 @@ def of_path(*path, trials=10, complete=True):
     return SearchRun(path, (None,) * 5, trials, 59.0, complete)
 
 
+def stands(key, *runs, benchmark=NOISY):
+    return standing(benchmark, ENTRIES[key], runs)
+
+
 def test_figures_of_a_path_and_of_values():
     path = ((2.0, 3.0), (5.0, 1.2), (9.0, 1.3), (10.0, None))
     after = {1.9: math.inf, 2.0: 3.0, 5.0: 1.2, 9.0: 1.3, 11: math.inf}
-    assert {spent: ratio_after(path, spent) for spent in after} == after
-    assert (spending_within(path), spending_within(path, 1.1)) == (5.0, math.inf)
+    assert {spent: search_problem.ratio_after(path, spent) for spent in after} == after
+    assert [search_problem.spending_within(path, within) for within in (1.25, 1.1)] == [5.0, math.inf]
+    percentile = search_problem.percentile
     assert percentile(list(range(1, 21)), 0.9) == 18  # 18 of 20 are at most 18
     assert percentile([1.0, math.inf], 0.9) == math.inf
     assert percentile(list(range(1, 101)), 0.07) == 7  # 0.07 x 100 is more than 7 in floats
-    assert [factor(ratio) for ratio in (None, 2.0, 0.5, 0.0)] == [math.inf, 2.0, 2.0, math.inf]
+    assert [search_problem.factor(ratio) for ratio in (None, 2.0, 0.5, 0.0)] == [math.inf, 2.0, 2.0, math.inf]
 
 
 def test_marks_are_the_median_and_the_90th_percentile_over_seeds():
     seeds = [of_path((1.0, 2.0), (4.0 + k, 1.0 + k / 100), trials=k, complete=k > 0) for k in range(20)]
-    one = standing(NOISY, ENTRIES["zeus"], seeds)
+    one = stands("zeus", *seeds)
     assert [mark.spending for mark in one.marks] == [5, 10, 20, 40, 60]
     assert (one.marks[1].median, one.marks[1].p90) == (2.0, 2.0)  # 7 of 20 are further after 10
     assert one.marks[2].median == pytest.approx(1 + 9.5 / 100)  # 17 of 20 after 20
     assert one.marks[4].p90 == pytest.approx(1.17)
     assert (one.within, one.trials, one.cut_short) == ((4 + 9.5, 4 + 17), 9.5, 1)
-    one = standing(NOISY, ENTRIES["zeus"], [NONE, NONE, of_path((1.0, 1.1))])
+    one = stands("zeus", NONE, NONE, of_path((1.0, 1.1)))
     assert {mark.median for mark in one.marks} == {*one.within} == {math.inf}  # what most seeds lack
     values = [(None, 0.5, 1.0), (None, 1.5, 1.1), (1.0, 1.2, 0.9)]
-    one = standing(OWN_CURVE, ENTRIES["shallue"], [SearchRun((), v, 10, 9.0, True) for v in values])
+    one = stands("shallue", *(SearchRun((), v, 10, 9.0, True) for v in values), benchmark=CURVE_OF_LAW)
     assert [mark.median for mark in one.marks] == [math.inf, 1.5, pytest.approx(1.1)]  # off either way
     assert [mark.p90 for mark in one.marks] == [math.inf, 2.0, pytest.approx(1 / 0.9)]
 
 
-def test_the_better_form_is_shown_and_the_best_search_comes_first(tmp_path):
+def test_the_better_form_is_shown_and_the_best_search_comes_first():
     standings = [
-        standing(NOISY, ENTRIES["zeus"], [NONE] * 3),
-        standing(NOISY, ENTRIES["tpe/lr/pruned"], [of_path((30.0, 1.1))] * 3),
-        standing(NOISY, ENTRIES["tpe/lr/bound"], [of_path((2.0, 3.25), (20.0, 1.2), trials=7, complete=False)] * 3),
-        standing(NOISY, ENTRIES["bstune"], [of_path((6.0, 1.0))] * 3),
-        standing(NOISY, ENTRIES["bstune/linear"], [of_path((5.0, 1.0))] * 3),
+        stands("zeus", NONE),
+        stands("tpe/lr/pruned", of_path((30.0, 1.1))),
+        stands("tpe/lr/bound", of_path((2.0, 3.25), (20.0, 1.2), trials=7, complete=False)),
+        stands("bstune", of_path((6.0, 1.0))),
+        stands("bstune/linear", of_path((5.0, 1.0))),
     ]
-    finding = make_finding([NOISY], standings, ["left out"], [{"digest": "abc"}], 3)
+    finding = make_finding([NOISY], standings, ["left out"], [{"digest": "abc"}], 1)
     assert [row["search"] for row in finding.rows] == ["bstune/linear", "bstune", "tpe/lr", "zeus"]
     row = {"table": "t", "search": "tpe/lr", "form": "bound", "5x": "3.25/3.25", "10x": "3.25/3.25", "20x": "1.20/1.20"}
     assert finding.rows[2] == {**row, "40x": "1.20/1.20", "60x": "1.20/1.20", "to_1.25": "20.0", "trials": "7*"}
@@ -569,19 +500,21 @@ def test_the_better_form_is_shown_and_the_best_search_comes_first(tmp_path):
     assert (zeus["shown"], pruned["shown"]) == (True, False)
     assert "left out" in finding.notes
     assert not any("Optuna's GP" in note for note in finding.notes)
-    forms = {"pruned": 3.0, "bound": 2.0}  # neither comes within: the lower at the end is better
-    worse, better = (standing(NOISY, ENTRIES[f"tpe/lr/{form}"], [of_path((9.0, r))]) for form, r in forms.items())
+    # neither comes within: the lower at the end is better
+    worse, better = stands("tpe/lr/pruned", of_path((9.0, 3.0))), stands("tpe/lr/bound", of_path((9.0, 2.0)))
     assert best_by([worse, better], lambda one: one.entry.group) == [better]
 
 
-def test_the_sentence_compares_with_the_best_of_optuna():
-    start = "Spending until within 1.25 of the best, in its cost (median): t: "
-    for zeus, optunas, expected in (
+@pytest.mark.parametrize(
+    ("zeus", "tpe", "expected"),
+    [
         (of_path((5.0, 1.0)), NONE, "tpe/lr not after 60, zeus after 5.0, 12.0 times as much or more."),
         (NONE, of_path((20.0, 1.0)), "tpe/lr after 20.0, zeus not after 60."),
-    ):
-        pair = [standing(NOISY, ENTRIES["zeus"], [zeus]), standing(NOISY, ENTRIES["tpe/lr/bound"], [optunas])]
-        assert sentence([NOISY], pair) == start + expected
+    ],
+)
+def test_the_sentence_compares_with_the_best_of_optuna(zeus, tpe, expected):
+    text = sentence([NOISY], [stands("zeus", zeus), stands("tpe/lr/bound", tpe)])
+    assert text == f"Spending until within 1.25 of the best, in its cost (median): t: {expected}"
 
 
 # The sweep
@@ -589,7 +522,7 @@ def test_the_sentence_compares_with_the_best_of_optuna():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, write_table):
-    """Two shipped tables with their index; the working directory is another one."""
+    """Two shipped tables with their index; the working directory is another one, with a table without a B_crit."""
     shipped = tmp_path / "shipped"
     shipped.mkdir()
     for name, law in (("easy", Law(noise=0.1)), ("flat", Law(exponent=0.0, noise=0.1))):
@@ -597,15 +530,16 @@ def folder(tmp_path, monkeypatch, write_table):
         write_table(shipped / f"{name}.jsonl", table, "censored")
     entry = "{0}: {{metric: val/error, target: 0.1, command: make {0}}}\n"
     (shipped / "tables.yaml").write_text(entry.format("easy") + entry.format("flat"))
+    write_table(tmp_path / "two.jsonl", synthetic_table(Law(), (8, 32), (0.03, 0.1)), "censored")
     monkeypatch.setattr("bstune.trial.replay.SHIPPED", shipped)
     monkeypatch.chdir(tmp_path)
     return shipped
 
 
-def go(**options):
-    """Run the sweep and write its files to ``out``; return the finding."""
+def go(output="out", **options):
+    """Run the sweep and write its files; return the finding."""
     config = compose_sweep("search_benchmark", ())
-    config.sweep.output = options.pop("output", "out")
+    config.sweep.output = output
     config.sweep.experiment.update(options)
     sweep = check_sweep("search_benchmark", config)
     finding = sweep.experiment.func(sweep.config, Console(quiet=True), **sweep.parameters)
@@ -613,52 +547,36 @@ def go(**options):
     return finding
 
 
-def keys(path):
-    return [json.loads(line)["key"] for line in path.read_text().splitlines()]
-
-
-def best_point(problem, seed):
-    """Return a search that knows the best point of the table ``easy``."""
-
-    class Knowing(Search):
-        def propose(self, finished):
-            steps = stopping_step(problem, 128, finished)
-            return TrialSpec(len(finished), len(finished), 128, 0.1, None, seed, steps)
-
-    return Knowing()
-
-
 def test_all_tables_by_default_and_three_files(folder, tmp_path, monkeypatch):
     go(searches=["tpe/lr", "zeus"], seeds=2)
     written = json.loads((tmp_path / "out/result.json").read_text())
-    assert {table["table"]: table["command"] for table in written["tables"]} == {
-        n: f"make {n}" for n in ("easy", "flat")
-    }
+    commands = {table["table"]: table["command"] for table in written["tables"]}
+    assert commands == {"easy": "make easy", "flat": "make flat"}
     assert len(written["results"]) == 6  # tpe in two forms, and zeus, on two tables
     assert (written["n"], written["tables"][0]["target"]) == (2, "val/error <= 0.1")
     assert (tmp_path / "out/figure.png").read_bytes()[:4] == b"\x89PNG"
-    ran = {(key["search"], key["seed"]) for key in keys(tmp_path / "out/runs.jsonl")}
-    assert ran == set(product(("tpe/lr/pruned", "tpe/lr/bound", "zeus"), (0, 1)))
+    lines = (tmp_path / "out/runs.jsonl").read_text().splitlines()
+    ran = Counter((run["key"]["search"], run["key"]["seed"]) for run in map(json.loads, lines))
+    assert ran == dict.fromkeys(product(("tpe/lr/pruned", "tpe/lr/bound", "zeus"), (0, 1)), 2)
     monkeypatch.setitem(search_problem.MULTIPLES, "time", (1.0, 2.0))
     finding = go(quick=True, tables=["easy"])
-    assert ({row["search"] for row in finding.rows}, finding.n) == (set(QUICK), QUICK_SEEDS)
+    assert ({row["search"] for row in finding.rows}, finding.n) == (set(search_benchmark.QUICK), 3)
 
 
 @pytest.mark.slow
-def test_processes_find_the_same(folder, tmp_path):
+def test_processes_find_the_same(folder):
     common = {"searches": ["tpe/lr", "zeus"], "tables": ["easy"], "seeds": 3}
-    one, two = go(**common, output="one"), go(**common, output="two", workers=2)
+    one, two = go("one", **common), go("two", **common, workers=2)
     assert (one.rows, one.details) == (two.rows, two.details)
 
 
 def test_kept_runs_are_not_run_again(folder, tmp_path, monkeypatch, write_table):
     ran, run = [], search_benchmark.Case.run
     monkeypatch.setattr(search_benchmark.Case, "run", lambda case: ran.append((case.entry.key, case.seed)) or run(case))
-    common = {"searches": ["random/lr", "zeus"], "tables": ["easy"]}
 
     def runs(**options):
         ran.clear()
-        return go(**common, **options), list(ran)
+        return go(searches=["random/lr", "zeus"], tables=["easy"], **options), list(ran)
 
     first, _ = runs(seeds=2)
     again, new = runs(seeds=2)
@@ -674,8 +592,9 @@ def test_kept_runs_are_not_run_again(folder, tmp_path, monkeypatch, write_table)
     both = [("random/lr", 0), ("zeus", 0)]
     for changed in ({"lr_factor": 10}, {"budget_factor": 0.5}, {"target": 0.2}, {"objective": "curve"}):
         assert runs(seeds=1, **changed)[1] == both, changed
-    assert runs(seeds=1, again=["zeus"])[1] == [("zeus", 0)]
-    assert sum(key["search"] == "zeus" for key in keys(path)) == 1  # with any options: the search has changed
+    assert runs(seeds=1, again=["zeus", "rand", "random/sqrt"])[1] == [("zeus", 0)]  # by whole parts of the name
+    assert path.read_text().count('"search": "zeus"') == 1  # with any options: the search has changed
+    assert runs(seeds=1, again=["random"])[1] == [("random/lr", 0)]
     write_table(folder / "easy.jsonl", synthetic_table(Law(noise=0.2), (8, 128, 2048), (0.03, 0.1)), "censored")
     assert runs(seeds=1)[1] == both
     path.write_text("{}\n" + whole)
@@ -683,13 +602,9 @@ def test_kept_runs_are_not_run_again(folder, tmp_path, monkeypatch, write_table)
         runs(seeds=1)
 
 
-def test_runs_are_read_as_they_were_written(tmp_path):
-    own = SearchRun(((1.5, None), (2.0, 1.25)), (None, 1.5), 7, 2.5, False)
-    path, key = tmp_path / "runs.jsonl", dump_json({"search": "tpe/lr/bound", "seed": 0})
-    append_run(path, key, own)
-    assert read_runs(path) == read_runs(path, ("tpe/sqrt", "random", "tpe/l")) == {key: own}
-    assert read_runs(path, ("tpe/lr",)) == {}
-    assert path.read_text() == ""
+def best_point(problem, seed):
+    """Return a search that knows the best point of the table ``easy``."""
+    return Scripted((128, 0.1), seed=seed)
 
 
 def test_anyones_search_can_take_part(folder):
@@ -709,9 +624,7 @@ def test_the_curve(folder):
     assert finding.sentence.startswith("After 10 times the frontier's cost B_crit is off least (median factor) with")
 
 
-def test_a_rule_without_a_noise_scale_is_left_out(tmp_path, write_table, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_table(tmp_path / "two.jsonl", synthetic_table(Law(), (8, 32), (0.03, 0.1)), "censored")  # no B_crit
+def test_a_rule_without_a_noise_scale_is_left_out(folder):
     finding = go(tables=["two.jsonl"], target=0.1, searches=["random/surge", "random/lr"], seeds=1)
     assert finding.notes[-1].startswith("two: random/surge is left out: its rule takes a noise scale")
     assert [row["search"] for row in finding.rows] == ["random/lr"]
@@ -724,15 +637,14 @@ def test_a_rule_without_a_noise_scale_is_left_out(tmp_path, write_table, monkeyp
         ({"searches": ["nowhere:make"]}, "the search 'nowhere:make' cannot be imported"),
         ({"searches": ["math:nothing"]}, "cannot be imported"),
         ({"tables": ["missing.jsonl"]}, "there is no table missing.jsonl: give the path of a file"),
-        ({"tables": ["own.jsonl"]}, "own.jsonl is not one of bstune's own tables"),
+        ({"tables": ["two.jsonl"]}, "two.jsonl is not one of bstune's own tables"),
         ({"tables": ["easy"], "target": 0.01}, "is never reached in this table; lowest val/error 0.1"),
         ({"seeds": 0}, "seeds and .workers must be at least 1, but got 0"),
         ({"objective": "steps"}, "objective must be one of time, curve, but got 'steps'"),
-        ({"runs": "own.jsonl/x"}, "sweep.experiment.runs=own.jsonl/x"),
+        ({"runs": "two.jsonl/x"}, "sweep.experiment.runs=two.jsonl/x"),
     ],
 )
-def test_unusable_input_is_refused_before_anything_runs(folder, tmp_path, options, message, write_table):
-    write_table(tmp_path / "own.jsonl", synthetic_table(Law(), (8, 32), (0.03, 0.1)), "censored")
+def test_unusable_input_is_refused_before_anything_runs(folder, tmp_path, options, message):
     with pytest.raises(BstuneError) as caught:
         go(**options)
     assert message in str(caught.value)

@@ -27,43 +27,29 @@ def space(low=8, high=500, multiple=1, sigma=1.0, **others):
     ],
 )
 def test_snap(low, high, multiple, wanted, snapped):
-    assert space(low, high, multiple).snap(wanted) == snapped
-
-
-def test_snapping_twice_changes_nothing():
-    some = space(8, 500, 8)
-    for snapped in map(some.snap, range(1, 600)):
-        assert 8 <= snapped <= 500
-        assert some.snap(snapped) == snapped
-
-
-def test_delta_is_in_octaves_of_the_rule():
-    assert space().lr(64, 0.0) == pytest.approx(0.1)
-    assert space().lr(256, 1.0) == pytest.approx(0.4)
-    assert (space(sigma=1.5).delta_bound, space(sigma=1.5, octaves=10.0).delta_bound) == (4.5, 10.0)
+    assert space(low, high, multiple).snap(wanted) == space(low, high, multiple).snap(snapped) == snapped
 
 
 @pytest.mark.parametrize(
-    ("asked", "lr", "delta"),
+    ("batch_size", "asked", "lr", "delta"),
     [
-        ((64, 1.0), 0.2, 1.0),
-        ((64, 2.5), 0.3, math.log2(3)),  # clipped, and the delta with it
-        ((64, -3.0), 0.025, -2.0),
-        ((6400, 0.0), 0.3, math.log2(0.3)),
+        (64, 1.0, 0.2, 1.0),
+        (16, 1.5, 0.05 * 2**1.5, 1.5),  # by the rule, in octaves
+        (64, 2.5, 0.3, math.log2(3)),  # clipped to what can be had, and the delta with it
+        (64, -3.0, 0.025, -2.0),
+        (6400, 0.0, 0.3, math.log2(0.3)),
     ],
 )
-def test_learning_rates_are_clipped_to_those_that_can_be_had(asked, lr, delta):
+def test_learning_rates(batch_size, asked, lr, delta):
     some = space(lr_low=0.025, lr_high=0.3)
-    assert some.lr(*asked) == pytest.approx(lr)
-    assert some.delta(asked[0], some.lr(*asked)) == pytest.approx(delta)
-
-
-def test_van_der_corput():
-    assert [van_der_corput(i) for i in range(8)] == [0, 1 / 2, 1 / 4, 3 / 4, 1 / 8, 5 / 8, 3 / 8, 7 / 8]
+    assert some.lr(batch_size, asked) == pytest.approx(lr)
+    assert some.delta(batch_size, some.lr(batch_size, asked)) == pytest.approx(delta)
+    assert (space(sigma=1.5).delta_bound, space(sigma=1.5, octaves=10.0).delta_bound) == (4.5, 10.0)
 
 
 @pytest.mark.parametrize("offset", [0.0, 0.3])
 def test_strata_spread_evenly_over_log_b(offset):
+    assert [van_der_corput(i) for i in range(8)] == [0, 1 / 2, 1 / 4, 3 / 4, 1 / 8, 5 / 8, 3 / 8, 7 / 8]
     shares = sorted(math.log(space(1, 4096).stratum(i, offset)) / math.log(4096) for i in range(64))
     assert max(b - a for a, b in pairwise(shares)) < 3 / 64 + 0.1  # integers near 1 are far apart in log B
     assert shares[0] < 0.05

@@ -9,7 +9,7 @@ import torch
 
 from bstune.config import compose
 from bstune.core.errors import HardwareError
-from bstune.hardware.timing import ladder, measure_step_times, summarize, time_bare, time_trial, visits
+from bstune.hardware.timing import StepTiming, ladder, measure_step_times, summarize, time_bare, time_trial, visits
 from bstune.trial.workload import load
 from tests.toolbox import FakeTime
 
@@ -20,12 +20,9 @@ def line(size: float) -> float:
     return 2e-3 + 3e-5 * size
 
 
-def test_ladder_has_both_ends():
+def test_a_ladder_has_both_ends_and_each_round_visits_every_size_in_its_own_order():
     assert ladder(8, 500, 4, 8) == SIZES
     assert ladder(5, 5, 3, 1) == (5,)
-
-
-def test_each_round_visits_every_size_in_its_own_order():
     order = visits(SIZES, 6, 1)
     rounds = [tuple(order[i : i + 4]) for i in range(0, 24, 4)]
     assert all(sorted(each) == list(SIZES) for each in rounds)
@@ -34,36 +31,30 @@ def test_each_round_visits_every_size_in_its_own_order():
 
 
 def measured(sizes, repeats, max_seconds):
-    """Return what is measured where a visit takes 100 steps, and the visits."""
-    time, visited = FakeTime(), []
+    """Return what is measured where a visit takes 100 steps."""
+    time = FakeTime()
 
     def run(size):
-        visited.append(size)
         time.sleep(100 * line(size))
         return (line(size),) * 3, (0.5 * line(size),)
 
-    return measure_step_times(run, sizes, repeats, 0, max_seconds, time), visited
+    return measure_step_times(run, sizes, repeats, 0, max_seconds, time)
 
 
-def test_enough_time_measures_all():
-    found, _ = measured(SIZES, 3, 1e9)
+def test_enough_time_measures_all_and_without_time_one_visit_is_made():
+    found = measured(SIZES, 3, 1e9)
     assert [t.batch_size for t in found.timings] == list(SIZES)
     assert (found.left_out, found.cut) == ((), ())
     assert [t.seconds for t in found.timings] == pytest.approx([line(size) for size in SIZES])
     assert found.timings[0].overhead_share == pytest.approx(0.5)
     assert found.timings[0].throughput == pytest.approx(8 / line(8))
-
-
-def test_without_time_one_visit_is_made():
-    found, visited = measured((8, 100_000), 2, 0.0)
-    assert len(visited) == 1
+    found = measured((8, 100_000), 2, 0.0)
     assert (*found.left_out, *found.cut) in ((100_000, 8), (8, 100_000))
 
 
 def test_summary():
     timing = summarize(8, [(1.0, 2.0, 3.0), (4.0, 5.0)])
-    assert (timing.seconds, timing.low, timing.high, timing.steps) == (3.0, 2.0, 4.0, 5)
-    assert timing.drift == pytest.approx(1.25)
+    assert timing == StepTiming(8, seconds=3.0, low=2.0, high=4.0, drift=1.25, steps=5, bare=None)
     assert timing.overhead_share is None
 
 
@@ -83,12 +74,11 @@ class Passing:
 
 
 def trial_of(time, training, *overrides, change=lambda module: None):
-    """Return a workload whose n-th batch takes ``training(n)`` seconds, and one for evaluation 1000; and its protocol.
+    """Return a workload whose n-th batch takes ``training(n)`` seconds, one for evaluation 1000; and its protocol.
 
-    The evaluations are so many that nearly every step is followed by one. ``change`` is called with each module.
+    Nearly every step is followed by an evaluation. ``change`` is called with each module.
     """
-    config = compose(["workload=digits", "device=cpu", "protocol.evaluation_cost=1e-9", *overrides])
-    workload, protocol = load(config)
+    workload, protocol = load(compose(["workload=digits", "device=cpu", "protocol.evaluation_cost=1e-9", *overrides]))
 
     def build_module(spec):
         module = workload.build_module(spec)
@@ -127,16 +117,14 @@ def test_a_trial_that_ends_early_says_why():
 
 
 @pytest.mark.parametrize(
-    ("precision", "compile_mode", "weights", "logits"),
+    ("precision", "mode", "weights", "logits"),
     [
         ("32-true", "null", torch.float32, torch.float32),
         ("bf16-mixed", "null", torch.float32, torch.bfloat16),
         ("bf16-true", "default", torch.bfloat16, torch.bfloat16),
     ],
 )
-def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(
-    monkeypatch, precision, compile_mode, weights, logits
-):
+def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(monkeypatch, precision, mode, weights, logits):
     seen, graphs, built = set(), [], []
 
     def backend(graph, inputs):
@@ -153,10 +141,10 @@ def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(
         built.append(module)
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    overrides = (f"precision={precision}", f"compile={compile_mode}")
-    workload, protocol = trial_of(FakeTime(), lambda n: 1.0, *overrides, change=watch)
+    options = (f"precision={precision}", f"compile={mode}")
+    workload, protocol = trial_of(FakeTime(), lambda n: 1.0, *options, change=watch)
     assert len(time_bare(workload, protocol, 48, 0.01, 4, torch.device("cpu"))) == 4
     assert seen == {logits}
     assert {parameter.dtype for parameter in built[0].parameters()} == {weights}
-    assert len(graphs) == (compile_mode != "null")
+    assert len(graphs) == (mode != "null")
     assert all(part._compiled_call_impl is None for part in built[0].modules())

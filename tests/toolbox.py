@@ -172,9 +172,9 @@ def make_survey(
     """Return a survey of a Linear with seconds per step ``taus``, ``bare`` of them without the framework."""
     timings = (StepTiming(size, tau, tau, tau, 0.0, 9, None if bare is None else bare * tau) for size, tau in taus)
     at, smallest = make_probe_result(taus[-1][0]), make_probe_result(taus[0][0])
-    model = MemoryModel(90.0 * 2**20, 1024.0, 0.0, 2)
+    model = MemoryModel(90.0 * 2**20, 1024.0)
     moved = AffineCost(0, 100)
-    layer = LayerCost("a", "Linear", 1, AffineCost(0, 1e6), moved, moved, AffineCost(1e5, 0))
+    layer = LayerCost("a", "Linear", AffineCost(0, 1e6), moved, moved, AffineCost(1e5, 0))
     values: Mapping[str, Any] = {
         "workload": "w",
         "device": "it",
@@ -184,8 +184,8 @@ def make_survey(
         "high": 1000,
         "ceiling": Ceiling(at, above, taus[0][0], 3, 0.01, model, None, (smallest,)),
         "measured": Measured(tuple(timings), (), ()),
-        "limits": DeviceLimits("it", "fp32", 1e9, 1e6),
-        "cost": StepCost((layer,), (), ()),
+        "limits": DeviceLimits("fp32", 1e9, 1e6),
+        "cost": StepCost((layer,), ()),
         "seconds": 2.0,
     }
     return Survey(**{**values, **changes})

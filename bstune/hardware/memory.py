@@ -51,8 +51,6 @@ class MemoryModel:
 
     base: float
     per_example: float
-    residual: float  # largest relative error at the probes that it was fitted to, 0 at two
-    points: int  # that it was fitted to
 
     def __call__(self, batch_size: float) -> float:
         """Return the bytes at a batch size."""
@@ -95,8 +93,7 @@ def fit_memory(results: Sequence[ProbeResult]) -> MemoryModel | None:
     slope, base = np.polyfit(size, taken, 1, w=1.0 / taken)
     if slope <= 0:
         slope, base = 0.0, float(np.mean(taken))
-    residual = float(np.max(np.abs((base + slope * size) / taken - 1.0)))
-    return MemoryModel(float(base), float(slope), residual, len(points))
+    return MemoryModel(float(base), float(slope))
 
 
 @dataclass
@@ -156,8 +153,7 @@ def find_ceiling(
 ) -> Ceiling:
     """Return the largest batch size that fits, exact to ``multiple``, or to the ``relative`` share of itself if larger.
 
-    ``low`` and ``high`` are candidates. ``largest_first`` probes ``high`` first; if it fits, only ``low`` besides. The
-    ceiling has to fit ``verify`` more times: memory may be noisy.
+    ``largest_first`` probes ``high`` first; if it fits, only ``low`` besides. It has to fit ``verify`` more times.
     """
     # low, then sizes each 16 times larger until memory rises by MIN_RISE; a line through the largest sizes that fit
     # says where the limit is, and a probe on either side confirms it. A probe that contradicts the line draws it anew;
@@ -165,31 +161,29 @@ def find_ceiling(
     # memory; where memory falls as the batch grows, sizes beyond `above` may fit again.
     bracket = _Bracket(probe, low, high, multiple, relative, report)
     lines = list(notes)
-    whole = largest_first and low < high and bracket.run(high).fits and bracket.passes(high, verify)
-    largest = bracket.done[-1] if whole else None
+    all_fits = largest_first and low < high and bracket.run(high).fits and bracket.passes(high, verify)
+    at_high = bracket.done[-1:]
     fit = _smallest_that_runs(bracket)
     smallest = fit.batch_size
     if smallest > low:
-        first = next(r for r in bracket.done if r.batch_size == low)
+        reason = next(r.message for r in bracket.done if r.batch_size == low)
         lines.append(
-            f"batch size {low} fails for another reason than memory ({first.message}): the range starts at {smallest}"
+            f"batch size {low} fails for another reason than memory ({reason}): the range starts at {smallest}"
         )
-    if largest is not None:
-        fit = largest
+    if all_fits:
+        (fit,) = at_high
     else:
         fit = _close_in(bracket, fit)
         while not bracket.passes(fit.batch_size, verify):
             fit = _close_in(bracket, _largest_below(bracket, fit.batch_size))
-    bad, done = bracket.bad, bracket.done
+    bad = bracket.bad
     if bad is not None and bad.outcome == "error":
         lines.append(
             f"batch size {bad.batch_size} fails for another reason than memory ({bad.message}): the range ends below it"
         )
-    fitting = [r for r in done if r.fits]
+    fitting = [r for r in bracket.done if r.fits]
     peaks = [r.peak_bytes for r in fitting if r.batch_size == fit.batch_size and r.peak_bytes is not None]
-    without, error = fit_memory([r for r in fitting if r.batch_size < fit.batch_size]), None
-    if without is not None and fit.training_bytes is not None:
-        error = abs(without(fit.batch_size) / fit.training_bytes - 1.0)
+    without = fit_memory([r for r in fitting if r.batch_size < fit.batch_size])
     return Ceiling(
         at=fit,
         above=bad,
@@ -197,8 +191,8 @@ def find_ceiling(
         precision=bracket.precision(fit.batch_size),
         spread=max(peaks) / min(peaks) - 1.0 if len(peaks) > 1 else None,
         model=fit_memory(fitting),
-        model_error=error,
-        probes=tuple(done),
+        model_error=abs(without(fit.batch_size) / fit.training_bytes - 1.0) if without and fit.training_bytes else None,
+        probes=tuple(bracket.done),
         notes=tuple(lines),
     )
 
@@ -308,14 +302,7 @@ def _limit_at(done: Sequence[ProbeResult], fit: ProbeResult) -> float | None:
 def memory_limit(root: Path, resident: int) -> int:
     """Return the bytes that a further process may take beside this one's ``resident`` bytes; ``root`` is ``/``."""
     limits = [(limit - resident, f"the container's {limit:,} bytes") for limit in _cgroup_limits(root)]
-    available = _available(root)
-    if available is not None:
-        limits.append((available, "the memory that is free"))
-    if not limits:
-        raise HardwareError(
-            f"neither a container's memory limit nor the free memory can be read under {root}: give a limit in bytes"
-        )
-    lowest, source = min(limits)
+    lowest, source = min([*limits, (_available(root), "the memory that is free")])
     if lowest <= 0:
         raise HardwareError(f"no memory is left for a probe: {source}, and this process takes {resident:,}")
     return lowest
@@ -344,16 +331,14 @@ def _cgroup_limits(root: Path) -> list[int]:
     return limits
 
 
-def _available(root: Path) -> int | None:
+def _available(root: Path) -> int:
+    """Return the bytes that are free; where /proc is missing, all that the machine has."""
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:
-        if root != Path("/") or not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(os.sysconf_names):
-            return None
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    values = {line.partition(":")[0]: line.partition(":")[2].split() for line in lines}
-    fields = values.get("MemAvailable") or values.get("MemTotal")
-    return int(fields[0]) * 1024 if fields else None
+    kibibytes = dict(line.split()[:2] for line in lines)
+    return int(kibibytes.get("MemAvailable:") or kibibytes["MemTotal:"]) * 1024
 
 
 def resident_bytes(process: int | None = None) -> int:

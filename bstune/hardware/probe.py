@@ -10,10 +10,9 @@ train alike differ by several percent; returning them at once (mallopt's M_MMAP_
 CPU trial tens of percent of its time, so the probe uses the allocator as the trials do.
 
 A limit on the address space (RLIMIT_AS) would be no limit on memory: torch reserves far more than it touches. So this
-process compares the probe's resident memory with the limit every few milliseconds and ends it when it is passed; a
-peak between two looks is compared at the end. (A thread in the probe would change what it watches: its objects make
-Python's collector free tensors at other times.) The system's out-of-memory killer ends a probe first, by its score;
-that counts as not fitting.
+process looks at the probe's resident memory every few milliseconds and ends it above the limit; a peak in between is
+compared at the end. (A thread in the probe would change when Python's collector frees its tensors.) The system's
+out-of-memory killer ends a probe first, by its score; that counts as not fitting.
 
 On CUDA the peak is what the caching allocator had reserved, plus all that was taken on the device when the process
 began: its own context, and what other processes use. The limit is the allocator's own.
@@ -26,7 +25,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -73,16 +72,16 @@ class MemoryClock(TrialClock):
     ) -> None:
         super().__init__()
         self.peaks: dict[Phase, int] = {}
-        self.phase = self.last = Phase.STARTUP
+        self.last = Phase.STARTUP
         self._peak, self._reset, self._report = peak, reset, report
-        report(self.phase)
+        report(self.last)
 
     def enter(self, phase: Phase) -> float:
         """Note the peak of the phase that ends."""
+        self.last = self._phase
         elapsed = super().enter(phase)
-        self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self._peak())
+        self.peaks[self.last] = max(self.peaks.get(self.last, 0), self._peak())
         self._reset()
-        self.last, self.phase = self.phase, phase
         self._report(phase)
         return elapsed
 
@@ -94,31 +93,26 @@ class MemoryClock(TrialClock):
         return ProbeResult(batch_size, outcome, limit, training, max(self.peaks.values()), out_of_memory)
 
 
+@contextmanager
+def _temporarily(mapping: MutableMapping[str, Any], key: str, value: Any) -> Iterator[None]:
+    """Let a key have another value for a while."""
+    before = mapping.get(key)
+    mapping[key] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del mapping[key]
+        else:
+            mapping[key] = before
+
+
 def start_server() -> None:
     """Start the fork server, which begins to import at once, while this process goes on; once is enough."""
     CONTEXT.set_forkserver_preload([__name__])
     # Lets torch answer whether there is CUDA without touching the device, which the server must not before it forks.
-    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
+    with _temporarily(os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
         forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-@contextmanager
-def _hidden_main() -> Iterator[None]:
-    """Keep multiprocessing from importing the caller's script in the child, guarded by ``__name__`` or not."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 @dataclass(frozen=True)
@@ -145,7 +139,8 @@ class TrialProbe:
             stopped: str | int | None = None  # the reason, or the bytes that were over the limit
             end = time.monotonic() + self.seconds
             try:
-                with _hidden_main():
+                # multiprocessing would import the caller's script in the child, guarded by ``__name__`` or not
+                with _temporarily(sys.modules, "__main__", ModuleType("__main__")):
                     process.start()
                 sender.close()
                 while process.exitcode is None and stopped is None:
@@ -262,10 +257,9 @@ def measure_ceiling(
     seconds: float,
     **search: Any,
 ) -> Ceiling:
-    """Return the largest batch size of a workload that fits, measured; ``search`` is :func:`find_ceiling`'s.
+    """Return the largest batch size of a workload that fits, measured in the range as far as there are examples.
 
-    ``config`` is checked and resolved; the range is cut to the data. ``limit`` is in bytes, by default the device's
-    memory on CUDA and :func:`memory_limit`'s on a CPU; a probe trains ``steps`` steps and fails after ``seconds``.
+    ``limit`` is in bytes, by default all that the device has; ``search`` is :func:`find_ceiling`'s.
     """
     if low > train_examples:
         raise HardwareError(

@@ -217,19 +217,20 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
     """Draw the roofline: attainable FLOP/s over FLOPs per byte, layers and step on it, measured steps below."""
     sizes = [size for size, _ in survey.pairs]
     largest = sizes[-1]
-    layers = [layer for layer in cost.layers if layer.flops.at(largest) and layer.bytes.at(largest)]
-    layers = sorted(layers, key=lambda layer: -roofline.layer_seconds(layer, limits, largest))[:MAX_ROWS]
+    seconds = {
+        layer: roofline.layer_seconds(layer, limits, largest)
+        for layer in cost.layers
+        if layer.flops.at(largest) and layer.bytes.at(largest)
+    }
+    layers = sorted(seconds, key=lambda layer: -seconds[layer])[:MAX_ROWS]
     rows_height = ROW_HEIGHT * (len(layers) + 1)
     figure.set_size_inches(FIGURE_WIDTH, ROOF_HEIGHT + rows_height + 1.4)
     roof, ranges = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [ROOF_HEIGHT, rows_height]})
     parts: list[LayerCost | StepCost] = [cost, *layers]
-    points = np.array([[roofline.intensity(part, size) or 0.0 for size in sizes] for part in parts])
+    points = np.array([[roofline.intensity(part, size) for size in sizes] for part in parts])
     _draw_roof(roof, limits, points, survey)
     # Each layer has its share of the time that the roofline allows the step.
-    shares = [
-        roofline.layer_seconds(layer, limits, largest) / roofline.allowed_seconds(cost, limits, largest)
-        for layer in layers
-    ]
+    shares = [seconds[layer] / roofline.allowed_seconds(cost, limits, largest) for layer in layers]
     names = [f"{layer.name} ({layer.kind}), {share:.0%}" for layer, share in zip(layers, shares, strict=True)]
     rest = f"whole step; layers without FLOPs or not listed take {max(0.0, 1.0 - sum(shares)):.0%}"
     _draw_ranges(ranges, limits, points, sizes, [rest, *names])
@@ -237,7 +238,7 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
         axes.axvline(limits.ridge, color=GREY, linewidth=0.9, linestyle="--", zorder=1)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
     title = (
-        f"{survey.workload}: by its shapes the step is {_bound_text(survey)}\n{limits.device}; {_limits_text(limits)}"
+        f"{survey.workload}: by its shapes the step is {_bound_text(survey)}\n{survey.device}; {_limits_text(limits)}"
     )
     figure.suptitle(title, fontsize=10.5, parse_math=False)
     figure.legend(*roof.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)

@@ -21,6 +21,7 @@ attention. Bytes follow from the shapes of that step. Assumptions:
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -46,7 +47,6 @@ TENSOR_CORE_SOURCE = "NVIDIA, Matrix Multiplication Background, table 1"
 class DeviceLimits:
     """What a device can do at most, as measured."""
 
-    device: str
     dtype: Arithmetic  # of the matrix product
     flops_per_second: float  # of the best matrix product
     bytes_per_second: float  # of the best copy; each byte copied counts twice, read and written
@@ -99,8 +99,7 @@ class LayerCost:
 
     name: str
     kind: str
-    calls: int  # in a step
-    flops: AffineCost
+    flops: AffineCost  # in a step
     inputs: AffineCost  # bytes moved of them and of their gradients, as in the next two
     outputs: AffineCost
     weights: AffineCost
@@ -120,7 +119,6 @@ class StepCost:
     """What a training step costs."""
 
     layers: tuple[LayerCost, ...]  # in the order of their first call, without those of no FLOPs and no bytes
-    uncounted: tuple[str, ...]  # those that move bytes while the counter finds no FLOPs in them
     # Those whose cost grows faster than the batch (a loss over pairs, say): the line through 0 and the larger traced
     # batch stands for it.
     superlinear: tuple[str, ...]
@@ -141,11 +139,8 @@ class Achieved:
     """How near a measured step came to the device's limits."""
 
     batch_size: int
-    seconds: float  # as measured
-    allowed_seconds: float  # by the roofline
     share_of_peak: float  # FLOP/s over the device's
     share_of_roofline: float  # allowed over measured seconds; above 1 where tensors stay in caches between layers
-    compute_bound: bool  # the step's FLOPs per byte exceed the ridge
 
 
 def training_loss(module: Any, batch: Any, index: int = 0) -> Tensor:
@@ -173,41 +168,32 @@ def step_cost(
         raise HardwareError(f"hardware.ceilings.traced_batch_sizes must be two rising sizes, but got {batch_sizes}")
     width = DTYPES[arithmetic].itemsize
     low, high = (_trace(module, make_batch(size), loss, width) for size in batch_sizes)
-    if not any(layer.flops for layer in high):
+    if not any(layer.counts["flops"] for layer in high):
         raise HardwareError(
             "the FLOP counter found none in a training step: the roofline needs a model with products, convolutions "
             "or attention that PyTorch runs itself"
         )
-    before = {layer.name: layer for layer in low}
-    used = [layer for layer in high if layer.flops or layer.inputs or layer.outputs or layer.weights]
-    layers = [_layer(before.get(layer.name, layer), layer, batch_sizes) for layer in used]
-    return StepCost(
-        layers=tuple(layer for layer, _ in layers),
-        uncounted=tuple(layer.name for layer in used if not layer.flops and layer.name != OUTSIDE),
-        superlinear=tuple(layer.name for layer, grows in layers if grows),
-    )
-
-
-def _layer(first: "_Traced", second: "_Traced", batch_sizes: Sequence[int]) -> tuple[LayerCost, bool]:
-    """Return the layer's cost over batch size, and whether it grows faster than the batch."""
     small, large = batch_sizes
-    lines: dict[str, Any] = {}
-    grows = False
-    for name in ("flops", "inputs", "outputs", "weights"):
-        low, high = getattr(first, name), getattr(second, name)
-        slope = (high - low) / (large - small)
-        constant = low - slope * small
-        grows = grows or constant < 0.0
-        lines[name] = AffineCost(0.0, high / large) if constant < 0.0 else AffineCost(constant, slope)
-    rows = None if second.rows is None else max(1, round(second.rows / large))
-    lines |= {"dimensions": second.dimensions, "rows_per_example": rows}
-    return LayerCost(second.name, second.kind, second.calls, **lines), grows
+    layers, superlinear = [], []
+    before = {layer.name: layer for layer in low}
+    for layer in high:
+        if not any(layer.counts.values()):
+            continue
+        lines = {}
+        for name, count in layer.counts.items():
+            fewer = before.get(layer.name, layer).counts[name]
+            slope = (count - fewer) / (large - small)
+            constant = fewer - slope * small
+            lines[name] = AffineCost(constant, slope) if constant >= 0.0 else AffineCost(0.0, count / large)
+            superlinear += [layer.name] if constant < 0.0 else []
+        rows = None if layer.rows is None else max(1, round(layer.rows / large))
+        layers.append(LayerCost(layer.name, layer.kind, **lines, dimensions=layer.dimensions, rows_per_example=rows))
+    return StepCost(tuple(layers), tuple(dict.fromkeys(superlinear)))
 
 
-def intensity(cost: LayerCost | StepCost, batch_size: float) -> float | None:
-    """Return FLOPs per byte at ``batch_size``; None where no bytes are known."""
-    moved = cost.bytes.at(batch_size)
-    return cost.flops.at(batch_size) / moved if moved else None
+def intensity(cost: LayerCost | StepCost, batch_size: float) -> float:
+    """Return FLOPs per byte at ``batch_size``."""
+    return cost.flops.at(batch_size) / cost.bytes.at(batch_size)
 
 
 def turning_batch_size(cost: LayerCost | StepCost, ridge: float) -> float | None:
@@ -232,28 +218,15 @@ def layer_seconds(layer: LayerCost, limits: DeviceLimits, batch_size: float) -> 
     return max(flops / limits.flops_per_second, moved / limits.bytes_per_second)
 
 
-def achieved(cost: StepCost, limits: DeviceLimits, measured: Iterable[tuple[int, float]]) -> list[Achieved]:
-    """Return how near each measured (B, tau(B) in seconds) came to the device's limits, in order of B."""
-    rows = []
-    for batch_size, seconds in sorted(measured):
-        allowed, flops = allowed_seconds(cost, limits, batch_size), cost.flops.at(batch_size)
-        share, bound = flops / seconds / limits.flops_per_second, flops > limits.ridge * cost.bytes.at(batch_size)
-        rows.append(Achieved(batch_size, seconds, allowed, share, allowed / seconds, bound))
-    return rows
-
-
 @dataclass
 class _Traced:
-    """One layer in one traced step; bytes as in :class:`LayerCost`."""
+    """One layer in one traced step."""
 
     name: str
     kind: str
-    calls: int = 0
-    flops: int = 0
-    inputs: int = 0
-    outputs: int = 0
-    weights: int = 0
     dimensions: tuple[tuple[str, int], ...] = ()
+    # FLOPs and bytes as in :class:`LayerCost`
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("flops", "inputs", "outputs", "weights"), 0))
     rows: int | None = None
     parameters: list[nn.Parameter] = field(default_factory=list)  # that no layer before it has
     passes_gradient: bool = False  # to its input
@@ -262,16 +235,12 @@ class _Traced:
 def _trace(module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], width: int) -> list[_Traced]:
     """Run one training step and return its layers in the order of their first call, ``OUTSIDE`` last."""
     tracer = _Tracer(width)
-    handles = [
-        handle
-        for name, layer in module.named_modules()
-        if next(layer.children(), None) is None
-        for handle in (
-            layer.register_forward_pre_hook(tracer.before, with_kwargs=True),
-            layer.register_forward_hook(functools.partial(tracer.after, name), with_kwargs=True),
-        )
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in module.named_modules():
+            if next(layer.children(), None) is None:
+                after = functools.partial(tracer.after, name)
+                hooks.enter_context(layer.register_forward_pre_hook(tracer.before, with_kwargs=True))
+                hooks.enter_context(layer.register_forward_hook(after, with_kwargs=True))
         module.zero_grad()
         with tracer.counter:
             value = loss(module, batch)
@@ -279,9 +248,6 @@ def _trace(module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], wi
                 raise HardwareError("the training step's loss has no gradient: a parameter must be trainable")
             value.backward()  # type: ignore[no-untyped-call]
         return tracer.layers(module.parameters())
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Tracer:
@@ -309,8 +275,7 @@ class _Tracer:
         self._counted = self.counter.get_total_flops()
 
     def after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        layer = self._layers.setdefault(name, _Traced(name, type(module).__name__, dimensions=_dimensions(module)))
-        layer.calls += 1
+        layer = self._layers.setdefault(name, _Traced(name, type(module).__name__, _dimensions(module)))
         self._charge(layer)
         inputs, outputs = _tensors((args, kwargs)), _tensors(output)
         for parameter in module.parameters(recurse=False):
@@ -326,18 +291,20 @@ class _Tracer:
         weights = list(module.parameters(recurse=False))
         reads_input = backward and (not weights or any(weight.requires_grad for weight in weights))
         for tensor, needs_gradient in zip(inputs, self._needs, strict=True):
-            layer.inputs += self._bytes(tensor) * (1 + reads_input + (backward and needs_gradient))
-        layer.outputs += sum(self._bytes(tensor) * (1 + tensor.requires_grad) for tensor in outputs)
+            layer.counts["inputs"] += self._bytes(tensor) * (1 + reads_input + (backward and needs_gradient))
+        layer.counts["outputs"] += sum(self._bytes(tensor) * (1 + tensor.requires_grad) for tensor in outputs)
         layer.passes_gradient |= backward and any(self._needs)
 
     def layers(self, parameters: Iterable[nn.Parameter]) -> list[_Traced]:
         found = list(self._layers.values())
         for layer in found:
             passes = 1 + layer.passes_gradient
-            layer.weights = sum(self._bytes(p) * (passes + (p.grad is not None)) for p in layer.parameters)
-        rest = _Traced(OUTSIDE, "", calls=1, flops=self.counter.get_total_flops() - sum(layer.flops for layer in found))
+            moved = (self._bytes(p) * (passes + (p.grad is not None)) for p in layer.parameters)
+            layer.counts["weights"] = sum(moved)
+        rest = _Traced(OUTSIDE, "")
+        rest.counts["flops"] = self.counter.get_total_flops() - sum(layer.counts["flops"] for layer in found)
         others = [p for p in parameters if p not in self._claimed and p.grad is not None]
-        rest.weights = sum(3 * self._bytes(parameter) for parameter in others)
+        rest.counts["weights"] = sum(3 * self._bytes(parameter) for parameter in others)
         return [*found, rest]
 
     def _bytes(self, tensor: Tensor) -> int:
@@ -363,7 +330,7 @@ class _Tracer:
 
     def _charge(self, layer: _Traced) -> None:
         total = self.counter.get_total_flops()
-        layer.flops += total - self._counted
+        layer.counts["flops"] += total - self._counted
         self._counted = total
 
 

@@ -91,7 +91,16 @@ class Survey:
     @property
     def achieved(self) -> list[roofline.Achieved]:
         """How near the measured steps came to the roofline; empty where it is not known."""
-        return roofline.achieved(self.cost, self.limits, self.pairs) if self.cost and self.limits else []
+        if not self.cost or not self.limits:
+            return []
+        return [
+            roofline.Achieved(
+                size,
+                share_of_peak=self.cost.flops.at(size) / seconds / self.limits.flops_per_second,
+                share_of_roofline=roofline.allowed_seconds(self.cost, self.limits, size) / seconds,
+            )
+            for size, seconds in self.pairs
+        ]
 
     @property
     def multiple(self) -> int | None:
@@ -350,7 +359,7 @@ def cache_key(
         "module": [repr(module), *(f"{name} {tuple(p.shape)}" for name, p in module.named_parameters())],
         "examples": train_examples,
         "range": [space.low, space.high, space.multiple],
-        "device": [device_name(protocol.trainer), _processor()],
+        "device": [device_name(protocol.trainer), processor()],
         "trainer": {key: str(value) for key, value in protocol.trainer.items()},
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,
@@ -364,7 +373,7 @@ def cache_key(
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the processor's model where the system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

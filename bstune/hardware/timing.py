@@ -4,7 +4,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
@@ -22,7 +21,7 @@ from bstune.core.step_time import fit_step_times
 from bstune.hardware.roofline import DTYPES, Arithmetic, DeviceLimits, tensor_core_multiple, training_loss
 from bstune.trial.batches import micro_batch_sizes
 from bstune.trial.compile import compiled
-from bstune.trial.device import device_name, synchronize
+from bstune.trial.device import synchronize
 from bstune.trial.loop import Workload, make_trainer, run_trial
 from bstune.trial.workload import on_device
 
@@ -122,15 +121,10 @@ class _StepClock(TrialClock):
     def __init__(self, now: Callable[[], float], synchronize: Callable[[], None]) -> None:
         super().__init__(now, synchronize)
         self.ticks: list[float] = []
-        self._training = False
-
-    def enter(self, phase: Phase) -> float:
-        self._training = phase is Phase.TRAINING
-        return super().enter(phase)
 
     def watch(self, batches: Iterable[Any], every: int) -> Iterator[Any]:
         for number, batch in enumerate(batches):
-            if number % every == 0 and self._training:
+            if number % every == 0 and self._phase is Phase.TRAINING:
                 self.enter(Phase.TRAINING)
                 self.ticks.append(self.seconds(Phase.TRAINING))
             yield batch
@@ -212,14 +206,13 @@ def time_bare(
 
 
 def measure_limits(
-    device: torch.device | str,
+    device: torch.device,
     arithmetic: Arithmetic,
     seconds: float,
     matrix_sizes: Sequence[int],
     copy_bytes: Sequence[int],
 ) -> DeviceLimits:
     """Return the limits of ``device``, the best over a few sizes, warmed up; ``seconds`` are shared evenly."""
-    device = torch.device(device)
     multiple = tensor_core_multiple(arithmetic, device.type)
     share = seconds / (2.0 if multiple is None else 3.0)
     dtype = DTYPES[arithmetic]
@@ -235,29 +228,14 @@ def measure_limits(
         return lambda: target.copy_(source)
 
     try:
-        with _float32_products(arithmetic, device):
-            flops = _best_rate(product, 3, device, share, matrix_sizes)
-            odd = [size + 1 for size in matrix_sizes]
-            misaligned = None if multiple is None else _best_rate(product, 3, device, share, odd)
+        flops = _best_rate(product, 3, device, share, matrix_sizes)
+        odd = [size + 1 for size in matrix_sizes]
+        misaligned = None if multiple is None else _best_rate(product, 3, device, share, odd)
         bandwidth = _best_rate(copy, 1, device, share, copy_bytes)
-        name = device_name({"accelerator": device.type, "devices": [device.index or 0]})
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise HardwareError(f"the ceilings of {device} cannot be measured in {arithmetic}: {reason}") from error
-    return DeviceLimits(name, arithmetic, flops, bandwidth, misaligned)
-
-
-@contextmanager
-def _float32_products(arithmetic: Arithmetic, device: torch.device) -> Iterator[None]:
-    if device.type != "cuda" or arithmetic not in ("fp32", "tf32"):
-        yield
-        return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    return DeviceLimits(arithmetic, flops, bandwidth, misaligned)
 
 
 def _best_rate(

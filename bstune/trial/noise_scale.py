@@ -48,11 +48,11 @@ class NoiseScale(Callback):
     split into parts, and their gradients are taken beside the training, ahead of the step. In either case they are
     gradients before clipping, with a gradient scaler's factor taken out.
 
-    Training stays as it was, bit for bit: a pass over a part changes no ``.grad``, and random number generators
-    (Python's, numpy's, torch's on CPU and the current CUDA device), buffers, metrics and other attributes of the
-    modules (numbers, tensors, generators, and lists, dicts and sets of them) are put back after it; what it logs is
-    dropped. What ``training_step`` changes elsewhere, or deeper in attributes, is changed by each pass. Its memory is
-    at most that of a step with one more gradient. Reentrant activation checkpointing cannot be measured in this way.
+    Training stays as it was, bit for bit: a pass over a part changes no ``.grad``, what it logs is dropped, and random
+    number generators (Python's, numpy's, torch's on CPU and the current CUDA device) and attributes of the modules
+    (buffers, metrics, numbers, tensors, generators, and lists, dicts and sets of them) are put back after it. What
+    ``training_step`` changes elsewhere, or deeper in attributes, is changed by each pass. Its memory is at most that of
+    a step with one more gradient. Reentrant activation checkpointing cannot be measured in this way.
 
     Normalisation layers see the micro-batch or part, so what is measured is the noise of training with that ghost
     batch. Dropout draws a mask for each, and its noise counts as part of Sigma. The loss has to be a mean over the
@@ -100,14 +100,9 @@ class NoiseScale(Callback):
         self.every, self.parts, self.window, self.level, self.weights = every, parts, window, level, weights
         self._around = around
         self.passed_over = 0
-        self._measured: list[tuple[int, float, float]] = []
+        self.measurements: tuple[tuple[int, float, float], ...] = ()  # number of the step, its unbiased |G|^2, tr Sigma
         self._logged = 0
         self._reading: _Reading | None = None
-
-    @property
-    def measurements(self) -> tuple[tuple[int, float, float], ...]:
-        """All measured steps: number of the step, from 1, and its unbiased |G|^2 and tr Sigma."""
-        return tuple(self._measured)
 
     @property
     def estimate(self) -> NoiseScaleEstimate:
@@ -116,16 +111,16 @@ class NoiseScale(Callback):
         Steps that were due but not measured (a gradient that is not finite, a micro-batch without any) are counted in
         ``passed_over``. A parameter without gradient counts as one whose gradient is 0.
         """
-        return moving_estimate(self._measured, self.window, self.level)
+        return moving_estimate(self.measurements, self.window, self.level)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all measurements, as plain data."""
-        return {"measurements": [list(measured) for measured in self._measured], "passed_over": self.passed_over}
+        return {"measurements": [list(measured) for measured in self.measurements], "passed_over": self.passed_over}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what :meth:`state_dict` returned."""
-        self._measured = [(int(step), float(g), float(s)) for step, g, s in state_dict["measurements"]]
-        self._logged = len(self._measured)
+        self.measurements = tuple((int(step), float(g), float(s)) for step, g, s in state_dict["measurements"])
+        self._logged = len(self.measurements)
         self.passed_over = int(state_dict["passed_over"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -163,7 +158,8 @@ class NoiseScale(Callback):
             else:
                 self._reading = _Reading(optimized_parameters(trainer, pl_module))
         if self._reading is not None:
-            self._reading.start_micro_batch(count_examples(batch))
+            self._reading.sizes.append(count_examples(batch))
+            self._reading.norms.append([])
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure a step after its last micro-batch."""
@@ -173,45 +169,41 @@ class NoiseScale(Callback):
         self._close()
         if reading.refused is not None:
             raise reading.refused
-        gradients = {name: p.grad for name, p in reading.parameters.items() if p.grad is not None}
         norms, total = [_square(norms) for norms in reading.norms], sum(reading.sizes)
         weights = [n / total if self.weights == "examples" else 1.0 / len(reading.sizes) for n in reading.sizes]
+        micro_batches = list(zip(norms, weights, reading.sizes, strict=True))
         # DDP averages over devices; a scaler's factor is the same for all micro-batches of a step.
-        scale = _scale(trainer) ** 2
-        sums = torch.tensor(
-            [
-                sum(norm / (scale * w) for norm, w in zip(norms, weights, strict=True)),  # w |g_i|^2 of g_i = .../w
-                sum(w / n for w, n in zip(weights, reading.sizes, strict=True)),
-                sum(w * w / n for w, n in zip(weights, reading.sizes, strict=True)),
-                float(all(reading.norms)),
-            ],
-            dtype=torch.float64,
+        devices, scale = trainer.world_size, _scale(trainer) ** 2
+        values = (
+            sum(norm / (scale * w) for norm, w, _ in micro_batches),  # w |g_i|^2 of g_i = .../w
+            sum(w / n for _, w, n in micro_batches),
+            sum(w * w / n for _, w, n in micro_batches),
+            float(all(reading.norms)),
         )
-        devices = trainer.world_size
+        sums = torch.tensor(values, dtype=torch.float64)
         if devices > 1:
             sums = trainer.strategy.reduce(sums.to(trainer.strategy.root_device), reduce_op="sum").cpu()
         small, inverse_small, inverse_big, whole = sums.tolist()
-        big = _square(_norms(gradients)) / scale
         if whole < devices:  # a micro-batch without gradient
             self.passed_over += 1
             return
-        sizes = devices / inverse_small, devices**2 / inverse_big
-        self._add(trainer, GradientNorms(small / devices, sizes[0], big, sizes[1]))
+        gradients = {name: p.grad for name, p in reading.parameters.items() if p.grad is not None}
+        big = _square(_norms(gradients)) / scale
+        self._add(trainer, GradientNorms(small / devices, devices / inverse_small, big, devices**2 / inverse_big))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log the moving estimate after a measured step."""
-        if len(self._measured) == self._logged:
+        if len(self.measurements) == self._logged:
             return
-        self._logged = len(self._measured)
+        self._logged = len(self.measurements)
         estimate = self.estimate
-        values = {
-            f"noise_scale_{name}": getattr(estimate, name) for name in ("low", "high", "squared_gradient", "trace")
-        }
+        terms = ("low", "high", "squared_gradient", "trace")
+        values = {f"noise_scale_{name}": getattr(estimate, name) for name in terms}
         values["noise_scale"] = estimate.noise_scale
         for logger in trainer.loggers:
-            logger.log_metrics({k: v for k, v in values.items() if v is not None}, step=self._measured[-1][0])
+            logger.log_metrics({k: v for k, v in values.items() if v is not None}, step=self.measurements[-1][0])
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Pass over micro-batches that are left over."""
@@ -232,7 +224,8 @@ class NoiseScale(Callback):
 
     def _close(self) -> None:
         if self._reading is not None:
-            self._reading.remove_hooks()
+            for hook in self._reading.hooks:
+                hook.remove()
             self._reading = None
 
     def _measure_parts(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -262,7 +255,7 @@ class NoiseScale(Callback):
 
     def _add(self, trainer: Trainer, norms: GradientNorms) -> None:
         if math.isfinite(norms.squared_gradient) and math.isfinite(norms.trace):
-            self._measured.append((trainer.global_step + 1, norms.squared_gradient, norms.trace))
+            self.measurements += ((trainer.global_step + 1, norms.squared_gradient, norms.trace),)
         else:
             self.passed_over += 1
 
@@ -337,21 +330,13 @@ class _Reading:
         self.norms: list[list[Tensor]] = []
         self.refused: ConfigError | None = None  # raised after the backward pass, which is the training's own
         hooks = ((p, partial(self._read, name)) for name, p in parameters.items())
-        self._hooks = [p.register_hook(hook) for p, hook in hooks]  # type: ignore[no-untyped-call]
+        self.hooks = [p.register_hook(hook) for p, hook in hooks]  # type: ignore[no-untyped-call]
 
     def _read(self, name: str, gradient: Tensor) -> None:
         try:
             self.norms[-1] += _norms({name: gradient})
         except ConfigError as error:
             self.refused = error
-
-    def start_micro_batch(self, examples: int) -> None:
-        self.sizes.append(examples)
-        self.norms.append([])
-
-    def remove_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
 
 def optimized_parameters(trainer: Trainer, module: LightningModule) -> dict[str, nn.Parameter]:
@@ -387,8 +372,7 @@ def _norms(gradients: Mapping[str, Tensor]) -> list[Tensor]:
                 f"the gradient of {name} is sparse ({gradient.layout}), and the noise scale needs dense ones: set"
                 " sparse=False in its layer, or leave NoiseScale out"
             )
-    half = (torch.float16, torch.bfloat16)
-    wide = (g.detach().float() if g.dtype in half else g.detach() for g in gradients.values())
+    wide = (g.detach().to(torch.promote_types(g.dtype, torch.float32)) for g in gradients.values())
     # All in one type, to be stacked; only MPS has no float64.
     return [torch.linalg.vector_norm(g).to(torch.float32 if g.is_mps else torch.float64) for g in wide]
 

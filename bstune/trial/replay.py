@@ -92,27 +92,15 @@ class Table:
         """All learning rates, ascending."""
         return tuple(sorted({run.lr for run in self.runs}))
 
-    @cached_property
-    def _log_cells(self) -> Any:
-        return np.log(np.array(list(self.cells), dtype=np.float64))
-
-    def nearest_cell(self, batch_size: float, lr: float) -> tuple[int, float]:
-        """Return the recorded cell nearest in (log B, log lr); of equals the first in order."""
-        if (batch_size, lr) in self.cells:
-            return int(batch_size), lr
-        distance = ((self._log_cells - np.log([batch_size, lr])) ** 2).sum(axis=1)
-        return list(self.cells)[int(distance.argmin())]
-
     def outcome(self, batch_size: float, lr: float, seed: int, target: Target) -> Outcome:
         """Return what a trial comes to; outside of the table's range as at its edge.
 
         Where all corners of the grid around the point reached the target, log S and log tau are bilinear in
         (log B, log lr), and the history is the nearest corner's with its steps rescaled; elsewhere the outcome is the
-        nearest corner's. A corner that was not recorded is its nearest recorded cell. Of several runs in a cell, one
-        is drawn by ``seed``, the same place in every cell.
+        nearest corner's. A corner that was not recorded is its nearest recorded cell, in (log B, log lr). Of several
+        runs in a cell, one is drawn by ``seed``, the same place in every cell.
         """
-        share = float(np.random.default_rng(seed).random())
-        return self._read(batch_size, lr, target, share)
+        return self._read(batch_size, lr, target, float(np.random.default_rng(seed).random()))
 
     def median_time(self, batch_size: float, lr: float, target: Target) -> float | None:
         """Return the median time to target in seconds over the seeds; None if half of them did not reach it."""
@@ -132,28 +120,31 @@ class Table:
             if ws * wr > 0
         ]
         nearest = max(corners, key=lambda corner: corner[1])[0]
-        own = nearest.steps_to(target)
+        hit = nearest.steps_to(target)
         reached = [steps for run, _ in corners if (steps := run.steps_to(target)) is not None]
-        if own is None or len(reached) < len(corners):
-            end = nearest.end if own is None else own
-            diverged = nearest.diverged and own is None
-            return Outcome(own, end, nearest.seconds_per_step, _rescaled(nearest, end, 1.0), diverged)
+        if hit is None or len(reached) < len(corners):
+            end = nearest.end if hit is None else hit
+            diverged = nearest.diverged and hit is None
+            return Outcome(hit, end, nearest.seconds_per_step, _rescaled(nearest, end, 1.0), diverged)
         weights = [weight for _, weight in corners]
         steps = round(_geometric_mean(reached, weights))
         tau = _geometric_mean([run.seconds_per_step for run, _ in corners], weights)
-        return Outcome(steps, steps, tau, _rescaled(nearest, own, steps / own), False)
+        return Outcome(steps, steps, tau, _rescaled(nearest, hit, steps / hit), False)
 
     def _draw(self, batch_size: int, lr: float, share: float) -> Run:
-        runs = self.cells[self.nearest_cell(batch_size, lr)]
+        runs = self.cells.get((batch_size, lr))
+        if runs is None:
+            distance = ((np.log(list(self.cells)) - np.log([batch_size, lr])) ** 2).sum(axis=1)
+            runs = list(self.cells.values())[int(distance.argmin())]
         return runs[min(int(share * len(runs)), len(runs) - 1)]
 
     def best(self, target: Target) -> tuple[int, float, float] | None:
         """Return batch size, learning rate and median time of the fastest cell; None if none reached the target."""
-        times = {cell: time for cell in self.cells if (time := self.median_time(*cell, target)) is not None}
+        times = [(time, cell) for cell in self.cells if (time := self.median_time(*cell, target)) is not None]
         if not times:
             return None
-        cell = min(times, key=lambda cell: (times[cell], cell))
-        return (*cell, times[cell])
+        time, cell = min(times)
+        return (*cell, time)
 
 
 def _bracket(values: Sequence[float], value: float) -> tuple[tuple[Any, ...], tuple[float, ...]]:
@@ -212,38 +203,33 @@ def replay(
     )
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: Any) -> bool:
     # NaN compares false; an integer may be too large for a float.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
 
 
 def _is_integer(value: Any) -> bool:
     return _is_number(value) and value == int(value)
 
 
-def _is_ascending(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and all(_is_integer(step) for step in value)
-        and all(before < after for before, after in pairwise([0, *value]))
-    )
+def _is_list(value: Any, is_valid: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_valid, value))
 
 
 # What each column of a row must be.
 COLUMNS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "batch_size": ("a positive integer", lambda value: _is_positive(value) and _is_integer(value)),
-    "lr": ("a positive number", _is_positive),
+    "batch_size": ("a positive integer", lambda value: _is_integer(value) and value > 0),
+    "lr": ("a positive number", lambda value: _is_number(value) and value > 0),
     "seed": ("an integer", _is_integer),
-    "steps": ("a list of ascending positive integers", _is_ascending),
+    "steps": (
+        "a list of ascending positive integers",
+        lambda value: _is_list(value, _is_integer) and all(before < after for before, after in pairwise([0, *value])),
+    ),
     "metric": (
         "a list of finite numbers, which ends before any other",
-        lambda value: isinstance(value, list) and all(_is_number(one) for one in value),
+        lambda value: _is_list(value, _is_number),
     ),
-    "seconds_per_step": ("a positive number", _is_positive),
+    "seconds_per_step": ("a positive number", lambda value: _is_number(value) and value > 0),
 }
 
 
@@ -303,8 +289,13 @@ def _run(line: str, place: str) -> Run:
     )
 
 
-def never_reached(table: Table, target: Target) -> str | None:
-    """Return why no trial can reach the target in this table, with the best value in it; None if some run did."""
+def unusable_target(table: Table, target: Target) -> str | None:
+    """Return why a search for the target is no use: no run reaches it, or all do at once; None if it is of use."""
+    if all(run.steps and target.reached(run.metric[0]) for run in table.runs):
+        return (
+            f"{target} is met by every run in this table at its first evaluation: "
+            "check workload.target.mode and workload.target.value"
+        )
     if any(run.steps_to(target) is not None for run in table.runs):
         return None
     value, run = min(((v, run) for run in table.runs for v in run.metric), key=lambda pair: target.gap(pair[0]))
@@ -312,16 +303,6 @@ def never_reached(table: Table, target: Target) -> str | None:
     return (
         f"{target} is never reached in this table; {word} {target.metric} {value:g}, at batch size {run.batch_size} "
         f"and learning rate {run.lr:g}: set workload.target.value to one that some run reached"
-    )
-
-
-def always_reached(table: Table, target: Target) -> str | None:
-    """Return, in words, that every run meets the target at its first evaluation; None if one does not."""
-    if not all(run.steps and target.reached(run.metric[0]) for run in table.runs):
-        return None
-    return (
-        f"{target} is met by every run in this table at its first evaluation: "
-        "check workload.target.mode and workload.target.value"
     )
 
 
@@ -364,9 +345,8 @@ def read_index() -> dict[str, Source]:
 def complete(config: DictConfig) -> DictConfig:
     """Return a replayed workload's config with what it leaves open (``???``) taken from its table.
 
-    These are the range of batch sizes; the reference of the scaling rule, the geometric middle of the batch sizes and
-    of the learning rates; a budget that no recorded run exceeds, so that it is the records that end trials; and, of a
-    table that ships, the target that it was recorded for.
+    These are the range of batch sizes; the reference, the geometric middle of batch sizes and of learning rates; a
+    budget that no recorded run exceeds, so that it is the records that end trials; and a shipped table's target.
     """
     config = config.copy()
     config.device = DEVICE
@@ -378,26 +358,26 @@ def complete(config: DictConfig) -> DictConfig:
     # The least budget that no run exceeds: the longest run's steps at the largest batch size, or the most examples of a
     # run that took more steps.
     steps = max(run.end for run in table.runs if run.batch_size == high)
-    examples = max((run.end * run.batch_size for run in table.runs if run.end > steps), default=1)
-    defaults: Mapping[str, Mapping[str, Any]] = {
-        "batch_size": {"low": low, "high": high},
-        "reference": {"batch_size": math.sqrt(low * high), "lr": math.sqrt(table.lrs[0] * table.lrs[-1])},
-        "budget": {"steps": steps, "examples": examples},
-    }
-    for group, values in defaults.items():
-        for name, value in values.items():
-            if OmegaConf.is_missing(config.workload[group], name):
-                config.workload[group][name] = value
+    defaults = (
+        ("batch_size", "low", low),
+        ("batch_size", "high", high),
+        ("reference", "batch_size", math.sqrt(low * high)),
+        ("reference", "lr", math.sqrt(table.lrs[0] * table.lrs[-1])),
+        ("budget", "steps", steps),
+        ("budget", "examples", max((run.end * run.batch_size for run in table.runs if run.end > steps), default=1)),
+    )
+    for group, name, value in defaults:
+        if OmegaConf.is_missing(config.workload[group], name):
+            config.workload[group][name] = value
     if OmegaConf.is_missing(config.workload.target, "value"):
-        sources = (source for source in read_index().values() if source.path.resolve() == path.resolve())
-        source = next(sources, None)
-        if source is None:
+        targets = [source.target for source in read_index().values() if source.path.resolve() == path.resolve()]
+        if not targets:
             seen = [value for run in table.runs for value in run.metric]
             raise ConfigError(
                 "workload.target.value is missing: give the value to reach, such as workload.target.value=0.1 "
                 f"(this table's values lie between {min(seen):g} and {max(seen):g})"
             )
-        config.workload.target.value = source.target.value
+        config.workload.target.value = targets[0].value
     return config
 
 
@@ -410,7 +390,10 @@ class ReplayBackend(TrialBackend):
         path = find_table(config.workload.table)
         self.table, self._protocol = read_table(path), protocol
         sizes, lrs = self.table.batch_sizes, self.table.lrs
-        self.step_time = _step_time(self.table)
+        # The median at each recorded batch size, linear in the logarithms between them.
+        taus = [median(run.seconds_per_step for run in self.table.runs if run.batch_size == size) for size in sizes]
+        log_sizes, log_taus = np.log(sizes), np.log(taus)
+        self.step_time = lambda batch_size: float(np.exp(np.interp(math.log(batch_size), log_sizes, log_taus)))
         self.device = DEVICE
         self.description = f"recorded runs ({path.stem})"
         self.versions = {"bstune": bstune.__version__}
@@ -435,8 +418,7 @@ class ReplayBackend(TrialBackend):
 
     def check(self, space: Space, trial: TrialSpec | None) -> None:
         """Refuse a target that no recorded run reaches, or all do at once, and points outside of the table."""
-        target = self._protocol.target
-        reason = never_reached(self.table, target) or always_reached(self.table, target)
+        reason = unusable_target(self.table, self._protocol.target)
         if reason is not None:
             raise TableError(reason)
         sizes, lrs = ("batch sizes", self.table.batch_sizes), ("learning rates", self.table.lrs)
@@ -450,10 +432,3 @@ class ReplayBackend(TrialBackend):
                 raise ConfigError(
                     f"{option}={value:g} lies outside of the table's {what}, {values[0]:g} to {values[-1]:g}"
                 )
-
-
-def _step_time(table: Table) -> Callable[[float], float]:
-    """Return the median seconds per step at each recorded batch size, linear in the logarithms between them."""
-    taus = [median(run.seconds_per_step for run in table.runs if run.batch_size == size) for size in table.batch_sizes]
-    sizes, seconds = np.log(np.array(table.batch_sizes, dtype=np.float64)), np.log(taus)
-    return lambda batch_size: float(np.exp(np.interp(math.log(batch_size), sizes, seconds)))

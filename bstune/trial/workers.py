@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from bstune.core.files import Output
@@ -83,9 +83,7 @@ class Workers:
         if self._signal is not None:
             sys.exit(128 + self._signal)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for worker in self._workers:
             if kind is not None:  # Lightning would put off the signal to terminate until a batch is done
                 worker.process.kill()
@@ -143,9 +141,7 @@ class Workers:
                 self._finished[worker] = worker.finish(self._running[worker])
         if not self._finished:
             return None
-        worker = min(
-            self._finished, key=lambda worker: (self._finished[worker].record is None, self._running[worker].number)
-        )
+        worker = min(self._finished, key=lambda w: (self._finished[w].record is None, self._running[w].number))
         del self._running[worker]
         return self._finished.pop(worker)
 

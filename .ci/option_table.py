@@ -1,0 +1,67 @@
+"""Write the table of options in ``conf/README.md``: ``python .ci/option_table.py``; a test reads it, too."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from bstune.config import TrainedOptions
+
+CONF = Path(__file__).parents[1] / "conf"
+README = CONF / "README.md"
+
+
+def option_types(section: type[BaseModel] = TrainedOptions, prefix: str = "") -> dict[str, Any]:
+    """Return the type of every option, by its dotted name."""
+    types = {}
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            types |= option_types(kind, f"{prefix}{name}.")
+        else:
+            types[f"{prefix}{name}"] = field.rebuild_annotation()
+    return types
+
+
+def allowed(schema: dict[str, Any]) -> str:
+    """Return what a JSON schema allows, as a phrase."""
+    if "anyOf" in schema:
+        return " or ".join(allowed(one) for one in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        return f"list of {allowed(schema['items'])}"
+    names = {"integer": "integer", "number": "number", "boolean": "`true`, `false`", "string": "text", "null": "`null`"}
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    bounds = [f"{sign} {schema[name]:g}" for name, sign in signs.items() if name in schema]
+    return " ".join([names.get(schema.get("type", ""), "mapping"), *bounds])
+
+
+def comments() -> dict[str, tuple[str, str]]:
+    """Return the default of each option in conf/config.yaml, and the comment at the end of its line."""
+    stack: list[str] = []
+    found = {}
+    for line in (CONF / "config.yaml").read_text().splitlines():
+        entry = re.match(r"( *)(\w+):([^#]*)(?:# (.*))?$", line)
+        if entry:
+            stack[len(entry[1]) // 2 :] = [entry[2]]
+            found[".".join(stack)] = (entry[3].strip(), entry[4] or "")
+    return found
+
+
+def table() -> str:
+    """Return the table of options that conf/README.md should hold."""
+    lines = ["| option | default | allowed | what |", "| --- | --- | --- | --- |"]
+    types = option_types()
+    for name, (default, what) in comments().items():
+        if name in types:
+            schema = TypeAdapter(types[name]).json_schema()
+            cells = (f"`{name}`", f"`{default}`" if default else "", allowed(schema), what)
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    text = README.read_text()
+    README.write_text(re.sub(r"\| option \| default .*?\n(?!\|)", lambda _: table() + "\n", text, flags=re.S))
