@@ -29,7 +29,6 @@ SECONDS_DIGITS = 4  # of seconds per step: far below the noise from run to run
 USABLE = ("reached", "censored", "diverged")  # an out-of-memory or failed trial bounds no steps
 FROZEN = ("workload.", "protocol.", "trainer.", "precision", "device", "compile")
 
-
 Point = tuple[int, float, int]  # batch size, learning rate and seed
 
 
@@ -103,7 +102,6 @@ def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -
 def record_grid(points: Sequence[Point], train: Callable[[TrialSpec], TrialResult], path: Path) -> None:
     """Train every point that ``path.runs`` lacks, print a line for each, then write ``path``."""
     partial = _runs_file(path)
-    partial.parent.mkdir(parents=True, exist_ok=True)
     rows = _read_partial(partial)
     done = {_point(recorded) for recorded in rows}
     for number, point in enumerate(points):
@@ -135,17 +133,13 @@ def row(result: TrialResult) -> dict[str, Any]:
 
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table, its rows in order of batch size, learning rate and seed.
-
-    A row's seconds per step are the median over all rows of its batch size: a step takes the same time at every
-    learning rate, and what else ran on the machine meanwhile shows in single rows alone. Runs that went out of memory
-    are left out, and so is a batch size at which no run timed a step; TableError if fewer than two are left.
-    """
+    """Write a table of the usable rows, in order; TableError if they are at fewer than two batch sizes."""
     ordered = [_thinned(recorded) for recorded in sorted(rows, key=_point) if recorded["status"] in USABLE]
     times: dict[int, list[float]] = {}
     for recorded in ordered:
         if recorded["seconds_per_step"] is not None:
             times.setdefault(recorded["batch_size"], []).append(recorded["seconds_per_step"])
+    # A step takes the same time at every learning rate; what else ran on the machine shows in single rows alone.
     pooled = {size: _rounded(statistics.median(seconds), SECONDS_DIGITS) for size, seconds in times.items()}
     lines = [
         dump_json({**recorded, "seconds_per_step": pooled[recorded["batch_size"]]})
