@@ -93,7 +93,7 @@ class Counting(LightningModule):
         return -self.weight * self.gradient(batch_idx)
 
     def validation_step(self, batch, batch_idx):
-        self.log(self.metric_name, self.metric(round(self.weight.item())), batch_size=1)
+        self.log(self.metric_name, self.metric(round(self.weight.item(), 3)), batch_size=1)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1.0)

@@ -23,8 +23,9 @@ QUICK = ("workload=digits", "search.trials=4", "search.batch_size.low=32", "sear
 # An easy target and a small budget: milliseconds a trial. Of sixteen of bstune's own short ones some reach it.
 EASY = (*QUICK, "workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
 OFFLINE = "mlflow.enabled=false"
+MEASURED = ("hardware.enabled=false", "protocol.noise_scale_every=2")
 # Its objective counts examples: what it does depends on no clock.
-STUDY = (*EASY, "search.trials=16", "search.objective=steps", "study=small", "seed=5", "hardware.enabled=false")
+STUDY = (*EASY, "search.trials=16", "search.objective=steps", "study=small", "seed=5", *MEASURED)
 
 # A convolution with normalisation in groups in place of the digits' perceptron.
 GHOSTS = (
@@ -158,6 +159,7 @@ def test_a_study_from_end_to_end(study):
     assert {best[name]["number"] for name in best} <= kept
     assert all(trials[number].reached for number in kept)
     assert 0.0 < curve["test"]["best_by_time"]["test/error"] < 0.5
+    assert f"{curve['noise_scale']['steps']} steps of {curve['noise_scale']['trials']} trials" in " ".join(out.split())
     assert OmegaConf.load(folder / "config.yaml").seed == 5
 
 

@@ -26,7 +26,6 @@ DIGITS = ("workload=digits", "mlflow.enabled=false", "search.batch_size.low=32",
 EASY = ("workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
 # The length of the warm-up is the budget's: a schedule with a horizon.
 HORIZON = ("workload.module.schedule.warmup_examples=${trial.total_steps}",)
-TRIALS = 24
 
 
 @pytest.fixture
@@ -71,16 +70,23 @@ def end_at(monkeypatch, at, killed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sampler", "objective", "killed"),
-    [("frontier", "steps", True), ("frontier", "both", False), ("tpe", "steps", True), ("tpe", "steps", False)],
+    ("arguments", "killed"),
+    [
+        ((*REPLAY, STEPS), True),
+        ((*REPLAY, "search.objective=both"), False),
+        ((*REPLAY, STEPS, "sampler=tpe"), True),
+        ((*REPLAY, STEPS, "sampler=tpe"), False),
+        ((*DIGITS, *EASY, STEPS, "search.trials=12", "search.replicates=2", "protocol.noise_scale_every=2"), False),
+    ],
+    ids=["frontier-killed", "both", "tpe-killed", "tpe", "real training"],
 )
-def test_a_study_cut_short_and_continued_asks_the_same_trials(bstune, outputs, monkeypatch, sampler, objective, killed):
-    arguments = (*REPLAY, f"search.objective={objective}", f"sampler={sampler}", f"search.trials={TRIALS}")
+def test_a_study_cut_short_and_continued_asks_the_same_trials(bstune, outputs, monkeypatch, arguments, killed):
+    arguments = ("search.trials=24", *arguments) if arguments[0] == REPLAY[0] else arguments
     assert bstune(*arguments, "study=whole")[0] == 0
     whole = asked_by_index(outputs / "whole")
     order = list(whole)
     continued = next((i for i, index in enumerate(order) if whole[index][3] is not None), None)
-    assert sampler == "tpe" or continued is not None, "no trial was continued: the test proves little"
+    assert "sampler=tpe" in arguments or continued is not None, "no trial was continued: the test proves little"
     replicate = next(i for i, index in enumerate(order) if whole[index][4] is not None)  # some trial reached it
     cuts = sorted({0, continued or 7, replicate + 1})
     done = 0
@@ -95,23 +101,6 @@ def test_a_study_cut_short_and_continued_asks_the_same_trials(bstune, outputs, m
     failed = [trial for trial in trials_of(outputs / "pieces") if trial.status == "failed"]
     assert [trial.trial_index for trial in failed] == [order[at] for at in cuts]
     assert [(t.batch_size, t.lr, t.seed) for t in failed] == [whole[t.trial_index][:3] for t in failed]
-
-
-@pytest.mark.slow
-def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(bstune, outputs, monkeypatch):
-    arguments = (*DIGITS, *EASY, STEPS, "search.trials=12", "search.replicates=1", "protocol.noise_scale_every=2")
-    assert bstune(*arguments, "study=whole")[0] == 0
-    whole = asked_by_index(outputs / "whole")
-    continued = next(i for i, asked in enumerate(whole.values()) if asked[3] is not None)
-    with monkeypatch.context() as patch:
-        end_at(patch, continued, killed=False)
-        assert bstune(*arguments, "study=pieces")[0] == 130
-    status, out, _ = bstune(*arguments, "study=pieces")
-    assert status == 0
-    assert asked_by_index(outputs / "pieces") == whole
-    row = json.loads((outputs / "pieces" / "curve.json").read_text())["noise_scale"]
-    assert row["trials"] >= 4
-    assert f"{row['steps']} steps of {row['trials']} trials" in " ".join(out.split())
 
 
 @pytest.mark.slow

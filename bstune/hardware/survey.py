@@ -359,7 +359,7 @@ def cache_key(
         "module": [repr(module), *(f"{name} {tuple(p.shape)}" for name, p in module.named_parameters())],
         "examples": train_examples,
         "range": [space.low, space.high, space.multiple],
-        "device": [device_name(protocol.trainer), _processor()],
+        "device": [device_name(protocol.trainer), processor()],
         "trainer": {key: str(value) for key, value in protocol.trainer.items()},
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,
@@ -373,7 +373,7 @@ def cache_key(
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the processor's model where the system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
