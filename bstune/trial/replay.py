@@ -212,12 +212,8 @@ def _is_integer(value: Any) -> bool:
     return _is_number(value) and value == int(value)
 
 
-def _is_ascending(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and all(_is_integer(step) for step in value)
-        and all(before < after for before, after in pairwise([0, *value]))
-    )
+def _is_list(value: Any, is_valid: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_valid, value))
 
 
 # What each column of a row must be.
@@ -225,10 +221,13 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "batch_size": ("a positive integer", lambda value: _is_integer(value) and value > 0),
     "lr": ("a positive number", lambda value: _is_number(value) and value > 0),
     "seed": ("an integer", _is_integer),
-    "steps": ("a list of ascending positive integers", _is_ascending),
+    "steps": (
+        "a list of ascending positive integers",
+        lambda value: _is_list(value, _is_integer) and all(before < after for before, after in pairwise([0, *value])),
+    ),
     "metric": (
         "a list of finite numbers, which ends before any other",
-        lambda value: isinstance(value, list) and all(_is_number(one) for one in value),
+        lambda value: _is_list(value, _is_number),
     ),
     "seconds_per_step": ("a positive number", lambda value: _is_number(value) and value > 0),
 }
