@@ -79,10 +79,6 @@ class Overflows(Classifier):
         return super().training_step(batch, batch_idx) * (torch.inf if batch_idx % 9 in (3, 4) else 1.0)
 
 
-class Surprise:
-    pass
-
-
 class Saving(Classifier):
     """Its loss depends on a number that it keeps; its settings may hold any object, and are not in the file."""
 
@@ -90,7 +86,7 @@ class Saving(Classifier):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.save_hyperparameters({"surprise": Surprise()})
+        self.save_hyperparameters({"surprise": Noisy()})
 
     def training_step(self, batch, batch_idx):
         self.batches += 1
@@ -125,9 +121,6 @@ class Foreign(LightningDataModule):
     """A project's own data, with a state of its own."""
 
     seen = 0
-
-    def train_dataloader(self):
-        return DataLoader(Noisy(), batch_size=3, shuffle=True)
 
     def on_after_batch_transfer(self, batch, dataloader_idx):
         if self.trainer.training:
@@ -240,17 +233,6 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_bit_for_bit(case, every, 
 def test_a_state_without_measurements_is_taken_up(stopped):
     going_on, _ = resume(stopped, learning_protocol(noise_scale_every=5))
     assert [step for step, _, _ in going_on.noise_scale] == list(range(25, STEPS + 1, 5))
-
-
-@pytest.mark.parametrize("schedule", [EVERY_STEP, SCHEDULE])
-def test_a_limit_at_a_step_that_is_due_is_no_other_evaluation(schedule, tmp_path):
-    protocol = learning_protocol(evaluation_schedule=schedule)
-    whole, reference = train(SPEC, protocol)
-    due = [step for step, _ in whole.history]
-    limits = (due[0], due[3], due[-2])
-    records, module = chain(tmp_path, limits, protocol=lambda: protocol)
-    assert records[-1].history == whole.history
-    assert_same(records[-1], module, whole, reference, limits)
 
 
 @pytest.mark.parametrize("limits", [(37,), (3, 4, 5, 33, 34, 35, 42, 43)])
@@ -480,9 +462,9 @@ OTHERS = "its number, batch size, lr, seed and steps are (1, 8, 0.05, 4, 20), no
         (changed(lambda checkpoint: checkpoint.pop("bstune")), {}, "'bstune'"),
         (changed(lambda checkpoint: checkpoint["bstune"].update(colour="red")), {}, "colour"),
         (
-            changed(lambda checkpoint: checkpoint.update(callbacks={"own": Surprise()})),
+            changed(lambda checkpoint: checkpoint.update(callbacks={"own": Noisy()})),
             {},
-            "it holds more than plain data: Unsupported global: GLOBAL test_checkpoint.Surprise",
+            "it holds more than plain data: Unsupported global: GLOBAL test_checkpoint.Noisy",
         ),
         (zero, {}, "in it is damaged"),
         (lambda path: None, {"batch_size": 9}, OTHERS.format("9, 0.05, 4")),

@@ -41,8 +41,6 @@ class StepTimes:
     def __call__(self, batch_size: Array) -> Array:
         """Return tau in seconds (in an arbitrary unit where nothing was measured), in the shape of ``batch_size``."""
         smooth = np.array([self.smooth(size) for size in np.ravel(batch_size)]).reshape(np.shape(batch_size))
-        if not self.x:
-            return smooth
         away = (np.log2(batch_size)[..., None] - np.array(self.x)) / BANDWIDTH
         weight = np.exp(-0.5 * away**2)
         return np.asarray(smooth * np.exp(weight @ np.array(self.log_ratio) / (weight.sum(axis=-1) + SHRINKAGE)))
@@ -69,9 +67,9 @@ def fit_step_times(
     """
     pairs = list(measured)
     smooth = given or (fit_line(pairs) if pairs else StepTime(middle, 1.0))
-    if not pairs:
-        return StepTimes(smooth)
-    batch, tau = (np.array(values, dtype=np.float64) for values in zip(*pairs, strict=True))
+    batch, tau = (
+        np.array(pairs, dtype=np.float64).reshape(-1, 2).T.copy()
+    )  # rows in one piece, which numpy's log may treat otherwise
     log_ratio = np.log(tau / StepTimes(smooth)(batch))
     return StepTimes(smooth, tuple(np.log2(batch).tolist()), tuple(log_ratio.tolist()))
 
