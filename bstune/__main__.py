@@ -34,6 +34,7 @@ from bstune.core.records import dump_json
 
 VERBS = {  # each is called with what stands after it, and raises what ends it
     "tune": "bstune.__main__:tune",
+    "worker": "bstune.__main__:worker",
     "survey": "bstune.hardware.report:main",
     "fit": "bstune.__main__:fit",
     "record": "bstune.study.record:main",
@@ -135,6 +136,34 @@ def run(config: DictConfig, arguments: Sequence[str]) -> None:
         raise Interrupted(
             "interrupted: every finished trial is stored; the same command continues the study"
         ) from error
+
+
+def worker(arguments: list[str]) -> None:
+    """Join a study that another process has begun, and run trials of it."""
+    if not arguments or {"--help", "-h"} & set(arguments):
+        sys.stdout.write(
+            "usage: bstune worker storage=URL study=NAME [OPTION=VALUE ...]\n\n"
+            "Runs trials of a study that bstune tune began, on this machine or another one, until none is left.\n"
+            "Its options are those of the study; give those that this machine has its own of: data.root, device,\n"
+            "output, search.workers. Start as many as you like; the process that began the study reports.\n"
+        )
+        return
+    # optuna: not for --help
+    from rich.console import Console
+
+    from bstune.study.prepare import compose_checked, prepare
+    from bstune.study.run import run_worker
+    from bstune.study.storage import ARGUMENTS, find_study
+
+    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    if not {"storage", "study"} <= given.keys():
+        got = " ".join(arguments)
+        raise ConfigError(f"bstune worker needs storage=URL and study=NAME of the study to join, but got {got}")
+    study = find_study(given["study"], given["storage"])
+    config = compose_checked([*study.user_attrs[ARGUMENTS], *arguments])
+    quieten(training=not is_replayed(config))
+    console = Console()
+    run_worker(prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True)), study, console)
 
 
 def fit(arguments: list[str]) -> None:

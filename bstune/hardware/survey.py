@@ -7,7 +7,6 @@ tau(B) is half of its model of time.
 import hashlib
 import json
 import logging
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from bstune.hardware import roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
 from bstune.hardware.probe import DEVICE_LOST, measure_ceiling, start_server
 from bstune.trial.backend import make_space
-from bstune.trial.device import device_name, versions
+from bstune.trial.device import device_name, processor, versions
 from bstune.trial.loop import Workload
 from bstune.trial.workload import (
     build_module,
@@ -368,12 +367,3 @@ def cache_key(
     if config.search.workers > 1:  # they share the memory
         depends["workers"] = config.search.workers
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def processor() -> str:
-    """Return the processor's model where the system names it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -5,27 +5,33 @@ Meanwhile a live table shows the trials on a terminal; elsewhere one plain line 
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+import optuna
 from omegaconf import OmegaConf
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from bstune.core.console import format_count, format_number, format_seconds, redact
+from bstune.core.console import format_count, format_number, format_seconds, plural, redact
 from bstune.core.errors import StudyError
-from bstune.core.files import Identity, owned, write_text
+from bstune.core.files import Identity, Output, check_owner, owned, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.study.lease import Leases
 from bstune.study.plan import max_seconds, remaining_seconds
 from bstune.study.prepare import PreparedStudy
 from bstune.study.report import report_study
 from bstune.study.search import Search, write_trials
-from bstune.study.storage import STUDY_ID, finish_abandoned, open_study, results
+from bstune.study.storage import DEVICE, OUTPUT, STUDY_ID, check_joined, finish_abandoned, open_study, results
 from bstune.study.summary import trials_table
 from bstune.trial.backend import stops_trials
 from bstune.trial.workers import InProcess
+
+# Options that another machine that joins the study gives itself, or has no use for.
+MACHINE_OPTIONS = ("storage=", "study=", "output=", "mlflow.", "debug=", "data.root=", "search.workers=", "device=")
 
 
 def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
@@ -111,7 +117,9 @@ def trial_line(result: TrialResult, total: int | None) -> str:
 def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Console) -> list[TrialResult]:
     """Run or continue the study, write its report and return its trials; ``arguments`` compose its config again."""
     config, objective, files = prepared.config, prepared.budget.objective, prepared.files
-    study = open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root)
+    again = [one for one in arguments if not one.lstrip("+~").startswith(MACHINE_OPTIONS) and redact(one) == one]
+    kind = prepared.backend.device_kind
+    study = open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root, kind, again)
     identity = Identity.of(config.study, config.storage, study.user_attrs[STUDY_ID])
     leases = Leases(study, "owner", config.search.lease_seconds)
     say = partial(console.print, highlight=False, soft_wrap=True)
@@ -139,6 +147,33 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
         console.print(stop_reason)
         report_study(prepared, study, tracking, stop_reason, arguments, console)
         return results(study)
+
+
+def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -> int:
+    """Run trials of a study that another process owns until there is none left to run; return how many."""
+    check_joined(study, prepared.frozen_settings)
+    shared = Output(Path(study.user_attrs[OUTPUT]))
+    identity = Identity.of(prepared.config.study, prepared.config.storage, study.user_attrs[STUDY_ID])
+    if shared.identity.exists():  # this machine sees the owner's folder: states and checkpoints go there
+        check_owner(shared, identity)
+        prepared = replace(prepared, files=shared)
+    leases = Leases(study, "worker", prepared.config.search.lease_seconds)
+    with leases.acquired(), owned(prepared.files, identity):
+        lives = [lease.name for lease in leases.others() if lease.role == "owner"]
+        console.print(f"joins study {study.study_name}, run by {', '.join(lives) or 'nobody now'}", soft_wrap=True)
+        if prepared.backend.device_kind != study.user_attrs[DEVICE]:
+            console.print(
+                f"its seconds are those of {study.user_attrs[DEVICE]}: trials on {prepared.backend.device_kind} give "
+                "steps only",
+                soft_wrap=True,
+            )
+        prepared.files.checkpoints.mkdir(exist_ok=True)
+        progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
+        with progress.live or nullcontext():
+            search = Search(prepared, study, leases, None, progress.show)
+            stop_reason = search.run()
+    console.print(f"{stop_reason}; {plural(search.ran, 'trial')} run here")
+    return search.ran
 
 
 def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> TrialResult:

@@ -6,6 +6,7 @@ Any number of processes may do this on one study at once. One of them owns it an
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import optuna
@@ -20,6 +21,8 @@ from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import candidates, next_replicate
 from bstune.study.storage import (
     CUT_SHORT,
+    DEVICE,
+    OUTPUT,
     Asked,
     ask,
     ask_replicate,
@@ -65,6 +68,9 @@ class Search:
         self._budget, self._worker = prepared.budget, leases.own.id
         self._asked: dict[int, optuna.Trial] = {}
         self._looked = 0
+        self.ran = 0  # trials that this process ran
+        self._files_kept_here = leases.own.role == "owner" or str(prepared.files.root) != study.user_attrs[OUTPUT]
+        self._times = study.user_attrs[DEVICE] == prepared.backend.device_kind
 
     def run(self) -> str:
         """Search, then run the winners again on fresh seeds; return what ended the search, as a line."""
@@ -79,8 +85,9 @@ class Search:
                         if finished.record is not None:
                             self._store(finished)
                     raise
-            with self._prepared.open_runner(1) as runner:  # nothing beside them, so that their seconds are measured
-                self._replicate(runner)
+            if self._prepared.config.search.workers > 1:  # nothing beside them, so that their seconds are measured
+                with self._prepared.open_runner(1) as runner:
+                    self._replicate(runner)
         return stop_reason
 
     def _search(self, runner: Runner) -> str:
@@ -122,6 +129,9 @@ class Search:
     def _store(self, finished: Finished) -> None:
         """Store a trial's record; an error that ends the study is raised."""
         result, spec = finished.result(), finished.spec
+        self.ran += 1
+        if not self._times:
+            result = replace(result, seconds_per_step=None)
         if self._prepared.config.search.workers > 1 and spec.replicate_of is None:
             result = with_solo_step_time(result, self._prepared.backend.step_time)
         tell(self._study, self._asked.pop(spec.number), result, self._budget.objective, self._prepared.protocol.target)
@@ -150,13 +160,13 @@ class Search:
             finish_abandoned(self._study, self._budget.objective, lambda worker: worker not in living)
         files, objective = self._prepared.files, self._budget.objective
         done = results(self._study)
-        write_trials(files, done)
-        now = running(self._study)
-        ended = {trial.number for trial in done}
-        winning = [*winners(done).values(), *candidates(done, objective, self._budget.candidates)]
-        keep_trials(files.checkpoints, ended, {trial.number for trial in winning})
-        read = {spec.resumed_from for spec in now if spec.resumed_from is not None}
-        keep_trials(files.states, ended, worth_continuing(done, objective) | read)
+        if self._files_kept_here:
+            write_trials(files, done)
+            ended = {trial.number for trial in done}
+            winning = [*winners(done).values(), *candidates(done, objective, self._budget.candidates)]
+            keep_trials(files.checkpoints, ended, {trial.number for trial in winning})
+            read = {spec.resumed_from for spec in running(self._study) if spec.resumed_from is not None}
+            keep_trials(files.states, ended, worth_continuing(done, objective) | read)
         if self._tracking is not None:
             for result in done:
                 self._tracking.send_trial(result)

@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 import threading
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +21,9 @@ from typing import Any
 import optuna
 from omegaconf import DictConfig
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
-from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, UpdateFinishedTrialError
 from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, RandomSampler
+from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy import create_engine, text
@@ -33,15 +35,18 @@ from bstune.core.files import check_writable
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space
 from bstune.search.sampler import RECORD, RESUMED_FROM
+from bstune.study.lease import STORAGE_ERRORS
 from bstune.study.plan import SearchBudget
 from bstune.trial.backend import sampler_factory
 
 logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 5
+RETRY_SECONDS = (0.1, 0.3, 1.0, 2.0)  # between tries, while another process makes the same thing
 # Attributes in the storage. Studies of another FORMAT name other fields in their specs and records.
 FORMAT_VERSION = 3
 FORMAT, FROZEN_SETTINGS = "bstune:format", "bstune:settings"
 STUDY_ID, OUTPUT = "bstune:study_id", "bstune:output"
+DEVICE, ARGUMENTS = "bstune:device", "bstune:arguments"  # whose seconds count; what composes the config elsewhere
 TRIAL_INDEX, SPEC = "bstune:trial_index", "bstune:spec"
 WORKER = "bstune:worker"  # id of the lease of the process that runs the trial
 TAKEN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)  # states of the trials that have an index
@@ -99,25 +104,91 @@ def check_storage(url: str) -> None:
         ) from error
 
 
-def open_study(
-    name: str, url: str, objective: Objective, frozen_settings: Mapping[str, Any], output: Path
-) -> optuna.Study:
-    """Create the study, or load it if its frozen settings and its output folder, locked by the caller, are the same."""
-    directions = [StudyDirection.MINIMIZE] * (2 if objective == "both" else 1)
+def connect(url: str) -> BaseStorage:
+    """Return the storage at a URL of a database, or of Optuna's gRPC proxy (``grpc://host:port``)."""
+    if url.startswith("grpc://"):
+        host, _, port = url.removeprefix("grpc://").partition(":")
+        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+            return optuna.storages.GrpcStorageProxy(host=host, port=int(port or 13000))
+    for wait in RETRY_SECONDS:  # another process may be making the tables of the same new database
+        try:
+            return optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
+        except SQLAlchemyError:
+            time.sleep(wait)
+    return optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
+
+
+@contextmanager
+def answering(url: str) -> Iterator[None]:
+    """Turn the errors of a storage that does not answer into a StudyError."""
     try:
-        storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
-        if name in optuna.get_all_study_names(storage):
-            study = optuna.load_study(study_name=name, storage=storage)
-            _check_continued(study, frozen_settings, output)
-            return study
-        study = optuna.create_study(study_name=name, storage=storage, directions=directions)
-        study.set_user_attr(FORMAT, FORMAT_VERSION)
-        study.set_user_attr(STUDY_ID, uuid.uuid4().hex)
-        study.set_user_attr(OUTPUT, str(output.absolute()))
-        study.set_user_attr(FROZEN_SETTINGS, dump_json(frozen_settings))
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        yield
+    except STORAGE_ERRORS as error:
         raise StudyError(f"the storage does not answer: storage={url}: {str(error).splitlines()[0]}") from error
+
+
+def open_study(
+    name: str,
+    url: str,
+    objective: Objective,
+    frozen_settings: Mapping[str, Any],
+    output: Path,
+    device: str = "",
+    arguments: Sequence[str] = (),
+) -> optuna.Study:
+    """Create the study, or load it if its frozen settings and its output folder are the same.
+
+    ``device`` is what its seconds belong to; ``arguments`` of the command line compose its config for other machines.
+    """
+    directions = [StudyDirection.MINIMIZE] * (2 if objective == "both" else 1)
+    with answering(url):
+        storage = connect(url)
+        try:
+            study = optuna.create_study(study_name=name, storage=storage, directions=directions)
+        except DuplicatedStudyError:
+            study = optuna.load_study(study_name=name, storage=storage)
+            _wait_until_made(study)
+        if FORMAT in study.user_attrs or FROZEN_SETTINGS in study.user_attrs:
+            _check_continued(study, frozen_settings)
+            _check_output(study, output)
+            return study
+        if study.get_trials(deepcopy=False) or study.directions != directions:
+            raise StudyError(
+                f"the storage has a study {name!r} that is not bstune's: choose another name with study=NAME"
+            )
+        made = {STUDY_ID: uuid.uuid4().hex, OUTPUT: str(output), DEVICE: device, ARGUMENTS: list(arguments)}
+        for key, value in {**made, FROZEN_SETTINGS: dump_json(frozen_settings), FORMAT: FORMAT_VERSION}.items():
+            study.set_user_attr(key, value)
     return study
+
+
+def _wait_until_made(study: optuna.Study) -> None:
+    """Wait for another process that is about to make an empty study; one that was killed meanwhile never will."""
+    for wait in RETRY_SECONDS:
+        if FORMAT in study.user_attrs or study.get_trials(deepcopy=False):
+            return
+        time.sleep(wait)
+
+
+def find_study(name: str, url: str) -> optuna.Study:
+    """Return a study that another process has begun; StudyError if there is none."""
+    with answering(url):
+        storage = connect(url)
+        names = optuna.get_all_study_names(storage)
+        if name not in names:
+            raise StudyError(
+                f"storage={url} has no study {name!r}, but {', '.join(names) or 'none at all'}: begin it with "
+                "bstune workload=NAME, then join it"
+            )
+        study = optuna.load_study(study_name=name, storage=storage)
+        _check_format(study)
+        return study
+
+
+def check_joined(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
+    """Refuse to join with other settings than the study's, but for the device."""
+    began = json.loads(study.user_attrs[FROZEN_SETTINGS])
+    _check_continued(study, {**frozen_settings, **{key: began[key] for key in ("device",) if key in began}})
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -126,8 +197,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return "\n".join(f"  {key}: was {before.get(key)!r}, now {now.get(key)!r}" for key in changed)
 
 
-def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, Any], output: Path) -> None:
-    """Refuse another format, other settings, and a second output folder while the first one exists."""
+def _check_format(study: optuna.Study) -> None:
     name, attributes = study.study_name, study.user_attrs
     if FORMAT not in attributes and FROZEN_SETTINGS not in attributes:
         raise StudyError(f"the storage has a study {name!r} that is not bstune's: choose another name with study=NAME")
@@ -137,21 +207,30 @@ def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, Any], ou
             f"the study {name!r} was begun by another version of bstune (format {version}; this one reads "
             f"{FORMAT_VERSION}): continue it with that version, or begin another one with study=NAME"
         )
-    lines = changes(json.loads(attributes[FROZEN_SETTINGS]), json.loads(dump_json(frozen_settings)))
+
+
+def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
+    """Refuse another format and other settings."""
+    _check_format(study)
+    lines = changes(json.loads(study.user_attrs[FROZEN_SETTINGS]), json.loads(dump_json(frozen_settings)))
     if lines:
         raise StudyError(
-            f"the study {name!r} began with other settings:\n{lines}\n"
+            f"the study {study.study_name!r} began with other settings:\n{lines}\n"
             "continue it with the settings it began with, or begin another one with study=NAME"
         )
-    first = Path(attributes[OUTPUT])
-    if first == output.absolute():
+
+
+def _check_output(study: optuna.Study, output: Path) -> None:
+    """Refuse a second output folder while the first one exists."""
+    first = Path(study.user_attrs[OUTPUT])
+    if first == output:
         return
     if first.exists():
         raise StudyError(
-            f"the study {name!r} writes to {first}: continue it with output={first}, "
+            f"the study {study.study_name!r} writes to {first}: continue it with output={first}, "
             "or begin another one with study=NAME"
         )
-    study.set_user_attr(OUTPUT, str(output.absolute()))  # the folder was moved
+    study.set_user_attr(OUTPUT, str(output))  # the folder was moved
 
 
 def results(study: optuna.Study) -> list[TrialResult]:
@@ -366,16 +445,17 @@ def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Obje
     time_to_target, steps = result.time_to_target, float(result.steps)
     if result.status == "failed":
         study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
-    elif time_to_target is None:
+        return
+    values: list[float | None] = {
+        "time": [time_to_target],
+        "steps": [steps],
+        "both": [steps, time_to_target],
+        "curve": [steps * result.batch_size],
+    }[objective]
+    if not result.reached or None in values:  # seconds of another device than the study's do not count
         study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
     else:
-        values = {
-            "time": [time_to_target],
-            "steps": [steps],
-            "both": [steps, time_to_target],
-            "curve": [steps * result.batch_size],
-        }
-        study.tell(number, values[objective], skip_if_finished=True)
+        study.tell(number, values, skip_if_finished=True)
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:

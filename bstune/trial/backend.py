@@ -22,6 +22,7 @@ class TrialBackend:
 
     step_time: Callable[[float], float]  # seconds per training step at a batch size: the sampler's tau(B)
     device: str = ""  # its name, as in the trials' records
+    device_kind: str = ""  # what its seconds belong to: processors too have models
     description: str = ""  # where trials run, in words
     versions: Mapping[str, str] = {}  # of the packages that results depend on
     frozen_settings: Mapping[str, Any] = {}  # flat, which besides the config's must not change while a study goes on

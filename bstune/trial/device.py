@@ -1,8 +1,10 @@
 """The device that a trial runs on: its choice, its name, how to wait for it, and the versions of what runs there."""
 
 import functools
+import platform
 from collections.abc import Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +31,15 @@ def device_name(trainer_options: Mapping[str, Any]) -> str:
         return torch.cuda.get_device_name(trainer_options["devices"][0])
     threads = torch.get_num_threads()
     return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
+
+
+def processor() -> str:
+    """Return the processor's model where the system names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def synchronize(device: torch.device | None = None) -> None:

@@ -46,7 +46,7 @@ from bstune.core.step_time import StepTime
 from bstune.trial.backend import TrialBackend, make_protocol
 from bstune.trial.batches import rebatch
 from bstune.trial.checkpoint import Stopped
-from bstune.trial.device import device_name, resolve_device, versions
+from bstune.trial.device import device_name, processor, resolve_device, versions
 from bstune.trial.loop import Workload, make_trainer, met_before_training, metric, run_trial, serving
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -265,6 +265,7 @@ class LightningBackend(TrialBackend):
     def __init__(self, config: DictConfig, workload: Workload, protocol: TrialProtocol) -> None:
         self.workload, self.protocol, self._config = workload, protocol, config
         self.device = device_name(protocol.trainer)
+        self.device_kind = f"{self.device} of {processor()}" if config.device == "cpu" else self.device
         self.description = f"{self.device} in {config.precision}"
         self.versions = versions()
         self.stops = not has_horizon(config)

@@ -18,9 +18,8 @@ from lightning.pytorch import LightningModule
 from bstune.core.console import quieten
 from bstune.core.files import write_text
 from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec, dump_json
-from bstune.hardware.survey import processor
 from bstune.study.prepare import compose_checked
-from bstune.trial.device import device_name, resolve_device
+from bstune.trial.device import device_name, processor, resolve_device
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import load, resolve
 
