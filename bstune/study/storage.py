@@ -20,7 +20,7 @@ from typing import Any
 
 import optuna
 from omegaconf import DictConfig
-from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, UpdateFinishedTrialError
 from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, RandomSampler
 from optuna.storages import BaseStorage
@@ -323,7 +323,7 @@ def ask(
     earlier = failed[-1] if failed else None
     if earlier is not None and not (RECORD in earlier.user_attrs and _failures(failed) % TRIES == 0):
         trial = _suggested(study, trial_index, space, sampler, dict(earlier.params), worker)
-        return trial and _stored(trial, replace(_spec(earlier), number=trial.number))
+        return None if trial is None else _stored(trial, replace(_spec(earlier), number=trial.number))
     stratum = None if stopping is not None else budget.stratum(trial_index, space)
     fixed = {} if stratum is None else {"batch_size": stratum}
     trial = _suggested(study, trial_index, space, sampler, fixed, worker)
@@ -385,9 +385,10 @@ def _suggested(
         trial = claim(current, trial_index, worker)
         if trial is not None:
             for name, distribution in distributions(space).items():
-                arguments = {"low": distribution.low, "high": distribution.high, "log": distribution.log}
-                suggest = trial.suggest_int if isinstance(distribution, IntDistribution) else trial.suggest_float
-                suggest(name, **arguments)
+                if isinstance(distribution, IntDistribution):
+                    trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)
+                else:
+                    trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
     return trial
 
 
@@ -446,21 +447,23 @@ def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Obje
     if result.status == "failed":
         study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
         return
-    values: list[float | None] = {
+    by_objective: dict[Objective, list[float | None]] = {
         "time": [time_to_target],
         "steps": [steps],
         "both": [steps, time_to_target],
         "curve": [steps * result.batch_size],
-    }[objective]
-    if not result.reached or None in values:  # seconds of another device than the study's do not count
-        study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
-    else:
+    }
+    # Seconds of another device than the study's do not count.
+    values = [value for value in by_objective[objective] if value is not None]
+    if result.reached and len(values) == len(by_objective[objective]):
         study.tell(number, values, skip_if_finished=True)
+    else:
+        study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
 
 
-def distributions(space: Space) -> dict[str, BaseDistribution]:
+def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution]:
     """Return the parameters of a study, as :func:`ask` suggests them."""
-    searched: dict[str, BaseDistribution] = {
+    searched: dict[str, IntDistribution | FloatDistribution] = {
         "batch_size": IntDistribution(space.low, space.high, log=True),
         "delta": FloatDistribution(-space.delta_bound, space.delta_bound),
     }
