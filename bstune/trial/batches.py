@@ -130,10 +130,9 @@ class Normalisation:
 
 
 class IndexStream:
-    """Batches of :func:`endless_indices` whose position can be read and resumed.
+    """Batches of :func:`endless_indices` that can be resumed at a position, with the generators of the augmentation.
 
-    ``get_random`` and ``set_random`` are for the state of the generators from which a batch is augmented. While
-    ``remembers`` is set, the state is kept from before each batch: Lightning fetches, and so augments, one ahead.
+    While ``remembers`` is set, these are kept as before each batch: Lightning fetches, and so augments, one ahead.
     """
 
     def __init__(

@@ -57,13 +57,10 @@ class Compiling:
                 f"compile={self._mode} warms a step up before the clock runs, but {type(module).__name__} steps its"
                 " optimizers itself (manual optimization): set compile=null"
             )
-        parameters = optimized_parameters(trainer, module)
-
-        def forward() -> object:
-            return trainer.strategy.training_step(*step_arguments(module.training_step, batch, batch_idx))
-
+        arguments = step_arguments(module.training_step, batch, batch_idx)
+        forward = partial(trainer.strategy.training_step, *arguments)
+        step = partial(gradients_of, trainer, module, optimized_parameters(trainer, module), batch, batch_idx)
         with self._clock.interrupt_segment(Phase.STARTUP):
-            step = partial(gradients_of, trainer, module, parameters, batch, batch_idx)
             self._warm_up("training", trainer, module, forward, step)
         if not self._modules and self.failed is None:
             raise ConfigError(
@@ -75,10 +72,7 @@ class Compiling:
         """Compile the forward pass of the evaluation, if this is the first batch of its shape."""
         if not self._is_new("validation", batch):
             return
-
-        def step() -> object:
-            return trainer.strategy.validation_step(*step_arguments(module.validation_step, batch, batch_idx))
-
+        step = partial(trainer.strategy.validation_step, *step_arguments(module.validation_step, batch, batch_idx))
         self._clock.enter(Phase.STARTUP)
         self._warm_up("validation", trainer, module, step, step)
         self._clock.enter(Phase.EVALUATION)
