@@ -231,7 +231,9 @@ class TrainBatches:
                 images = self._augment(images, self._augment_generator, **options)
             elif mirror is not None:
                 images = torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)
-            for x, y in zip(*(whole.split(self.micro_batch_sizes) for whole in (images, labels)), strict=True):
+            for x, y in zip(
+                *(whole.split_with_sizes(self.micro_batch_sizes) for whole in (images, labels)), strict=True
+            ):
                 yield self._normalise(x), y
 
 
@@ -277,7 +279,7 @@ class EndlessBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for index in self.stream:
-            for part in index.split(self.micro_batch_sizes):
+            for part in index.split_with_sizes(self.micro_batch_sizes):
                 yield part.tolist()
 
 

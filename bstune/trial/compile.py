@@ -143,10 +143,7 @@ class Compiling:
 
 @contextmanager
 def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) -> Iterator[None]:
-    """Compile what ``loss`` calls of a module for what is inside; where that fails, it runs eagerly, as a trial does.
-
-    ``loss`` is a forward pass on a batch of the loop's shape, and is called with a backward pass beforehand.
-    """
+    """Compile what ``loss``, a forward pass, calls of a module; where that fails, it runs eagerly, as a trial does."""
     if mode is None:
         yield
         return
@@ -181,7 +178,7 @@ def failing(fail: Callable[[str], None]) -> Iterator[None]:
         fail(f"{type(innermost).__name__}: {first_line(innermost)}")
 
 
-def compile_in_place(part: nn.Module, mode: str) -> None:
+def compile_in_place(part: nn.Module, mode: str | None) -> None:
     """Compile a module's call, forward pass and hooks, for fixed shapes; its own names stay."""
 
     # Not nn.Module.compile: of one of torch's own modules, such as a Sequential, it compiles nothing.

@@ -179,11 +179,6 @@ class _Progress:
                 f"a trial that has {self.steps} steps cannot be trained until step {self.last_step}: raise max_steps"
             )
 
-    def start(self, value: float) -> None:
-        """Take in the metric's value before training."""
-        refuse_met_target(self.protocol.target, value)
-        self.start_gap = self.protocol.target.gap(value)
-
     def judge(self, value: float | None, loss: float, stopped: bool) -> bool:
         """Take in an evaluation, and return whether it ends the trial; None is a value that is not finite."""
         self.history.append((self.steps, value))
@@ -243,11 +238,9 @@ class _TargetLoop(Callback):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the noise scale's measurements, for the trial that goes on."""
         return {} if self.protocol.noise_scale_every is None else {"noise_scale": self.noise_scale.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what :meth:`state_dict` returned."""
         if self.protocol.noise_scale_every is not None and "noise_scale" in state_dict:
             self.noise_scale.load_state_dict(state_dict["noise_scale"])
 
@@ -337,7 +330,8 @@ class _TargetLoop(Callback):
             batches = sized_len(trainer.val_dataloaders)
             # The first batches alone may hold one class only.
             if value is not None and batches is not None and sum(trainer.num_sanity_val_batches) >= batches:
-                self.progress.start(value)
+                refuse_met_target(self.protocol.target, value)
+                self.progress.start_gap = self.protocol.target.gap(value)
             return
         loss = self._loss.detach().float().item() if isinstance(self._loss, torch.Tensor) else 0.0
         trainer.should_stop |= self.progress.judge(value, loss, trainer.should_stop)
@@ -373,21 +367,15 @@ class _NoProfiler(PassThroughProfiler):
 
 def make_trainer(options: Mapping[str, Any], **arguments: Any) -> Trainer:
     """Return a Trainer that writes nothing; it evaluates once before training, and then when it is asked to."""
-    return Trainer(
-        **{
-            "max_epochs": 1,  # endless
-            "num_sanity_val_steps": -1,
-            "val_check_interval": 1,
-            "check_val_every_n_epoch": None,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "profiler": _NoProfiler(),
-            **options,
-            **arguments,
-        }
-    )
+    silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    defaults = {
+        "max_epochs": 1,  # endless
+        "num_sanity_val_steps": -1,
+        "val_check_interval": 1,
+        "check_val_every_n_epoch": None,
+        "profiler": _NoProfiler(),
+    }
+    return Trainer(**{**silent, **defaults, **options, **arguments})
 
 
 def serving(data_module: LightningDataModule, **batches: Iterable[Any]) -> LightningDataModule:

@@ -252,10 +252,8 @@ def evaluate(workload: Workload, module: LightningModule, protocol: TrialProtoco
     trainer = make_trainer(protocol.trainer)
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
-    if workload.data_module is None:
-        run(module, iterable, verbose=False)
-    else:
-        run(module, datamodule=serving(workload.data_module, **batches), verbose=False)
+    served = None if workload.data_module is None else serving(workload.data_module, **batches)
+    run(module, dataloaders=iterable if served is None else None, datamodule=served, verbose=False)
     return trainer
 
 
@@ -313,10 +311,7 @@ class LightningBackend(TrialBackend):
         return folder.state(number).exists()
 
     def rehearse(self, space: Space, trial: TrialSpec | None, step_time: Callable[[float], float] | None) -> None:
-        """Train a few steps and evaluate, which finds what only training finds, and set ``step_time``.
-
-        ``trial`` is the one to train instead of a study; a measured ``step_time`` replaces the rehearsal's.
-        """
+        """Train a few steps and evaluate, which finds what only training finds; time them if no time is given."""
         # A single trial's batch size may be one at which the module can be built where the range's smallest is none.
         sizes = space if trial is None else replace(space, low=trial.batch_size, high=trial.batch_size)
         rehearsed = self._rehearsed_step_time(sizes)
