@@ -8,7 +8,7 @@ import torch
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.trial.device import resolve_device
 from bstune.workloads.datasets import ImageDataset, Images
-from bstune.workloads.images import ImageData, channel_mean_std, random_crop_flip, split_images
+from bstune.workloads.images import ImageData, channel_mean_std, crop_flip, cut_out, random_crop_flip, split_images
 
 
 def fake_images(n, seed=0, channels=2):
@@ -142,3 +142,75 @@ def test_resolve_device(monkeypatch, name, devices, expected):
             image_data(device=name).prepare_data()
     else:
         assert str(resolve_device(name)) == expected
+
+
+# Augmentation
+
+
+def random_pixels(n, dtype=torch.uint8):
+    return torch.randint(256, (n, 3, 8, 6), generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 4, 5])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_crop_flip_is_numpys_at_every_place(padding, dtype):
+    places = torch.arange(2 * padding + 1)
+    top, left, mirror = torch.cartesian_prod(places, places, torch.arange(2)).T
+    images = random_pixels(len(top), dtype)
+    padded = np.pad(images.numpy(), ((0, 0), (0, 0), (padding, padding), (padding, padding)), mode="reflect")
+    crops = [image[:, t : t + 8, x : x + 6] for image, t, x in zip(padded, top.tolist(), left.tolist(), strict=True)]
+    expected = [crop[:, :, ::-1] if flip else crop for crop, flip in zip(crops, mirror.tolist(), strict=True)]
+    result = crop_flip(images, top, left, mirror.bool(), padding)
+    assert result.dtype == dtype
+    assert np.array_equal(result, np.stack(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_cut_out_is_a_loops_at_every_place(size, dtype):
+    places = torch.cartesian_prod(torch.arange(8 + 1 - size), torch.arange(6 + 1 - size))
+    images = random_pixels(len(places), dtype)
+    mean = torch.tensor([10.4, 20.6, 30.0]).view(3, 1, 1)
+    expected = images.clone()
+    for image, (top, left) in zip(expected, places.tolist(), strict=True):
+        image[:, top : top + size, left : left + size] = mean.round() if dtype == torch.uint8 else mean
+    result = cut_out(images, *places.T, size, mean[None])
+    assert result.dtype == dtype
+    assert torch.equal(result, expected)
+
+
+def chi_squared(counts):
+    """Return the statistic of counts that are expected to be equal."""
+    expected = counts.sum() / len(counts)
+    return ((counts - expected) ** 2 / expected).sum()
+
+
+def test_crops_and_squares_lie_at_every_place_equally_often():
+    ramp = torch.arange(8 * 6, dtype=torch.uint8).view(1, 1, 8, 6).expand(50_000, 1, 8, 6)
+    crops = random_crop_flip(ramp, torch.Generator().manual_seed(0), padding=2)
+    centre = crops[:, 0, 4, 2:4].long()  # what stands in the middle tells the place, and its neighbour the mirroring
+    counts = torch.unique(centre, dim=0, return_counts=True)[1]
+    assert len(counts) == 5 * 5 * 2
+    assert chi_squared(counts) < 85.4  # 49 degrees of freedom, p = 0.001
+
+    white, mean = torch.full((40_000, 1, 5, 4), 255, dtype=torch.uint8), torch.zeros(1, 1, 1, 1)
+    cut = random_crop_flip(white, torch.Generator().manual_seed(0), padding=0, cutout=2, mean=mean) == 0
+    assert cut.flatten(1).sum(1).eq(4).all()
+    corner = cut.flatten(1).long().argmax(1)  # the first pixel cut out
+    counts = torch.bincount(corner, minlength=20).view(5, 4)[:4, :3].flatten()
+    assert counts.sum() == 40_000
+    assert chi_squared(counts) < 31.3  # 11 degrees of freedom, p = 0.001
+
+
+def test_a_square_is_drawn_last_and_none_draws_nothing():
+    images, mean = random_pixels(20), torch.zeros(1, 3, 1, 1)
+    plain, without, cut = (torch.Generator().manual_seed(0) for _ in range(3))
+    crops = random_crop_flip(images, plain, padding=2)
+    assert torch.equal(crops, random_crop_flip(images, without, padding=2, cutout=0, mean=mean))
+    assert torch.equal(plain.get_state(), without.get_state())
+    result = random_crop_flip(images, cut, padding=2, cutout=3, mean=mean)
+    assert torch.equal(result[result != 0], crops[result != 0])
+    with pytest.raises(ConfigError, match=r"augment\.cutout=3 needs the mean of the pixels"):
+        random_crop_flip(images, cut, padding=0, cutout=3)
+    with pytest.raises(ConfigError, match="below the image's 8x6 pixels, but got -1"):
+        random_crop_flip(images, cut, padding=-1)

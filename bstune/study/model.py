@@ -36,22 +36,19 @@ MIN_SPAN = 2.0  # of batch sizes, largest over smallest: less has no slope
 
 def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> dict[str, Any]:
     """Return the study's arguments for a sampler that stops and continues trials; ``finished`` ones go no further."""
-    space = prepared.space
+    space, backend, files = prepared.space, prepared.backend, prepared.files
     bounds = prepared.config.workload.target.bounds
-
-    def resumable(number: int) -> bool:
-        return number not in finished and prepared.backend.resumable(number, prepared.files)
-
+    resumable = (lambda number: number not in finished and backend.resumable(number, files)) if backend.stops else None
     return {
         "objective": prepared.budget.objective,
         "rule": space.rule,
         "budget": lambda batch_size: float(prepared.protocol.budget.last_step(round(batch_size))),
         "target": prepared.protocol.target,
         "ideal": ideal_value(prepared.protocol.target, None if bounds is None else list(bounds)),
-        "resumable": resumable if prepared.backend.stops else None,
+        "resumable": resumable,
         "snap": space.snap,
         "lr_range": (space.lr_low, space.lr_high),
-        "step_time": prepared.backend.step_time,
+        "step_time": backend.step_time,
         "search_space": distributions(space),
     }
 
