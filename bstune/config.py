@@ -8,6 +8,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,32 +20,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
-from yaml import YAMLError
+from yaml import YAMLError, safe_load
 
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Budget, CompileMode, Objective, Target
 from bstune.core.search_space import BUDGET, MODULE
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
-RENAMED = {
-    "search.confirmations": "search.replicates",
-    "search.finalists": "search.candidates",
-    "protocol.near": "protocol.close_to_target",
-    "scaling.sigma": "scaling.lr_octaves_sigma",
-    "scaling.octaves": "scaling.lr_octaves",
-    "scaling.level_sigma": "prior.level_sigma",
-    "scaling.exponent_sigma": "prior.exponent_sigma",
-    "hardware.step_time.least_steps": "hardware.step_time.min_steps",
-    "hardware.step_time.most_steps": "hardware.step_time.max_steps",
-    "sampler.policy.first": "sampler.policy.initial_fraction",
-    "sampler.policy.share": "sampler.policy.max_growth",
-    "sampler.policy.look_share": "sampler.policy.max_first_growth",
-    "sampler.policy.look": "sampler.policy.probe_fraction",
-    "sampler.policy.half": "sampler.policy.max_predicted_fraction",
-    "sampler.policy.margin": "sampler.policy.stop_factor",
-    "sampler.policy.saving": "sampler.policy.cost_weight",
-    "sampler.policy.strays": "sampler.policy.random_fraction",
-}
 
 
 def _not_bool(value: object) -> object:
@@ -138,11 +120,10 @@ def _check_trial(options: Any) -> list[tuple[Any, str]]:
 
 def _check_all_reduce(options: Any) -> list[tuple[Any, str]]:
     link, seconds = options.bytes_per_second, options.seconds
-    if seconds is None:
-        return []
+    few = seconds is not None and max(seconds, default=0) < 2
     return [
-        (link is not None, "give bytes_per_second or seconds, not both"),
-        (max(seconds, default=0) < 2, f"seconds must be given for 2 devices or more, but got {seconds}"),
+        (seconds is not None and link is not None, "give bytes_per_second or seconds, not both"),
+        (few, f"seconds must be given for 2 devices or more, but got {seconds}"),
     ]
 
 
@@ -354,7 +335,6 @@ def plain_error(error: Exception) -> str:
 def validate(config: DictConfig, unknown: Sequence[str] = (), complete: Complete | None = None) -> DictConfig:
     """Return a copy of the config with every value checked and of its type; references stay references.
 
-    A chosen schedule takes the place of the workload's own; ``complete`` fills in what a replayed workload leaves open.
     ConfigError lists all mistakes, a line each, with those options that were already found to be unknown.
     """
     config = _with_schedule(config.copy())
@@ -420,8 +400,9 @@ def _text(value: object) -> str:
 
 def _unknown(name: str, names: Mapping[str, Any]) -> str:
     """Return the line for an option that there is not: its new name, or the nearest that there is."""
-    if name in RENAMED:
-        return f"unknown option {name}: it is called {RENAMED[name]} now"
+    renamed = safe_load(files(CONFIG_MODULE).joinpath("renamed.yaml").read_text(encoding="utf-8"))
+    if name in renamed:
+        return f"unknown option {name}: it is called {renamed[name]} now"
     if name in ("workload.data", "workload.module"):
         return f"{name}: a workload is trained (data and module) or replayed (table), but this one has both"
     near = difflib.get_close_matches(name, [one for one in names if not f"{one}.".startswith(f"{name}.")], n=1)

@@ -16,7 +16,7 @@ import toolbox
 from torch import Tensor, nn
 
 from bstune.__main__ import main
-from bstune.core.records import TrialResult, dump_json
+from bstune.core.records import TrialResult
 from bstune.trial.replay import Table
 
 
@@ -57,12 +57,8 @@ def write_table() -> Callable[[Path, Table, str], Path]:
 
     def write(path: Path, table: Table, status: str) -> Path:
         names = ("batch_size", "lr", "seed", "steps", "metric", "seconds_per_step")
-        rows = (
-            {**{name: getattr(run, name) for name in names}, "status": "diverged" if run.diverged else status}
-            for run in table.runs
-        )
-        path.write_text("".join(dump_json(row) + "\n" for row in rows))
-        return path
+        runs = [({name: getattr(run, name) for name in names}, run.diverged) for run in table.runs]
+        return toolbox.write_rows(path, (row | {"status": "diverged" if ended else status} for row, ended in runs))
 
     return write
 
@@ -90,3 +86,12 @@ def shapes() -> Callable[[nn.Module, Tensor], list[tuple[int, ...]]]:
         return seen
 
     return seen_by
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Return what trials warned of; what was warned of before is warned of again."""
+    from bstune.trial.compile import warn_once  # seconds, which few tests need
+
+    warn_once.cache_clear()
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "bstune.trial.compile"]

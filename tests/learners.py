@@ -93,7 +93,7 @@ class Counting(LightningModule):
         return -self.weight * self.gradient(batch_idx)
 
     def validation_step(self, batch, batch_idx):
-        self.log(self.metric_name, self.metric(round(self.weight.item())), batch_size=1)
+        self.log(self.metric_name, self.metric(round(self.weight.item(), 3)), batch_size=1)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1.0)
@@ -124,3 +124,13 @@ def gradient_scaler(**options):
     """Return the options of one Trainer with a gradient scaler on the CPU: it has a state of its own."""
     scaler = torch.amp.GradScaler("cpu", **options)
     return {**TRAINER, "plugins": [MixedPrecision("16-mixed", "cpu", scaler=scaler)]}
+
+
+def factors(schedule, steps):
+    """Return each step's factor of the learning rate of each group of parameters."""
+    used = []
+    for _ in range(steps):
+        used.append([rate / full for rate, full in zip(schedule.get_last_lr(), schedule.base_lrs, strict=True)])
+        schedule.optimizer.step()
+        schedule.step()
+    return used

@@ -12,27 +12,21 @@ from bstune.workloads.layers import BatchNorm, Whitening
 
 def airbench(widths=(8, 12, 16), classes=10, logit_scale=1 / 9, **options):
     whitening = Whitening(kernel_size=2, eps=5e-4, images=6, signed=True, bias=True, padding=0)
-    values = {
-        "activation": nn.GELU,
-        "norm": partial(BatchNorm, scale=1.0, momentum=0.4, eps=1e-12),
-        "whitening": whitening,
-        "identity_init": True,
-        "unit_head": False,
-    } | options
-    network = Airbench(classes, widths, logit_scale, **values)
     whitening.initialise_from(images())
-    return network
+    norm = partial(BatchNorm, scale=1.0, momentum=0.4, eps=1e-12)
+    switches = {"identity_init": True, "unit_head": False} | options
+    return Airbench(classes, widths, logit_scale, activation=nn.GELU, norm=norm, whitening=whitening, **switches)
 
 
 def images(n=6, seed=0):
     return torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
 
 
-def test_its_parameters_in_closed_form():
+def test_its_parameters_in_closed_form(parameters):
     for a, b, c, classes in ((64, 256, 256, 10), (8, 12, 16, 3)):
         network = airbench((a, b, c), classes)
         learnt = 24 + 9 * (24 * a + a * a + a * b + b * b + b * c + c * c) + 2 * (a + b + c) + c * classes
-        assert sum(parameter.numel() for parameter in network.parameters()) == learnt
+        assert parameters(network) == learnt
         # the source's frozen filters and scales
         frozen = sum(layer.weight.numel() for layer in network.modules() if isinstance(layer, BatchNorm | Whitening))
         assert frozen == 24 * 3 * 2 * 2 + 2 * (a + b + c)
@@ -80,10 +74,7 @@ def test_its_output_and_gradients_are_those_of_the_layers_written_out(logit_scal
             parameter.add_(0.1 * torch.randn(parameter.shape))
     x, labels = images(seed=4), torch.arange(6)
     expected, output = straight_line(network, x), network(x)
-    of_expected, of_output = (
-        torch.autograd.grad(functional.cross_entropy(logits, labels), list(network.parameters()))
-        for logits in (expected, output)
-    )
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
-    for mine, its in zip(of_output, of_expected, strict=True):
-        torch.testing.assert_close(mine, its, rtol=1e-3, atol=1e-5)
+    losses = [functional.cross_entropy(logits, labels) for logits in (output, expected)]
+    gradients = [torch.autograd.grad(loss, list(network.parameters())) for loss in losses]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)

@@ -13,9 +13,8 @@ from sklearn.preprocessing import StandardScaler
 from toolbox import data_root
 
 from bstune.core.errors import ConfigError
-from bstune.trial.batches import rebatch
 from bstune.workloads import datasets
-from bstune.workloads.airfoil import AirfoilData, LinearRegression, standardise
+from bstune.workloads.airfoil import AirfoilData, LinearRegression
 
 RNG = np.random.RandomState(0)
 TABLE = RNG.normal(size=(40, 6)) * [900.0, 6.0, 0.1, 15.0, 0.01, 7.0] + [2900.0, 7.0, 0.1, 50.0, 0.01, 125.0]
@@ -46,24 +45,14 @@ def test_the_file_is_read_and_downloaded_under_its_own_name(data_folder, monkeyp
 
     monkeypatch.setattr(datasets.pooch.HTTPDownloader, "__call__", serve)
     for downloaded in ([], ["http://one/airfoil_self_noise.dat"]):
-        dataset = datasets.load_airfoil(data_folder)
-        assert np.array_equal(dataset.features, TABLE[:, :5])
-        assert np.array_equal(dataset.labels, TABLE[:, 5])
+        assert np.array_equal(datasets.load_airfoil(data_folder), TABLE)
         assert asked == downloaded
         assert list(file.parent.iterdir()) == [file]
         file.unlink()
 
 
-# The data module
-
-
-def make_data(root, rows=30):
+def make_data(root, rows=1500):
     return AirfoilData(load=functools.partial(datasets.load_airfoil, root), device="cpu", rows=rows)
-
-
-def expected_rows(rows):
-    scaled = StandardScaler().fit_transform(TABLE)[:rows].astype(np.float32)
-    return scaled[:, :5], scaled[:, 5]
 
 
 @pytest.mark.parametrize("rows", [1, 30, 40])
@@ -71,47 +60,26 @@ def test_the_first_rows_are_trained_on_and_validated_on(data_folder, rows):
     data = make_data(data_folder, rows)
     for loader in (data.train_dataloader(), data.val_dataloader()):
         ((features, labels),) = list(loader)
-        np.testing.assert_allclose(features, expected_rows(rows)[0], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(labels, expected_rows(rows)[1], rtol=1e-5, atol=1e-6)
-        assert (features.dtype, labels.dtype) == (torch.float32, torch.float32)
+        expected = torch.from_numpy(StandardScaler().fit_transform(TABLE)[:rows]).float()
+        torch.testing.assert_close(features, expected[:, :5], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(labels, expected[:, 5], rtol=1e-5, atol=1e-6)
+        index = torch.arange(rows).flip(0)
+        torch.testing.assert_close(loader.dataset.__getitems__(index.tolist()), (features[index], labels[index]))
 
 
 def test_other_rows_than_there_are(data_folder):
-    cases = {
-        41: "data.rows must be from 1 to 40, but got 41",
-        "all": "data.rows must be a positive integer, but got 'all'",
-    }
-    for rows, message in cases.items():
-        with pytest.raises(ConfigError, match=message):
+    for rows, message in ((41, "from 1 to 40, but got 41"), ("all", "a positive integer, but got 'all'")):
+        with pytest.raises(ConfigError, match=rf"data\.rows must be {message}"):
             make_data(data_folder, rows).setup()
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 30])
-def test_batches_hold_whole_rows_each_once_an_epoch(data_folder, batch_size):
-    features, labels = expected_rows(30)
-    stream = iter(rebatch(make_data(data_folder).train_dataloader(), batch_size, None, seed=1))
-    batches = [next(stream) for _ in range(210 // batch_size)]
-    assert {len(y) for _, y in batches} == {batch_size}
-    x, y = (torch.cat(parts).numpy() for parts in zip(*batches, strict=True))
-    found = np.array([np.argmin(np.abs(labels - value)) for value in y])
-    np.testing.assert_allclose(x, features[found], rtol=1e-5, atol=1e-6)
-    for epoch in found[: len(found) // 30 * 30].reshape(-1, 30):
-        assert sorted(epoch) == list(range(30))
-
-
-# The module
-
-
-def test_first_weights():
-    torch.manual_seed(0)
-    module = LinearRegression(10_000, 0.01, torch.optim.SGD, 0.1)
-    assert float(module.linear.weight.detach().std()) == pytest.approx(0.01, rel=0.05)
-    assert float(module.linear.weight.detach().mean()) == pytest.approx(0.0, abs=5e-4)
-    assert module.linear.bias.tolist() == [0.0]
-
-
-def test_the_gradient_in_closed_form():
+def test_first_weights_and_the_gradient_in_closed_form():
     """The gradient of |x w + b - y|^2 / (2 n) is x^T (x w + b - y) / n, and the mean residual for b."""
+    torch.manual_seed(0)
+    linear = LinearRegression(10_000, 0.01, torch.optim.SGD, 0.1).linear
+    assert linear.weight.std().item() == pytest.approx(0.01, rel=0.05)
+    assert linear.weight.mean().item() == pytest.approx(0.0, abs=5e-4)
+    assert linear.bias.tolist() == [0.0]
     module = LinearRegression(5, 0.01, torch.optim.SGD, 0.1).double()
     x, y = RNG.normal(size=(9, 5)), RNG.normal(size=9)
     loss = module.training_step((torch.tensor(x), torch.tensor(y)), 0)
@@ -123,24 +91,15 @@ def test_the_gradient_in_closed_form():
     np.testing.assert_allclose(module.linear.bias.grad.numpy(), [residual.mean()], rtol=1e-12)
 
 
-# The published file
-
-
-@pytest.fixture(scope="module")
-def real():
-    return datasets.load_airfoil(data_root("airfoil"))
-
-
-def test_the_published_rows(real):
-    assert real.features.shape == (1503, 5)
-    assert [*real.features[0], real.labels[0]] == [800.0, 0.0, 0.3048, 71.3, 0.00266337, 126.201]
-    assert [*real.features[-1], real.labels[-1]] == [6300.0, 15.6, 0.1016, 39.6, 0.0528487, 104.204]
-
-
-def test_what_the_configs_say_of_the_published_rows(real):
+def test_what_the_config_says_of_the_published_rows():
     """The least loss, the loss at the start, and the largest stable learning rate, 2 over the largest eigenvalue."""
-    table = standardise(np.column_stack([real.features, real.labels]))[:1500]
-    x, y = np.column_stack([table[:, :5], np.ones(1500)]), table[:, 5]
+    root = data_root("airfoil")
+    rows = datasets.load_airfoil(root)
+    assert rows.shape == (1503, 6)
+    assert rows[0].tolist() == [800.0, 0.0, 0.3048, 71.3, 0.00266337, 126.201]
+    assert rows[-1].tolist() == [6300.0, 15.6, 0.1016, 39.6, 0.0528487, 104.204]
+    ((features, y),) = make_data(root).train_dataloader()
+    x, y = np.column_stack([features.double(), np.ones(1500)]), y.double().numpy()
     w, *_ = np.linalg.lstsq(x, y, rcond=None)
     assert ((x @ w - y) ** 2).mean() / 2 == pytest.approx(0.2417, abs=5e-5)
     assert (y**2).mean() / 2 == pytest.approx(0.493, abs=5e-4)

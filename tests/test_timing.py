@@ -117,36 +117,26 @@ def test_a_trial_that_ends_early_says_why():
 
 
 @pytest.mark.parametrize(
-    ("precision", "compile_mode", "weights", "logits"),
+    ("precision", "mode", "weights", "logits"),
     [
         ("32-true", "null", torch.float32, torch.float32),
         ("bf16-mixed", "null", torch.float32, torch.bfloat16),
         ("bf16-true", "default", torch.bfloat16, torch.bfloat16),
     ],
 )
-def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(
-    monkeypatch, precision, compile_mode, weights, logits
-):
+def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(monkeypatch, precision, mode, weights, logits):
     seen, graphs, built = set(), [], []
 
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    class Loss(torch.nn.CrossEntropyLoss):
-        def forward(self, found, labels):
-            seen.add(found.dtype)
-            return super().forward(found, labels)
-
     def watch(module):
-        module.loss = Loss()
+        module.loss.register_forward_pre_hook(lambda loss, inputs: seen.add(inputs[0].dtype))
         built.append(module)
 
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    overrides = (f"precision={precision}", f"compile={compile_mode}")
-    workload, protocol = trial_of(FakeTime(), lambda n: 1.0, *overrides, change=watch)
+    compiling = partial(torch.compile, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    monkeypatch.setattr(torch, "compile", compiling)
+    options = (f"precision={precision}", f"compile={mode}")
+    workload, protocol = trial_of(FakeTime(), lambda n: 1.0, *options, change=watch)
     assert len(time_bare(workload, protocol, 48, 0.01, 4, torch.device("cpu"))) == 4
     assert seen == {logits}
     assert {parameter.dtype for parameter in built[0].parameters()} == {weights}
-    assert len(graphs) == (compile_mode != "null")
+    assert len(graphs) == (mode != "null")
     assert all(part._compiled_call_impl is None for part in built[0].modules())

@@ -9,7 +9,9 @@ import socket
 import sqlite3
 import sys
 import threading
-from dataclasses import replace
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
@@ -17,25 +19,17 @@ from mlflow.entities import Run, ViewType
 from omegaconf import OmegaConf
 from toolbox import make_result
 
-from bstune.core.errors import ConfigError
 from bstune.core.noise_scale import moving_estimate
-from bstune.core.records import TrialResult
-from bstune.study.tracking import StudyTags, Tracking, check_uri, tracking_uri, ui_command
+from bstune.core.records import Target, TrialResult
+from bstune.study.tracking import Tracking, tracking_uri, ui_command
 
 PYTHON = shlex.quote(sys.executable)
 EXPERIMENT = "bstune"
 HISTORY = [(50, 0.3), (95, 0.11), (100, 0.09)]
 LIMITS = {"request_seconds": 5, "retries": 0, "seconds": 60.0, "study_seconds": 120.0}
-STUDY = StudyTags(
-    study_id="0b54d07e-3f0e-4f7d-9a71-1b8d6f3a2c11",
-    name="digits-first",
-    workload="digits",
-    metric="val/error",
-    params={"workload.lr": 0.1, "search.budget": None, "data": "digits"},
-    versions={"torch": "2.13.0"},
-    device="cpu",
-    commit="0123abc",
-)
+STUDY = "0b54d07e-3f0e-4f7d-9a71-1b8d6f3a2c11"
+CONFIG = {"study": "digits-first", "workload": {"name": "digits", "lr": 0.1}, "data": "digits"}
+CONFIG |= {"trial": {"lr": 0.2}, "storage": "sqlite://", "debug": False}  # are not logged
 
 
 def trial(number: int, **changes: object) -> TrialResult:
@@ -50,8 +44,16 @@ def _no_thread_left():
             thread.join()
 
 
-def opened(uri: str, study: StudyTags = STUDY, **limits: float) -> Tracking:
-    return Tracking(OmegaConf.create({"uri": uri, "experiment": EXPERIMENT, **LIMITS, **limits}), study)
+def opened(uri: str, study: str = STUDY, changes: Mapping[str, object] = CONFIG, **limits: float) -> Tracking:
+    settings = {"uri": uri, "experiment": EXPERIMENT, **LIMITS, **limits}
+    prepared = SimpleNamespace(
+        config=OmegaConf.create({**CONFIG, **changes, "mlflow": settings}),
+        protocol=SimpleNamespace(target=Target("val/error", 0.1, "min")),
+        backend=SimpleNamespace(device="cpu", versions={"torch": "2.13.0"}),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bstune.study.tracking._git_commit", lambda: "0123abc")
+        return Tracking(prepared, study)
 
 
 @pytest.fixture(scope="session")
@@ -71,10 +73,10 @@ def uri(created, tmp_path):
     return f"sqlite:///{path}"
 
 
-def runs(uri: str, kind: str, study: StudyTags = STUDY, view: int = ViewType.ACTIVE_ONLY) -> list:
+def runs(uri: str, kind: str, study: str = STUDY, view: int = ViewType.ACTIVE_ONLY) -> list:
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name(EXPERIMENT)
-    where = f"tags.`bstune.study_id` = '{study.study_id}' and tags.`bstune.kind` = '{kind}'"
+    where = f"tags.`bstune.study_id` = '{study}' and tags.`bstune.kind` = '{kind}'"
     return sorted(
         client.search_runs([experiment.experiment_id], where, run_view_type=view),
         key=lambda run: (int(run.data.tags.get("bstune.trial", 0)), run.info.start_time),
@@ -85,13 +87,9 @@ def points(uri: str, run: Run, key: str) -> list[tuple[int, float]]:
     return [(metric.step, metric.value) for metric in MlflowClient(uri).get_metric_history(run.info.run_id, key)]
 
 
-def parent_of(uri: str):
-    (parent,) = runs(uri, "study")
+def parent_of(uri: str, study: str = STUDY) -> Run:
+    (parent,) = runs(uri, "study", study)
     return parent
-
-
-def warnings_of(caplog) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "bstune.study.tracking"]
 
 
 def break_method(monkeypatch, method: str, calls_before: int = 0, error: Exception | None = None) -> None:
@@ -150,18 +148,17 @@ def test_creating_the_database_prints_nothing_and_leaves_only_the_database(creat
 def test_parent_holds_config_versions_device_and_commit(uri):
     parent = parent_of(uri)
     assert parent.info.run_name == "digits-first"
-    config = {"workload.lr": "0.1", "search.budget": "null", "data": "digits"}
+    config = {"study": "digits-first", "workload.name": "digits", "workload.lr": "0.1", "data": "digits"}
     ran_on = {"run.device": "cpu", "run.git_commit": "0123abc", "run.versions.torch": "2.13.0"}
     assert parent.data.params == config | ran_on
-    expected = {"bstune.study_id": STUDY.study_id, "bstune.workload": "digits", "bstune.metric": "val/error"}
+    expected = {"bstune.study_id": STUDY, "bstune.workload": "digits", "bstune.metric": "val/error"}
     assert {**expected, "mlflow.source.git.commit": "0123abc"}.items() <= parent.data.tags.items()
 
 
 def test_params_keep_to_the_limits_of_mlflow(uri):
     many = {f"many.{i}": str(i) for i in range(250)}
-    study = replace(STUDY, study_id="long", params={**many, "long": "x" * 7000, "list[0]": 1, "/a//b": 2, "k" * 300: 3})
-    opened(uri, study)
-    params = runs(uri, "study", study)[0].data.params
+    opened(uri, "long", {**many, "long": "x" * 7000, "list[0]": 1, "/a//b": 2, "k" * 300: 3})
+    params = parent_of(uri, "long").data.params
     cut = "x" * (6000 - len(" ... (cut)")) + " ... (cut)"
     assert params.items() >= {**many, "long": cut, "list_0_": "1", "a/b": "2", "k" * 250: "3"}.items()
 
@@ -197,13 +194,14 @@ def test_the_noise_scale_is_sent_over_steps_as_a_moving_estimate(uri):
 
 def test_status_and_relations_of_trials(uri):
     tracking = opened(uri)
-    for result in (
-        trial(0, status="failed", message="m" * 9000),
-        trial(1, status="censored"),
-        trial(2, resumed_from=1),
-        trial(3, replicate_of=2),
-    ):
-        tracking.send_trial(result)
+    changes = (
+        {"status": "failed", "message": "m" * 9000},
+        {"status": "censored"},
+        {"resumed_from": 1},
+        {"replicate_of": 2},
+    )
+    for number, change in enumerate(changes):
+        tracking.send_trial(trial(number, **change))
     children = runs(uri, "trial")
     relations = [run.data.params.keys() & {"resumed_from", "replicate_of"} for run in children]
     assert relations == [set(), set(), {"resumed_from"}, {"replicate_of"}]
@@ -235,15 +233,10 @@ def test_next_run_sends_what_is_missing(uri):
     assert second.sent == {0, 1, 2}
     assert [run.data.tags["bstune.trial"] for run in runs(uri, "trial", view=ViewType.ALL)] == ["0", "1", "2"]
     assert len(runs(uri, "study", view=ViewType.ALL)) == 1
-
-
-def test_studies_do_not_mix(uri):
-    other = replace(STUDY, study_id="6a3b", name="other")
-    opened(uri).send_trial(trial(0))
-    tracking = opened(uri, other)
-    assert tracking.sent == frozenset()
-    tracking.send_trial(trial(0))
-    assert [len(runs(uri, "trial", study)) for study in (STUDY, other)] == [1, 1]
+    other = opened(uri, "other")  # studies do not mix
+    assert other.sent == set()
+    other.send_trial(trial(0))
+    assert [len(runs(uri, "trial", study)) for study in (STUDY, "other")] == [3, 1]
 
 
 @pytest.mark.parametrize("method", ["create_run", "log_batch", "set_terminated"])
@@ -254,13 +247,12 @@ def test_trial_half_sent_is_sent_again_once(uri, method, monkeypatch, caplog):
         tracking.send_trial(trial(0))
         tracking.send_trial(trial(1))
     tracking.send_trial(trial(2))
-    assert warnings_of(caplog) == [
+    assert caplog.messages == [
         "MLflow: could not send trial 0 (OSError: the line was cut). "
         "The next run of the same command sends what is missing."
     ]
-    assert tracking.sent == frozenset()
     again = opened(uri)
-    assert again.sent == frozenset()
+    assert again.sent == set()
     again.send_trial(trial(0))
     (child,) = runs(uri, "trial")
     assert child.info.status == "FINISHED"
@@ -268,20 +260,12 @@ def test_trial_half_sent_is_sent_again_once(uri, method, monkeypatch, caplog):
 
 
 def test_parent_half_described_is_completed(uri, monkeypatch):
-    study = replace(STUDY, study_id="half")
     with monkeypatch.context() as patch:
         break_method(patch, "log_batch")
-        opened(uri, study)
-    assert [run.data.params for run in runs(uri, "study", study)] == [{}]
-    opened(uri, study)
-    assert [run.data.params["data"] for run in runs(uri, "study", study)] == ["digits"]
-
-
-@pytest.fixture
-def artifact(tmp_path):
-    path = tmp_path / "curve.json"
-    path.write_text("{}")
-    return path
+        opened(uri, "half")
+    assert parent_of(uri, "half").data.params == {}
+    opened(uri, "half")
+    assert parent_of(uri, "half").data.params["data"] == "digits"
 
 
 CURVES = {
@@ -290,14 +274,14 @@ CURVES = {
 }
 
 
-def finish(tracking: Tracking, artifacts=()) -> None:
-    tracking.finish_study(CURVES, {"b_crit": 181.5, "s_min": None}, artifacts)
+def finish(tracking: Tracking) -> None:
+    tracking.finish_study(CURVES, {"b_crit": 181.5, "s_min": None}, [Path(__file__)])
 
 
-def test_curve_has_batch_size_as_its_step(uri, artifact):
+def test_curve_has_batch_size_as_its_step(uri):
     tracking = opened(uri)
     tracking.send_trial(trial(0))
-    finish(tracking, [artifact])
+    finish(tracking)
     parent = parent_of(uri)
     assert points(uri, parent, "curve/steps_to_target") == [(32, 1000.0), (64, 512.0)]
     assert points(uri, parent, "curve_log2/steps_to_target") == [(500, math.log2(1000)), (600, 9.0)]
@@ -306,7 +290,7 @@ def test_curve_has_batch_size_as_its_step(uri, artifact):
     assert parent.data.metrics["b_crit"] == 181.5
     assert "s_min" not in parent.data.metrics
     assert parent.info.status == "FINISHED"
-    assert [file.path for file in MlflowClient(uri).list_artifacts(parent.info.run_id)] == ["curve.json"]
+    assert [file.path for file in MlflowClient(uri).list_artifacts(parent.info.run_id)] == ["test_tracking.py"]
 
 
 def test_the_results_of_a_continued_study_are_written_anew(uri):
@@ -316,7 +300,7 @@ def test_the_results_of_a_continued_study_are_written_anew(uri):
     finish(tracking)  # nothing new: nothing is sent
     old = parent_of(uri)
     assert len(points(uri, old, "curve/steps_to_target")) == 2
-    tracking = opened(uri, replace(STUDY, params={**STUDY.params, "data": "more digits"}))
+    tracking = opened(uri, changes={"data": "more digits"})
     tracking.send_trial(trial(1))
     finish(tracking)
     new = parent_of(uri)
@@ -340,7 +324,7 @@ CUTS += [(True, "set_tag", 1), (True, "set_tag", 2)]  # the children have not al
     ("continued", "method", "calls_before"),
     [cut if cut in (CUTS[1], CUTS[-1]) else pytest.param(*cut, marks=pytest.mark.slow) for cut in CUTS],
 )
-def test_results_half_sent_are_sent_again_whole(uri, continued, method, calls_before, artifact, monkeypatch):
+def test_results_half_sent_are_sent_again_whole(uri, continued, method, calls_before, monkeypatch):
     tracking = opened(uri)
     tracking.send_trial(trial(0))
     if continued:
@@ -348,8 +332,8 @@ def test_results_half_sent_are_sent_again_whole(uri, continued, method, calls_be
         tracking.send_trial(trial(1))
     with monkeypatch.context() as patch:
         break_method(patch, method, calls_before)
-        finish(tracking, [artifact])
-    finish(opened(uri), [artifact])
+        finish(tracking)
+    finish(opened(uri))
     parent = parent_of(uri)
     assert len(points(uri, parent, "curve/steps_to_target")) == 2
     assert parent.data.tags["bstune.result_trials"] == ("2" if continued else "1")
@@ -372,11 +356,10 @@ def test_server_that_is_silent_or_down_ends_sending_with_one_line(listens, limit
         tracking = opened(uri, **limits)
         tracking.send_trial(trial(0))
         finish(tracking)
-    (warning,) = warnings_of(caplog)
+    (warning,) = caplog.messages
     assert warning.startswith("MLflow: could not open the study (")
     assert reason in warning
     assert "secret" not in warning
-    assert [record.name for record in caplog.records] == ["bstune.study.tracking"]
     assert capfd.readouterr() == ("", "")
 
 
@@ -386,7 +369,7 @@ def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd
         lock.execute("BEGIN EXCLUSIVE")
         tracking.send_trial(trial(0))
         tracking.send_trial(trial(1))
-    assert ["no answer within 0.05 s" in warning for warning in warnings_of(caplog)] == [True]
+    assert ["no answer within 0.05 s" in message for message in caplog.messages] == [True]
     assert capfd.readouterr() == ("", "")
 
 
@@ -395,21 +378,17 @@ def test_unforeseen_error_ends_sending_too(uri, caplog, monkeypatch):
     tracking = opened(uri)
     break_method(monkeypatch, "create_run", error=ZeroDivisionError())
     tracking.send_trial(trial(0))
-    assert ["unexpected error" in warning for warning in warnings_of(caplog)] == [True]
+    assert ["unexpected error" in message for message in caplog.messages] == [True]
 
 
-def test_unknown_kind_of_uri():
-    with pytest.raises(ConfigError, match=r"MLFLOW_TRACKING_URI or mlflow.uri must be .* but got 'ftp://host'"):
-        check_uri("ftp://host")
-
-
-def test_environment_and_loggers_of_the_program_are_left_as_they_were(uri, monkeypatch):
+def test_environment_and_loggers_of_the_program_are_left_as_they_were(uri, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
-    before, filters = dict(os.environ), list(logging.getLogger("urllib3.connectionpool").filters)
+    before = dict(os.environ)
     inside = []
     names = ("MLFLOW_HTTP_REQUEST_TIMEOUT", "MLFLOW_HTTP_REQUEST_MAX_RETRIES")
     monkeypatch.setattr(MlflowClient, "log_batch", lambda *_, **__: inside.append([os.environ[name] for name in names]))
     opened(uri).send_trial(trial(0))
     assert inside == [["5", "0"]] * 2
     assert dict(os.environ) == before
-    assert logging.getLogger("urllib3.connectionpool").filters == filters
+    logging.getLogger("urllib3.connectionpool").warning("the program's own")
+    assert caplog.messages == ["the program's own"]

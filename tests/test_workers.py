@@ -22,7 +22,7 @@ from bstune.trial.workers import Workers, with_solo_step_time
 # What the processes import: nothing that takes long. What is asked of a trial is its batch size.
 TOY = """
 import os, signal, sys, threading
-from bstune.core.records import TrialResult
+from dataclasses import replace
 
 
 class Odd(Exception):
@@ -30,7 +30,7 @@ class Odd(Exception):
         super().__init__(f"{one} and {other}")
 
 
-def open_train():
+def open_train(record):
     opened = os.getpid()
 
     def train(spec, output, parent):
@@ -53,30 +53,21 @@ def open_train():
                 (output.root / "here").touch()
                 while not (output.root / "go").exists():
                     threading.Event().wait(0.01)
-        values = {"status": "censored", "versions": {}, "device": str(opened), "message": parent and parent.message}
-        for name in ("steps", "steps_low", "examples", "seconds_per_step"):
-            values[name] = 1
-        for name in ("train", "eval", "startup", "wall"):
-            values[name + "_seconds"] = 1.0
-        return TrialResult(**spec.trial_fields(), **values)
+        return replace(record, device=str(opened), message=parent and parent.message, **spec.trial_fields())
 
     return train
-
-
-def open_nothing():
-    raise LookupError("nothing to open")
 """
-
 
 KILLED = """
 import os, toy
+from functools import partial
 from pathlib import Path
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.trial.workers import Workers
 
 if __name__ == "__main__":
-    Workers(toy.open_train, 2).start(TrialSpec(1, 1, 8, 0.1, 0.0, 3), Output(Path()), None)
+    Workers(partial(toy.open_train, None), 2).start(TrialSpec(1, 1, 8, 0.1, 0.0, 3), Output(Path()), None)
     while not Path("here").exists():
         pass
     os.kill(os.getpid(), 9)
@@ -101,17 +92,17 @@ def write_module(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def toy(write_module):
-    return write_module("toy", TOY)
+def toy_train(write_module):
+    return partial(write_module("toy", TOY).open_train, make_result())
 
 
 def spec(batch_size, number=0):
     return make_spec(batch_size, number=number, trial_index=number)
 
 
-def test_records_and_errors_come_back(toy, tmp_path):
+def test_records_and_errors_come_back(toy_train, tmp_path):
     output = Output(tmp_path)
-    with Workers(toy.open_train, 2) as workers:
+    with Workers(toy_train, 2) as workers:
         assert workers.free
         workers.start(spec(8, 1), output, None)
         workers.start(spec(64, 2), output, make_result(message="of the parent"))
@@ -141,15 +132,15 @@ def test_records_and_errors_come_back(toy, tmp_path):
         for worker in workers._running:
             worker.connection.poll(None)
         assert [finished.spec.number for finished in workers.poll()] == [2, 1]
-    with Workers(toy.open_nothing, 1) as workers:
+    with Workers(partial(int, "nothing to open"), 1) as workers:
         workers.start(spec(64), output, None)
-        with pytest.raises(LookupError, match="nothing to open"):
+        with pytest.raises(ValueError, match="nothing to open"):
             workers.wait().result()
 
 
-def test_a_process_that_dies_takes_its_own_trial_along_and_no_other(toy, tmp_path):
+def test_a_process_that_dies_takes_its_own_trial_along_and_no_other(toy_train, tmp_path):
     output = Output(tmp_path)
-    with Workers(toy.open_train, 2) as workers:
+    with Workers(toy_train, 2) as workers:
         workers.start(spec(8, 1), output, None)
         reasons = {3: "ended with status 7", 4: "was ended by the system, as it does when memory runs out"}
         for size, reason in reasons.items():
@@ -170,11 +161,11 @@ def test_a_process_that_dies_takes_its_own_trial_along_and_no_other(toy, tmp_pat
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGTERM, SystemExit(128 + signal.SIGTERM)), (signal.SIGINT, KeyboardInterrupt())]
 )
-def test_a_signal_ends_the_processes_where_nothing_is_cut(toy, tmp_path, number, error):
+def test_a_signal_ends_the_processes_where_nothing_is_cut(toy_train, tmp_path, number, error):
     before = signal.getsignal(number)
 
     def terminated():
-        with Workers(toy.open_train, 2) as workers:
+        with Workers(toy_train, 2) as workers:
             workers.start(spec(7, 1), Output(tmp_path), None)
             workers.start(spec(64, 2), Output(tmp_path), None)
             assert workers.wait().spec.number == 2
@@ -189,7 +180,7 @@ def test_a_signal_ends_the_processes_where_nothing_is_cut(toy, tmp_path, number,
     assert signal.getsignal(number) is before
 
 
-def test_a_process_ends_with_the_one_that_started_it(toy, tmp_path):
+def test_a_process_ends_with_the_one_that_started_it(toy_train, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(KILLED)
     # Its output ends when the last process that writes to it does.
@@ -284,24 +275,6 @@ def check_indices(trials, count):
     return searched
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["frontier", "tpe"])
-def test_a_study_side_by_side(side_by_side, sampler):
-    arguments = ("search.trials=16", "search.precision=null", f"sampler={sampler}")
-    status, err, trials = side_by_side(*arguments)
-    assert status == 0, err
-    assert [trial.number for trial in trials] == list(range(len(trials)))
-    searched = check_indices(trials, 16)
-    assert not any(trial.status == "failed" for trial in trials)
-    # replicates come after the search
-    fresh = [trial for trial in trials if trial.replicate_of is not None]
-    assert bool(fresh) == any(trial.reached for trial in searched)
-    assert sampler == "frontier" or fresh
-    assert all(trial.number > max(other.number for other in searched) for trial in fresh)
-    # once more is nothing more
-    assert side_by_side(*arguments)[::2] == (0, trials)
-
-
 TPE = ("search.trials=12", "sampler=tpe")
 
 
@@ -382,6 +355,7 @@ def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, 
     assert all(trial.train_seconds > 0 for trial in searched)
     fresh = [trial for trial in trials if trial.replicate_of is not None]
     assert all(trial.seconds_per_step != model(trial.batch_size) for trial in fresh), "they are measured, alone"
+    assert all(trial.number > max(other.number for other in searched) for trial in fresh), "after the search"
     # a history is what the spec says, wherever it was trained
     if torch.get_num_threads() == 1:
         last = next(trial for trial in searched if trial.resumed_from is None and trial.history)

@@ -26,9 +26,6 @@ def first(stream, count):
     return [batch for batch, _ in zip(stream, range(count), strict=False)]
 
 
-# What a config builds
-
-
 @pytest.mark.parametrize(
     ("target", "text"),
     [
@@ -38,36 +35,24 @@ def first(stream, count):
         ({"_target_": "builtins.int", "x": "${no.such.key}"}, "no.such.key"),
     ],
 )
-def test_build_says_what_cannot_be_built(target, text):
+def test_what_cannot_be_built_is_named(target, text):
     with pytest.raises(ConfigError, match=f"^workload.data cannot be built.*{text}.*$"):
         instantiate(OmegaConf.create(target), "workload.data")
 
 
-def test_an_error_of_our_own_keeps_its_words():
+def test_an_error_of_bstunes_own_is_raised_as_it_is():
     target = {"_target_": "bstune.workloads.averaging.RunningWeightAverage", "fraction": 2.0}
-    with pytest.raises(
-        ConfigError, match=r"^the fraction of steps that is averaged must lie in \(0, 1\], but got 2.0$"
-    ):
+    with pytest.raises(ConfigError, match=r"^the fraction of steps that is averaged must lie in"):
         instantiate(OmegaConf.create(target), "workload.module")
 
 
-# Data of bstune's own
-
-
-def test_digits_are_split_as_configured():
-    workload = build_workload(composed())
-    assert (workload.train_examples, workload.validation_examples) == (1797 - 300 - 297, 300)
-    assert not workload.validates_on_test
-    assert sum(len(labels) for _, labels in workload.validation_batches) == 300
-    assert sum(len(labels) for _, labels in workload.test_batches) == 297
-    workload = build_workload(composed("workload.data.validation=test"))
-    assert workload.validates_on_test
-    assert workload.test_batches is None
-    assert (workload.train_examples, workload.validation_examples) == (1500, 297)
-
-
-def test_a_trial_gets_its_batches_in_micro_batches_by_its_seed():
-    workload = build_workload(composed("protocol.micro_batch_size=100"))
+@pytest.mark.parametrize(("validation", "sizes"), [("300", (1200, 300, 297)), ("test", (1500, 297, None))])
+def test_bstunes_own_data_are_split_and_batched_as_configured(validation, sizes):
+    workload = build_workload(composed(f"workload.data.validation={validation}", "protocol.micro_batch_size=100"))
+    tested = workload.test_batches and sum(len(labels) for _, labels in workload.test_batches)
+    assert (workload.train_examples, workload.validation_examples, tested) == sizes
+    assert workload.validates_on_test == (validation == "test")
+    assert sum(len(labels) for _, labels in workload.validation_batches) == sizes[1]
     drawn = [[labels for _, labels in first(workload.train_batches(spec(250, seed=seed)), 6)] for seed in (1, 1, 2)]
     assert [len(labels) for labels in drawn[0]] == [100, 100, 50] * 2
     one, again, other = map(torch.cat, drawn)
@@ -310,13 +295,3 @@ def test_images_of_another_projects_data_are_not_to_be_had():
     with pytest.raises(ConfigError, match=r"workload.data is Foreign, which has no first_images"):
         workload.build_module(spec())
     assert isinstance(foreign(Foreign, module=Wantless).build_module(spec()), Wantless)
-
-
-def test_groups_over_the_micro_batch_size_are_refused():
-    config = composed()
-    config.workload.module.model = {"_target_": "bstune.workloads.layers.BatchNorm", "channels": 1, "ghost_size": 32}
-    for config.protocol.micro_batch_size in (32, 48, None):
-        assert build_module(config, spec(64)).model.ghost_size == 32
-    config.protocol.micro_batch_size = 16
-    with pytest.raises(ConfigError, match=r"ghost size 32 is over the micro-batch size 16: .* protocol\.micro"):
-        build_module(config, spec(64))

@@ -155,9 +155,9 @@ class TrialResult:
     @classmethod
     def unmeasured(cls, spec: TrialSpec, status: Status, **values: Any) -> "TrialResult":
         """Return a record of the spec and ``values``, whose other fields are zero or empty."""
-        counts = dict.fromkeys(("steps", "steps_low", "examples"), 0)
-        seconds = dict.fromkeys(("train_seconds", "eval_seconds", "startup_seconds", "wall_seconds"), 0.0)
-        empty = {**counts, **seconds, "seconds_per_step": None, "device": "", "versions": {}}
+        empty: dict[str, Any] = dict.fromkeys(("steps", "steps_low", "examples"), 0)
+        empty |= dict.fromkeys(("train_seconds", "eval_seconds", "startup_seconds", "wall_seconds"), 0.0)
+        empty |= {"seconds_per_step": None, "device": "", "versions": {}}
         return cls(**{**spec.trial_fields(), **empty, "status": status, **values})
 
     @property

@@ -41,18 +41,13 @@ class StepTimes:
     def __call__(self, batch_size: Array) -> Array:
         """Return tau in seconds (in an arbitrary unit where nothing was measured), in the shape of ``batch_size``."""
         smooth = np.array([self.smooth(size) for size in np.ravel(batch_size)]).reshape(np.shape(batch_size))
-        if not self.x:
-            return smooth
         away = (np.log2(batch_size)[..., None] - np.array(self.x)) / BANDWIDTH
         weight = np.exp(-0.5 * away**2)
         return np.asarray(smooth * np.exp(weight @ np.array(self.log_ratio) / (weight.sum(axis=-1) + SHRINKAGE)))
 
 
 def fit_line(pairs: Sequence[tuple[float, float]]) -> StepTime:
-    """Return the non-negative least squares of the relative error over (batch size, seconds) pairs, at least one.
-
-    With one batch size, half of its step is taken to be overhead.
-    """
+    """Return the non-negative least squares of the relative error; with one batch size, half a step is overhead."""
     batch, tau = (np.array(values, dtype=np.float64) for values in zip(*pairs, strict=True))
     if len(set(batch)) == 1:
         return StepTime(float(np.median(tau)) / 2.0, float(np.median(tau) / batch[0]) / 2.0)
@@ -63,15 +58,12 @@ def fit_line(pairs: Sequence[tuple[float, float]]) -> StepTime:
 def fit_step_times(
     measured: Iterable[tuple[float, float]], middle: float, given: Callable[[float], float] | None = None
 ) -> StepTimes:
-    """Return tau(B) from (batch size, seconds per step) pairs, around ``given`` or else around their line.
-
-    Without either, half of a step at ``middle`` examples is taken to be overhead.
-    """
+    """Return tau(B) around ``given``, else the line of (batch size, seconds), else half overhead at ``middle``."""
     pairs = list(measured)
     smooth = given or (fit_line(pairs) if pairs else StepTime(middle, 1.0))
-    if not pairs:
-        return StepTimes(smooth)
-    batch, tau = (np.array(values, dtype=np.float64) for values in zip(*pairs, strict=True))
+    batch, tau = (
+        np.array(pairs, dtype=np.float64).reshape(-1, 2).T.copy()
+    )  # rows in one piece, which numpy's log may treat otherwise
     log_ratio = np.log(tau / StepTimes(smooth)(batch))
     return StepTimes(smooth, tuple(np.log2(batch).tolist()), tuple(log_ratio.tolist()))
 

@@ -175,17 +175,12 @@ def _candidates(
 ) -> Candidates:
     """Return the trials to be continued, and new points along the posterior's optima and around the best trials."""
     taken = {resumed_from for _, _, resumed_from in pending}
+    most = math.inf if incumbent is None else 0.95 * policy.stop_factor * incumbent
     stopped = [
-        one
-        for one in posterior.observations
-        if one.status == "censored"
-        and not one.stuck
-        and one.number not in taken
-        and resumable
-        and resumable(one.number)
+        one for one in posterior.observations if one.status == "censored" and objective_so_far(one, weight) < most
     ]
-    if incumbent is not None:
-        stopped = [one for one in stopped if objective_so_far(one, weight) < 0.95 * policy.stop_factor * incumbent]
+    stopped = [one for one in stopped if not one.stuck and one.number not in taken]
+    stopped = [one for one in stopped if resumable is not None and resumable(one.number)]
     low, n, theta = math.log2(domain.low), policy.candidates, posterior.theta
     high = max(low, min(math.log2(domain.high), posterior.too_large - ROOM))
     x = rng.uniform(low, high, n)
@@ -282,10 +277,8 @@ def draw_frontiers(posterior: Posterior, count: int, rng: np.random.Generator) -
 def max_variance_reduction(
     posterior: Posterior, candidates: Candidates, pending: Pending, rng: np.random.Generator
 ) -> tuple[int, float]:
-    """Return the candidate with the largest reduction of Var[log B_crit] per unit cost, and its expected steps.
-
-    Jointly normal, one log S reduces it by cov(log S, log B_crit)^2 / (var log S + noise^2); ``done`` steps are paid.
-    """
+    """Return the candidate with the largest reduction of Var[log B_crit] per unit cost, and its expected steps."""
+    # Jointly normal, one log S reduces it by cov(log S, log B_crit)^2 / (var log S + noise^2).
     x, z, done = candidates.x, candidates.z, candidates.done
     drawn = draw_frontiers(posterior, DECISION_DRAWS, rng)
     nearest = np.abs(x[:, None] - drawn.x).argmin(axis=1)

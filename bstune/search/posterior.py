@@ -266,14 +266,13 @@ def _move(
 # - All steps of each count, weighed by |G|^2: that errs to the small side, the later half alone would to the large one.
 # - Both means are in units of the trial's own tr Sigma, or one with a large learning rate would outweigh the rest.
 # - Each trial is one block of the interval, which so holds what batch size, learning rate and seed change.
-MIN_MEASURED_STEPS = 2  # in a trial, for it to count
 
 
 def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstimate, int] | None:
     """Return the noise scale over the trials that reached the target, and the steps measured in them; None for none."""
     gradients, steps = [], 0
     for trial in sorted(trials, key=lambda trial: trial.number):
-        if not trial.reached or len(trial.noise_scale) < MIN_MEASURED_STEPS:
+        if not trial.reached or len(trial.noise_scale) < 2:
             continue
         _, gradient, trace = np.mean(trial.noise_scale, axis=0).tolist()
         if trace > 0.0:

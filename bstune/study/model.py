@@ -36,22 +36,19 @@ MIN_SPAN = 2.0  # of batch sizes, largest over smallest: less has no slope
 
 def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> dict[str, Any]:
     """Return the study's arguments for a sampler that stops and continues trials; ``finished`` ones go no further."""
-    space = prepared.space
+    space, backend, files = prepared.space, prepared.backend, prepared.files
     bounds = prepared.config.workload.target.bounds
-
-    def resumable(number: int) -> bool:
-        return number not in finished and prepared.backend.resumable(number, prepared.files)
-
+    resumable = (lambda number: number not in finished and backend.resumable(number, files)) if backend.stops else None
     return {
         "objective": prepared.budget.objective,
         "rule": space.rule,
         "budget": lambda batch_size: float(prepared.protocol.budget.last_step(round(batch_size))),
         "target": prepared.protocol.target,
         "ideal": ideal_value(prepared.protocol.target, None if bounds is None else list(bounds)),
-        "resumable": resumable if prepared.backend.stops else None,
+        "resumable": resumable,
         "snap": space.snap,
         "lr_range": (space.lr_low, space.lr_high),
-        "step_time": prepared.backend.step_time,
+        "step_time": backend.step_time,
         "search_space": distributions(space),
     }
 
@@ -59,10 +56,8 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
 def study_posterior(prepared: PreparedStudy, done: Sequence[TrialResult], particles: int) -> Posterior:
     """Return the posterior of the frontier after these trials, whatever sampler suggested them."""
     prior, scale = prepared.config.prior, prepared.config.scaling.noise_scale
-    context = sampler_context(prepared)
-    sampler = FrontierSampler(
-        **context, sigma=prior.level_sigma, exponent_sigma=prior.exponent_sigma, noise_scale=scale
-    )
+    sigmas = {"sigma": prior.level_sigma, "exponent_sigma": prior.exponent_sigma}
+    sampler = FrontierSampler(**sampler_context(prepared), **sigmas, noise_scale=scale)
     rng = np.random.default_rng(prepared.budget.seed)
     posterior = sampler.posterior(done, particles=particles, moves=MOVES, rng=rng)
     assert posterior is not None  # noqa: S101 - its search space is given
@@ -93,11 +88,9 @@ class LrExponent:
 def fit_lr_exponent(
     posterior: Posterior, low: float, high: float, b_crit: float, noise_scale: float | None = None
 ) -> dict[str, Any] | None:
-    """Return the exponent of lr*(B) from batch size ``low`` to ``high`` as a row of ``curve.json``, in words too.
+    """Return the exponent of lr*(B), and that below B_crit, as a row of ``curve.json``; None for less than an octave.
 
-    ``below_b_crit`` is that below the posterior's median ``b_crit``, None where the range or the reached trials are too
-    few. ``noise_scale`` is that of the rules that take one; None for ``b_crit``, which it approximates (McCandlish et
-    al. 2018, section 2). A range of less than an octave has no exponent: None.
+    The rules that take a noise scale get ``b_crit`` where there is none (McCandlish et al. 2018, section 2).
     """
     if high < MIN_SPAN * low:
         return None
@@ -178,7 +171,7 @@ def _text(whole: LrExponent, below: LrExponent | None, b_crit: float, noise_scal
 def _clause(one: LrExponent, where: str, noise_scale: float) -> str:
     """Return one exponent in words; the prior's interval stands beside it."""
     verb = "fell" if one.exponent < 0.0 else "grew"
-    power = f"lr {verb} as B^{_power(one.exponent)} {_interval(one.low, one.high)} {where}"
+    power = f"lr {verb} as B^{one.exponent:z.2f} {_interval(one.low, one.high)} {where}"
     alone = f"the prior alone: {_interval(one.prior_low, one.prior_high)}"
     if not one.identified:
         few = f", {one.reached} reached trials there" if one.reached < MIN_REACHED else ""
@@ -187,9 +180,4 @@ def _clause(one: LrExponent, where: str, noise_scale: float) -> str:
 
 
 def _interval(low: float, high: float) -> str:
-    return f"[{_power(low)}, {_power(high)}]"
-
-
-def _power(value: float) -> str:
-    text = f"{value:.2f}"
-    return "0.00" if text == "-0.00" else text
+    return f"[{low:z.2f}, {high:z.2f}]"

@@ -32,6 +32,9 @@ ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's s
 ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
 
 
+compose_checked = partial(compose, complete=complete)  # a replayed workload takes from its table what is left open
+
+
 @dataclass(frozen=True)
 class PreparedStudy:
     """A checked study, or one trial by itself."""
@@ -46,18 +49,13 @@ class PreparedStudy:
     frozen_settings: Mapping[str, Any]  # flat, which must not change while a study goes on
     survey: "Survey | None"  # None where the hardware was not surveyed
     open_workers: Callable[[], Workers] | None  # None: the search's trials run one by one, here
-    notes: tuple[str, ...]  # further lines of the printed plan
+    notes: Sequence[str]  # further lines of the printed plan
 
     @property
     def caveats(self) -> list[str]:
         """What the report prints below its table."""
         horizon = [] if self.backend.stops else [HORIZON_CAVEAT]
         return [*horizon, ON_TEST_CAVEAT] if self.backend.validates_on_test else horizon
-
-
-def compose_checked(arguments: Sequence[str]) -> DictConfig:
-    """Return the config of a command line, composed and validated; ConfigError lists all mistakes."""
-    return compose(arguments, complete)
 
 
 def prepare(
@@ -102,11 +100,9 @@ def prepare(
     backend.check(space, trial)
     if backend.validates_on_test:
         notes.append(ON_TEST_NOTE)
-    notes += backend.notes
     frozen = {**frozen_settings(config), **backend.frozen_settings}
-    return PreparedStudy(
-        config, budget, space, protocol, backend, files, trial, frozen, survey, open_workers, tuple(notes)
-    )
+    notes += backend.notes
+    return PreparedStudy(config, budget, space, protocol, backend, files, trial, frozen, survey, open_workers, notes)
 
 
 def _train(
@@ -162,10 +158,7 @@ def _side_by_side(config: DictConfig, survey: "Survey | None") -> tuple[Callable
 def open_trials(
     config: Any, threads: int | None, limit: int | None
 ) -> Callable[[TrialSpec, Output, TrialResult | None], TrialResult]:
-    """Return what trains a trial in this process, a worker's, from the config as plain values.
-
-    ``threads`` are torch's; ``limit`` bytes of CUDA memory end a trial that takes more instead of those beside it.
-    """
+    """Return what trains a trial in a worker's process, with torch's ``threads`` and within ``limit`` bytes of CUDA."""
     # 4 s, as above
     import torch
 
@@ -183,10 +176,7 @@ def open_trials(
 
 
 def frozen_settings(config: DictConfig) -> dict[str, Any]:
-    """Return, flat, the settings of a config that must not change while a study goes on.
-
-    Budgets may, as trials that ran out of a smaller one are bounds all the same; so may the sampler and the storage.
-    """
+    """Return, flat, the settings of a config that must not change while a study goes on; budget and sampler may."""
     config = config.copy()
     config.data.root = ""  # where the data lie does not matter: their checksums are pinned
     config.trial.batch_size, config.trial.lr, config.trial.total_steps = 1, 1.0, 1

@@ -37,20 +37,16 @@ class Confirmed:
 def next_replicate(
     trials: Sequence[TrialResult], objective: Objective, replicates: int, max_candidates: int
 ) -> tuple[TrialResult, int] | None:
-    """Return the candidate to run again, and which of its ``replicates`` is due, from 0; None when all is done.
-
-    Replicates run one after another; one that failed is asked again, any other status finishes it. At most
-    ``max_candidates`` points are run again for each of time and steps.
-    """
+    """Return the candidate to run again, and which of its ``replicates`` is due, from 0; None when all is done."""
     runs = _replicates(trials)
     for merit in MERITS[objective]:
-        ranked = _ranked(trials, merit)
+        single_runs = ranked(trials, merit)
         chosen: list[TrialResult] = []
-        for candidate in _points(ranked, runs):
+        for candidate in _points(single_runs, runs):
             best = min((_confirmed_merit(one, runs, merit) for one in chosen), default=math.inf)
             if len(chosen) == max_candidates or math.log(_merit(candidate, merit)) >= best:
                 break
-            point = _replicated(candidate, runs, ranked)
+            point = _replicated(candidate, runs, single_runs)
             done = len(runs.get(point.number, ()))
             if done < replicates:
                 return point, done
@@ -61,14 +57,11 @@ def next_replicate(
 
 
 def candidates(trials: Sequence[TrialResult], objective: Objective, max_candidates: int) -> list[TrialResult]:
-    """Return the trials that may be the winner once all replicates are done: keep their checkpoints.
-
-    They are the best ``max_candidates`` points by each merit, and all that have replicates.
-    """
+    """Return the trials that may be the winner once all replicates are done, by each merit: keep their checkpoints."""
     runs = _replicates(trials)
     kept = {trial.number: trial for trial in trials if trial.number in runs}
     for merit in MERITS[objective]:
-        for trial in _points(_ranked(trials, merit), runs)[: max(max_candidates, 1)]:
+        for trial in _points(ranked(trials, merit), runs)[: max(max_candidates, 1)]:
             kept[trial.number] = trial
     return [kept[number] for number in sorted(kept)]
 
@@ -76,14 +69,13 @@ def candidates(trials: Sequence[TrialResult], objective: Objective, max_candidat
 def confirmed(trials: Sequence[TrialResult], objective: Objective) -> Confirmed | None:
     """Return the candidate with the least mean log merit over its replicates, of those with the most replicates.
 
-    None where the best single run's point has no replicate: those are another objective's winner's, or an earlier
-    one's. Of equals the better single run wins. ``both`` goes by time.
+    None where the best single run's point has no replicate. Of equals the better single run wins.
     """
     merit = MERITS[objective][0]
     runs = _replicates(trials)
-    ranked = _ranked(trials, merit)
-    replicated = [trial for trial in ranked if trial.number in runs]
-    if not any(_same_point(ranked[0], trial) for trial in replicated):
+    single_runs = ranked(trials, merit)
+    replicated = [trial for trial in single_runs if trial.number in runs]
+    if not any(_same_point(single_runs[0], trial) for trial in replicated):
         return None
     most = max(len(runs[trial.number]) for trial in replicated)
     complete = [trial for trial in replicated if len(runs[trial.number]) == most]
@@ -92,10 +84,9 @@ def confirmed(trials: Sequence[TrialResult], objective: Objective) -> Confirmed 
 
 
 def confirmed_row(best: Confirmed) -> dict[str, Any]:
-    """Return, as ``curve.json`` has it, how many replicates reached the target, and their spread.
+    """Return, as ``curve.json`` has it, how many replicates reached the target, and the spread over all of them.
 
-    A run that did not reach the target takes longer than any that did: the maximum is null then, and so is the median
-    where half of the runs or more did not. Times are in seconds, null where the time of a step is not known.
+    A run that did not reach it takes longer than any that did: then the maximum is null, and maybe the median.
     """
     times = [run.time_to_target for run in best.runs]
     steps = [float(run.steps) if run.reached else None for run in best.runs]
@@ -113,22 +104,17 @@ def time_order(trial: TrialResult) -> tuple[float, int, int]:
     return _merit(trial, "time"), trial.steps, trial.number
 
 
-def steps_order(trial: TrialResult) -> tuple[int, float, int]:
-    """Return what sorts trials by steps to target: of equals less time, then the lower number come first."""
-    return trial.steps, _merit(trial, "time"), trial.number
-
-
 def _merit(trial: TrialResult, merit: Merit) -> float:
     if merit == "steps":
         return float(trial.steps)
     return math.inf if trial.time_to_target is None else trial.time_to_target
 
 
-def _ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
+def ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
     """Return the trials that can be candidates, best first: reached, and no replicates themselves."""
     own = [trial for trial in trials if trial.reached and trial.replicate_of is None]
     if merit == "steps":
-        return sorted(own, key=steps_order)
+        return sorted(own, key=lambda trial: (trial.steps, _merit(trial, "time"), trial.number))
     return sorted((trial for trial in own if trial.time_to_target is not None), key=time_order)
 
 
@@ -161,10 +147,9 @@ def _replicates(trials: Sequence[TrialResult]) -> Runs:
     originals = {trial.number for trial in trials if trial.reached and trial.replicate_of is None}
     runs = [trial for trial in trials if trial.replicate_of in originals and trial.status != "failed"]
     continued = {trial.resumed_from for trial in runs}
-    last = sorted((trial for trial in runs if trial.number not in continued), key=lambda trial: trial.number)
     replicates: dict[int, tuple[TrialResult, ...]] = {}
-    for trial in last:
-        if trial.replicate_of is not None:
+    for trial in sorted(runs, key=lambda trial: trial.number):
+        if trial.number not in continued and trial.replicate_of is not None:
             replicates[trial.replicate_of] = (*replicates.get(trial.replicate_of, ()), trial)
     return replicates
 

@@ -95,15 +95,13 @@ def _test_winners(
 
 
 def best_yaml(best: Mapping[str, TrialResult], arguments: Sequence[str], prepared: PreparedStudy) -> str:
-    """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again.
-
-    Where trials stop early, what was evaluated depends on their limits: the command's budget ends with the winner.
-    """
+    """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again."""
     fields = ("number", "batch_size", "lr", "seed", "steps", "steps_low", "seconds_per_step", "hyperparameters")
     kept = [redact(argument) for argument in arguments if not argument.startswith("trial.")]
     values: dict[str, Any] = {}
     for name, trial in best.items():
         own = [f"trial.batch_size={trial.batch_size}", f"trial.lr={trial.lr!r}", f"trial.seed={trial.seed}"]
+        # Where trials stop early, what was evaluated depends on their limits.
         own += [f"budget.steps={trial.steps}", "budget.examples=1"] if prepared.backend.stops else []
         own += overrides(prepared.config, trial.hyperparameters)
         checkpoint = prepared.files.checkpoint(trial.number)

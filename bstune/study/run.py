@@ -6,7 +6,9 @@ Meanwhile a live table shows the trials on a terminal; elsewhere one plain line 
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Self
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import optuna
 from omegaconf import OmegaConf
@@ -19,26 +21,12 @@ from bstune.core.console import format_count, format_number, format_seconds, red
 from bstune.core.errors import StudyError
 from bstune.core.files import Output, keep_trials, locked, write_text
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec
+from bstune.study import storage
 from bstune.study.model import b_crit_interval, sampler_context, study_posterior
 from bstune.study.plan import max_seconds, remaining_seconds
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import candidates, next_replicate
 from bstune.study.report import report_study
-from bstune.study.storage import (
-    Asked,
-    ask,
-    ask_replicate,
-    build_sampler,
-    cut_short,
-    ended_below_limit,
-    fail_one,
-    finish_abandoned,
-    next_trial_index,
-    open_study,
-    results,
-    running,
-    tell,
-)
 from bstune.study.summary import trials_table, winners
 from bstune.trial.backend import stops_trials
 from bstune.trial.workers import Finished, Workers, with_solo_step_time
@@ -57,11 +45,8 @@ MAX_DEATHS = 3  # of the processes that train one trial side by side with others
 def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     """Return the plan in a few lines; ``done`` are the trials that an earlier run of the study finished."""
     config, budget, space = prepared.config, prepared.budget, prepared.space
-    limits = [f"{budget.trials} trials"]
-    if budget.seconds is not None:
-        limits.append(f"{format_seconds(budget.seconds)} of training")
-    if budget.wall_seconds is not None:
-        limits.append(f"{format_seconds(budget.wall_seconds)} of wall time")
+    limits = [(budget.seconds, "training"), (budget.wall_seconds, "wall time")]
+    spendable = [f"{format_seconds(seconds)} of {what}" for seconds, what in limits if seconds is not None]
     trial_budget = prepared.protocol.budget
     spent = f"{format_count(trial_budget.steps)} steps and {format_count(trial_budget.examples)} examples"
     if not stops_trials(config.sampler):
@@ -78,7 +63,7 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         f"  batch sizes {format_count(space.low)} to {format_count(space.high)}, "
         f"learning rates within a factor of {format_number(2**space.delta_bound)} of rule {rule} "
         f"through B = {format_count(config.scaling.batch_size)}, lr = {format_number(config.scaling.lr)}{bounds}",
-        f"  {', '.join(limits)}{ends}",
+        f"  {', '.join([f'{budget.trials} trials', *spendable])}{ends}",
     ]
     if space.tunables:
         ranges = (f"{one.name} ({format_number(one.low)} to {format_number(one.high)})" for one in space.tunables)
@@ -99,28 +84,19 @@ class Progress:
     def __init__(self, total: int, target: Target, console: Console) -> None:
         self._total, self._target, self._console = total, target, console
         self._shown: set[int] | None = None
-        self._live: Live | None = None
+        self.live: Live | None = None  # shown while it is entered
         if console.is_terminal:
             left = TextColumn("left"), TimeRemainingColumn()
             self._bar = Bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *left, console=console)
             self._task = self._bar.add_task("trials", total=total)
-            self._live = Live(console=console, refresh_per_second=2, transient=True)
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+            self.live = Live(console=console, refresh_per_second=2, transient=True)
 
     def show(self, done: Sequence[TrialResult]) -> None:
         """Show the finished trials; those of an earlier run are not repeated as lines."""
-        if self._live is not None:
+        if self.live is not None:
             finished = sum(result.status != "failed" and result.replicate_of is None for result in done)
             self._bar.update(self._task, completed=finished)
-            self._live.update(Group(trials_table(done, self._target), self._bar))
+            self.live.update(Group(trials_table(done, self._target), self._bar))
             return
         for result in done:
             # Side by side, trials do not end in order of their numbers.
@@ -147,16 +123,12 @@ def trial_line(result: TrialResult, total: int | None) -> str:
 
 
 def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Console) -> list[TrialResult]:
-    """Run the study, or continue it, write its report and return its trials.
-
-    ``arguments`` of the command line go into the command that trains the winner again; the plan, the progress and the
-    final table go to ``console``.
-    """
+    """Run or continue the study, write its report and return its trials; ``arguments`` compose its config again."""
     config, objective, files = prepared.config, prepared.budget.objective, prepared.files
     with locked(files):
-        study = open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root)
-        finish_abandoned(study, objective)
-        console.print(plan_text(prepared, results(study)), soft_wrap=True)
+        study = storage.open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root)
+        storage.finish_abandoned(study, objective)
+        console.print(plan_text(prepared, storage.results(study)), soft_wrap=True)
         files.checkpoints.mkdir(exist_ok=True)
         write_text(files.config, redact(OmegaConf.to_yaml(config)))
         if prepared.survey is not None:
@@ -168,13 +140,15 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
             from bstune.study.tracking import open_tracking  # mlflow takes seconds to import
 
             tracking = open_tracking(prepared, study)
+        progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         try:
-            stop_reason = run_search(prepared, study, tracking, console)
+            with progress.live or nullcontext():
+                stop_reason = _Search(prepared, study, tracking, progress).run_all()
         finally:  # a trial that was cut short is a record too
-            write_trials(files, results(study))
+            write_trials(files, storage.results(study))
         console.print(stop_reason)
         report_study(prepared, study, tracking, stop_reason, arguments, console)
-        return results(study)
+        return storage.results(study)
 
 
 def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> TrialResult:
@@ -193,73 +167,63 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     return result
 
 
-def run_search(prepared: PreparedStudy, study: optuna.Study, tracking: "Tracking | None", console: Console) -> str:
-    """Search, then run the winners again on fresh seeds; return, in words, what ended the search."""
-    budget, backend = prepared.budget, prepared.backend
-    with Progress(budget.trials, prepared.protocol.target, console) as progress:
-        search = _Search(prepared, study, tracking, progress)
-        if prepared.open_workers is None:
-            stop_reason = search.one_by_one()
-        else:
-            stop_reason = search.side_by_side(prepared.open_workers)
-        while True:  # one by one, whoever trained the candidates: their seconds are measured
-            done = search.write()
-            due = next_replicate(done, budget.objective, budget.replicates, budget.candidates)
-            if due is None:
-                return stop_reason
-            search.run(ask_replicate(study, *due, budget, prepared.space, backend.stops), done)
-
-
+@dataclass(frozen=True)
 class _Search:
     """The trials of one study: asked, run, stored, written and shown."""
 
-    def __init__(
-        self, prepared: PreparedStudy, study: optuna.Study, tracking: "Tracking | None", progress: Progress
-    ) -> None:
-        self._prepared, self._study, self._tracking, self._progress = prepared, study, tracking, progress
-        self._budget = prepared.budget
-        self._all_run = f"the plan is done: search.trials={self._budget.trials}"
+    prepared: PreparedStudy
+    study: optuna.Study
+    tracking: "Tracking | None"
+    progress: Progress
 
-    def one_by_one(self) -> str:
-        """Run the trials one after another; return, in words, what ended the search."""
+    def run_all(self) -> str:
+        """Search, then run the winners again on fresh seeds; return the sentence that says what ended the search."""
+        budget, open_workers = self.prepared.budget, self.prepared.open_workers
+        stop_reason = self.one_by_one() if open_workers is None else self.side_by_side(open_workers)
+        while True:  # one by one, whoever trained the candidates: their seconds are measured
+            done = self.write()
+            due = next_replicate(done, budget.objective, budget.replicates, budget.candidates)
+            if due is None:
+                return stop_reason or f"the plan is done: search.trials={budget.trials}"
+            asked = storage.ask_replicate(self.study, *due, budget, self.prepared.space, self.prepared.backend.stops)
+            self.run(asked, done)
+
+    def one_by_one(self) -> str | None:
+        """Run the trials one after another; return the limit that ended the search, None if all have run."""
         while True:
             done = self.write()
-            trial_index = next_trial_index(self._study, self._budget.trials)
+            trial_index = storage.next_trial_index(self.study, self.prepared.budget.trials)
             if trial_index is None:
-                return self._all_run
-            stop_reason = self._budget.spent(done) or self._precise(_searched(done))
+                return None
+            stop_reason = self.prepared.budget.spent(done) or self._precise(_searched(done))
             if stop_reason is not None:
                 return stop_reason
             self.run(self._ask(trial_index), done)
 
-    def side_by_side(self, open_workers: Callable[[], Workers]) -> str:
-        """Run several trials at a time; return, in words, what ended the search.
-
-        What is asked depends on the trials that are done by then, so that the same study twice is not the same one;
-        what comes of a spec is. StudyError is raised if the processes of one trial die ``MAX_DEATHS`` times.
-        """
+    def side_by_side(self, open_workers: Callable[[], Workers]) -> str | None:
+        """Run several trials at a time; return as above. What is asked depends on which trials are done by then."""
         asked: dict[int, optuna.Trial] = {}
         deaths: Counter[int] = Counter()
         stop_reason: str | None = None
         looked = 0
-        with open_workers() as workers, cut_short(self._study, self._budget.objective):
+        with open_workers() as workers, storage.cut_short(self.study, self.prepared.budget.objective):
             try:
                 while True:
                     done = self.write()
-                    stop_reason = stop_reason or self._budget.spent(done)
+                    stop_reason = stop_reason or self.prepared.budget.spent(done)
                     first = _first_trials(_searched(done))
                     if stop_reason is None and len(first) > looked:
                         looked = len(first)
                         stop_reason = self._precise(first)
                     while stop_reason is None and workers.free:
-                        trial_index = next_trial_index(self._study, self._budget.trials)
+                        trial_index = storage.next_trial_index(self.study, self.prepared.budget.trials)
                         if trial_index is None:
                             break
                         trial, spec = self._ask(trial_index)
                         asked[trial.number] = trial
-                        workers.start(spec, self._prepared.files, _resumed(spec, done))
+                        workers.start(spec, self.prepared.files, _resumed(spec, done))
                     if not workers.running:
-                        return stop_reason or self._all_run
+                        return stop_reason
                     finished = workers.wait()
                     if finished.exit_reason is None:
                         self._store(asked[finished.spec.number], finished)
@@ -273,8 +237,9 @@ class _Search:
                 raise
 
     def _fail(self, finished: Finished, deaths: int) -> None:
+        """Fail a trial whose process died; StudyError is raised if that was its ``MAX_DEATHS``-th death."""
         spec = finished.spec
-        fail_one(self._study, spec, str(finished.exit_reason))
+        storage.fail_one(self.study, spec, str(finished.exit_reason))
         if deaths == MAX_DEATHS:
             raise StudyError(
                 f"the process that trained B = {spec.batch_size}, lr = {spec.lr:g} {finished.exit_reason}, "
@@ -282,48 +247,48 @@ class _Search:
                 "finished trials are stored, and the same command with search.workers=1 continues the study"
             )
 
-    def run(self, asked: Asked, done: Sequence[TrialResult]) -> None:
+    def run(self, asked: storage.Asked, done: Sequence[TrialResult]) -> None:
         """Run a trial that was asked for, from where the trial that it continues was stopped, and store its record."""
         trial, spec = asked
-        with cut_short(self._study, self._budget.objective):
-            self._tell(trial, self._prepared.backend.run(spec, self._prepared.files, _resumed(spec, done)))
+        with storage.cut_short(self.study, self.prepared.budget.objective):
+            self._tell(trial, self.prepared.backend.run(spec, self.prepared.files, _resumed(spec, done)))
 
     def _store(self, trial: optuna.Trial, finished: Finished) -> None:
         # An error of the training is raised here; side_by_side then stores what else has finished and fails the rest.
-        self._tell(trial, with_solo_step_time(finished.result(), self._prepared.backend.step_time))
+        self._tell(trial, with_solo_step_time(finished.result(), self.prepared.backend.step_time))
 
     def _tell(self, trial: optuna.Trial, result: TrialResult) -> None:
-        tell(self._study, trial, result, self._budget.objective, self._prepared.protocol.target)
-        if self._tracking is not None:
-            self._tracking.send_trial(result)
+        storage.tell(self.study, trial, result, self.prepared.budget.objective, self.prepared.protocol.target)
+        if self.tracking is not None:
+            self.tracking.send_trial(result)
 
-    def _ask(self, trial_index: int) -> Asked:
-        prepared = self._prepared
-        context = sampler_context(prepared, ended_below_limit(self._study))
-        sampler = build_sampler(prepared.config.sampler, self._budget, trial_index, context)
-        return ask(self._study, trial_index, self._budget, prepared.space, sampler, prepared.backend.stops)
+    def _ask(self, trial_index: int) -> storage.Asked:
+        prepared = self.prepared
+        context = sampler_context(prepared, storage.ended_below_limit(self.study))
+        sampler = storage.build_sampler(prepared.config.sampler, prepared.budget, trial_index, context)
+        return storage.ask(self.study, trial_index, prepared.budget, prepared.space, sampler, prepared.backend.stops)
 
     def write(self) -> list[TrialResult]:
         """Write and show the finished trials, delete the files that nothing needs any more, and return the trials."""
-        files, objective = self._prepared.files, self._budget.objective
-        done = results(self._study)
+        files, objective = self.prepared.files, self.prepared.budget.objective
+        done = storage.results(self.study)
         write_trials(files, done)
-        now = running(self._study)
+        now = storage.running(self.study)
         writing = {spec.number for spec in now}
-        winning = [*winners(done).values(), *candidates(done, objective, self._budget.candidates)]
+        winning = [*winners(done).values(), *candidates(done, objective, self.prepared.budget.candidates)]
         keep_trials(files.checkpoints, {trial.number for trial in winning}, writing)
         read = {spec.resumed_from for spec in now if spec.resumed_from is not None}
         keep_trials(files.states, worth_continuing(done, objective) | read, writing)
-        self._progress.show(done)
+        self.progress.show(done)
         return done
 
     def _precise(self, searched: Sequence[TrialResult]) -> str | None:
         """Return, in words, that B_crit's interval is within ``search.precision``; None if it is wider, or unset."""
-        precision, reached = self._budget.precision, sum(trial.reached for trial in searched)
+        precision, reached = self.prepared.budget.precision, sum(trial.reached for trial in searched)
         if precision is None or reached < MIN_REACHED or len(searched) % PRECISION_EVERY:
             return None
-        posterior = study_posterior(self._prepared, searched, PRECISION_PARTICLES)
-        low, _, high = b_crit_interval(self._prepared, posterior)
+        posterior = study_posterior(self.prepared, searched, PRECISION_PARTICLES)
+        low, _, high = b_crit_interval(self.prepared, posterior)
         if high / low >= precision:
             return None
         return (
@@ -340,7 +305,7 @@ def _searched(done: Sequence[TrialResult]) -> list[TrialResult]:
 def _first_trials(searched: Sequence[TrialResult]) -> list[TrialResult]:
     """Return the trials of the first indices, a multiple of ``PRECISION_EVERY`` of them, that are all done.
 
-    Side by side others end while these run: precision must not depend on how many, or on when one looks.
+    Precision must not depend on how many others end beside them.
     """
     indices = {trial.trial_index for trial in searched}
     whole = next(trial_index for trial_index in range(len(indices) + 1) if trial_index not in indices)
@@ -353,10 +318,9 @@ def _resumed(spec: TrialSpec, done: Sequence[TrialResult]) -> TrialResult | None
 
 
 def worth_continuing(done: Sequence[TrialResult], objective: Objective) -> set[int]:
-    """Return the numbers of the stopped trials that may still be continued: ``MAX_STATES`` of them.
+    """Return the numbers of the stopped trials that may still be continued: the newest ``MAX_STATES`` of them.
 
-    First come those that may win, then those that only the curve needs, as they have taken more than the best trial by
-    the objective. Of either kind the newest are kept: a state is as large as the model and its optimizer.
+    Those that may win come first; the others, which took more than the best trial by the objective, serve the curve.
     """
     resumed = {trial.resumed_from for trial in done if trial.status != "failed"}  # what was cut short is asked again
     reached = [trial for trial in done if trial.reached and trial.replicate_of is None]

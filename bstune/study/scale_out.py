@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich import box
@@ -53,17 +53,13 @@ class ScaleOut:
 
 
 def scale_out(prepared: PreparedStudy, posterior: Posterior) -> tuple[list[ScaleOut], list[ScaleOut]]:
-    """Return the plan without an all-reduce, and the one with the all-reduce that the config states (empty if none).
-
-    The batch size per device is one of the study's range, up to the memory ceiling; tau(B) is what was measured before
-    the study, corrected by its trials, at least one of which reached the target.
-    """
+    """Return the plan without an all-reduce, and the one with the all-reduce that the config states (empty if none)."""
     settings, space, backend = prepared.config.hardware.scale_out, prepared.space, prepared.backend
     sizes = [size for size in candidates(space.high, space.multiple, settings.candidate_ratio) if size >= space.low]
+    # What was measured before the study, corrected by its trials, at least one of which reached the target.
     timed = [(2.0**one.x, one.seconds_per_step) for one in posterior.observations if one.seconds_per_step is not None]
     tau = fit_step_times(timed, float(space.high), backend.step_time)
     reduce = settings.all_reduce
-
     planned = partial(
         plan,
         lambda batches: steps_band(posterior, batches, INTERVAL, np.random.default_rng(prepared.budget.seed)),
@@ -84,12 +80,9 @@ def scale_out(prepared: PreparedStudy, posterior: Posterior) -> tuple[list[Scale
 
 
 def ring_all_reduce(devices: int, gradient_bytes: float, bytes_per_second: float, latency: float) -> float:
-    """Return the seconds of a ring all-reduce, 2 (n - 1)/n bytes/bandwidth + 2 (n - 1) latency; 0 for one device.
-
-    It is a reduce-scatter and an all-gather of n - 1 messages of bytes/n each (Patarasuk and Yuan 2009, "Bandwidth
-    optimal all-reduce algorithms for clusters of workstations"; the latency as in Thakur et al. 2005, "Optimization of
-    collective communication operations in MPICH"). The time of the additions is left out.
-    """
+    """Return the seconds of a ring all-reduce, 2 (n - 1)/n bytes/bandwidth + 2 (n - 1) latency; additions left out."""
+    # A reduce-scatter and an all-gather of n - 1 messages of bytes/n each (Patarasuk and Yuan 2009, "Bandwidth optimal
+    # all-reduce algorithms for clusters of workstations"; latency as in Thakur et al. 2005, "... operations in MPICH").
     return 2.0 * (devices - 1) * (gradient_bytes / devices / bytes_per_second + latency)
 
 
@@ -105,11 +98,10 @@ def plan(
 ) -> list[ScaleOut]:
     """Return the best that each number of devices can do, in rising order; none for one too many for the data.
 
-    One device is the yardstick whether listed or not. ``overlap`` is g: 1 for an all-reduce after the step, inf for one
-    beside it; ``max_examples`` is the largest batch size over all devices, such as the data's length.
+    ``overlap`` is g: 1 for an all-reduce after the step, inf for one beside it; ``max_examples`` bounds n b.
     """
     sizes = sorted(set(device_batch_sizes))
-    counts = sorted({1, *devices})
+    counts = sorted({1, *devices})  # one device is the yardstick
     tau = [step_seconds(size) for size in sizes]
     waits = [all_reduce_seconds(count) for count in counts]
     batches = np.outer(counts, sizes)  # (devices, sizes)
@@ -122,15 +114,15 @@ def plan(
     for i, (count, k) in enumerate(zip(counts, best.tolist(), strict=True)):
         if not fits[i, k]:
             break
-        per_step, batch_size = float(seconds_per_step[i, k]), int(batches[i, k])
+        per_step = float(seconds_per_step[i, k])
         seconds = float(steps[i, k]) * per_step
         speed_up = (rows[0].seconds if rows else seconds) / seconds
         rows.append(
             ScaleOut(
                 devices=count,
                 device_batch_size=sizes[k],
-                batch_size=batch_size,
-                lr=best_lr(batch_size),
+                batch_size=count * sizes[k],
+                lr=best_lr(count * sizes[k]),
                 steps=float(steps[i, k]),
                 seconds_per_step=per_step,
                 seconds=seconds,
@@ -160,8 +152,8 @@ def half_efficient(rows: Sequence[ScaleOut]) -> ScaleOut | None:
 
 def scale_out_table(rows: Sequence[ScaleOut], title: str) -> Table:
     """Return the plan as a table for 80 columns; the row where efficiency first falls under 50% is marked."""
-    style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "caption_justify": "left", "padding": (0, 1, 0, 0)}
-    table = Table(title=title, caption=f"{_caption(rows)}; cost is in device-seconds", **style)
+    caption = f"{_caption(rows)}; cost is in device-seconds"
+    table = Table(title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("devices", "batch", "each", "lr", "steps", "time", "interval", "cost", "efficiency"):
         table.add_column(name, justify="right", no_wrap=True)
     half = half_efficient(rows)
@@ -224,8 +216,6 @@ def _draw_rows(left: "Axes", right: "Axes", rows: Sequence[ScaleOut], colour: st
     if (half := half_efficient(rows)) is not None:
         text = f"{format_count(half.devices)} devices: {half.efficiency:.0%}"
         text += f"\nB = {format_count(half.batch_size)}\nlr = {format_number(half.lr)}"
-        style: dict[str, Any] = {"xytext": (-8.0, -6.0), "ha": "right", "va": "top"}
-        if colour == BLUE:  # the upper one
-            style = {"xytext": (8.0, 6.0), "ha": "left", "va": "bottom"}
-        style |= {"textcoords": "offset points", "color": colour, "fontsize": 8.5}
-        right.annotate(text, (half.devices, 100.0 * half.efficiency), **style)
+        at = (half.devices, 100.0 * half.efficiency)
+        offset, side, end = ((8.0, 6.0), "left", "bottom") if colour == BLUE else ((-8.0, -6.0), "right", "top")
+        right.annotate(text, at, offset, textcoords="offset points", ha=side, va=end, color=colour, fontsize=8.5)

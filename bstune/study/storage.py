@@ -76,9 +76,8 @@ def check_storage(url: str) -> None:
         try:
             engine = create_engine(url, **arguments)
             with engine.connect() as connection:
-                connection.execute(text("SELECT 1"))
-                if engine.dialect.name == "sqlite":
-                    connection.execute(text("SELECT count(*) FROM sqlite_master"))
+                sqlite = engine.dialect.name == "sqlite"  # reads nothing of the file for SELECT 1
+                connection.execute(text("SELECT count(*) FROM sqlite_master" if sqlite else "SELECT 1"))
             engine.dispose()
             outcome.set_result(None)
         except (SQLAlchemyError, ImportError) as error:
@@ -99,10 +98,7 @@ def check_storage(url: str) -> None:
 def open_study(
     name: str, url: str, objective: Objective, frozen_settings: Mapping[str, Any], output: Path
 ) -> optuna.Study:
-    """Create the study, or load it if its frozen settings and its output folder, which the caller locks, are the same.
-
-    StudyError is raised if the storage does not answer, or the study cannot be continued.
-    """
+    """Create the study, or load it if its frozen settings and its output folder, locked by the caller, are the same."""
     directions = [StudyDirection.MINIMIZE] * (2 if objective == "both" else 1)
     try:
         storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
@@ -197,18 +193,13 @@ def running(study: optuna.Study) -> list[TrialSpec]:
 def ask(
     study: optuna.Study, trial_index: int, budget: SearchBudget, space: Space, sampler: BaseSampler, stops: bool
 ) -> Asked:
-    """Ask Optuna for a trial, from the sampler or as it was asked before it was cut short.
-
-    ``stops``: whether a trial can be stopped early and continued; the sampler's limits are ignored otherwise.
-    """
+    """Ask Optuna for a trial, or for one that was cut short again; without a limit unless trials can be stopped."""
     stopping: Any = sampler if hasattr(sampler, "max_steps") else None  # chooses every batch size itself
-    failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-    # The last one that was cut short; one without its spec was not asked to the end.
-    same = (t for t in reversed(failed) if t.user_attrs.get(TRIAL_INDEX) == trial_index and SPEC in t.user_attrs)
-    earlier = next(same, None)
-    if earlier is not None:
-        trial = _suggested(study, trial_index, space, sampler, dict(earlier.params))
-        return _stored(trial, replace(_spec(earlier), number=trial.number))
+    for earlier in reversed(study.get_trials(deepcopy=False, states=(TrialState.FAIL,))):
+        # One without its spec was not asked to the end.
+        if earlier.user_attrs.get(TRIAL_INDEX) == trial_index and SPEC in earlier.user_attrs:
+            trial = _suggested(study, trial_index, space, sampler, earlier.params)
+            return _stored(trial, replace(_spec(earlier), number=trial.number))
     stratum = None if stopping is not None else budget.stratum(trial_index, space)
     trial = _suggested(study, trial_index, space, sampler, {} if stratum is None else {"batch_size": stratum})
     batch_size = space.snap(trial.params["batch_size"])
@@ -233,7 +224,7 @@ def ask_replicate(
     """Ask for all of a trial's hyperparameters again, on a fresh seed; at most twice its steps where trials stop."""
     trial_index = budget.replicate_index(original.trial_index, replicate)
     first = study.get_trials(deepcopy=False)[original.number]
-    trial = _suggested(study, trial_index, space, RandomSampler(seed=0), dict(first.params))
+    trial = _suggested(study, trial_index, space, RandomSampler(seed=0), first.params)
     spec = replace(
         _spec(first),
         number=trial.number,
@@ -249,8 +240,7 @@ def ask_replicate(
 def _suggested(
     study: optuna.Study, trial_index: int, space: Space, sampler: BaseSampler, fixed: dict[str, Any]
 ) -> optuna.Trial:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
+    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         study.sampler = PartialFixedSampler(fixed, sampler) if fixed else sampler
         trial = study.ask(distributions(space))
         trial.set_user_attr(TRIAL_INDEX, trial_index)
@@ -340,24 +330,20 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
 def build_sampler(
     config: DictConfig, budget: SearchBudget, trial_index: int, context: Mapping[str, Any] | None = None
 ) -> BaseSampler:
-    """Build the sampler of one trial, seeded by the study's seed and the trial's index.
-
-    A sampler that names in its ``context`` what it wants to know of the study gets it.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        factory = sampler_factory(config)
-        sampler = getattr(factory, "func", None)
-        if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):
-            raise ConfigError(f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {dict(config)}")
-        seed = budget.sampler_seed(trial_index)
-        arguments = {name: context[name] for name in getattr(sampler, "context", ()) if context and name in context}
-        if issubclass(sampler, QMCSampler):  # keeps one seed: its place in the sequence is kept in the storage
-            arguments |= {"seed": budget.seed, "independent_sampler": RandomSampler(seed=seed)}
-        elif "seed" in inspect.signature(sampler).parameters:
-            arguments["seed"] = seed
-        try:
+    """Build the sampler of one trial, with its own seed and the entries of ``context`` that its class asks for."""
+    factory = sampler_factory(config)
+    sampler = getattr(factory, "func", None)
+    if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):
+        raise ConfigError(f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {dict(config)}")
+    seed, wanted = budget.sampler_seed(trial_index), getattr(sampler, "context", ())
+    arguments = {name: value for name, value in (context or {}).items() if name in wanted}
+    if issubclass(sampler, QMCSampler):  # keeps one seed: its place in the sequence is kept in the storage
+        arguments |= {"seed": budget.seed, "independent_sampler": RandomSampler(seed=seed)}
+    elif "seed" in inspect.signature(sampler).parameters:
+        arguments["seed"] = seed
+    try:
+        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
             built: BaseSampler = factory(**arguments)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"sampler cannot be built: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"sampler cannot be built: {error}") from error
     return built

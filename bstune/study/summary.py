@@ -15,9 +15,9 @@ from rich.text import Text
 
 from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
 from bstune.core.curve import SLOPE_RATIO, CurveFit, FrontierPoint, frontier_points, log_slope
-from bstune.core.records import STATUSES, Objective, Target, TrialResult
+from bstune.core.records import STATUSES, Target, TrialResult
 from bstune.search.posterior import noise_scale_row
-from bstune.study.replicates import confirmed, confirmed_row, steps_order, time_order
+from bstune.study.replicates import Merit, confirmed, confirmed_row, ranked, time_order
 
 Summary = dict[str, Any]
 Row = Mapping[str, Any]
@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 class Criterion(NamedTuple):
     """What a winner is best by: its objective, a heading, the field with its value, and how that is written."""
 
-    objective: Objective
+    objective: Merit
     heading: str
     field: str
     text: Callable[[float | None], str]
@@ -55,10 +55,9 @@ def summarize(
     stop_reason: str | None = None,
     b_crit: Sequence[float] | None = None,
 ) -> Summary:
-    """Return the content of ``curve.json``; a trial that was stopped and continued counts once, as its last part.
+    """Return the content of ``curve.json``; ``fit`` is the curve through the frontier's points, or why there is none.
 
-    ``fit`` is the curve through ``frontier_points(trials)``, or the sentence that says why there is none; ``b_crit`` is
-    low end, median and high end of B_crit's interval in the posterior, which every trial informs, stopped ones too.
+    ``b_crit`` is the low end, median and high end of its interval in the posterior, which every trial informs.
     """
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
@@ -93,14 +92,11 @@ def summarize(
 
 def winners(trials: Iterable[TrialResult]) -> dict[str, TrialResult]:
     """Return ``best_by_time`` and ``best_by_steps``, each the best of the confirmed, or else of the single runs."""
-    trials = list(trials)
-    reached = [trial for trial in trials if trial.reached and trial.replicate_of is None]
-    timed = [trial for trial in reached if trial.time_to_target is not None]
-    best = {"best_by_time": min(timed, key=time_order)} if timed else {}
-    best |= {"best_by_steps": min(reached, key=steps_order)} if reached else {}
-    for name in best:
-        if (found := confirmed(trials, WINNERS[name].objective)) is not None:
-            best[name] = found.winner
+    trials, best = list(trials), {}
+    for name, criterion in WINNERS.items():
+        if single := ranked(trials, criterion.objective):
+            found = confirmed(trials, criterion.objective)
+            best[name] = found.winner if found else single[0]
     return best
 
 
@@ -346,21 +342,16 @@ def noise_scale_text(row: Row) -> str:
 
 def regimes_text(regimes: Sequence[Row], points: Sequence[Row]) -> str:
     """Return the regimes as a sentence; bounds outside the batch sizes that were run are said to be extrapolated."""
-    bounds = {row["name"]: (row["from"], row["to"]) for row in regimes}
-    identified = "diminishing returns" in bounds
-    parts = []
-    if "perfect scaling" in bounds:
-        end = format_number(bounds["perfect scaling"][1], 2)
-        parts.append(f"perfect scaling up to {'' if identified else 'at least '}B = {end}")
-    if identified:
-        end = format_number(bounds["diminishing returns"][1], 2)
-        parts += [f"diminishing returns to {end}", "maximal data parallelism above"]
-    elif "maximal data parallelism" in bounds:
-        start = format_number(bounds["maximal data parallelism"][0], 2)
-        parts.append(f"maximal data parallelism from B = {start} at the latest")
-    parts += [] if identified else ["the points do not identify the rest"]
+    bounds = {row["name"]: [format_number(row[end], 2) for end in ("from", "to")] for row in regimes}
+    if len(bounds) == len(REGIMES):
+        low, high = bounds["diminishing returns"]
+        parts = [f"perfect scaling up to B = {low}", f"diminishing returns to {high}", "maximal data parallelism above"]
+    else:
+        ends = {"perfect scaling": "up to at least B = {1}", "maximal data parallelism": "from B = {0} at the latest"}
+        parts = [f"{name} {ends[name].format(*bounds[name])}" for name in bounds]
+        parts.append("the points do not identify the rest")
     sizes = [point["batch_size"] for point in points]
-    edges = [edge for pair in bounds.values() for edge in pair if edge is not None]
+    edges = [edge for row in regimes for edge in (row["from"], row["to"]) if edge is not None]
     if sizes and not all(min(sizes) <= edge <= max(sizes) for edge in edges):
         parts.append(f"outside B = {format_count(min(sizes))} to {format_count(max(sizes))} this is extrapolated")
     return "; ".join(parts)

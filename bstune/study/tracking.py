@@ -28,10 +28,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 import optuna
@@ -73,44 +71,16 @@ _log = logging.getLogger(__name__)
 logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.threadName != _THREAD)
 
 
-@dataclass(frozen=True)
-class StudyTags:
-    """What identifies (``study_id``, a uuid) and describes a study; the history of its trials is sent as ``metric``."""
-
-    study_id: str
-    name: str
-    workload: str
-    metric: str
-    params: Mapping[str, object]
-    versions: Mapping[str, str]
-    device: str
-    commit: str | None
-
-
 def open_tracking(prepared: PreparedStudy, study: optuna.Study) -> "Tracking":
     """Open MLflow and send the trials that it lacks."""
-    config = prepared.config
-    tags = StudyTags(
-        study_id=study.user_attrs[STUDY_ID],
-        name=config.study,
-        workload=config.workload.name,
-        metric=prepared.protocol.target.metric,
-        params=logged_config(config),
-        versions=prepared.backend.versions,
-        device=prepared.backend.device,
-        commit=_git_commit(),
-    )
-    tracking = Tracking(config.mlflow, tags)
+    tracking = Tracking(prepared, study.user_attrs[STUDY_ID])
     for result in results(study):
         tracking.send_trial(result)
     return tracking
 
 
 def tracking_uri(settings: DictConfig) -> str:
-    """Return the URI in the config, or ``MLFLOW_TRACKING_URI``, or else of ``mlflow.db`` in the working directory.
-
-    The path of an SQLite database is made absolute, so that the URI means the same in every directory.
-    """
+    """Return the URI in the config, or ``MLFLOW_TRACKING_URI``, or of ``mlflow.db``; SQLite paths are made absolute."""
     uri: str = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     path = uri.removeprefix("sqlite:///")
     if path in (uri, "", ":memory:") or "?" in path:
@@ -147,12 +117,17 @@ class Tracking:
     _experiment_id: str
     _parent: Run
 
-    def __init__(self, settings: DictConfig, study: StudyTags) -> None:
-        """Find what was sent of the study before; ``settings`` are ``mlflow`` in the config."""
-        self._settings, self._study = settings, study
+    def __init__(self, prepared: PreparedStudy, study_id: str) -> None:
+        """Find what was sent before of the study with this uuid."""
+        config, self._backend, self._metric = prepared.config, prepared.backend, prepared.protocol.target.metric
+        self._settings, self._name, self._commit = config.mlflow, config.study, _git_commit()
+        self._tags = {STUDY_TAG: study_id, "bstune.study": config.study, "bstune.workload": config.workload.name}
+        versions = {f"run.versions.{package}": version for package, version in self._backend.versions.items()}
+        ran_on = {"run.device": self._backend.device, "run.git_commit": self._commit or "null", **versions}
+        self._params = {_key(k): _cut(v, _PARAM_LENGTH) for k, v in {**logged_config(config), **ran_on}.items()}
         self._failed = False
         self.sent: set[int] = set()  # numbers of the trials that MLflow has whole
-        self._exchange("open the study", partial(self._find, tracking_uri(settings)), settings.study_seconds)
+        self._exchange("open the study", partial(self._find, tracking_uri(config.mlflow)), config.mlflow.study_seconds)
 
     def send_trial(self, result: TrialResult) -> None:
         """Send one trial whole, unless MLflow has it; what a trial short of the target lacks is left out."""
@@ -174,7 +149,8 @@ class Tracking:
         def run() -> None:
             with suppress_logs_in_thread():
                 try:
-                    outcome.set_result(work())
+                    work()
+                    outcome.set_result(None)
                 except _FAILURES as error:
                     outcome.set_exception(error)
 
@@ -216,15 +192,14 @@ class Tracking:
 
     def _runs(self, kind: str) -> list[Run]:
         """Return the study's runs of a kind that were not deleted, the oldest first, 50,000 at most."""
-        where = f"tags.`{STUDY_TAG}` = '{self._study.study_id}' and tags.`{KIND}` = '{kind}'"
-        options = {"max_results": SEARCH_MAX_RESULTS_THRESHOLD, "order_by": ["start_time"]}
-        return list(self._client.search_runs([self._experiment_id], where, **options))
+        where = f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}' and tags.`{KIND}` = '{kind}'"
+        limit, order = SEARCH_MAX_RESULTS_THRESHOLD, ["start_time"]
+        return list(self._client.search_runs([self._experiment_id], where, max_results=limit, order_by=order))
 
     def _create_parent(self) -> Run:
-        study = self._study
-        tags = self._common_tags("study", study.device, study.versions) | {"bstune.metric": study.metric}
-        tags |= {"mlflow.source.git.commit": study.commit} if study.commit else {}
-        return self._client.create_run(self._experiment_id, tags=tags, run_name=study.name)
+        tags = self._run_tags("study", self._backend.device, self._backend.versions) | {"bstune.metric": self._metric}
+        tags |= {"mlflow.source.git.commit": self._commit} if self._commit else {}
+        return self._client.create_run(self._experiment_id, tags=tags, run_name=self._name)
 
     def _make_only_parent(self, parent_id: str) -> None:
         """Move all the study's children to this parent, then delete its other parents."""
@@ -236,7 +211,7 @@ class Tracking:
                 self._client.delete_run(run.info.run_id)
 
     def _write_trial(self, result: TrialResult, end: int) -> None:
-        tags = self._common_tags("trial", result.device, result.versions)
+        tags = self._run_tags("trial", result.device, result.versions)
         tags |= {TRIAL: str(result.number), PARENT: self._parent.info.run_id, "bstune.status": result.status}
         tags |= {"bstune.message": _cut(result.message, _TAG_LENGTH)} if result.message else {}
         name = f"trial {result.number}: B {result.batch_size}, lr {result.lr:.3g}"
@@ -245,7 +220,7 @@ class Tracking:
         values: list[tuple[str, int, float | None]] = [(name, 0, getattr(result, name)) for name in _TRIAL_METRICS]
         if result.reached:
             values += [("steps_to_target", 0, result.steps), ("examples_to_target", 0, result.examples)]
-        values += [(self._study.metric, step, value) for step, value in result.history]
+        values += [(self._metric, step, value) for step, value in result.history]
         for last, (step, _, _) in enumerate(result.noise_scale, start=1):
             estimate = moving_estimate(result.noise_scale[:last])
             estimated = {"": estimate.noise_scale, "_low": estimate.low, "_high": estimate.high}
@@ -271,19 +246,13 @@ class Tracking:
             self._make_only_parent(run_id)
         self._parent = client.get_run(run_id)
 
-    def _common_tags(self, kind: str, device: str, versions: Mapping[str, str]) -> dict[str, str]:
-        study = self._study
-        tags = {STUDY_TAG: study.study_id, KIND: kind, "bstune.study": study.name, "bstune.workload": study.workload}
-        tags |= {"bstune.device": device, "mlflow.source.name": "bstune"}
+    def _run_tags(self, kind: str, device: str, versions: Mapping[str, str]) -> dict[str, str]:
+        tags = self._tags | {KIND: kind, "bstune.device": device, "mlflow.source.name": "bstune"}
         return tags | {_key(f"bstune.version.{package}"): version for package, version in versions.items()}
 
     def _missing_params(self, parent: Run) -> list[Param]:
         """Return the config and, below ``run.``, what the study ran on, as far as the parent lacks it."""
-        study = self._study
-        versions = {f"run.versions.{package}": version for package, version in study.versions.items()}
-        params = {**study.params, "run.device": study.device, "run.git_commit": study.commit, **versions}
-        values = {_key(k): "null" if v is None else str(v) for k, v in params.items()}
-        return [Param(k, _cut(v, _PARAM_LENGTH)) for k, v in values.items() if k not in parent.data.params]
+        return [Param(name, value) for name, value in self._params.items() if name not in parent.data.params]
 
 
 @contextmanager
@@ -318,10 +287,7 @@ def _experiment(client: MlflowClient, uri: str, name: str) -> str:
 
 
 def _curve_values(curves: Curves) -> Iterator[tuple[str, int, float]]:
-    """Yield (name, step, value): ``curve/`` at the batch size, ``curve_log2/``, log2(value), at round(100 log2 B).
-
-    Of two values at one step the lower is sent.
-    """
+    """Yield (name, step, value): ``curve/`` at the batch size, ``curve_log2/``, log2(value), at round(100 log2 B)."""
     for name, points in curves.items():
         finite = [(size, value) for size, value in points if value is not None and math.isfinite(value)]
         finite.sort(key=lambda point: -point[1])
@@ -356,7 +322,7 @@ def _git_commit() -> str | None:
         return None
 
 
-def logged_config(config: DictConfig) -> dict[str, Any]:
+def logged_config(config: DictConfig) -> dict[str, str]:
     """Return the composed config, flat, without passwords; the module's own references to the trial stay as such."""
     values = to_dict(config)
     if "module" in config.workload:

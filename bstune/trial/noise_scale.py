@@ -100,14 +100,9 @@ class NoiseScale(Callback):
         self.every, self.parts, self.window, self.level, self.weights = every, parts, window, level, weights
         self._around = around
         self.passed_over = 0
-        self._measured: list[tuple[int, float, float]] = []
+        self.measurements: tuple[tuple[int, float, float], ...] = ()  # number of the step, its unbiased |G|^2, tr Sigma
         self._logged = 0
         self._reading: _Reading | None = None
-
-    @property
-    def measurements(self) -> tuple[tuple[int, float, float], ...]:
-        """All measured steps: number of the step, from 1, and its unbiased |G|^2 and tr Sigma."""
-        return tuple(self._measured)
 
     @property
     def estimate(self) -> NoiseScaleEstimate:
@@ -116,16 +111,16 @@ class NoiseScale(Callback):
         Steps that were due but not measured (a gradient that is not finite, a micro-batch without any) are counted in
         ``passed_over``. A parameter without gradient counts as one whose gradient is 0.
         """
-        return moving_estimate(self._measured, self.window, self.level)
+        return moving_estimate(self.measurements, self.window, self.level)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all measurements, as plain data."""
-        return {"measurements": [list(measured) for measured in self._measured], "passed_over": self.passed_over}
+        return {"measurements": [list(measured) for measured in self.measurements], "passed_over": self.passed_over}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what :meth:`state_dict` returned."""
-        self._measured = [(int(step), float(g), float(s)) for step, g, s in state_dict["measurements"]]
-        self._logged = len(self._measured)
+        self.measurements = tuple((int(step), float(g), float(s)) for step, g, s in state_dict["measurements"])
+        self._logged = len(self.measurements)
         self.passed_over = int(state_dict["passed_over"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -200,15 +195,15 @@ class NoiseScale(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log the moving estimate after a measured step."""
-        if len(self._measured) == self._logged:
+        if len(self.measurements) == self._logged:
             return
-        self._logged = len(self._measured)
+        self._logged = len(self.measurements)
         estimate = self.estimate
         terms = ("low", "high", "squared_gradient", "trace")
         values = {f"noise_scale_{name}": getattr(estimate, name) for name in terms}
         values["noise_scale"] = estimate.noise_scale
         for logger in trainer.loggers:
-            logger.log_metrics({k: v for k, v in values.items() if v is not None}, step=self._measured[-1][0])
+            logger.log_metrics({k: v for k, v in values.items() if v is not None}, step=self.measurements[-1][0])
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Pass over micro-batches that are left over."""
@@ -260,7 +255,7 @@ class NoiseScale(Callback):
 
     def _add(self, trainer: Trainer, norms: GradientNorms) -> None:
         if math.isfinite(norms.squared_gradient) and math.isfinite(norms.trace):
-            self._measured.append((trainer.global_step + 1, norms.squared_gradient, norms.trace))
+            self.measurements += ((trainer.global_step + 1, norms.squared_gradient, norms.trace),)
         else:
             self.passed_over += 1
 

@@ -13,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from bstune.core.errors import ConfigError
 from bstune.trial.batches import check_size
 from bstune.trial.device import resolve_device
-from bstune.workloads.datasets import TabularDataset
 
 Batch = tuple[Tensor, Tensor]
 
@@ -66,31 +65,26 @@ class AirfoilData(lightning.LightningDataModule):
     """The first rows of a table, standardised, on one device; training and validation data are the same rows.
 
     Args:
-        load: returns the data set, such as ``functools.partial(load_airfoil, root=...)``.
+        load: returns rows of features and a label, such as ``functools.partial(load_airfoil, root=...)``.
         device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA where there is one.
         rows: how many of the first rows are trained on.
     """
 
-    def __init__(self, *, load: Callable[[], TabularDataset], device: str, rows: int) -> None:
+    def __init__(self, *, load: Callable[[], NDArray[np.float64]], device: str, rows: int) -> None:
         super().__init__()
         self._load, self._device, self._rows = load, device, rows
         self._resident: _Rows | None = None
 
     def setup(self, stage: str | None = None) -> None:
-        """Read, verify and standardise the data, once.
-
-        Raises:
-            DataError: if the data cannot be had.
-            ConfigError: if there are fewer rows, or there is no such device.
-        """
+        """Read, verify and standardise the data, once; refuse more rows than there are."""
         if self._resident is None:
             device = resolve_device(self._device)
-            dataset = self._load()
+            table = self._load()
             check_size("data.rows", self._rows)
-            if self._rows > len(dataset.labels):
-                raise ConfigError(f"data.rows must be from 1 to {len(dataset.labels)}, but got {self._rows}")
-            table = standardise(np.column_stack([dataset.features, dataset.labels]))[: self._rows]
-            rows = torch.tensor(table, dtype=torch.float32, device=device)
+            if self._rows > len(table):
+                raise ConfigError(f"data.rows must be from 1 to {len(table)}, but got {self._rows}")
+            standardised = (table - table.mean(axis=0)) / table.std(axis=0)
+            rows = torch.tensor(standardised[: self._rows], dtype=torch.float32, device=device)
             self._resident = _Rows(rows[:, :-1].contiguous(), rows[:, -1].contiguous())
 
     def train_dataloader(self) -> DataLoader[Any]:
@@ -103,20 +97,9 @@ class AirfoilData(lightning.LightningDataModule):
     val_dataloader = train_dataloader
 
 
-class _Rows(Dataset[Any]):
+class _Rows(TensorDataset):
     """Rows on a device that are taken out by batches: a row at a time would cost more than the training step."""
 
-    def __init__(self, features: Tensor, labels: Tensor) -> None:
-        self._features, self._labels = features, labels
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitems__(self, index: list[int]) -> Batch:
-        rows = torch.from_numpy(np.array(index)).to(self._labels.device)  # torch.tensor is slow on lists
-        return self._features.index_select(0, rows), self._labels.index_select(0, rows)
-
-
-def standardise(columns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each column less its mean over its standard deviation, both over all rows (dividing by their number)."""
-    return np.asarray((columns - columns.mean(axis=0)) / columns.std(axis=0))
+    def __getitems__(self, index: list[int]) -> tuple[Tensor, ...]:
+        rows = torch.from_numpy(np.array(index)).to(self.tensors[0].device)  # torch.tensor is slow on lists
+        return tuple(tensor.index_select(0, rows) for tensor in self.tensors)

@@ -1,9 +1,10 @@
-"""Averages of the weights that are evaluated in their place, and Lookahead; none of them waits for an accelerator."""
+"""Averages of the weights that are evaluated in their place, and Lookahead; none of them waits for an accelerator.
 
-import itertools
+A value out of the range that a class gives is a ConfigError.
+"""
+
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -82,9 +83,8 @@ class _DeviceAverage(WeightAveraging):
         self._training = []
 
 
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    for tensor in itertools.chain(module.parameters(), module.buffers()):
-        yield tensor.detach()
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
 
 
 class RunningWeightAverage(_DeviceAverage):
@@ -97,9 +97,6 @@ class RunningWeightAverage(_DeviceAverage):
 
     Args:
         fraction: in (0, 1].
-
-    Raises:
-        ConfigError: for a fraction outside (0, 1].
     """
 
     def __init__(self, fraction: float) -> None:
@@ -111,9 +108,8 @@ class RunningWeightAverage(_DeviceAverage):
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         """Return whether the next snapshot is due; never at the end of an epoch."""
         last = self._latest_update_step
-        return step_idx is not None and step_idx + 1 >= max(
-            last + 1, math.ceil(last * (1.0 + self.fraction / SNAPSHOTS))
-        )
+        due = max(last + 1, math.ceil(last * (1.0 + self.fraction / SNAPSHOTS)))
+        return step_idx is not None and step_idx + 1 >= due
 
     def decay(self, step: int) -> float:
         """Return (s/t)^(1/fraction) for the last update at step s and this one at t."""
@@ -128,10 +124,7 @@ class ExponentialMovingAverage(_DeviceAverage):
 
     Args:
         decay: of one step, from 0 (the weights of the last update themselves) to below 1.
-        every: steps between updates.
-
-    Raises:
-        ConfigError: for a decay outside [0, 1), or a spacing that is no positive integer.
+        every: steps between updates, a positive integer.
     """
 
     def __init__(self, decay: float, every: int) -> None:
@@ -161,12 +154,9 @@ class Lookahead(Callback):
 
     Args:
         total_steps: the trial's own steps, over 0.
-        every: steps between updates. 5 in the source.
+        every: steps between updates, a positive integer. 5 in the source.
         decay: from 0 (which changes nothing but the last step) to 1. 0.95^5 in the source.
         power: of the growth of d, at least 0. 3 in the source.
-
-    Raises:
-        ConfigError: for a value out of its range.
     """
 
     def __init__(self, total_steps: int, every: int, decay: float, power: float) -> None:

@@ -12,8 +12,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from bstune.core.errors import ConfigError
 from bstune.workloads.schedules import constant
 
-OF_SCHEDULES = ("steps", "fade")  # options of groups that schedules read
-
 
 class Classifier(LightningModule):
     """Trains ``model`` on (images, labels) and logs ``val/error``, ``val/loss``, ``test/error`` and ``test/loss``.
@@ -144,9 +142,8 @@ class Classifier(LightningModule):
 
 def _check_groups(optimizer: Optimizer) -> None:
     """Refuse an option of a group that the optimizer does not read: torch keeps it without a word."""
-    known = {*optimizer.defaults, *OF_SCHEDULES, "params"}
-    unknown = sorted({name for group in optimizer.param_groups for name in group} - known)
-    if unknown:
+    known = {*optimizer.defaults, "params", "steps", "fade"}  # the last two are read by schedules
+    if unknown := sorted({name for group in optimizer.param_groups for name in group} - known):
         raise ConfigError(
             f"{type(optimizer).__name__} knows no option {unknown[0]!r} of a group of parameters "
             f"(workload.module.groups.kinds): it has {', '.join(sorted(optimizer.defaults))}"

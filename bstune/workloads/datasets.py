@@ -8,7 +8,6 @@ Parsers check nothing: what they get has the published checksum.
 import gzip
 import hashlib
 import logging
-import math
 import os
 import sys
 import tarfile
@@ -26,8 +25,6 @@ from bstune.core.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = (5.0, 15.0)  # to connect; between two reads
-GZIP_MAGIC = b"\x1f\x8b"
-CIFAR10_SHAPE = (3, 32, 32)
 
 
 @dataclass(frozen=True)
@@ -53,15 +50,6 @@ class ImageDataset:
     white: int  # the largest value that a pixel can have
     train: Images
     test: Images | None
-
-
-@dataclass(frozen=True)
-class TabularDataset:
-    """Measurements as published: features, float64 (n, number of features), and labels, float64 (n,)."""
-
-    name: str
-    features: NDArray[np.float64]
-    labels: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -160,23 +148,25 @@ def load_cifar10(root: str | Path) -> ImageDataset:
 
     It is kept in ``root/cifar-10-batches-bin/``; otherwise as :func:`load_fashion_mnist`.
     """
-    parts = {name: _parse_cifar10(data) for name, data in read_files(CIFAR10, root).items()}
-    test = parts.pop("test_batch.bin")
-    train = [parts[name] for name in sorted(parts)]
-    images = np.concatenate([part.images for part in train])
-    return ImageDataset(CIFAR10.name, 255, Images(images, np.concatenate([part.labels for part in train])), test)
+    files = read_files(CIFAR10, root)
+
+    def part(*names: str) -> Images:
+        records = np.frombuffer(b"".join(files[name] for name in names), np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+        return Images(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64))
+
+    *train, test = sorted(CIFAR10.sha256)
+    return ImageDataset(CIFAR10.name, 255, part(*train), part(test))
 
 
-def load_airfoil(root: str | Path) -> TabularDataset:
-    """Return NASA's airfoil self-noise (Brooks, Pope and Marcolini 1989; UCI 291): 1503 rows of 5 features, in order.
+def load_airfoil(root: str | Path) -> NDArray[np.float64]:
+    """Return NASA's airfoil self-noise (Brooks, Pope and Marcolini 1989; UCI 291): 1503 rows of 5 features and a label.
 
     The features are frequency in Hz, angle of attack in degrees, chord length in m, free-stream velocity in m/s and
     displacement thickness of the suction side in m; the label is the sound pressure level in dB. The file is kept in
     ``root/airfoil/``; otherwise as :func:`load_fashion_mnist`.
     """
     (data,) = read_files(AIRFOIL, root).values()
-    table = np.array([line.split(b"\t") for line in data.splitlines() if line], np.float64)
-    return TabularDataset(AIRFOIL.name, table[:, :-1], table[:, -1])
+    return np.array([line.split(b"\t") for line in data.splitlines() if line], np.float64)
 
 
 def _load_idx(source: Source, root: str | Path) -> ImageDataset:
@@ -191,12 +181,6 @@ def _load_idx(source: Source, root: str | Path) -> ImageDataset:
         return Images(images[:, None], labels.astype(np.int64))
 
     return ImageDataset(source.name, 255, part("train"), part("t10k"))
-
-
-def _parse_cifar10(data: bytes) -> Images:
-    """Return records of a label and 3 x 32 x 32 pixels."""
-    records = np.frombuffer(data, np.uint8).reshape(-1, 1 + math.prod(CIFAR10_SHAPE))
-    return Images(records[:, 1:].reshape(-1, *CIFAR10_SHAPE), records[:, 0].astype(np.int64))
 
 
 def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
@@ -236,7 +220,7 @@ def _local_path(folder: Path, name: str) -> Path | None:
 def _verified(data: bytes, sha256: str) -> bytes:
     """Return ``data`` without its gzip wrapping, if it has one: no published file itself starts with gzip's magic."""
     try:
-        data = gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data
+        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"damaged ({error})") from error
     received = hashlib.sha256(data).hexdigest()

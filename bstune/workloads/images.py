@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import lightning
 import numpy as np
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,8 +15,6 @@ from bstune.core.errors import ConfigError, DataError
 from bstune.trial.batches import Augment, EvalBatches, Normalisation, TrainBatches, bind_augmentation, check_size
 from bstune.trial.device import resolve_device
 from bstune.workloads.datasets import ImageDataset, Images
-
-CHUNK = 1000  # images counted at a time: bincount makes an int64 copy
 
 
 class ImageData(lightning.LightningDataModule):
@@ -53,6 +51,7 @@ class ImageData(lightning.LightningDataModule):
     ) -> None:
         super().__init__()
         self._load, self._device = load, device
+        self.validates_on_test = validation == "test"
         self._validation, self._test, self._split_seed = validation, test, split_seed
         self._eval_batch_size = eval_batch_size
         self._augment, self._alternating_flip = augment, alternating_flip
@@ -60,18 +59,8 @@ class ImageData(lightning.LightningDataModule):
         self._split: _Split | None = None
         self._on_device = False
 
-    @property
-    def validates_on_test(self) -> bool:
-        """Whether the target is measured on the test images."""
-        return self._validation == "test"
-
     def prepare_data(self) -> None:
-        """Read, download if need be, verify and split the data, without touching the device.
-
-        Raises:
-            DataError: if the data cannot be had.
-            ConfigError: if the split, the normalisation, the augmentation, a size or the device cannot be.
-        """
+        """Read, download if need be, verify and split the data off the device, and refuse options that cannot be."""
         resolve_device(self._device)
         check_size("data.eval_batch_size", self._eval_batch_size)
         split = self._read()
@@ -80,7 +69,7 @@ class ImageData(lightning.LightningDataModule):
             augment(split.train[0][:1], torch.Generator())
 
     def setup(self, stage: str | None = None) -> None:
-        """Put the data on the device, once, for any stage. Raises as :meth:`prepare_data` does."""
+        """Put the data on the device, once, for any stage."""
         self._resident()
 
     @property
@@ -92,11 +81,6 @@ class ImageData(lightning.LightningDataModule):
     def validation_size(self) -> int:
         """Examples on which the target is measured."""
         return len(self._read().validation[1])
-
-    @property
-    def test_size(self) -> int:
-        """Examples kept for a last test; 0 where there are none."""
-        return len(self._read().test[1])
 
     def train_batches(self, batch_size: int, micro_batch_size: int | None, seed: int) -> TrainBatches:
         """Return a trial's endless stream of batches."""
@@ -134,14 +118,13 @@ class ImageData(lightning.LightningDataModule):
             # (pixels / white - mean) / std, per channel, as one scale and one shift
             scale = torch.tensor([1 / (dataset.white * s) for s in std], dtype=torch.float32)
             shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32)
-            normalise = Normalisation(scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1))
             train, validation, test = ((torch.tensor(part.images), torch.tensor(part.labels)) for part in parts)
-            self._split = _Split(train, validation, test, normalise)
+            self._split = _Split(train, validation, test, scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1))
         return self._split
 
     def _resident(self) -> "_Split":
         if not self._on_device:
-            self._split = self._read().to(resolve_device(self._device))
+            self._split = move_data_to_device(self._read(), resolve_device(self._device))
             self._on_device = True
         return self._read()
 
@@ -161,19 +144,16 @@ class ImageData(lightning.LightningDataModule):
 Part = tuple[Tensor, Tensor]  # images, uint8 (n, channels, height, width), and labels, int64 (n,)
 
 
-@dataclass(frozen=True)
-class _Split:
+class _Split(NamedTuple):
     train: Part
     validation: Part
     test: Part
-    normalise: Normalisation
+    scale: Tensor
+    shift: Tensor
 
-    def to(self, device: torch.device) -> "_Split":
-        train, validation, test = (
-            (images.to(device), labels.to(device)) for images, labels in (self.train, self.validation, self.test)
-        )
-        normalise = Normalisation(self.normalise.scale.to(device), self.normalise.shift.to(device))
-        return _Split(train, validation, test, normalise)
+    @property
+    def normalise(self) -> Normalisation:
+        return Normalisation(self.scale, self.shift)
 
 
 def split_images(
@@ -188,18 +168,18 @@ def split_images(
         raise ConfigError(f"{dataset.name} has {len(dataset.test)} test images: set data.test to null, not to {test}")
     if validation == "test" and test is None and dataset.test is None:
         raise ConfigError(f"{dataset.name} has no test images to validate on: set data.test to how many to hold out")
-    n, held_out, tested = len(dataset.train), 0 if validation == "test" else int(validation), test or 0
-    if held_out + tested >= n:
+    n, validated, tested = len(dataset.train), 0 if validation == "test" else int(validation), test or 0
+    if validated + tested >= n:
         raise ConfigError(
             f"data.validation={validation} and data.test={test} leave nothing to train on: {dataset.name} has {n}"
             " training images"
         )
     # Without replacement and whatever the labels; numpy never changes RandomState's streams (NEP 19).
     order = np.random.RandomState(seed).permutation(n)
-    validated = dataset.train.take(order[:held_out])
-    test_images = dataset.train.take(order[held_out : held_out + tested]) if dataset.test is None else dataset.test
-    train = dataset.train.take(order[held_out + tested :])
-    return (train, test_images, validated) if validation == "test" else (train, validated, test_images)
+    places = np.split(order, [validated, validated + tested])
+    validation_images, test_images, train = (dataset.train.take(index) for index in places)
+    test_images = test_images if dataset.test is None else dataset.test
+    return (train, test_images, validation_images) if validation == "test" else (train, validation_images, test_images)
 
 
 def _positive(size: object) -> bool:
@@ -209,10 +189,8 @@ def _positive(size: object) -> bool:
 def channel_mean_std(images: NDArray[np.uint8], white: int) -> tuple[list[float], list[float]]:
     """Return each channel's mean and standard deviation over all pixels, black being 0 and ``white`` 1."""
     mean, std = [], []  # from exact counts of pixel values, so that they are the same on every machine
-    for channel in range(images.shape[1]):
-        counts = np.zeros(256, np.int64)
-        for start in range(0, len(images), CHUNK):
-            counts += np.bincount(images[start : start + CHUNK, channel].ravel(), minlength=256)
+    for channel, pixels in enumerate(torch.from_numpy(images).unbind(1)):
+        counts = torch.bincount(pixels.flatten(), minlength=256).numpy()  # numpy's would make an int64 copy
         n, values = int(counts.sum()), np.arange(256)
         total, squares = int(counts @ values), int(counts @ values**2)
         if n * squares == total**2:
@@ -249,14 +227,11 @@ def random_crop_flip(
     """
     n, device = len(images), images.device
     height, width = images.shape[-2:]
+    pixels = f"the image's {height}x{width} pixels"
     if not 0 <= padding < min(height, width):
-        raise ConfigError(
-            f"augment.padding must be at least 0 and below the image's {height}x{width} pixels, but got {padding}"
-        )
+        raise ConfigError(f"augment.padding must be at least 0 and below {pixels}, but got {padding}")
     if not 0 <= cutout <= min(height, width):
-        raise ConfigError(
-            f"augment.cutout must be at least 0 and at most the image's {height}x{width} pixels, but got {cutout}"
-        )
+        raise ConfigError(f"augment.cutout must be at least 0 and at most {pixels}, but got {cutout}")
     top, left = torch.randint(2 * padding + 1, (2, n), generator=generator, device=device)
     if mirror is None:
         mirror = torch.randint(2, (n,), generator=generator, device=device).bool()

@@ -1,6 +1,7 @@
 """Layers and tricks of David Page's DAWNBench entry (How to Train Your ResNet, part 8) and of cifar10-airbench.
 
-Ghost batch normalisation, patch whitening, convolutions that start as the identity, and views at test time.
+Ghost batch normalisation, patch whitening, convolutions that start as the identity, and views at test time. A value out
+of its range is a ConfigError, and so are images that a layer cannot take.
 """
 
 import math
@@ -39,9 +40,6 @@ class BatchNorm(nn.BatchNorm2d):
         scale: of all channels, frozen, in a buffer in place of a parameter; None: learnt, from 1.
         momentum: weight of the new statistics in the running ones (1 less what the sources call so).
         eps: added to the variance.
-
-    Raises:
-        ConfigError: for a ghost size or a scale out of its range.
     """
 
     def __init__(
@@ -90,8 +88,7 @@ class BatchNorm(nn.BatchNorm2d):
             groups, rest = groups - 1, rest + size
         if groups == 0:
             return super().forward(input)
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
+        self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
         whole = groups * size
         output, mean, var = self._normalise(input[:whole], groups)
         if rest:
@@ -111,8 +108,6 @@ class BatchNorm(nn.BatchNorm2d):
 
     def _normalise(self, images: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return images normalised in groups of one size, and the groups' mean and unbiased variance, averaged (C,)."""
-        assert self.running_mean is not None  # noqa: S101  # it is always tracked
-        kind = self.running_mean.dtype
         channels = images.shape[1]
         if groups > 1 and not images.is_contiguous():
             results: tuple[Tensor, Tensor, Tensor] = _GroupedNorm.apply(  # type: ignore[no-untyped-call]
@@ -123,18 +118,11 @@ class BatchNorm(nn.BatchNorm2d):
         # A single group is not viewed: that changes one example's strides, for which torch's gradients are wrong on a
         # CPU (2.13, channels last).
         viewed = images if groups == 1 else images.view(-1, groups * channels, *images.shape[2:])
-        mean = torch.zeros(groups * channels, dtype=kind, device=images.device)
+        mean = torch.zeros(groups * channels, dtype=self.bias.dtype, device=images.device)
         var = torch.zeros_like(mean)
-        output = functional.batch_norm(
-            viewed,
-            mean,
-            var,
-            self.weight.repeat(groups),
-            self.bias.repeat(groups),
-            training=True,
-            momentum=1.0,  # so that mean and var become this batch's
-            eps=self.eps,
-        )
+        weight, bias = self.weight.repeat(groups), self.bias.repeat(groups)
+        # By a momentum of 1 mean and var become this batch's.
+        output = functional.batch_norm(viewed, mean, var, weight, bias, training=True, momentum=1.0, eps=self.eps)
         output = output if groups == 1 else output.view(images.shape)
         return output, mean.view(groups, -1).mean(dim=0), var.view(groups, -1).mean(dim=0)
 
@@ -197,10 +185,8 @@ def _each(values: Tensor, grouped: Tensor) -> Tensor:
 
 
 def patch_moments(images: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues (C k k,) and eigenvectors (C k k, C, k, k) of the second moments of all patches, descending.
-
-    The moments are about 0 rather than about the mean, as in both sources: images (N, C, H, W) are normalised before.
-    """
+    """Return eigenvalues (C k k,), descending, and eigenvectors (C k k, C, k, k) of all patches' second moments."""
+    # About 0 rather than about the mean, as in both sources: images (N, C, H, W) are normalised before.
     channels = images.shape[1]
     size = channels * kernel_size**2
     total = torch.zeros(size, size, dtype=torch.float64, device=images.device)
@@ -228,10 +214,6 @@ class Whitening(nn.Module):
         bias: a learnt bias, from 0.
         padding: of the convolution, with zeros.
         channels: C of the images.
-
-    Raises:
-        ConfigError: for a value out of its range, a call without filters, or images too few, too small or of other
-            channels.
     """
 
     weight: Tensor
@@ -290,10 +272,7 @@ class Whitening(nn.Module):
 
 
 def dirac_init(network: nn.Module) -> None:
-    """Make the first filters of every learnt convolution the identity, one for each input channel (torch's ``dirac_``).
-
-    The other filters stay as they were drawn (cifar10-airbench, after hlb-CIFAR10).
-    """
+    """Make the first filters of each learnt convolution the identity (cifar10-airbench); the others stay as drawn."""
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d) and layer.weight.requires_grad:
             with torch.no_grad():
@@ -301,10 +280,7 @@ def dirac_init(network: nn.Module) -> None:
 
 
 def mirrored(model: Model, images: Tensor) -> Tensor:
-    """Return the mean of the logits (N, classes) of images (N, C, H, W) and of their mirror images (Page's 26 s).
-
-    The model is called once a view. Anything but images is a ConfigError.
-    """
+    """Return the mean of the logits (N, classes) of images (N, C, H, W) and of their mirror images (Page's 26 s)."""
     if images.dim() != 4:
         raise ConfigError(
             f"workload.module.test_time mirrors images (N, C, H, W), but got the shape {tuple(images.shape)}: "
@@ -320,8 +296,7 @@ def mirrored_and_shifted(model: Model, images: Tensor) -> Tensor:
     by reflection, for a quarter each. Each is averaged with its mirror image, as in :func:`mirrored`.
     """
     still = mirrored(model, images)
-    height, width = images.shape[2:]
     padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
-    down_right = mirrored(model, padded[:, :, :height, :width])
+    down_right = mirrored(model, padded[:, :, :-2, :-2])
     up_left = mirrored(model, padded[:, :, 2:, 2:])
     return 0.5 * still + 0.25 * down_right + 0.25 * up_left

@@ -59,7 +59,19 @@ class Muon(Optimizer):
         own = {"steps_of_iteration": steps, "normalise_weights": normalise_weights, "orthogonalise": orthogonalise}
         super().__init__(params, defaults | own)
         for group in self.param_groups:
-            _check(group)
+            if not 0.0 <= group["lr"] < math.inf:
+                raise ConfigError(f"a learning rate must be at least 0, but got {group['lr']}")
+            if not 0.0 <= group["momentum"] < 1.0:
+                raise ConfigError(f"momentum must lie in [0, 1), but got {group['momentum']}")
+            if group["nesterov"] and not group["momentum"]:
+                raise ConfigError("nesterov=true needs a momentum over 0")
+            check_size("the steps of muon's iteration", group["steps_of_iteration"])
+            vectors = [tuple(parameter.shape) for parameter in group["params"] if parameter.ndim < 2]
+            if group["orthogonalise"] and vectors:
+                raise ConfigError(
+                    "muon orthogonalises filters and matrices, but a group with orthogonalise: true holds a parameter "
+                    f"of the shape {vectors[0]}: leave it to a group without"
+                )
         if not any(group["orthogonalise"] for group in self.param_groups):
             raise ConfigError(
                 "muon has nothing to orthogonalise: give a group of filters or matrices orthogonalise: true, such as "
@@ -76,11 +88,11 @@ class Muon(Optimizer):
         for group in self.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
             if trained:
-                (self._step_orthogonal if group["orthogonalise"] else self._step_plain)(group, trained)
+                step = self._step_orthogonal if group["orthogonalise"] else self._step_plain
+                step(group, trained, [parameter.grad for parameter in trained])
         return loss
 
-    def _step_orthogonal(self, group: dict[str, Any], trained: list[Tensor]) -> None:
-        gradients = _gradients(trained)
+    def _step_orthogonal(self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]) -> None:
         for parameter in trained:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -102,29 +114,18 @@ class Muon(Optimizer):
             for index, update in zip(indices, orthogonalised(stacked, group["steps_of_iteration"]), strict=True):
                 trained[index].add_(update.view(shape), alpha=-group["lr"])
 
-    def _step_plain(self, group: dict[str, Any], trained: list[Tensor]) -> None:
-        momentum = group["momentum"]
-        buffers = [self.state[parameter].get("momentum_buffer") for parameter in trained] if momentum else []
-        sgd(
-            trained,
-            _gradients(trained),
-            buffers,
-            weight_decay=group["weight_decay"],
-            momentum=momentum,
-            lr=group["lr"],
-            dampening=0.0,
-            nesterov=group["nesterov"],
-            maximize=False,
-        )
+    def _step_plain(self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]) -> None:
+        options = {name: group[name] for name in ("lr", "momentum", "nesterov", "weight_decay")}
+        buffers = [self.state[parameter].get("momentum_buffer") for parameter in trained] if group["momentum"] else []
+        sgd(trained, gradients, buffers, **options, dampening=0.0, maximize=False)
         for parameter, buffer in zip(trained, buffers, strict=False):
             self.state[parameter]["momentum_buffer"] = buffer
 
 
 def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
     """Return matrices (n, rows, columns) with the same singular vectors, singular values near 1 (0 if all are)."""
-    # A Newton-Schulz iteration, X <- a X + (b X X' + c (X X')^2) X, from X = G/|G|. Its coefficients maximise the slope
-    # at zero, and the values end between about 0.7 and 1.2 rather than at 1; small ones need more steps (Jordan et al.
-    # 2024). It is made for bfloat16 on CUDA.
+    # A Newton-Schulz iteration, X <- a X + (b X X' + c (X X')^2) X, from X = G/|G|, made for bfloat16 on CUDA. The
+    # values end between about 0.7 and 1.2 rather than at 1; small ones need more steps (Jordan et al. 2024).
     x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x  # so that the products are of the smaller side
@@ -135,29 +136,8 @@ def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
     return (x.mT if tall else x).to(matrices.dtype)
 
 
-def _gradients(trained: list[Tensor]) -> list[Tensor]:
-    return [parameter.grad for parameter in trained if parameter.grad is not None]
-
-
-def _check(group: dict[str, Any]) -> None:
-    if not 0.0 <= group["lr"] < math.inf:
-        raise ConfigError(f"a learning rate must be at least 0, but got {group['lr']}")
-    if not 0.0 <= group["momentum"] < 1.0:
-        raise ConfigError(f"momentum must lie in [0, 1), but got {group['momentum']}")
-    if group["nesterov"] and not group["momentum"]:
-        raise ConfigError("nesterov=true needs a momentum over 0")
-    check_size("the steps of muon's iteration", group["steps_of_iteration"])
-    vectors = [tuple(parameter.shape) for parameter in group["params"] if parameter.ndim < 2]
-    if group["orthogonalise"] and vectors:
-        raise ConfigError(
-            f"muon orthogonalises filters and matrices, but a group with orthogonalise: true holds a parameter of the "
-            f"shape {vectors[0]}: leave it to a group without"
-        )
-
-
 KINDS = ("norm_bias", "whitening_bias", "head", "filters", "rest")
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def parameter_groups(
@@ -187,8 +167,7 @@ def parameter_groups(
     Raises:
         ConfigError: for an unknown kind, one of which the network has no parameters, or a value out of its range.
     """
-    unknown = sorted(set(kinds) - set(KINDS))
-    if unknown:
+    if unknown := sorted(set(kinds) - set(KINDS)):
         raise ConfigError(f"there is no kind of parameter {unknown[0]!r}: the kinds are {', '.join(KINDS)}")
     if not 0.0 <= weight_decay < math.inf:
         raise ConfigError(f"weight decay must be at least 0, but got {weight_decay}")
@@ -205,19 +184,17 @@ def parameter_groups(
 
 
 def _by_kind(module: nn.Module) -> Iterator[tuple[str, Parameter]]:
-    """Yield each trained parameter once, in the module's order, with the first of ``KINDS`` that it belongs to."""
+    """Return each trained parameter once, in the module's order, with the first of ``KINDS`` that it belongs to."""
     layers = list(module.modules())
     head = [layer for layer in layers if isinstance(layer, nn.Linear)][-1:]
     members: dict[str, list[Any]] = {
         "norm_bias": [layer.bias for layer in layers if isinstance(layer, NORMS)],
         "whitening_bias": [layer.bias for layer in layers if isinstance(layer, Whitening)],
         "head": [parameter for layer in head for parameter in layer.parameters()],
-        "filters": [layer.weight for layer in layers if isinstance(layer, CONVOLUTIONS)],
+        "filters": [layer.weight for layer in layers if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)],
     }
     kinds = {id(parameter): kind for kind in reversed(KINDS[:-1]) for parameter in members[kind]}
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            yield kinds.get(id(parameter), "rest"), parameter
+    return ((kinds.get(id(p), "rest"), p) for p in module.parameters() if p.requires_grad)
 
 
 def _group(

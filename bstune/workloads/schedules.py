@@ -39,8 +39,7 @@ def linear_decay(optimizer: Optimizer, total_steps: int, end: float) -> LambdaLR
     Step t (from 0) uses 1 - (1 - end) t/total_steps, so that neither the first nor the last step is wasted; from
     ``total_steps`` on it is ``end``.
     """
-    _check_horizon(total_steps)
-    _check_factors(end=end)
+    _check(total_steps, end=end)
     return _scheduled(optimizer, lambda step: 1.0 - (1.0 - end) * min(1.0, step / total_steps))
 
 
@@ -53,9 +52,7 @@ def one_cycle(optimizer: Optimizer, total_steps: int, peak: float, start: float,
     the last step; later ones use ``end``. The peak lies in (0, 1); a cycle that is too short for a rise starts there.
     """
     # Torch's own gives every parameter group one rate, moves the momentum, and raises on one more step.
-    _check_horizon(total_steps)
-    _check_peak(peak, 1.0)
-    _check_factors(start=start, end=end)
+    _check(total_steps, peak, start=start, end=end)
     top = max(0.0, peak * total_steps - 1.0)
     last = total_steps - 1.0
 
@@ -76,8 +73,7 @@ def triangle(optimizer: Optimizer, total_steps: int, peak: float, start: float, 
     """
     if not 0.0 <= floor < 1.0:
         raise ConfigError(f"a schedule's floor is a share of its steps from 0 to below 1, but got {floor}")
-    _check_peak(peak, 1.0 - floor)
-    _check_factors(start=start, end=end)
+    _check(total_steps, peak, 1.0 - floor, start=start, end=end)
     return piecewise_linear(optimizer, total_steps, (0.0, peak, 1.0 - floor), (start, 1.0, end))
 
 
@@ -90,7 +86,7 @@ def piecewise_linear(
     first and after the last knot the factor is theirs. David Page's triangle has knots (0, 5/24, 1), factors (0, 1, 0).
     There are at least two increasing knots, shares of ``total_steps``, and as many factors.
     """
-    _check_horizon(total_steps)
+    _check(total_steps)
     if len(knots) < 2 or not all(a < b for a, b in pairwise(knots)):
         raise ConfigError(f"knots must be two or more increasing shares of the steps, but got {list(knots)}")
     if len(knots) != len(factors):
@@ -124,17 +120,11 @@ def _cosine(start: float, end: float, share: float) -> float:
     return end + (start - end) * (1.0 + math.cos(math.pi * share)) / 2.0
 
 
-def _check_horizon(total_steps: int) -> None:
+def _check(total_steps: int, peak: float | None = None, below: float = 1.0, **factors: float) -> None:
     if total_steps < 1:
         raise ConfigError(f"a schedule with a horizon needs at least one step, but got {total_steps}")
-
-
-def _check_peak(peak: float, below: float) -> None:
-    if not 0.0 < peak < below:
+    if peak is not None and not 0.0 < peak < below:
         raise ConfigError(f"a schedule's peak must lie between 0 and {below:g} of its steps, but got {peak}")
-
-
-def _check_factors(**factors: float) -> None:
     for name, value in factors.items():
         if not 0.0 <= value < math.inf:
             raise ConfigError(f"a schedule's {name} is a factor of the learning rate, at least 0, but got {value}")

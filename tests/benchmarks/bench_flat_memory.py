@@ -2,8 +2,7 @@
 
 Runs trials of one workload one after the other, as a study does, and reads the process's resident memory after each,
 Python's collector run before; on CUDA also what torch has allocated on the device. The slope is that of the straight
-line of least squares through all trials after the first 10, with its standard error. What is kept for each trial (its
-record) is a few KiB.
+line of least squares through all trials after the first 10, with its standard error.
 
     python tests/benchmarks/bench_flat_memory.py [--trials 50] [--case digits] [--json FILE]
 
@@ -40,22 +39,18 @@ RESNET = (
     "budget.examples=1",
 )
 DIGITS = ("workload=digits", "budget.steps=60", "budget.examples=1")
-CASES = {
-    "digits": DIGITS,
-    "digits compiled": (*DIGITS, "compile=default"),
-    "resnet_cifar": RESNET,
-    "resnet_cifar compiled": (*RESNET, "compile=default"),
-}
+CASES = {"digits": DIGITS, "resnet_cifar": RESNET}
+CASES |= {f"{name} compiled": (*options, "compile=default") for name, options in CASES.items()}
 
 
 def random_images() -> ImageDataset:
     """Return a data set of CIFAR-10's shape."""
     random = np.random.default_rng(0)
-
-    def images(n: int) -> Images:
-        return Images(random.integers(0, 256, (n, 3, 32, 32), np.uint8), random.integers(0, 10, n, np.int64))
-
-    return ImageDataset("random images", 255, images(512), images(64))
+    train, test = (
+        Images(random.integers(0, 256, (n, 3, 32, 32), np.uint8), random.integers(0, 10, n, np.int64))
+        for n in (512, 64)
+    )
+    return ImageDataset("random images", 255, train, test)
 
 
 def measure(name: str, trials: int, device: torch.device) -> dict[str, Any]:
@@ -68,10 +63,9 @@ def measure(name: str, trials: int, device: torch.device) -> dict[str, Any]:
         output = Output(Path(folder))
         output.checkpoints.mkdir(parents=True)
         for number in range(trials):
-            steps = protocol.budget.steps
-            spec = TrialSpec(number, number, (16, 24, 32)[number % 3], 1e-3, 0.0, number, steps)
+            spec = TrialSpec(number, number, (16, 24, 32)[number % 3], 1e-3, 0.0, number, protocol.budget.steps)
             result = backend.run(spec, output, None)
-            if result.steps != steps or result.message is not None:
+            if result.steps != spec.max_steps or result.message is not None:
                 raise RuntimeError(f"the trial ended after {result.steps} steps: {result.status} ({result.message})")
             output.state(number).unlink()
             gc.collect()
@@ -81,13 +75,13 @@ def measure(name: str, trials: int, device: torch.device) -> dict[str, Any]:
     return {"case": name, "host": host, "device": on_device, "seconds": time.perf_counter() - start}
 
 
-def slope(values: Sequence[int]) -> tuple[float, float]:
-    """Return KiB a trial, and its standard error."""
-    later = [value / 1024 for value in values[LEFT_OUT:]]
-    if len(set(later)) == 1:
-        return 0.0, 0.0
+def show(name: str, values: Sequence[int], seconds: float) -> None:
+    """Print a row of the table."""
+    later = values[LEFT_OUT:]
     line = linregress(range(len(later)), later)
-    return float(line.slope), float(line.stderr)
+    first, last, slope, error = later[0] / 2**20, later[-1] / 2**20, line.slope / 2**10, line.stderr / 2**10
+    numbers = f"{len(values):>6} {first:>10.1f} {last:>9.1f} {slope:>12.1f} {error:>7.1f}"
+    print(f"{name:<32} {numbers} {seconds:>7.1f}", flush=True)
 
 
 if __name__ == "__main__":
@@ -101,11 +95,7 @@ if __name__ == "__main__":
     print(f"{'case':<32} {'trials':>6} {'first MiB':>10} {'last MiB':>9} {'KiB a trial':>12} {'+-':>7} {'s':>7}")
     rows = []
     for name in CASES if options.case is None else (options.case,):
-        rows.append(measure(name, trials, options.device))
-        for where, values in (("", rows[-1]["host"]), (" (device)", rows[-1]["device"])):
-            if values:
-                rise, error = slope(values)
-                first, last = values[LEFT_OUT] / 2**20, values[-1] / 2**20
-                numbers = f"{len(values):>6} {first:>10.1f} {last:>9.1f} {rise:>12.1f} {error:>7.1f}"
-                print(f"{name + where:<32} {numbers} {rows[-1]['seconds']:>7.1f}", flush=True)
+        rows.append(row := measure(name, trials, options.device))
+        for place in ("host", "device") if row["device"] else ("host",):
+            show(f"{name} ({place})", row[place], row["seconds"])
     write(options.json, about, rows)

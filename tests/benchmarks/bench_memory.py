@@ -1,9 +1,8 @@
 """How many probes the memory ceiling takes, beside Lightning's BatchSizeFinder by bisection, at the same limits.
 
-Both are asked for the largest batch size under a law of memory that is linear in it; no memory is really taken, as only
-probes are counted: Lightning's is a real Trainer whose module raises an out-of-memory error above the limit, with one
-step a probe, no margin, and no cap below the data's length. The last column is the ratio of the probes, Lightning's
-over ours to 1%.
+Memory is linear in the batch size, and none is really taken, as only probes are counted: Lightning's is a real Trainer
+whose module raises an out-of-memory error above the limit, with one step a probe, no margin, and no cap but the data's
+length. The last column is the ratio of the probes, Lightning's over ours to 1%.
 
     python tests/benchmarks/bench_memory.py
 """
@@ -61,8 +60,8 @@ def ours(ceiling: int, relative: float) -> tuple[int, int]:
         taken = BASE + PER_EXAMPLE * size
         return ProbeResult(size, "fits" if taken <= limit else "training", limit, taken, taken)
 
-    verify = 1 if relative else 0
-    found = find_ceiling(probe, 1, EXAMPLES, multiple=1, relative=relative, largest_first=False, verify=verify)
+    options = {"multiple": 1, "relative": relative, "largest_first": False, "verify": 1 if relative else 0}
+    found = find_ceiling(probe, 1, EXAMPLES, **options)
     return found.batch_size, len(found.probes)
 
 

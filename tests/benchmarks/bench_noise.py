@@ -1,9 +1,8 @@
 """What measuring the noise scale costs: a trial's training with the call-back over the same trial's without it.
 
-Both sides are bstune trials of the same seed, in one process, in turns (with, without, with, ...), after one pair that
-is thrown away. Seconds are those of the training clock; a ratio is one pair's. After each pair the weights are compared
-bit for bit on a CPU, so that both did the same work. Rows: small steps that are all overhead, and steps that are mostly
-arithmetic; whole batches, which are split at the default interval, and micro-batches, whose norms are read.
+Both sides are bstune trials of the same seed, in turns, after one pair that is thrown away. Seconds are those of the
+training clock; a ratio is one pair's. After each pair the weights are compared bit for bit on a CPU. Rows: small steps
+that are all overhead, and steps that are mostly arithmetic; whole batches, which are split, and micro-batches.
 
     python tests/benchmarks/bench_noise.py [--repeats 7] [--every N] [--json FILE]
 
@@ -15,7 +14,7 @@ import statistics
 from typing import Any
 
 import torch
-from common import load_for, machine, options_of, spread, take_turns, train, write
+from common import load_for, machine, options_of, spread, train, write
 
 from bstune.core.records import TrialSpec
 from bstune.trial.noise_scale import NoiseScale
@@ -31,52 +30,39 @@ CASES = (  # workload, batch size, steps, micro-batch size, overrides
 
 
 def measure(name: str, batch_size: int, steps: int, micro: int | None, overrides: Any, options: Any) -> dict[str, Any]:
-    """Return the training seconds of the pairs of one case; an error if the two sides came to other weights."""
+    """Print and return the pairs of one case; an error if the two sides came to other weights."""
     settings = (*overrides, "protocol.noise_scale_every=null", f"protocol.micro_batch_size={micro or 'null'}")
     workload, protocol = load_for(name, options.device, steps, *settings)
-    last: list[NoiseScale] = []
 
     def pair(repeat: int) -> tuple[float, float]:
         spec = TrialSpec(0, 0, batch_size, 0.01, None, repeat)
-        last[:] = [NoiseScale(every=options.every, weights="examples")]
-        with_it, measured = train(workload, spec, protocol, callbacks=last)
+        with_it, measured = train(workload, spec, protocol, [NoiseScale(every=options.every, weights="examples")])
         without, plain = train(workload, spec, protocol)
         same = zip(measured.state_dict().values(), plain.state_dict().values(), strict=True)
         if options.device.type == "cpu" and not all(torch.equal(x, y) for x, y in same):
             raise RuntimeError(f"the noise scale changed the training in pair {repeat}")
         return with_it.train_seconds, without.train_seconds
 
-    pairs = take_turns(pair, options.repeats)
-    return {
-        "workload": name,
-        "batch_size": batch_size,
-        "micro_batch_size": micro,
-        "steps": steps,
-        "measurements": len(last[0].measurements),
-        "with": [a for a, _ in pairs],
-        "without": [b for _, b in pairs],
-        "ratios": [a / b for a, b in pairs],
-        "estimate": str(last[0].estimate),
-    }
+    pairs = [pair(repeat) for repeat in range(options.repeats + 1)][1:]
+    ratios = [with_it / without for with_it, without in pairs]
+    ms = 1e3 * statistics.median(without for _, without in pairs) / steps
+    print(f"{name:<12} {batch_size:>5} {micro or '-':>6} {steps:>6} {ms:>8.3f}  {spread(ratios)}", flush=True)
+    return {"workload": name, "batch_size": batch_size, "micro_batch_size": micro, "steps": steps, "pairs": pairs}
 
 
 if __name__ == "__main__":
     options = options_of(
         __doc__,
         ("--repeats", {"type": int, "default": 7, "help": "pairs per row"}),
-        ("--steps", {"type": int, "help": "steps per run, in place of each row's own"}),
+        ("--quick", {"action": "store_true", "help": "a quarter of the steps a run"}),
         ("--every", {"type": int, "help": "steps between measurements, in place of the default"}),
     )
     about = machine(options.device, options.repeats)
-    print(f"{'workload':<12} {'B':>5} {'micro':>6} {'steps':>6} {'measured':>9} {'ms/step':>8}  ratio min, median, max")
+    print(f"{'workload':<12} {'B':>5} {'micro':>6} {'steps':>6} {'ms/step':>8}  ratio: least, median, most")
     rows = []
     for name, batch_size, steps, micro, overrides in CASES:
         if name == "fashion_cnn" and not os.environ.get("BSTUNE_DATA"):
             print("fashion_cnn is left out: set BSTUNE_DATA to the folder that holds (or shall hold) Fashion-MNIST")
             continue
-        row = measure(name, batch_size, options.steps or steps, micro, overrides, options)
-        ms = 1e3 * statistics.median(row["without"]) / row["steps"]
-        head = f"{name:<12} {batch_size:>5} {micro or '-':>6} {row['steps']:>6} {row['measurements']:>9} {ms:>8.3f}"
-        print(f"{head}  {spread(row['ratios'])}; {row['estimate']}", flush=True)
-        rows.append(row)
+        rows.append(measure(name, batch_size, steps // (4 if options.quick else 1), micro, overrides, options))
     write(options.json, about, rows)

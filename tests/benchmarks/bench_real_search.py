@@ -1,12 +1,11 @@
 """bstune's search against Optuna's TPE on the square-root rule as axis, in real training: seconds to the same answer.
 
 Both propose trials as in ``bstune sweep search_benchmark``, with the same stopping rule for TPE (a trial ends once it
-has cost twice the fastest so far), the same first budget, tau(B) known, and the same range of learning rates; trials
+has cost twice the fastest so far), the same first budget, tau(B) given, and the same range of learning rates; trials
 are trained in place of being read from a table. The searches take turns, seed by seed. Afterwards every point that was
-an incumbent is trained on fresh seeds: its time is the geometric mean over them of steps to target times tau(B), the
-median of all segments' seconds per step that were measured near that batch size by any search. A search has found the
-answer when its incumbent first comes within 1.25 of the best such point of all searches, and is charged its own
-training seconds up to then. A point of which a fresh run misses the target is no answer.
+an incumbent is trained on fresh seeds: its time is the geometric mean over them of steps to target, infinite if missed,
+times tau(B), the median over all trials near that batch size. A search has found the answer when its incumbent first
+comes within 1.25 of the best such point of all searches, and is charged its own training seconds up to then.
 
     python tests/benchmarks/bench_real_search.py [--workload digits] [--seeds 5] [--seconds 4] [--fresh 3] [--json FILE]
 
@@ -17,11 +16,12 @@ import math
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import optuna
-from common import machine, options_of, write
+from common import machine, options_of, spread, write
 
 from bstune.core.files import Output
 from bstune.core.records import TrialResult, TrialSpec
@@ -37,13 +37,16 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True)
 class Course:
-    """The course of one search with one seed: after each trial its spending in seconds, and the incumbent's point."""
+    """One search with one seed: its trials, and after each its training seconds so far and the incumbent's point."""
 
     search: str
     seed: int
-    trials: int
-    spent: tuple[float, ...]
-    incumbent: tuple[Point | None, ...]
+    trials: list[TrialResult] = field(default_factory=list)
+    path: list[tuple[float, Point | None]] = field(default_factory=list)
+
+    def spending(self, times: dict[Point, float], longest: float) -> float:
+        """Return what had been spent when the incumbent first took no longer than the longest time."""
+        return next((spent for spent, point in self.path if point and times[point] <= longest), math.inf)
 
 
 def problem_of(prepared: PreparedStudy) -> Problem:
@@ -65,36 +68,27 @@ def problem_of(prepared: PreparedStudy) -> Problem:
     )
 
 
-def search_for(
-    prepared: PreparedStudy, name: str, search: Search, seed: int, seconds: float, folder: Path
-) -> tuple[Course, list[TrialResult]]:
+def search_for(prepared: PreparedStudy, course: Course, search: Search, seconds: float, output: Output) -> None:
     """Let a search train until it has spent ``seconds`` of training."""
-    output = Output(folder)
     output.checkpoints.mkdir(parents=True)
-    finished: list[TrialResult] = []
-    spent: list[float] = []
-    incumbents: list[Point | None] = []
     total = 0.0
     while total < seconds:
-        spec = search.propose(finished)
-        parent = None if spec.resumed_from is None else finished[spec.resumed_from]
-        result = prepared.backend.run(spec, output, parent)
-        total += result.train_seconds
-        finished.append(result)
-        best = search.incumbent(finished)
-        spent.append(total)
-        incumbents.append(None if best is None else (best.batch_size, best.lr))
-    return Course(name, seed, len(finished), tuple(spent), tuple(incumbents)), finished
+        spec = search.propose(course.trials)
+        parent = None if spec.resumed_from is None else course.trials[spec.resumed_from]
+        course.trials.append(prepared.backend.run(spec, output, parent))
+        total += course.trials[-1].train_seconds
+        best = search.incumbent(course.trials)
+        course.path.append((total, None if best is None else (best.batch_size, best.lr)))
 
 
 def tau(batch_size: int, trials: Sequence[TrialResult]) -> float:
     """Return seconds per step at a batch size: the median over the trials at about that size."""
-    near = [t for t in trials if t.seconds_per_step is not None and abs(math.log2(t.batch_size / batch_size)) < NEAR]
-    return statistics.median(t.seconds_per_step for t in near if t.seconds_per_step is not None)
+    near = [t.seconds_per_step for t in trials if abs(math.log2(t.batch_size / batch_size)) < NEAR]
+    return statistics.median(seconds for seconds in near if seconds is not None)
 
 
 def fresh_times(
-    prepared: PreparedStudy, points: Sequence[Point], fresh: int, trials: list[TrialResult]
+    prepared: PreparedStudy, points: Sequence[Point], fresh: int, trials: Sequence[TrialResult]
 ) -> dict[Point, float]:
     """Return each point's seconds to target over fresh seeds; infinite where one of them misses it."""
     runs: dict[Point, list[TrialResult]] = {point: [] for point in points}
@@ -102,20 +96,12 @@ def fresh_times(
         for number, (batch_size, lr) in enumerate(points):
             spec = TrialSpec(number, number, batch_size, lr, None, 1_000_000 + replicate)
             runs[batch_size, lr].append(prepared.backend.run(spec, None, None))
-    trials += [run for own in runs.values() for run in own]
-    found = {}
-    for (batch_size, lr), own in runs.items():
-        logs = [math.log(run.steps) if run.reached else math.inf for run in own]
-        found[batch_size, lr] = math.exp(sum(logs) / len(logs)) * tau(batch_size, trials)
-    return found
-
-
-def spending(course: Course, times: dict[Point, float], best: float) -> float:
-    """Return what a search had spent when its incumbent first came within the factor of the best."""
-    for spent, point in zip(course.spent, course.incumbent, strict=True):
-        if point is not None and times[point] <= WITHIN * best:
-            return spent
-    return math.inf
+    trials = [*trials, *chain(*runs.values())]
+    return {
+        point: statistics.geometric_mean(run.steps if run.reached else math.inf for run in again)
+        * tau(point[0], trials)
+        for point, again in runs.items()
+    }
 
 
 if __name__ == "__main__":
@@ -133,28 +119,24 @@ if __name__ == "__main__":
         prepared = prepare(compose_checked([*arguments, "mlflow.enabled=false", "hardware.enabled=false"]))
         problem = problem_of(prepared)
         makers = {entry.key: entry.make for entry in searches() if entry.key in SEARCHES}
-        courses, trials = [], []
+        courses = []
         for seed in range(options.seeds):
             for name, make in makers.items():
-                place = Path(folder) / f"{name.replace('/', '-')}-{seed}"
-                course, ran = search_for(prepared, name, make(problem, seed), seed, options.seconds, place)
-                courses.append(course)
-                trials += ran
-        points = sorted({point for course in courses for point in course.incumbent if point is not None})
-        times = fresh_times(prepared, points, options.fresh, trials)
+                courses.append(Course(name, seed))
+                output = Output(Path(folder) / f"{name.replace('/', '-')}-{seed}")
+                search_for(prepared, courses[-1], make(problem, seed), options.seconds, output)
+        points = sorted({point for course in courses for _, point in course.path if point is not None})
+        times = fresh_times(prepared, points, options.fresh, [*chain(*(course.trials for course in courses))])
     best = min(times, key=lambda point: times[point])
     print(f"best: B {best[0]}, lr {best[1]:.4g}, {1e3 * times[best]:.1f} ms; {options.fresh} fresh seeds a point")
     rows = []
     for course in courses:
-        spent, last = spending(course, times, times[best]), course.incumbent[-1]
+        spent, last, trials = course.spending(times, WITHIN * times[best]), course.path[-1][1], len(course.path)
         ratio = math.inf if last is None else times[last] / times[best]
-        rows.append(
-            {"search": course.search, "seed": course.seed, "trials": course.trials, "spent": spent, "last": ratio}
-        )
-        result = f"{spent:7.2f} s to within {WITHIN}; at the end {ratio:.2f} ({course.trials} trials)"
+        rows.append({"search": course.search, "seed": course.seed, "trials": trials, "spent": spent, "last": ratio})
+        result = f"{spent:7.2f} s to within {WITHIN}; at the end {ratio:.2f} ({trials} trials)"
         print(f"{course.search:16s} seed {course.seed}: {result}")
     for name in makers:
-        own = [row["spent"] for row in rows if row["search"] == name]
-        middle = statistics.median(own)
-        print(f"{name:16s} median {middle:.2f} s of training, {min(own):.2f} to {max(own):.2f}, n = {len(own)}")
+        spent = [row["spent"] for row in rows if row["search"] == name]
+        print(f"{name:16s} seconds of training: {spread(spent, 2)} (least, median, most), n = {len(spent)}")
     write(options.json, about, rows, best=times[best], point=best)

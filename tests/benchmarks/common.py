@@ -1,13 +1,12 @@
-"""What the benchmarks share: their options, the machine that a number is read with, trials to train, and pairs."""
+"""What the benchmarks share: their options, the machine that a number is read with, and trials to train."""
 
 import argparse
-import json
 import os
 import platform
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,10 +15,10 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 
-from bstune.core.clock import TrialClock
 from bstune.core.console import quieten
 from bstune.core.files import write_text
 from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec, dump_json
+from bstune.hardware.survey import processor
 from bstune.study.prepare import compose_checked
 from bstune.trial.device import device_name, resolve_device
 from bstune.trial.loop import Workload, run_trial
@@ -39,7 +38,7 @@ def options_of(doc: str | None, *arguments: tuple[str, dict[str, Any]]) -> argpa
     options = parser.parse_args()
     options.device = resolve_device(options.device)
     for name, value in vars(options).items():
-        if name in ("repeats", "steps", "seeds", "runs") and value is not None and value < 1:
+        if name in ("repeats", "seeds", "runs") and value is not None and value < 1:
             parser.error(f"--{name} must be at least 1, but got {value}")
     quieten()
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
@@ -49,12 +48,10 @@ def options_of(doc: str | None, *arguments: tuple[str, dict[str, Any]]) -> argpa
 def machine(device: torch.device, n: int) -> dict[str, str | int]:
     """Print and return what a number has to be read with: hardware, threads, versions and n."""
     about = {
-        "cpu": cpu_model(),
+        "cpu": processor(),
         "device": device_name({"accelerator": device.type, "devices": [device.index or 0]}),
         "threads": torch.get_num_threads(),
-        "cpus_of_the_process": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 0,
+        "cpus": os.cpu_count() or 0,
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
         "n": n,
@@ -63,18 +60,10 @@ def machine(device: torch.device, n: int) -> dict[str, str | int]:
     return about
 
 
-def cpu_model() -> str:
-    """Return the processor's name; what the platform knows where there is no /proc/cpuinfo."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def write(path: Path | None, about: dict[str, Any], rows: Sequence[dict[str, Any]], **more: Any) -> None:
     """Write every number as JSON, if a path was given."""
     if path is not None:
-        write_text(path, json.dumps(json.loads(dump_json({"machine": about, "rows": rows, **more})), indent=1) + "\n")
+        write_text(path, dump_json({"machine": about, "rows": rows, **more}, indent=1) + "\n")
 
 
 def load_for(workload: str, device: torch.device, steps: int, *overrides: str) -> tuple[Workload, TrialProtocol]:
@@ -85,11 +74,7 @@ def load_for(workload: str, device: torch.device, steps: int, *overrides: str) -
 
 
 def train(
-    workload: Workload,
-    spec: TrialSpec,
-    protocol: TrialProtocol,
-    clock: TrialClock | None = None,
-    callbacks: Sequence[Any] = (),
+    workload: Workload, spec: TrialSpec, protocol: TrialProtocol, callbacks: Sequence[Any] = ()
 ) -> tuple[TrialResult, LightningModule]:
     """Run one trial, all of its steps; return its record and its module as trained."""
     built: list[LightningModule] = []
@@ -101,16 +86,11 @@ def train(
         built.append(module)
         return module
 
-    result = run_trial(replace(workload, build_module=build), spec, protocol, clock=clock)
+    result = run_trial(replace(workload, build_module=build), spec, protocol)
     steps = protocol.budget.last_step(spec.batch_size)
     if result.steps != steps:
         raise RuntimeError(f"the trial ended after {result.steps} of {steps} steps: {result.status} ({result.message})")
     return result, built[0]
-
-
-def take_turns(pair: Callable[[int], tuple[float, ...]], repeats: int) -> list[tuple[float, ...]]:
-    """Return what ``pair`` measures, side by side, in each of ``repeats``, after one that is thrown away."""
-    return [pair(repeat) for repeat in range(repeats + 1)][1:]
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
