@@ -11,9 +11,11 @@ def trial(number, steps=100, batch_size=64, lr=0.1, **changes):
     return make_trial(number, batch_size, lr, steps=steps, **changes)
 
 
-def again(candidate, number, steps, **changes):
-    """A run of the candidate on a fresh seed."""
-    return replace(candidate, number=number, seed=9000 + number, steps=steps, replicate_of=candidate.number, **changes)
+def again(candidate, *steps, number=None, **changes):
+    """Runs of the candidate on fresh seeds: numbers 10, 11, ... of number 0's; 20, 21, ... of number 1's."""
+    first = 10 * (candidate.number + 1) if number is None else number
+    same = {"replicate_of": candidate.number, **changes}
+    return [replace(candidate, number=i, seed=9000 + i, steps=n, **same) for i, n in enumerate(steps, first)]
 
 
 def asked(trials, objective="time", seeds=3, max_candidates=3):
@@ -21,20 +23,28 @@ def asked(trials, objective="time", seeds=3, max_candidates=3):
     return None if due is None else (due[0].number, due[1])
 
 
-def test_nothing_is_confirmed_where_nothing_was_reached():
-    assert asked([]) is None
-    assert asked([trial(0, status="censored"), trial(1, status="diverged")]) is None
-    assert asked([trial(0, tau=None)]) is None  # has no time
-    assert asked([trial(0, tau=None)], "steps") == (0, 0)
-    assert asked([trial(0)], seeds=0) is None
-    assert asked([trial(0)], max_candidates=0) is None
-    assert confirmed([], "time") is None
+FAST, FEW = trial(0, 100), trial(1, 50, 1024, tau=0.1)
 
 
-@pytest.mark.parametrize(("objective", "first"), [("time", 0), ("curve", 0), ("both", 0), ("steps", 1)])
-def test_the_first_candidate_has_the_least_merit(objective, first):
-    trials = [trial(0, 100), trial(1, 50, 1024, tau=0.1), trial(2, 20, status="censored")]
-    assert asked(trials, objective) == (first, 0)
+@pytest.mark.parametrize(
+    ("trials", "options", "expected"),
+    [
+        ([], {}, None),
+        ([trial(0, status="censored"), trial(1, status="diverged")], {}, None),
+        ([trial(0, tau=None)], {}, None),  # has no time
+        ([trial(0, tau=None)], {"objective": "steps"}, (0, 0)),
+        ([trial(0)], {"seeds": 0}, None),
+        ([trial(0)], {"max_candidates": 0}, None),
+        *(
+            ([FAST, FEW, trial(2, 20, status="censored")], {"objective": objective}, (first, 0))
+            for objective, first in (("time", 0), ("curve", 0), ("both", 0), ("steps", 1))
+        ),
+        ([FAST, *again(trial(7, 50), 10)], {}, (0, 0)),  # a run of a trial that is not there is passed over
+    ],
+)
+def test_the_first_candidate_has_the_least_merit(trials, options, expected):
+    assert asked(trials, **options) == expected
+    assert confirmed(trials, "time") is None
 
 
 @pytest.mark.parametrize(
@@ -50,44 +60,42 @@ def test_the_first_candidate_has_the_least_merit(objective, first):
     ],
 )
 def test_replicates_follow_each_other_until_all_are_finished(statuses, due):
-    winner = trial(0)
-    runs = [again(winner, 1 + i, 100, status=status) for i, status in enumerate(statuses)]
-    assert asked([winner, *runs]) == (None if due is None else (0, due))
+    runs = [run for i, status in enumerate(statuses) for run in again(FAST, 100, number=1 + i, status=status)]
+    assert asked([FAST, *runs]) == (None if due is None else (0, due))
 
 
 def test_a_fresh_run_that_was_continued_is_one_replicate():
-    winner = trial(0)
-    parts = [again(winner, 1, 50, status="censored"), again(winner, 2, 110, resumed_from=1)]
-    assert asked([winner, *parts]) == (0, 1)
-    assert [run.number for run in confirmed([winner, *parts], "time").runs] == [2]
+    parts = [*again(FAST, 50, number=1, status="censored"), *again(FAST, 110, number=2, resumed_from=1)]
+    assert asked([FAST, *parts]) == (0, 1)
+    assert [run.number for run in confirmed([FAST, *parts], "time").runs] == [2]
 
 
 @pytest.mark.parametrize(
-    ("steps", "fresh", "then"),
+    ("other", "fresh", "another"),
     [
         # the first one's own 100 steps are not in: 120 on fresh seeds against the other's own 110 or 130
-        (110, (120, 120, 120), (1, 0)),
-        (130, (120, 120, 120), None),
-        (120, (120, 120, 120), None),  # not below
+        (trial(1, 110, 256), (120, 120, 120), True),
+        (trial(1, 130, 256), (120, 120, 120), False),
+        (trial(1, 120, 256), (120, 120, 120), False),  # not below
         # the geometric mean of 100, 100 and 160 is 117, the arithmetic mean 120
-        (118, (100, 100, 160), None),
-        (116, (100, 100, 160), (1, 0)),
+        (trial(1, 118, 256), (100, 100, 160), False),
+        (trial(1, 116, 256), (100, 100, 160), True),
+        # a neighbour is the same point; 73 is 0.19 octaves from 64, 74 is 0.21
+        (trial(1, 101, lr=0.1 * 2**0.19), (150, 150, 150), False),
+        (trial(1, 101, lr=0.1 * 2**0.21), (150, 150, 150), True),
+        (trial(1, 101, lr=0.1 * 2**-0.21), (150, 150, 150), True),
+        (trial(1, 101, 73), (150, 150, 150), False),
+        (trial(1, 101, 74), (150, 150, 150), True),
+        (trial(1, 101, 73, 0.1 * 2**0.19), (150, 150, 150), False),
+        # a point is not confirmed anew for a better neighbour
+        (trial(1, 98, lr=0.1 * 2**0.1), (105, 105, 105), False),
     ],
 )
-def test_another_point_that_claims_less_is_the_next_candidate(steps, fresh, then):
-    first, second = trial(0, 100), trial(1, steps, 256)
-    runs = [again(first, 2 + i, n) for i, n in enumerate(fresh)]
-    assert asked([first, second, *runs]) == then
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "octaves", "another"),
-    [(64, 0.19, False), (64, 0.21, True), (64, -0.21, True), (73, 0.0, False), (74, 0.0, True), (73, 0.19, False)],
-)  # 73 is 0.19 octaves from 64, 74 is 0.21
-def test_a_neighbour_is_the_same_point(batch_size, octaves, another):
-    first, second = trial(0, 100), trial(1, 101, batch_size, 0.1 * 2**octaves)
-    runs = [again(first, 2 + i, 150) for i in range(3)]
-    assert asked([first, second, *runs]) == ((1, 0) if another else None)
+def test_another_point_that_claims_less_is_the_next_candidate(other, fresh, another):
+    trials = [FAST, other, *again(FAST, *fresh)]
+    assert asked(trials) == ((1, 0) if another else None)
+    assert confirmed(trials, "time").winner == FAST
+    assert asked(trials[:-2]) == (0, 1)
 
 
 def test_no_more_than_so_many_candidates():
@@ -95,52 +103,41 @@ def test_no_more_than_so_many_candidates():
     order = []
     while (due := next_replicate(trials, "time", 2, 3)) is not None:
         order.append((due[0].number, due[1]))
-        trials.append(again(due[0], 9 + len(order), 300 + due[0].number))
+        trials += again(due[0], 300 + due[0].number, number=9 + len(order))
     assert order == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
     assert confirmed(trials, "time").winner.number == 0
 
 
 def test_a_later_candidate_has_to_beat_the_best_confirmed_one():
     a, b, c = trial(0, 100), trial(1, 110, 256), trial(2, 130, 1024)
-    runs = [*(again(a, 10 + i, 150) for i in range(3)), *(again(b, 20 + i, 120) for i in range(3))]
-    assert asked([a, b, c, *runs]) is None  # 130 is below a's 150, but not below b's 120
-    assert confirmed([a, b, c, *runs], "time").winner == b
-
-
-def test_a_point_is_not_confirmed_anew_for_a_better_neighbour():
-    old, better = trial(0, 100), trial(5, 98, lr=0.1 * 2**0.1)
-    runs = [again(old, 1 + i, 105) for i in range(3)]
-    assert asked([old, runs[0], better]) == (0, 1)
-    assert asked([old, *runs, better]) is None
-    assert confirmed([old, *runs, better], "time").winner == old
+    trials = [a, b, c, *again(a, 150, 150, 150), *again(b, 120, 120, 120)]
+    assert asked(trials) is None  # 130 is below a's 150, but not below b's 120
+    assert confirmed(trials, "time").winner == b
 
 
 def test_neighbours_on_both_sides_of_a_confirmed_point_are_no_candidates_of_their_own():
-    old, elsewhere = trial(0, 100), trial(7, 99, 512)
     above, below = trial(5, 97, lr=0.1 * 2**0.15), trial(6, 98, lr=0.1 * 2**-0.15)
-    runs = [again(old, 1 + i, 120) for i in range(3)]
-    assert asked([old, *runs, above, below, elsewhere], max_candidates=2) == (7, 0)
+    trials = [FAST, *again(FAST, 120, 120, 120), above, below, trial(7, 99, 512)]
+    assert asked(trials, max_candidates=2) == (7, 0)
 
 
 def test_a_search_that_went_on_and_found_better_is_confirmed_again():
-    old, better = trial(0, 100), trial(9, 60, 512)
-    runs = [again(old, 1 + i, 105) for i in range(3)]
-    assert asked([old, *runs, better], max_candidates=1) == (9, 0)
-    assert confirmed([old, *runs, better], "time") is None  # what was confirmed is no longer the best
-    fresh = [again(better, 10 + i, 65) for i in range(3)]
-    assert asked([old, *runs, better, *fresh], max_candidates=1) is None
-    assert confirmed([old, *runs, better, *fresh], "time") == Confirmed(better, tuple(fresh))
+    better = trial(9, 60, 512)
+    trials, fresh = [FAST, *again(FAST, 105, 105, 105), better], again(better, 65, 65, 65)
+    assert asked(trials, max_candidates=1) == (9, 0)
+    assert confirmed(trials, "time") is None  # what was confirmed is no longer the best
+    assert asked(trials + fresh, max_candidates=1) is None
+    assert confirmed(trials + fresh, "time") == Confirmed(better, tuple(fresh))
 
 
 def test_both_confirms_by_time_first_then_by_steps():
-    fast, few = trial(0, 100), trial(1, 50, 1024, tau=0.1)
-    trials = [fast, few, *(again(fast, 10 + i, 105) for i in range(2))]
+    trials = [FAST, FEW, *again(FAST, 105, 105)]
     assert asked(trials, "both", seeds=2) == (1, 0)
     assert asked(trials, "time", seeds=2) is None
-    trials += [again(few, 20 + i, 55) for i in range(2)]
+    trials += again(FEW, 55, 55)
     assert asked(trials, "both", seeds=2) is None
-    assert confirmed(trials, "time").winner == fast
-    assert confirmed(trials, "steps").winner == few
+    assert confirmed(trials, "time").winner == FAST
+    assert confirmed(trials, "steps").winner == FEW
 
 
 @pytest.mark.parametrize(
@@ -155,17 +152,11 @@ def test_both_confirms_by_time_first_then_by_steps():
 )
 @pytest.mark.parametrize("objective", ["time", "steps"])
 def test_what_a_run_short_of_the_target_counts_as(objective, others, status, steps, rival, other_wins):
-    first, second = trial(0, 100), trial(1, 102, 256)
+    other = trial(1, 102, 256)
     # A run whose steps were not timed takes the candidate's time.
-    short = again(first, 4, steps, status=status, seconds_per_step=0.01 if status == "reached" else None)
-    runs = [again(first, 2, others), again(first, 3, others), short, *(again(second, 5 + i, rival) for i in range(3))]
-    assert confirmed([first, second, *runs], objective).winner == (second if other_wins else first)
-
-
-def test_runs_of_a_trial_that_is_not_there_are_passed_over():
-    winner, gone = trial(0, 100), trial(7, 50)
-    assert asked([winner, again(gone, 8, 10)]) == (0, 0)
-    assert confirmed([winner, again(gone, 8, 10)], "time") is None
+    short = again(FAST, steps, number=4, status=status, seconds_per_step=0.01 if status == "reached" else None)
+    trials = [FAST, other, *again(FAST, others, others), *short, *again(other, rival, rival, rival)]
+    assert confirmed(trials, objective).winner == (other if other_wins else FAST)
 
 
 @pytest.mark.parametrize(
@@ -180,9 +171,8 @@ def test_runs_of_a_trial_that_is_not_there_are_passed_over():
     ],
 )
 def test_spread_over_fresh_runs(steps, spread):
-    winner = trial(0)
-    runs = [again(winner, 1 + i, n or 500, status="reached" if n else "censored") for i, n in enumerate(steps)]
-    row = confirmed_row(Confirmed(winner, tuple(runs)))
+    runs = [again(FAST, n or 500, number=i, status="reached" if n else "censored")[0] for i, n in enumerate(steps, 1)]
+    row = confirmed_row(Confirmed(FAST, tuple(runs)))
     names = ("median", "low", "high")
     assert [row[f"steps_{name}"] for name in names] == list(spread)
     assert [row[f"time_{name}"] for name in names] == [None if n is None else pytest.approx(0.01 * n) for n in spread]
@@ -192,18 +182,16 @@ def test_spread_over_fresh_runs(steps, spread):
 
 def test_candidates_are_the_best_points_and_all_that_have_fresh_runs():
     trials = [trial(i, 100 + i, 64 * 2**i, tau=0.01 * 2**i) for i in range(5)]
-    assert [t.number for t in candidates(trials, "time", 2)] == [0, 1]
-    assert [t.number for t in candidates([*trials, again(trials[4], 9, 100)], "time", 2)] == [0, 1, 4]
-    trials.append(trial(5, 99, 4096, tau=1.0))
-    assert [t.number for t in candidates(trials, "both", 1)] == [0, 5]
-    assert [t.number for t in candidates(trials, "time", 0)] == [0]
-    assert candidates([], "time", 2) == []
+    cases = [(trials, "time", 2, [0, 1]), (trials + again(trials[4], 100), "time", 2, [0, 1, 4]), ([], "time", 2, [])]
+    many = [*trials, trial(5, 99, 4096, tau=1.0)]
+    for some, objective, max_candidates, numbers in [*cases, (many, "both", 1, [0, 5]), (many, "time", 0, [0])]:
+        assert [one.number for one in candidates(some, objective, max_candidates)] == numbers
 
 
 def test_the_order_of_the_trials_does_not_matter():
-    first, second = trial(0, 100), trial(1, 110, 256)
-    trials = [first, second, *(again(first, 2 + i, 120 + i) for i in range(3)), again(second, 5, 90)]
+    other = trial(1, 110, 256)
+    trials = [FAST, other, *again(FAST, 120, 121, 122), *again(other, 90)]
     assert asked(trials) == asked(trials[::-1]) == (1, 1)
-    assert confirmed(trials, "time").winner == first, "only candidates with the most fresh runs compete"
+    assert confirmed(trials, "time").winner == FAST, "only candidates with the most fresh runs compete"
     assert confirmed(trials, "time") == confirmed(trials[::-1], "time")
     assert math.isclose(confirmed_row(confirmed(trials, "time"))["time_median"], 1.21)

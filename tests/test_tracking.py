@@ -10,6 +10,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -89,10 +90,6 @@ def points(uri: str, run: Run, key: str) -> list[tuple[int, float]]:
 def parent_of(uri: str, study: str = STUDY) -> Run:
     (parent,) = runs(uri, "study", study)
     return parent
-
-
-def warnings_of(caplog) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "bstune.study.tracking"]
 
 
 def break_method(monkeypatch, method: str, calls_before: int = 0, error: Exception | None = None) -> None:
@@ -197,13 +194,14 @@ def test_the_noise_scale_is_sent_over_steps_as_a_moving_estimate(uri):
 
 def test_status_and_relations_of_trials(uri):
     tracking = opened(uri)
-    for result in (
-        trial(0, status="failed", message="m" * 9000),
-        trial(1, status="censored"),
-        trial(2, resumed_from=1),
-        trial(3, replicate_of=2),
-    ):
-        tracking.send_trial(result)
+    changes = (
+        {"status": "failed", "message": "m" * 9000},
+        {"status": "censored"},
+        {"resumed_from": 1},
+        {"replicate_of": 2},
+    )
+    for number, change in enumerate(changes):
+        tracking.send_trial(trial(number, **change))
     children = runs(uri, "trial")
     relations = [run.data.params.keys() & {"resumed_from", "replicate_of"} for run in children]
     assert relations == [set(), set(), {"resumed_from"}, {"replicate_of"}]
@@ -235,14 +233,10 @@ def test_next_run_sends_what_is_missing(uri):
     assert second.sent == {0, 1, 2}
     assert [run.data.tags["bstune.trial"] for run in runs(uri, "trial", view=ViewType.ALL)] == ["0", "1", "2"]
     assert len(runs(uri, "study", view=ViewType.ALL)) == 1
-
-
-def test_studies_do_not_mix(uri):
-    opened(uri).send_trial(trial(0))
-    tracking = opened(uri, "other")
-    assert tracking.sent == set()
-    tracking.send_trial(trial(0))
-    assert [len(runs(uri, "trial", study)) for study in (STUDY, "other")] == [1, 1]
+    other = opened(uri, "other")  # studies do not mix
+    assert other.sent == set()
+    other.send_trial(trial(0))
+    assert [len(runs(uri, "trial", study)) for study in (STUDY, "other")] == [3, 1]
 
 
 @pytest.mark.parametrize("method", ["create_run", "log_batch", "set_terminated"])
@@ -253,7 +247,7 @@ def test_trial_half_sent_is_sent_again_once(uri, method, monkeypatch, caplog):
         tracking.send_trial(trial(0))
         tracking.send_trial(trial(1))
     tracking.send_trial(trial(2))
-    assert warnings_of(caplog) == [
+    assert caplog.messages == [
         "MLflow: could not send trial 0 (OSError: the line was cut). "
         "The next run of the same command sends what is missing."
     ]
@@ -274,27 +268,20 @@ def test_parent_half_described_is_completed(uri, monkeypatch):
     assert parent_of(uri, "half").data.params["data"] == "digits"
 
 
-@pytest.fixture
-def artifact(tmp_path):
-    path = tmp_path / "curve.json"
-    path.write_text("{}")
-    return path
-
-
 CURVES = {
     "steps_to_target": [(32, 1000.0), (64, 512.0), (64, 600.0), (100, None), (128, math.nan)],
     "time_to_target": [(32, 0.0), (33, 0.25)],
 }
 
 
-def finish(tracking: Tracking, artifacts=()) -> None:
-    tracking.finish_study(CURVES, {"b_crit": 181.5, "s_min": None}, artifacts)
+def finish(tracking: Tracking) -> None:
+    tracking.finish_study(CURVES, {"b_crit": 181.5, "s_min": None}, [Path(__file__)])
 
 
-def test_curve_has_batch_size_as_its_step(uri, artifact):
+def test_curve_has_batch_size_as_its_step(uri):
     tracking = opened(uri)
     tracking.send_trial(trial(0))
-    finish(tracking, [artifact])
+    finish(tracking)
     parent = parent_of(uri)
     assert points(uri, parent, "curve/steps_to_target") == [(32, 1000.0), (64, 512.0)]
     assert points(uri, parent, "curve_log2/steps_to_target") == [(500, math.log2(1000)), (600, 9.0)]
@@ -303,7 +290,7 @@ def test_curve_has_batch_size_as_its_step(uri, artifact):
     assert parent.data.metrics["b_crit"] == 181.5
     assert "s_min" not in parent.data.metrics
     assert parent.info.status == "FINISHED"
-    assert [file.path for file in MlflowClient(uri).list_artifacts(parent.info.run_id)] == ["curve.json"]
+    assert [file.path for file in MlflowClient(uri).list_artifacts(parent.info.run_id)] == ["test_tracking.py"]
 
 
 def test_the_results_of_a_continued_study_are_written_anew(uri):
@@ -337,7 +324,7 @@ CUTS += [(True, "set_tag", 1), (True, "set_tag", 2)]  # the children have not al
     ("continued", "method", "calls_before"),
     [cut if cut in (CUTS[1], CUTS[-1]) else pytest.param(*cut, marks=pytest.mark.slow) for cut in CUTS],
 )
-def test_results_half_sent_are_sent_again_whole(uri, continued, method, calls_before, artifact, monkeypatch):
+def test_results_half_sent_are_sent_again_whole(uri, continued, method, calls_before, monkeypatch):
     tracking = opened(uri)
     tracking.send_trial(trial(0))
     if continued:
@@ -345,8 +332,8 @@ def test_results_half_sent_are_sent_again_whole(uri, continued, method, calls_be
         tracking.send_trial(trial(1))
     with monkeypatch.context() as patch:
         break_method(patch, method, calls_before)
-        finish(tracking, [artifact])
-    finish(opened(uri), [artifact])
+        finish(tracking)
+    finish(opened(uri))
     parent = parent_of(uri)
     assert len(points(uri, parent, "curve/steps_to_target")) == 2
     assert parent.data.tags["bstune.result_trials"] == ("2" if continued else "1")
@@ -369,11 +356,10 @@ def test_server_that_is_silent_or_down_ends_sending_with_one_line(listens, limit
         tracking = opened(uri, **limits)
         tracking.send_trial(trial(0))
         finish(tracking)
-    (warning,) = warnings_of(caplog)
+    (warning,) = caplog.messages
     assert warning.startswith("MLflow: could not open the study (")
     assert reason in warning
     assert "secret" not in warning
-    assert [record.name for record in caplog.records] == ["bstune.study.tracking"]
     assert capfd.readouterr() == ("", "")
 
 
@@ -383,7 +369,7 @@ def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd
         lock.execute("BEGIN EXCLUSIVE")
         tracking.send_trial(trial(0))
         tracking.send_trial(trial(1))
-    assert ["no answer within 0.05 s" in warning for warning in warnings_of(caplog)] == [True]
+    assert ["no answer within 0.05 s" in message for message in caplog.messages] == [True]
     assert capfd.readouterr() == ("", "")
 
 
@@ -392,7 +378,7 @@ def test_unforeseen_error_ends_sending_too(uri, caplog, monkeypatch):
     tracking = opened(uri)
     break_method(monkeypatch, "create_run", error=ZeroDivisionError())
     tracking.send_trial(trial(0))
-    assert ["unexpected error" in warning for warning in warnings_of(caplog)] == [True]
+    assert ["unexpected error" in message for message in caplog.messages] == [True]
 
 
 def test_environment_and_loggers_of_the_program_are_left_as_they_were(uri, monkeypatch, caplog):
