@@ -1,10 +1,14 @@
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from toolbox import entries
 
 from bstune.core.errors import StudyError
-from bstune.core.files import Output, check_writable, keep_trials, locked, write_text
+from bstune.core.files import Identity, Output, check_writable, keep_trials, owned, write_text
+
+MINE = Identity("s", "sqlite:///a.db", "1")
 
 
 def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
@@ -23,19 +27,46 @@ def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
 def test_a_body_that_fails_at_once_leaves_what_was_there(tmp_path):
     (tmp_path / "there").mkdir()
     for folder in ("there/study", "new/study"):
-        with pytest.raises(StudyError, match="refused"), locked(Output(tmp_path / folder)):
+        with pytest.raises(StudyError, match="refused"), owned(Output(tmp_path / folder), MINE):
             raise StudyError("refused")
     assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
 
 
-def test_one_lock_a_study(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "mine", "message"),
+    [
+        (None, True, ""),
+        ("another file", False, "is not empty and no study's"),
+        ("{", False, "is not empty and no study's"),
+        (MINE, True, ""),
+        (replace(MINE, id=None), True, ""),  # a survey's, before the study began
+        (replace(MINE, id="2"), False, "is of the study 's' in sqlite:///a.db, but of an earlier one of this name"),
+        (replace(MINE, study="other"), False, "is of the study 'other' in sqlite:///a.db: choose another"),
+        (replace(MINE, storage="sqlite:///b.db"), False, "is of the study 's' in sqlite:///b.db: choose another"),
+    ],
+)
+def test_a_folder_is_this_studys_or_refused_and_left_as_it_is(tmp_path, content, mine, message):
     output = Output(tmp_path / "study")
-    again = pytest.raises(StudyError, match="another process runs this study")
-    with locked(output), again, locked(Output(tmp_path / "study")):
-        pass
-    with locked(output):
-        write_text(output.trials, "")
-    assert output.trials.exists()
+    output.root.mkdir()
+    if content is not None:
+        file = output.root / "notes.txt" if content == "another file" else output.identity
+        file.write_text(content if isinstance(content, str) else json.dumps(asdict(content)))
+    before = {path.name: path.read_text() for path in output.root.iterdir()}
+    if mine:
+        with owned(output, MINE):
+            write_text(output.trials, "")
+        assert entries(output.root) == ["study.json", "trials.jsonl"]
+        assert json.loads(output.identity.read_text()) == asdict(MINE)
+    else:
+        with pytest.raises(StudyError, match=f"output={output.root} {message}"), owned(output, MINE):
+            pytest.fail("not ours")
+        assert {path.name: path.read_text() for path in output.root.iterdir()} == before
+
+
+def test_identities_show_no_password_and_mean_the_same_database_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Identity.of("s", "sqlite:///a.db").storage == f"sqlite:///{tmp_path}/a.db"
+    assert Identity.of("s", "postgresql://me:secret@host/db").storage == "postgresql://me:***@host/db"
 
 
 def test_places_are_checked_without_writing(tmp_path):
@@ -46,11 +77,18 @@ def test_places_are_checked_without_writing(tmp_path):
     assert entries(tmp_path) == ["file"]
 
 
-def test_files_of_other_trials_are_deleted_but_what_running_ones_write(tmp_path):
-    keep_trials(tmp_path / "missing", {0})  # there may be none
-    theirs = ["trial-3.ckpt", "trial-3.ckpt.partial", "trial-3.partial"]
-    for name in ("trial-1.ckpt", "trial-2.ckpt", "trial-4.ckpt.partial", "trial-31.ckpt", *theirs):
+def test_only_files_of_the_studys_own_trials_are_deleted(tmp_path):
+    keep_trials(tmp_path / "missing", {0}, {})  # there may be none
+    theirs = [
+        "trial-best.pt",
+        "trial-notes.txt",
+        "trial-8.ckpt",
+        "trial-3.partial",
+        "trial-3.ckpt.old",
+        "my-trial-3.ckpt",
+    ]
+    for name in ("trial-1.ckpt", "trial-2.ckpt", "trial-3.ckpt", "trial-4.ckpt.partial", "trial-31.ckpt", *theirs):
         (tmp_path / name).touch()
-    keep_trials(tmp_path, {1, 7}, {3})
-    assert entries(tmp_path) == ["trial-1.ckpt", *theirs]
+    keep_trials(tmp_path, {1, 2, 3, 4, 31}, {1, 7})
+    assert entries(tmp_path) == sorted(["trial-1.ckpt", *theirs])
     assert Output(tmp_path).checkpoint(1).name == Output(tmp_path).state(1).name == "trial-1.ckpt"
