@@ -124,3 +124,13 @@ def gradient_scaler(**options):
     """Return the options of one Trainer with a gradient scaler on the CPU: it has a state of its own."""
     scaler = torch.amp.GradScaler("cpu", **options)
     return {**TRAINER, "plugins": [MixedPrecision("16-mixed", "cpu", scaler=scaler)]}
+
+
+def factors(schedule, steps):
+    """Return each step's factor of the learning rate of each group of parameters."""
+    used = []
+    for _ in range(steps):
+        used.append([rate / full for rate, full in zip(schedule.get_last_lr(), schedule.base_lrs, strict=True)])
+        schedule.optimizer.step()
+        schedule.step()
+    return used

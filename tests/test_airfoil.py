@@ -4,7 +4,6 @@ import functools
 import hashlib
 import io
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from sklearn.preprocessing import StandardScaler
 from toolbox import data_root
 
 from bstune.core.errors import ConfigError
-from bstune.trial.batches import rebatch
 from bstune.workloads import datasets
 from bstune.workloads.airfoil import AirfoilData, LinearRegression
 
@@ -53,25 +51,20 @@ def test_the_file_is_read_and_downloaded_under_its_own_name(data_folder, monkeyp
         file.unlink()
 
 
-# The data module
-
-
-def make_data(root, rows=30):
+def make_data(root, rows=1500):
     return AirfoilData(load=functools.partial(datasets.load_airfoil, root), device="cpu", rows=rows)
-
-
-def expected_rows(rows):
-    scaled = StandardScaler().fit_transform(TABLE)[:rows].astype(np.float32)
-    return scaled[:, :5], scaled[:, 5]
 
 
 @pytest.mark.parametrize("rows", [1, 30, 40])
 def test_the_first_rows_are_trained_on_and_validated_on(data_folder, rows):
     data = make_data(data_folder, rows)
     for loader in (data.train_dataloader(), data.val_dataloader()):
-        (batch,) = list(loader)
-        for values, expected in zip(batch, expected_rows(rows), strict=True):
-            torch.testing.assert_close(values, torch.from_numpy(expected), rtol=1e-5, atol=1e-6)
+        ((features, labels),) = list(loader)
+        expected = torch.from_numpy(StandardScaler().fit_transform(TABLE)[:rows]).float()
+        torch.testing.assert_close(features, expected[:, :5], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(labels, expected[:, 5], rtol=1e-5, atol=1e-6)
+        index = torch.arange(rows).flip(0)
+        torch.testing.assert_close(loader.dataset.__getitems__(index.tolist()), (features[index], labels[index]))
 
 
 def test_other_rows_than_there_are(data_folder):
@@ -80,32 +73,13 @@ def test_other_rows_than_there_are(data_folder):
             make_data(data_folder, rows).setup()
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 30])
-def test_batches_hold_whole_rows_each_once_an_epoch(data_folder, batch_size):
-    features, labels = expected_rows(30)
-    loader = rebatch(make_data(data_folder).train_dataloader(), batch_size, None, seed=1)
-    batches = list(islice(loader, 210 // batch_size))
-    assert {len(y) for _, y in batches} == {batch_size}
-    x, y = (torch.cat(parts).numpy() for parts in zip(*batches, strict=True))
-    found = np.array([np.argmin(np.abs(labels - value)) for value in y])
-    np.testing.assert_allclose(x, features[found], rtol=1e-5, atol=1e-6)
-    for epoch in found[: len(found) // 30 * 30].reshape(-1, 30):
-        assert sorted(epoch) == list(range(30))
-
-
-# The module
-
-
-def test_first_weights():
+def test_first_weights_and_the_gradient_in_closed_form():
+    """The gradient of |x w + b - y|^2 / (2 n) is x^T (x w + b - y) / n, and the mean residual for b."""
     torch.manual_seed(0)
     linear = LinearRegression(10_000, 0.01, torch.optim.SGD, 0.1).linear
     assert linear.weight.std().item() == pytest.approx(0.01, rel=0.05)
     assert linear.weight.mean().item() == pytest.approx(0.0, abs=5e-4)
     assert linear.bias.tolist() == [0.0]
-
-
-def test_the_gradient_in_closed_form():
-    """The gradient of |x w + b - y|^2 / (2 n) is x^T (x w + b - y) / n, and the mean residual for b."""
     module = LinearRegression(5, 0.01, torch.optim.SGD, 0.1).double()
     x, y = RNG.normal(size=(9, 5)), RNG.normal(size=9)
     loss = module.training_step((torch.tensor(x), torch.tensor(y)), 0)
@@ -119,12 +93,12 @@ def test_the_gradient_in_closed_form():
 
 def test_what_the_config_says_of_the_published_rows():
     """The least loss, the loss at the start, and the largest stable learning rate, 2 over the largest eigenvalue."""
-    load = functools.partial(datasets.load_airfoil, data_root("airfoil"))
-    rows = load()
+    root = data_root("airfoil")
+    rows = datasets.load_airfoil(root)
     assert rows.shape == (1503, 6)
     assert rows[0].tolist() == [800.0, 0.0, 0.3048, 71.3, 0.00266337, 126.201]
     assert rows[-1].tolist() == [6300.0, 15.6, 0.1016, 39.6, 0.0528487, 104.204]
-    ((features, y),) = AirfoilData(load=load, device="cpu", rows=1500).train_dataloader()
+    ((features, y),) = make_data(root).train_dataloader()
     x, y = np.column_stack([features.double(), np.ones(1500)]), y.double().numpy()
     w, *_ = np.linalg.lstsq(x, y, rcond=None)
     assert ((x @ w - y) ** 2).mean() / 2 == pytest.approx(0.2417, abs=5e-5)

@@ -130,6 +130,7 @@ def test_a_study_from_end_to_end(study):
     root, out = study
     assert "study small: val/loss <= 1, objective steps" in out
     assert "16 trials; each ends at the target or once it cannot matter, and may be continued; winners run again" in out
+    assert "the plan is done: search.trials=16" in out
     assert "\x1b[" not in out, "no terminal, no escape sequences"
     assert entries(root) == ["bstune.db", "mlflow.db", "mlruns", "outputs"]
     folder = root / "outputs" / "small"
@@ -168,18 +169,10 @@ def test_mlflow_holds_the_study(study):
 
     client = MlflowClient(f"sqlite:///{study[0]}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("bstune").experiment_id])
-    trials = {trial.number: trial for trial in trials_of(study[0] / "outputs" / "small")}
-    assert len(runs) == len(trials) + 1
+    assert len(runs) == len(trials_of(study[0] / "outputs" / "small")) + 1
     parent = next(run for run in runs if "mlflow.parentRunId" not in run.data.tags)
-    steps = client.get_metric_history(parent.info.run_id, "curve/steps_to_target")
-    assert set() < {metric.step for metric in steps} <= {trial.batch_size for trial in trials.values()}
     assert parent.data.metrics["best_by_time/batch_size"] > 0
-    for run in runs:
-        trial = trials.get(int(run.data.tags.get("bstune.trial", -1)))
-        for name in ("resumed_from", "replicate_of") if trial else ():
-            source = getattr(trial, name)
-            assert run.data.params.get(name) == (None if source is None else str(source))
-    assert {trial.replicate_of for trial in trials.values()} > {None}
+    assert client.get_metric_history(parent.info.run_id, "curve/steps_to_target")
 
 
 def test_the_command_in_best_yaml_trains_the_winner_again(study, bstune, tmp_path):

@@ -5,6 +5,7 @@ import stat
 import struct
 import tarfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,17 +29,16 @@ def idx_bytes(array):
     return header + array.tobytes()
 
 
-def cifar_bytes(labels, images):
-    return np.concatenate([np.array(labels, np.uint8)[:, None], images.reshape(len(labels), -1)], axis=1).tobytes()
-
-
 IDX_FILES = {name: idx_bytes(array) for name, array in IDX_ARRAYS.items()}
 CIFAR_IMAGES = RNG.randint(0, 256, (6, 2, 3, 32, 32)).astype(np.uint8)  # file, image, channel, row, column
-CIFAR_FILES = {name: cifar_bytes([k, 9 - k], CIFAR_IMAGES[k]) for k, name in enumerate(sorted(datasets.CIFAR10.sha256))}
+CIFAR_FILES = {
+    name: b"".join(bytes([label]) + image.tobytes() for label, image in zip((k, 9 - k), CIFAR_IMAGES[k], strict=True))
+    for k, name in enumerate(sorted(datasets.CIFAR10.sha256))
+}
 
 
-def checksums(files):
-    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
 
 
 class FakeMirrors:
@@ -65,14 +65,14 @@ class FakeMirrors:
 def mirrors(monkeypatch):
     fake = FakeMirrors()
     monkeypatch.setattr(datasets.pooch, "HTTPDownloader", fake)
-    fashion = replace(datasets.FASHION_MNIST, sha256=checksums(IDX_FILES), mirrors=("http://one/", "http://two/"))
-    cifar = replace(datasets.CIFAR10, sha256=checksums(CIFAR_FILES), mirrors=("http://one/",))
-    monkeypatch.setattr(datasets, "FASHION_MNIST", fashion)
-    monkeypatch.setattr(datasets, "CIFAR10", cifar)
+    for name, files, hosts in (("FASHION_MNIST", IDX_FILES, ("one", "two")), ("CIFAR10", CIFAR_FILES, ("one",))):
+        sha256 = {file: digest(data) for file, data in files.items()}
+        source = replace(getattr(datasets, name), sha256=sha256, mirrors=tuple(f"http://{host}/" for host in hosts))
+        monkeypatch.setattr(datasets, name, source)
     return fake
 
 
-def write(folder, files, wrap=lambda data: data, suffix=""):
+def write(folder, files, wrap=bytes, suffix=""):
     folder.mkdir(parents=True)
     for name, data in files.items():
         (folder / f"{name}{suffix}").write_bytes(wrap(data))
@@ -83,19 +83,15 @@ def listing(root):
 
 
 def assert_fashion(dataset):
-    assert np.array_equal(dataset.train.images[:, 0], IDX_ARRAYS["train-images-idx3-ubyte"])
-    assert np.array_equal(dataset.train.labels, np.arange(6))
-    assert np.array_equal(dataset.test.images[:, 0], IDX_ARRAYS["t10k-images-idx3-ubyte"])
+    for part, prefix in ((dataset.train, "train"), (dataset.test, "t10k")):
+        assert np.array_equal(part.images[:, 0], IDX_ARRAYS[f"{prefix}-images-idx3-ubyte"])
+        assert np.array_equal(part.labels, IDX_ARRAYS[f"{prefix}-labels-idx1-ubyte"])
     assert (dataset.white, dataset.train.images.dtype, dataset.train.labels.dtype) == (255, np.uint8, np.int64)
 
 
 def test_complete_local_copy_needs_no_network_and_is_left_alone(tmp_path, mirrors, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    copies = {
-        "plain": (bytes, ""),
-        "gzip": (gzip.compress, ".gz"),
-        "other": (lambda data: gzip.compress(data, 1), ".gz"),
-    }
+    copies = {"plain": (bytes, ""), "gzip": (gzip.compress, ".gz"), "other": (partial(gzip.compress, mtime=1), ".gz")}
     for name, (wrap, suffix) in copies.items():
         root = tmp_path / name
         write(root / "fashion-mnist", IDX_FILES, wrap, suffix)
@@ -112,7 +108,7 @@ WRAPPED.reason = "no such host"
 BAD_PAGES = {  # and why they cannot be used
     "offline": (OSError(WRAPPED), "no such host"),
     "empty error": (EOFError(), "EOFError"),
-    "captive portal": (b"<html>log in</html>", f"{hashlib.sha256(b'<html>log in</html>').hexdigest()}, expected "),
+    "captive portal": (b"<html>log in</html>", f"{digest(b'<html>log in</html>')}, expected "),
     "truncated": (gzip.compress(RNG.bytes(1000), mtime=0)[:-20], "damaged ("),
     "other bytes": (gzip.compress(b"something else", mtime=0), "not the published file: its sha256 (uncompressed) is"),
     "damaged": (gzip.compress(RNG.bytes(1000), mtime=0)[:100] + bytes(100), "damaged ("),
@@ -125,10 +121,9 @@ def test_download_goes_on_to_the_next_mirror_or_leaves_nothing_and_says_what_was
     root = tmp_path / "new" / "root"
     with pytest.raises(DataError) as caught:
         datasets.load_fashion_mnist(root)
-    message = str(caught.value)
-    for text in (str(root / "fashion-mnist"), *IDX_FILES, "http://one/", "http://two/", "404 Not Found", "BSTUNE_DATA"):
-        assert text in message
-    assert reason in message
+    said = (str(root / "fashion-mnist"), *IDX_FILES, "http://one/", "http://two/", "404 Not Found", "BSTUNE_DATA")
+    for text in (*said, reason):
+        assert text in str(caught.value)
     assert list(tmp_path.iterdir()) == []
     assert len(mirrors.requested) == 2  # one file is enough to know: the time-outs do not add up over all files
 
@@ -148,17 +143,17 @@ def test_damaged_local_file_is_named_and_not_replaced(tmp_path, mirrors, suffix,
     write(folder, {name: data for name, data in IDX_FILES.items() if name != "train-labels-idx1-ubyte"})
     damaged = folder / f"train-labels-idx1-ubyte{suffix}"
     damaged.write_bytes(data)
-    with pytest.raises(DataError, match="Delete it, and it is downloaded again") as caught:
+    with pytest.raises(DataError) as caught:
         datasets.load_fashion_mnist(tmp_path)
-    assert f"{damaged} is " in str(caught.value)
-    assert text in str(caught.value)
+    for said in (f"{damaged} is ", text, "Delete it, and it is downloaded again"):
+        assert said in str(caught.value)
     assert mirrors.requested == []
     assert damaged.read_bytes() == data
 
 
 def test_files_downloaded_before_a_failure_are_kept(tmp_path, mirrors):
     first = next(iter(IDX_FILES))
-    mirrors.pages[f"http://one/{first}.gz"] = gzip.compress(IDX_FILES[first], mtime=0)
+    mirrors.pages[f"http://one/{first}.gz"] = gzip.compress(IDX_FILES[first])
     with pytest.raises(DataError) as caught:
         datasets.load_fashion_mnist(tmp_path)
     assert f"{first}, " not in str(caught.value).splitlines()[0]
@@ -182,6 +177,7 @@ def test_root_that_cannot_be_used(mirrors, root, kind, text):
 
 
 ARCHIVE = "http://one/cifar-10-binary.tar.gz"
+FIRST = "cifar-10-batches-bin/data_batch_1.bin"
 
 
 def tar_bytes(files, target=None):
@@ -212,19 +208,15 @@ def test_cifar10_is_taken_from_its_archive_where_files_are_missing(tmp_path, mir
         assert mirrors.requested == [ARCHIVE] * requests
 
 
-FIRST = "cifar-10-batches-bin/data_batch_1.bin"
+BAD_ARCHIVES = {
+    "missing member": (tar_bytes({"other/data_batch_1.bin": b"x"}), f"filename .{FIRST}. not found"),
+    "link": (tar_bytes({FIRST: b""}, target="/etc/passwd"), "/etc/passwd. not found"),
+    "truncated": (tar_bytes({FIRST: RNG.bytes(4000)})[:-500], "Compressed file ended|invalid"),
+    "not an archive": (b"<html>", f"{ARCHIVE}: "),
+}
 
 
-@pytest.mark.parametrize(
-    ("archive", "text"),
-    [
-        (tar_bytes({"other/data_batch_1.bin": b"x"}), f"filename .{FIRST}. not found"),
-        (tar_bytes({FIRST: b""}, target="/etc/passwd"), "/etc/passwd. not found"),
-        (tar_bytes({FIRST: RNG.bytes(4000)})[:-500], "Compressed file ended|invalid"),
-        (b"<html>", f"{ARCHIVE}: "),
-    ],
-    ids=["missing member", "link", "truncated", "not an archive"],
-)
+@pytest.mark.parametrize(("archive", "text"), BAD_ARCHIVES.values(), ids=BAD_ARCHIVES)
 def test_cifar10_bad_archive(tmp_path, mirrors, archive, text):
     mirrors.pages[ARCHIVE] = archive
     with pytest.raises(DataError, match=text):
@@ -254,6 +246,5 @@ def test_published_data(monkeypatch, load, folder, shape, mean):
     dataset = load(root)
     n = 50_000 if shape[0] == 3 else 60_000
     assert (dataset.train.images.shape, dataset.test.images.shape) == ((n, *shape), (10_000, *shape))
-    assert np.bincount(dataset.test.labels).sum() == 10_000
-    assert dataset.train.labels.max() == 9
+    assert (len(dataset.test.labels), dataset.train.labels.max()) == (10_000, 9)
     assert dataset.train.images.mean() / 255 == pytest.approx(mean, abs=1e-4)

@@ -40,18 +40,11 @@ def train(output):
     return prepare(compose_checked(DIGITS)).backend.run
 
 
-@pytest.mark.parametrize(("limit", "steps"), [(None, 40), (10, 10), (60, 60)])
-def test_a_limit_takes_the_place_of_the_budget_and_leaves_a_state(train, output, limit, steps):
-    """A larger one too: the budget is a first guess."""
-    result = train(replace(SPEC, max_steps=limit), output, None)
-    assert (result.status, result.steps) == ("censored", steps)
-    assert [path.name for path in output.states.glob("*")] == ["trial-0.ckpt"] * (limit is not None)
-
-
 def test_stopped_and_continued_is_the_same_training(output):
     backend = prepare(compose_checked(DIGITS)).backend
     train = backend.run
     whole = train(SPEC, output, None)
+    assert list(output.states.glob("*")) == []
     assert not backend.resumable(0, output)
     first = train(replace(SPEC, max_steps=11), output, None)
     assert backend.resumable(0, output)

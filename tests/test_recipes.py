@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from learners import factors
 from toolbox import data_root, make_spec
 
 from bstune.study.prepare import compose_checked
@@ -21,21 +22,9 @@ def recipe(name, *overrides):
 
 
 def configured(module):
-    """Return the optimizer's groups at the first step's full rate, by a name that each holds, and the schedule."""
+    """Return the optimizer's groups and the schedule."""
     configured = module.configure_optimizers()
-    named = {id(parameter): name for name, parameter in module.named_parameters()}
-    groups = {named[id(group["params"][0])]: group for group in configured["optimizer"].param_groups}
-    return groups, configured["lr_scheduler"]["scheduler"]
-
-
-def factors(schedule, steps):
-    """Return each step's factor for each group."""
-    used = []
-    for _ in range(steps):
-        used.append([rate / full for rate, full in zip(schedule.get_last_lr(), schedule.base_lrs, strict=True)])
-        schedule.optimizer.step()
-        schedule.step()
-    return used
+    return configured["optimizer"].param_groups, configured["lr_scheduler"]["scheduler"]
 
 
 def follow(lr, momentum, weight_decay, scale):
@@ -61,7 +50,7 @@ def test_pages_ladder_with_every_rung_on():
     batch_size = config.workload.reference.batch_size
     assert (batch_size, config.workload.budget.examples) == (512, 13 * 50_000)
     groups, schedule = configured(module)
-    biases, others = groups.values()
+    biases, others = groups
     # lr_schedule([0, epochs/5, epochs - 2], [0, 1, 0.1], batch_size) divides the rate by the batch size; the weight
     # decay is 5e-4 x batch size, and 64 times the one with a 64th of the other for the biases of norms.
     source = {"lr": 1.0 / 512, "momentum": 0.9, "weight_decay": 5e-4 * 512}
@@ -87,20 +76,15 @@ def test_airbench():
     groups, schedule = configured(module)
     kilostep_scale = 1024 * (1 + 1 / (1 - 0.85))
     lr, decay = 11.5 / kilostep_scale, 0.0153 * batch_size / kilostep_scale
-    norms, whitening, others = groups.values()
-    assert_steps_as(others, {"lr": lr, "momentum": 0.85, "weight_decay": decay / lr}, batch_size)
-    assert_steps_as(whitening, {"lr": lr, "momentum": 0.85, "weight_decay": decay / lr}, batch_size)
-    assert_steps_as(norms, {"lr": 64 * lr, "momentum": 0.85, "weight_decay": decay / (64 * lr)}, batch_size)
-    assert (len(norms["params"]), len(whitening["params"]), len(others["params"])) == (6, 1, 7)
+    norms, whitening, others = groups
+    for group, rate, parameters in ((others, lr, 7), (whitening, lr, 1), (norms, 64 * lr, 6)):
+        assert_steps_as(group, {"lr": rate, "momentum": 0.85, "weight_decay": decay / rate}, batch_size)
+        assert len(group["params"]) == parameters
 
-    def source(step):
-        warmup = int(steps * 0.23)
-        if step < warmup:
-            return 0.2 + 0.8 * step / warmup
-        return 1 - 0.93 * (step - warmup) / (steps - warmup)
-
+    warmup = int(steps * 0.23)
     for step, (first, of_whitening, last) in enumerate(factors(schedule, steps)):
-        assert first == last == pytest.approx(source(step), abs=0.012)  # a step ahead of it
+        source = 0.2 + 0.8 * step / warmup if step < warmup else 1 - 0.93 * (step - warmup) / (steps - warmup)
+        assert first == last == pytest.approx(source, abs=0.012)  # a step ahead of it
         assert of_whitening == (first if step < 3 * 48 else 0.0)
     (lookahead,) = module.configure_callbacks()
     assert isinstance(lookahead, Lookahead)
@@ -115,34 +99,20 @@ def test_airbench_with_muon():
     assert math.ceil(config.workload.budget.examples / batch_size) == steps
     groups, schedule = configured(module)
     assert isinstance(schedule.optimizer, Muon)
-    norms, whitening, head, filters = groups.values()
+    norms, whitening, head, filters = groups
     wd = 2e-6 * batch_size
-    biases = {"lr": 0.053, "momentum": 0.85, "weight_decay": wd / 0.053}
-    assert_steps_as(norms, biases, batch_size)
-    assert_steps_as(whitening, biases, batch_size)
-    assert_steps_as(head, {"lr": 0.67, "momentum": 0.85, "weight_decay": wd / 0.67}, batch_size)
-    assert [len(group["params"]) for group in groups.values()] == [6, 1, 1, 6]
+    for group, rate in ((norms, 0.053), (whitening, 0.053), (head, 0.67)):
+        assert_steps_as(group, {"lr": rate, "momentum": 0.85, "weight_decay": wd / rate}, batch_size)
+        assert not group["orthogonalise"]
+    assert [len(group["params"]) for group in groups] == [6, 1, 1, 6]
     assert (filters["initial_lr"], filters["momentum"], filters["nesterov"]) == (0.24, 0.6, True)
     assert (filters["orthogonalise"], filters["normalise_weights"], filters["steps_of_iteration"]) == (True, True, 3)
-    assert not any(group["orthogonalise"] for group in (norms, whitening, head))
     for step, used in enumerate(factors(schedule, steps)):
         line = 1 - step / steps
         assert used == pytest.approx([line, max(0.0, 1 - step / 75), line, line])
     assert module.configure_callbacks() == []
     assert module.model.head.weight.std().item() == pytest.approx(1.0)
     assert module.model.logit_scale == 1 / 256
-
-
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize(("batch_size", "lr"), [(64, 0.1), (8192, 3.0)])
-def test_each_is_built_at_any_batch_size_of_its_range(name, batch_size, lr):
-    config, at_reference = recipe(name)
-    size = min(batch_size, config.search.batch_size.high)
-    rates = [
-        [group["initial_lr"] for group in configured(module)[0].values()]
-        for module in (build_module(config, make_spec(size, lr)), at_reference)
-    ]
-    assert rates[0] == pytest.approx([rate * lr / float(config.scaling.lr) for rate in rates[1]])
 
 
 NARROW = dict.fromkeys(RECIPES, "workload.module.model.widths=[8,16,16]")

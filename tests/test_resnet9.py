@@ -1,3 +1,4 @@
+from collections import OrderedDict
 from functools import partial
 
 import pytest
@@ -10,17 +11,15 @@ from bstune.study.prepare import compose_checked
 from bstune.workloads.layers import BatchNorm, Whitening
 from bstune.workloads.resnet9 import ResNet9
 
-DEFAULT = {
-    "pool": "after_activation",
-    "activation": partial(nn.ReLU, inplace=True),
-    "norm": BatchNorm,
-    "whitening": None,
-    "identity_init": False,
-}
-
 
 def resnet9(classes=10, width=4, logit_scale=1.0, **switches):
-    return ResNet9(classes, width, logit_scale, **(DEFAULT | switches))
+    shipped = {"pool": "after_activation", "activation": nn.ReLU, "norm": BatchNorm}
+    return ResNet9(classes, width, logit_scale, **{**shipped, "whitening": None, "identity_init": False, **switches})
+
+
+def seeded(build, seed=0):
+    torch.manual_seed(seed)
+    return build()
 
 
 def images(n=6, seed=1):
@@ -44,47 +43,36 @@ class _Branch(nn.Module):
         return x + self.branch(x)
 
 
-class WithoutSwitches(nn.Module):
-    """The network as it was before it had switches: states of then are still to be read."""
-
-    def __init__(self, classes, width, logit_scale):
-        super().__init__()
-        self.features = nn.Sequential(
-            _conv(3, width),
-            _conv(width, 2 * width, pool=True),
-            _Branch(2 * width),
-            _conv(2 * width, 4 * width, pool=True),
-            _conv(4 * width, 8 * width, pool=True),
-            _Branch(8 * width),
-            nn.AdaptiveMaxPool2d(1),
-            nn.Flatten(),
-        )
-        self.head = nn.Linear(8 * width, classes, bias=False)
-        self.logit_scale = logit_scale
-
-    def forward(self, x):
-        return self.head(self.features(x)) * self.logit_scale
+def without_switches(width):
+    """Return the network as it was before it had switches: states of then are still to be read."""
+    features = nn.Sequential(
+        _conv(3, width),
+        _conv(width, 2 * width, pool=True),
+        _Branch(2 * width),
+        _conv(2 * width, 4 * width, pool=True),
+        _conv(4 * width, 8 * width, pool=True),
+        _Branch(8 * width),
+        nn.AdaptiveMaxPool2d(1),
+        nn.Flatten(),
+    )
+    return nn.Sequential(OrderedDict(features=features, head=nn.Linear(8 * width, 10, bias=False)))
 
 
 def test_what_ships_is_the_network_without_switches_bit_for_bit():
-    torch.manual_seed(3)
-    shipped = instantiate(compose_checked(["+workload=resnet_cifar", "workload.module.model.width=4"]).workload.module)
-    model, drawn = shipped.model, torch.get_rng_state()
-    torch.manual_seed(3)
-    before = WithoutSwitches(10, 4, 0.125)
+    config = compose_checked(["+workload=resnet_cifar", "workload.module.model.width=4"]).workload.module.model
+    model, drawn = seeded(lambda: instantiate(config)), torch.get_rng_state()
+    before = seeded(lambda: without_switches(4))
     assert torch.equal(torch.get_rng_state(), drawn)
-    assert list(model.state_dict()) == list(before.state_dict())
     for step in range(2):
-        losses = []
-        for network in (model, before):
+        outputs = [model(images(seed=step)), 0.125 * before(images(seed=step))]
+        for network, output in zip((model, before), outputs, strict=True):
             network.zero_grad()
-            losses.append(nn.functional.cross_entropy(network(images(seed=step)), torch.arange(6)))
-            losses[-1].backward()
-        assert torch.equal(*losses)
-        for (name, mine), its in zip(model.named_parameters(), before.parameters(), strict=True):
-            assert torch.equal(mine.grad, its.grad), name
-        assert all(torch.equal(value, before.state_dict()[name]) for name, value in model.state_dict().items())
-    assert torch.equal(model.eval()(images()), before.eval()(images()))
+            nn.functional.cross_entropy(output, torch.arange(6)).backward()
+        gradients = [{name: p.grad for name, p in network.named_parameters()} for network in (model, before)]
+        for pair in (outputs, gradients, [model.state_dict(), before.state_dict()]):
+            torch.testing.assert_close(*pair, rtol=0, atol=0)
+    assert list(model.state_dict()) == list(before.state_dict())
+    assert torch.equal(model.eval()(images()), 0.125 * before.eval()(images()))
 
 
 # Switches
@@ -100,10 +88,8 @@ def test_what_ships_is_the_network_without_switches_bit_for_bit():
 )
 def test_where_it_pools(pool, order, same):
     """Pooling before an activation that never falls is the same function."""
-    networks = []
-    for where in ("after_activation", pool):
-        torch.manual_seed(0)
-        networks.append(resnet9(pool=where, activation=partial(nn.CELU, alpha=0.075)))
+    build = partial(resnet9, activation=partial(nn.CELU, alpha=0.075))
+    networks = [seeded(partial(build, pool=where)) for where in ("after_activation", pool)]
     features = networks[1].features
     for place in (1, 3, 4):
         assert [type(layer) for layer in features[place]] == order
@@ -116,41 +102,9 @@ def test_where_it_pools(pool, order, same):
         resnet9(pool="before")
 
 
-def test_scales_of_a_quarter_are_scales_of_one_with_another_activation():
-    """CELU_a(z) = c CELU_(a/c)(z/c), so a factor 1/4 can go through each layer and out at the head.
-
-    Page, part 8 (43 s): scales of 1/4 with CELU of alpha 0.075 and logits over 4 are scales of 1 with alpha 0.3 and
-    logits over 16. The biases are those of 1/4 times 4.
-    """
-    networks = []
-    for scale, alpha, logit_scale in ((0.25, 0.075, 0.25), (1.0, 0.3, 0.0625)):
-        torch.manual_seed(0)
-        norm = partial(BatchNorm, ghost_size=4, scale=scale, eps=1e-12)
-        networks.append(
-            resnet9(logit_scale=logit_scale, pool="before_norm", norm=norm, activation=partial(nn.CELU, alpha=alpha))
-        )
-    quarter, one = networks
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for (name, mine), its in zip(quarter.named_parameters(), one.parameters(), strict=True):
-            if name.endswith("bias"):
-                mine.copy_(0.1 * torch.randn(mine.shape, generator=generator))
-                its.copy_(4.0 * mine)
-    x = images(10)
-    torch.testing.assert_close(quarter(x), one(x), rtol=1e-4, atol=1e-5)
-    losses = [nn.functional.cross_entropy(network(x), torch.arange(10)) for network in networks]
-    for loss in losses:
-        loss.backward()
-    for (name, mine), its in zip(quarter.named_parameters(), one.parameters(), strict=True):
-        # So the biases' rate has to be 4 squared times as large for the same step of the function.
-        factor = 4.0 if name.endswith("bias") else 1.0
-        torch.testing.assert_close(mine.grad, its.grad * factor, rtol=1e-3, atol=1e-5)
-
-
 def test_whitening_takes_the_place_of_the_first_convolution_and_the_others_start_as_identities(parameters):
-    torch.manual_seed(0)
     whitening = Whitening(kernel_size=3, eps=1e-2, images=6, signed=False, bias=False, padding=1)
-    model = resnet9(width=8, whitening=whitening, identity_init=True)
+    model = seeded(partial(resnet9, width=8, whitening=whitening, identity_init=True))
     whitening.initialise_from(images())
     first = model.features[0]
     assert parameters(resnet9(10, 64, 0.125)) == 6_573_120  # David Page's

@@ -1,8 +1,10 @@
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
+from learners import factors
 from toolbox import make_spec
 from torch.optim import SGD
 from torch.optim.lr_scheduler import OneCycleLR
@@ -22,18 +24,8 @@ def optimizer():
     return SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
 
 
-def group_rates(schedule, steps):
-    """Return the learning rates of the groups at each of the first steps, over LR."""
-    used = []
-    for _ in range(steps):
-        used.append([rate / LR for rate in schedule.get_last_lr()])
-        schedule.optimizer.step()
-        schedule.step()
-    return used
-
-
 def rates(build, steps):
-    return [rate for (rate,) in group_rates(build(optimizer()), steps)]
+    return [factor for (factor,) in factors(build(optimizer()), steps)]
 
 
 CLOSED_FORMS = {
@@ -72,11 +64,16 @@ def test_straight_lines(total):
         assert used == pytest.approx(expected, abs=1e-12)
 
 
+def torchs_one_cycle(total, peak):
+    """Return torch's factors; it takes the rate that it starts from, 1/25 of the largest, for the optimizer's own."""
+    build = partial(OneCycleLR, max_lr=LR, total_steps=total, pct_start=peak, cycle_momentum=False)
+    return [factor / 25 for factor in rates(build, total)]
+
+
 @pytest.mark.parametrize(("total", "peak"), [(10, 0.5), (50, 0.3), (997, 0.15)])
 def test_one_cycle_is_torchs_without_its_momentum(total, peak):
     used = rates(lambda own: one_cycle(own, total, peak, start=1 / 25, end=1 / 25e4), total)
-    theirs = rates(lambda own: OneCycleLR(own, LR, total, pct_start=peak, cycle_momentum=False), total)
-    assert used == pytest.approx(theirs, rel=1e-9)
+    assert used == pytest.approx(torchs_one_cycle(total, peak), rel=1e-9)
 
 
 SCHEDULES = {
@@ -92,9 +89,10 @@ SCHEDULES = {
 def test_each_group_keeps_its_own_rate_and_its_own_end(name):
     groups = [{"lr": LR}, {"lr": 2 * LR}, {"lr": 4 * LR, "steps": 4}, {"lr": 8 * LR, "steps": 4, "fade": True}]
     own = SGD([{"params": [torch.nn.Parameter(torch.zeros(1))], **group} for group in groups], lr=1.0)
-    used, factors = group_rates(SCHEDULES[name](own), 8), rates(SCHEDULES[name], 8)
-    for t, factor in enumerate(factors):
-        assert used[t] == pytest.approx([factor, 2 * factor, 4 * factor * (t < 4), max(0, 8 - 2 * t)])
+    schedule = SCHEDULES[name](own)
+    assert schedule.base_lrs == [group["lr"] for group in groups]
+    for t, (factor, used) in enumerate(zip(rates(SCHEDULES[name], 8), factors(schedule, 8), strict=True)):
+        assert used == pytest.approx([factor, factor, factor * (t < 4), max(0, 1 - t / 4)])
 
 
 FACTOR = "is a factor of the learning rate, at least 0, but got"
@@ -131,7 +129,7 @@ MEMBERS = {
     "constant": lambda step: 1.0,
     "warmup": lambda step: min(1.0, (step + 1) / 100),
     "linear": lambda step: 1 - step / 50,
-    "one_cycle": rates(lambda own: OneCycleLR(own, LR, 50, cycle_momentum=False), 50).__getitem__,
+    "one_cycle": torchs_one_cycle(50, 0.3).__getitem__,
     "triangle": lambda step: min((step + 1) / 50 / 0.2, (1 - (step + 1) / 50) / 0.8),
 }
 
@@ -141,7 +139,7 @@ MEMBERS = {
 def test_each_takes_the_place_of_a_workloads_own(workload, name):
     config = compose_checked([f"+workload={workload}", f"schedule={name}", "budget={steps: 2, examples: 5_000}"])
     module = build_module(config, make_spec(100, LR))
-    used = group_rates(module.configure_optimizers()["lr_scheduler"]["scheduler"], 50)
+    used = factors(module.configure_optimizers()["lr_scheduler"]["scheduler"], 50)
     assert [rate for rate, *_ in used] == pytest.approx([MEMBERS[name](step) for step in range(50)], abs=1e-12)
     averages = [type(callback) for callback in module.configure_callbacks()]
     assert averages == ([RunningWeightAverage] if name == "warmup" else [])
@@ -162,17 +160,15 @@ TRIAL = ("workload=digits", "trial.batch_size=32", "trial.lr=0.1")
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([*TRIAL, "schedule=triangle", "schedule.rate.peak=0"], "a schedule's peak must lie between 0 and 1 of"),
-        ([*TRIAL, "schedule=nothing"], "Could not find 'schedule/nothing'"),
-        ([*TRIAL, "schedule=linear", "schedule.horizon=1"], "unknown option schedule.horizon"),
-        ([*TRIAL, "schedule=linear", "+schedule.horizon=1"], "a schedule has the two keys rate and average, but got {"),
-        (["workload=replay", "workload.table=t.jsonl", "schedule=linear"], "so it has no schedule: leave out schedule"),
+        (["schedule=triangle", "schedule.rate.peak=0"], "a schedule's peak must lie between 0 and 1 of"),
+        (["schedule=nothing"], "Could not find 'schedule/nothing'"),
+        (["schedule=linear", "schedule.horizon=1"], "unknown option schedule.horizon"),
+        (["schedule=linear", "+schedule.horizon=1"], "a schedule has the two keys rate and average, but got {"),
     ],
 )
 def test_what_a_schedule_cannot_be_ends_in_a_line(bstune, tmp_path, arguments, text):
-    status, out, err = bstune(*arguments)
-    assert status == 2
-    assert err.startswith("error: ")
+    status, out, err = bstune(*TRIAL, *arguments)
+    assert (status, err[:7]) == (2, "error: ")
     assert text in err
     assert "Traceback" not in err + out
     assert not list(tmp_path.glob("outputs/*"))

@@ -127,20 +127,12 @@ def test_a_trial_that_ends_early_says_why():
 def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(monkeypatch, precision, mode, weights, logits):
     seen, graphs, built = set(), [], []
 
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    class Loss(torch.nn.CrossEntropyLoss):
-        def forward(self, found, labels):
-            seen.add(found.dtype)
-            return super().forward(found, labels)
-
     def watch(module):
-        module.loss = Loss()
+        module.loss.register_forward_pre_hook(lambda loss, inputs: seen.add(inputs[0].dtype))
         built.append(module)
 
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    compiling = partial(torch.compile, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    monkeypatch.setattr(torch, "compile", compiling)
     options = (f"precision={precision}", f"compile={mode}")
     workload, protocol = trial_of(FakeTime(), lambda n: 1.0, *options, change=watch)
     assert len(time_bare(workload, protocol, 48, 0.01, 4, torch.device("cpu"))) == 4

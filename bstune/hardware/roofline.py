@@ -7,10 +7,9 @@ in the trial's precision and copies in the device's memory: a share of peak is n
 FLOPs of a step are those that ``torch.utils.flop_counter`` finds, forward and backward, in products, convolutions and
 attention. Bytes follow from the shapes of that step. Assumptions:
 
-1. Each tensor moves once a use, between memory and the device, and nothing stays in a cache between layers. Forward, a
-   layer reads its input and weights and writes its output. Backward, it reads the gradient of its output, its input
-   (unless all of its weights are frozen) and, where its input needs a gradient, its weights; it writes the gradients of
-   what needs one.
+1. Each tensor moves once a use, and nothing stays in a cache between layers. Forward, a layer reads its input and
+   weights and writes its output. Backward, it reads the gradient of its output, its input (unless all of its weights
+   are frozen) and, where its input needs a gradient, its weights; it writes the gradients of what needs one.
 2. A layer is a module without children. One that is called several times in a step moves its weights once a pass; a
    weight that several layers share is counted in the first of them. A view (Flatten) moves nothing.
 3. Every floating-point tensor is as wide as the device limits' dtype; mixed precision keeps some wider.
@@ -103,8 +102,8 @@ class LayerCost:
     inputs: AffineCost  # bytes moved of them and of their gradients, as in the next two
     outputs: AffineCost
     weights: AffineCost
-    # Those that tensor cores care about: in and out features of a Linear, in and out channels (of a group) of a
-    # convolution that is not depthwise.
+    # Those of NVIDIA's guides to tensor cores: features of a Linear, channels of a group of a convolution that is not
+    # depthwise.
     dimensions: tuple[tuple[str, int], ...] = ()
     rows_per_example: int | None = None  # of a Linear's product
 
@@ -298,8 +297,7 @@ class _Tracer:
     def layers(self, parameters: Iterable[nn.Parameter]) -> list[_Traced]:
         found = list(self._layers.values())
         for layer in found:
-            passes = 1 + layer.passes_gradient
-            moved = (self._bytes(p) * (passes + (p.grad is not None)) for p in layer.parameters)
+            moved = (self._bytes(p) * (1 + layer.passes_gradient + (p.grad is not None)) for p in layer.parameters)
             layer.counts["weights"] = sum(moved)
         rest = _Traced(OUTSIDE, "")
         rest.counts["flops"] = self.counter.get_total_flops() - sum(layer.counts["flops"] for layer in found)
@@ -368,15 +366,12 @@ class TensorCoreMisalignment:
     dimension: str  # in_features, out_features, in_channels, out_channels or batch (in examples)
     size: int
     padded: int  # the next size that is aligned
-    # The layer's throughput with it over that as it is, by the roofline, as if nothing else in it were misaligned;
-    # below 1 padding costs more than it gives. None where the device's rate for misaligned products is not known.
+    # Throughput with it over that as it is, by the roofline; None: the rate of misaligned products is not known.
     predicted_gain: float | None
 
 
 def misalignments(cost: StepCost, limits: DeviceLimits, multiple: int, batch_size: int) -> list[TensorCoreMisalignment]:
     """Return the dimensions that miss :func:`tensor_core_multiple` at a batch size, with what padding would give."""
-    # The dimensions are those of NVIDIA's guides to linear layers and convolutions; embeddings and depthwise
-    # convolutions do not run on tensor cores.
     rows = []
     for layer in cost.layers:
         sizes = [(*dimension, multiple) for dimension in layer.dimensions]

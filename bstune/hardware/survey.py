@@ -308,10 +308,7 @@ def _time_ladder(
 
 
 SURVEYS = TypeAdapter(Survey)
-IRRELEVANT = {  # to what is measured: options by part of the cache's key
-    "workload": ("trials", "budget", "target", "reference", "tunable"),
-    "survey": ("cache", "enabled", "refresh"),
-}
+IRRELEVANT = {"trials", "budget", "target", "reference", "tunable"}  # of a workload, to what is measured
 
 
 def cached_survey(
@@ -353,8 +350,10 @@ def cache_key(
     config: DictConfig, space: Space, protocol: TrialProtocol, module: LightningModule, train_examples: int
 ) -> str:
     """Return 16 hexadecimal digits that change with whatever the survey depends on."""
+    workload: Any = OmegaConf.to_container(config.workload, resolve=False)
+    options = to_dict(config.hardware)
     depends: dict[str, Any] = {
-        "workload": OmegaConf.to_container(config.workload, resolve=False),
+        "workload": {name: value for name, value in workload.items() if name not in IRRELEVANT},
         # shows edits of the model's code
         "module": [repr(module), *(f"{name} {tuple(p.shape)}" for name, p in module.named_parameters())],
         "examples": train_examples,
@@ -364,10 +363,8 @@ def cache_key(
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,
         "versions": dict(versions()),
-        "survey": to_dict(config.hardware),
+        "survey": {name: options[name] for name in options.keys() - {"cache", "enabled", "refresh"}},
     }
-    for part, names in IRRELEVANT.items():
-        depends[part] = {name: value for name, value in depends[part].items() if name not in names}
     if config.search.workers > 1:  # they share the memory
         depends["workers"] = config.search.workers
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]

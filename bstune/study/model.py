@@ -36,22 +36,19 @@ MIN_SPAN = 2.0  # of batch sizes, largest over smallest: less has no slope
 
 def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> dict[str, Any]:
     """Return the study's arguments for a sampler that stops and continues trials; ``finished`` ones go no further."""
-    space = prepared.space
+    space, backend, files = prepared.space, prepared.backend, prepared.files
     bounds = prepared.config.workload.target.bounds
-
-    def resumable(number: int) -> bool:
-        return number not in finished and prepared.backend.resumable(number, prepared.files)
-
+    resumable = (lambda number: number not in finished and backend.resumable(number, files)) if backend.stops else None
     return {
         "objective": prepared.budget.objective,
         "rule": space.rule,
         "budget": lambda batch_size: float(prepared.protocol.budget.last_step(round(batch_size))),
         "target": prepared.protocol.target,
         "ideal": ideal_value(prepared.protocol.target, None if bounds is None else list(bounds)),
-        "resumable": resumable if prepared.backend.stops else None,
+        "resumable": resumable,
         "snap": space.snap,
         "lr_range": (space.lr_low, space.lr_high),
-        "step_time": prepared.backend.step_time,
+        "step_time": backend.step_time,
         "search_space": distributions(space),
     }
 
@@ -140,7 +137,7 @@ def _slope(x: Array, y: Array) -> Any:
 
 
 def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
-    """Return in words which rules an interval of the exponent fits; ``exponents`` of the rules are in rising order."""
+    """Return the phrase that says which rules an interval of the exponent fits; ``exponents`` of the rules are in rising order."""
     fitting = [name for name, exponent in exponents.items() if low <= exponent <= high]
     if len(fitting) == 1:
         return "no scaling, as none says" if fitting == ["none"] else f"as {fitting[0]} says"
@@ -172,7 +169,7 @@ def _text(whole: LrExponent, below: LrExponent | None, b_crit: float, noise_scal
 
 
 def _clause(one: LrExponent, where: str, noise_scale: float) -> str:
-    """Return one exponent in words; the prior's interval stands beside it."""
+    """Return the clause on one exponent; the prior's interval stands beside it."""
     verb = "fell" if one.exponent < 0.0 else "grew"
     power = f"lr {verb} as B^{one.exponent:z.2f} {_interval(one.low, one.high)} {where}"
     alone = f"the prior alone: {_interval(one.prior_low, one.prior_high)}"

@@ -11,6 +11,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,9 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the table to write")
     parser.add_argument("--trials", type=Path, help="trials.jsonl of a study, in place of a grid")
-    parser.add_argument("--batch-sizes", type=_values(int, 1), help="positive integers such as 8,16,32")
-    parser.add_argument("--lrs", type=_values(float, sys.float_info.min), help="such as 0.001,0.002,0.004")
-    parser.add_argument("--seeds", type=_values(int, 0), default=(0,), help="such as 0,1 (default: 0)")
+    parser.add_argument("--batch-sizes", type=partial(_values, int, 1), help="positive integers such as 8,16,32")
+    parser.add_argument("--lrs", type=partial(_values, float, sys.float_info.min), help="such as 0.001,0.002,0.004")
+    parser.add_argument("--seeds", type=partial(_values, int, 0), default=(0,), help="such as 0,1 (default: 0)")
     options, overrides = parser.parse_known_args(arguments)
     if options.file.exists():
         raise TableError(f"{options.file} is there already: choose another name, or delete it")
@@ -101,8 +102,8 @@ def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -
 
 def record_grid(points: Sequence[Point], train: Callable[[TrialSpec], TrialResult], path: Path) -> None:
     """Train every point that ``path.runs`` lacks, print a line for each, then write ``path``."""
-    partial = _runs_file(path)
-    rows = _read_partial(partial)
+    runs = _runs_file(path)
+    rows = _read_runs(runs)
     done = {_point(recorded) for recorded in rows}
     for number, point in enumerate(points):
         if point in done:
@@ -110,12 +111,12 @@ def record_grid(points: Sequence[Point], train: Callable[[TrialSpec], TrialResul
         size, lr, seed = point
         result = train(TrialSpec(number, number, size, lr, None, seed))
         rows.append(row(result))
-        with partial.open("a", encoding="utf-8") as file:
+        with runs.open("a", encoding="utf-8") as file:
             file.write(dump_json(rows[-1]) + "\n")
         status = f"{result.status} at {result.steps}"
         print(f"run {number + 1}/{len(points)}  B {size}  lr {lr:.4g}  seed {seed}  {status}", flush=True)
     write_table(path, [recorded for recorded in rows if _point(recorded) in points])
-    partial.unlink()
+    runs.unlink()
 
 
 def row(result: TrialResult) -> dict[str, Any]:
@@ -178,12 +179,12 @@ def _runs_file(path: Path) -> Path:
     return path.with_name(path.name + ".runs")  # write_text has a temporary name of its own
 
 
-def _read_partial(partial: Path) -> list[dict[str, Any]]:
+def _read_runs(path: Path) -> list[dict[str, Any]]:
     """Return the rows of an earlier run; a last line that was cut short is dropped."""
-    if not partial.exists():
+    if not path.exists():
         return []
-    whole = partial.read_text(encoding="utf-8").rpartition("\n")[0]
-    write_text(partial, whole + "\n" if whole else "")
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    write_text(path, whole + "\n" if whole else "")
     try:
         rows: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
         for recorded in rows:
@@ -191,9 +192,7 @@ def _read_partial(partial: Path) -> list[dict[str, Any]]:
             if recorded["status"] == "budget":  # a former version's word
                 recorded["status"] = "censored"
     except (ValueError, KeyError, TypeError) as error:
-        raise TableError(
-            f"{partial} holds other lines than those of an earlier run: delete it to begin anew"
-        ) from error
+        raise TableError(f"{path} holds other lines than those of an earlier run: delete it to begin anew") from error
     return rows
 
 
@@ -217,18 +216,13 @@ def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
     return [row(trial) for trial in longest.values()]
 
 
-def _values(kind: Callable[[str], float], smallest: float) -> Callable[[str], tuple[float, ...]]:
-    """Return what parses an option's values: finite ones from the smallest on, all different."""
-
-    def parse(text: str) -> tuple[float, ...]:
-        try:
-            values = tuple(kind(part) for part in text.split(","))
-        except ValueError:
-            values = ()
-        if not values or len(set(values)) < len(values) or not all(smallest <= one < math.inf for one in values):
-            what = "integers" if kind is int else "numbers"
-            bound = f"from {smallest:g} on" if kind is int else "over 0"
-            raise argparse.ArgumentTypeError(f"takes different {what} {bound} with commas between, but got {text!r}")
-        return values
-
-    return parse
+def _values(kind: Callable[[str], float], smallest: float, text: str) -> tuple[float, ...]:
+    """Parse an option's values: finite ones from the smallest on, all different."""
+    try:
+        values = tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or len(set(values)) < len(values) or not all(smallest <= one < math.inf for one in values):
+        what = f"integers from {smallest:g} on" if kind is int else "numbers over 0"
+        raise argparse.ArgumentTypeError(f"takes different {what} with commas between, but got {text!r}")
+    return values

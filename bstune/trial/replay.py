@@ -79,8 +79,7 @@ class Table:
     def cells(self) -> Mapping[tuple[int, float], tuple[Run, ...]]:
         """The runs of each (batch size, learning rate), in order of their seeds."""
         ordered = sorted(self.runs, key=lambda run: (run.batch_size, run.lr, run.seed))
-        grouped = groupby(ordered, key=lambda run: (run.batch_size, run.lr))
-        return {cell: tuple(runs) for cell, runs in grouped}
+        return {cell: tuple(runs) for cell, runs in groupby(ordered, key=lambda run: (run.batch_size, run.lr))}
 
     @cached_property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -111,24 +110,22 @@ class Table:
         return middle if math.isfinite(middle) else None
 
     def _read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
-        sizes, wb = _bracket(self.batch_sizes, batch_size)
-        rates, wl = _bracket(self.lrs, lr)
         corners = [
-            (self._draw(size, rate, share), ws * wr)
-            for size, ws in zip(sizes, wb, strict=True)
-            for rate, wr in zip(rates, wl, strict=True)
-            if ws * wr > 0
+            (self._draw(size, rate, share), size_weight * rate_weight)
+            for size, size_weight in _bracket(self.batch_sizes, batch_size)
+            for rate, rate_weight in _bracket(self.lrs, lr)
+            if size_weight * rate_weight > 0
         ]
-        nearest = max(corners, key=lambda corner: corner[1])[0]
+        runs, weights = zip(*corners, strict=True)
+        nearest: Run = runs[weights.index(max(weights))]
         hit = nearest.steps_to(target)
-        reached = [steps for run, _ in corners if (steps := run.steps_to(target)) is not None]
-        if hit is None or len(reached) < len(corners):
-            end = nearest.end if hit is None else hit
-            diverged = nearest.diverged and hit is None
-            return Outcome(hit, end, nearest.seconds_per_step, _rescaled(nearest, end, 1.0), diverged)
-        weights = [weight for _, weight in corners]
+        reached = [steps for run in runs if (steps := run.steps_to(target)) is not None]
+        if hit is None:
+            return Outcome(None, nearest.end, nearest.seconds_per_step, _rescaled(nearest), nearest.diverged)
+        if len(reached) < len(runs):
+            return Outcome(hit, hit, nearest.seconds_per_step, _rescaled(nearest, hit), False)
         steps = round(_geometric_mean(reached, weights))
-        tau = _geometric_mean([run.seconds_per_step for run, _ in corners], weights)
+        tau = _geometric_mean([run.seconds_per_step for run in runs], weights)
         return Outcome(steps, steps, tau, _rescaled(nearest, hit, steps / hit), False)
 
     def _draw(self, batch_size: int, lr: float, share: float) -> Run:
@@ -147,15 +144,15 @@ class Table:
         return (*cell, time)
 
 
-def _bracket(values: Sequence[float], value: float) -> tuple[tuple[Any, ...], tuple[float, ...]]:
-    """Return the recorded values around ``value`` and their weights, linear in the logarithm."""
+def _bracket(values: Sequence[float], value: float) -> list[tuple[Any, float]]:
+    """Return the recorded values around ``value``, each with its weight, linear in the logarithm."""
     value = min(max(value, values[0]), values[-1])
     above = bisect_left(values, value)
     if values[above] == value:
-        return (values[above],), (1.0,)
+        return [(values[above], 1.0)]
     low, high = values[above - 1], values[above]
     weight = math.log(value / low) / math.log(high / low)
-    return (low, high), (1.0 - weight, weight)
+    return [(low, 1.0 - weight), (high, weight)]
 
 
 def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
@@ -164,7 +161,7 @@ def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return math.exp(sum(weight * math.log(value) for value, weight in zip(values, weights, strict=True)))
 
 
-def _rescaled(run: Run, end: int, scale: float) -> tuple[tuple[int, float], ...]:
+def _rescaled(run: Run, end: float = math.inf, scale: float = 1.0) -> tuple[tuple[int, float], ...]:
     """Return (step, metric) up to ``end`` with the steps rescaled; of evaluations that fall together the last stays."""
     pairs = zip(run.steps, run.metric, strict=True)
     return tuple({max(1, round(step * scale)): value for step, value in pairs if step <= end}.items())
