@@ -342,15 +342,3 @@ class FrontierSearch(OptunaSearch):
         """Return the posterior's median."""
         quantiles = self.b_crit_quantiles((0.5,))
         return None if quantiles is None else quantiles[0]
-
-
-class FittedSearch(FrontierSearch):
-    """The same search with B_crit from the fit to the frontier points, as of the other searches.
-
-    On the tables that the sampler was tuned on the fit scatters more: it sees the best reached trial of each half
-    octave, the posterior sees all trials. ``searches=[bstune.sweeps.baselines:FittedSearch] objective=curve`` runs it.
-    """
-
-    def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
-        """Return the fit's B_crit."""
-        return Search.b_crit(self, finished)

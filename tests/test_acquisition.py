@@ -28,16 +28,8 @@ BUDGET = 20_000.0
 
 
 def make(others=0, low=LOW, high=HIGH, budget=BUDGET):
-    return make_prior(
-        low=low,
-        high=high,
-        rule=lambda x: np.log2(0.1) + 0.5 * (x - 7.0),
-        log_budget=math.log(budget),
-        sigma=1.0,
-        exponent_sigma=0.3,
-        noise_scale=None,
-        others=others,
-    )
+    study = {"low": low, "high": high, "rule": lambda x: np.log2(0.1) + 0.5 * (x - 7.0), "others": others}
+    return make_prior(**study, log_budget=math.log(budget), sigma=1.0, exponent_sigma=0.3, noise_scale=None)
 
 
 def domain(snap=round, others=0):

@@ -157,9 +157,9 @@ def chain(folder, limits, spec=SPEC, protocol=learning_protocol, clock=lambda: T
 def assert_same(continued, module, whole, reference, limits):
     """Forced evaluations aside, the last record of a chain is the uninterrupted trial's; so are the weights."""
     assert (continued.status, continued.steps, continued.examples) == (whole.status, whole.steps, whole.examples)
-    known = dict(whole.history)
-    assert [pair for pair in continued.history if pair[0] in known] == list(whole.history)
-    assert {step for step, _ in continued.history} == known.keys() | {n for n in limits if n < whole.steps}
+    due = dict(whole.history)
+    assert [pair for pair in continued.history if pair[0] in due] == list(whole.history)
+    assert {step for step, _ in continued.history} == due.keys() | {n for n in limits if n < whole.steps}
     assert [step for step, _ in continued.history] == sorted(step for step, _ in continued.history)
     assert same_weights(module, reference)
 
@@ -295,7 +295,7 @@ def test_a_limit_leaves_at_least_a_step(stopped):
 
 
 class Ends(Classifier):
-    """Ends as it is told to: an error is raised in the evaluation at the limit, when the state is written already."""
+    """Ends as ``how`` says: an error is raised in the evaluation at the limit, when the state is written already."""
 
     how = None
 

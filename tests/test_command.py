@@ -130,6 +130,7 @@ def test_a_study_from_end_to_end(study):
     root, out = study
     assert "study small: val/loss <= 1, objective steps" in out
     assert "16 trials; each ends at the target or once it cannot matter, and may be continued; winners run again" in out
+    assert "the plan is done: search.trials=16" in out
     assert "\x1b[" not in out, "no terminal, no escape sequences"
     assert entries(root) == ["bstune.db", "mlflow.db", "mlruns", "outputs"]
     folder = root / "outputs" / "small"

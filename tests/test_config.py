@@ -1,4 +1,4 @@
-"""The options: what each may be, what a mistake is told, how a config is composed, and conf/README.md's table."""
+"""The options: what each may be, what a mistake leads to, how a config is composed, and conf/README.md's table."""
 
 import re
 import runpy

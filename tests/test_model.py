@@ -140,7 +140,7 @@ BELOW = "posterior's B_crit: between"
         ((-1.0, -0.9, -0.8), 3.0, "fell as B^-0.40 [-0.49, -0.31] from B = 8 to 2048: as surge says (the prior"),
     ],
 )
-def test_in_words(exponents, b_crit, text):
+def test_the_sentence_on_an_exponent(exponents, b_crit, text):
     found = fitted(exponents, b_crit=b_crit)["text"]
     assert text in found
     assert found.count("lr ") == (2 if b_crit == 912.0 else 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from scipy.stats import t as student
 from torch import nn
@@ -122,15 +122,10 @@ def test_arithmetic_refuses(call, message):
 # ------------------------------------------------------------------------------------------------------ call-back
 
 
-class Recorder(Logger):
-    name, version = "recorder", 0
-
+class Recorder(DummyLogger):
     def __init__(self):
         super().__init__()
         self.lines = []
-
-    def log_hyperparams(self, *args, **kwargs):
-        pass
 
     def log_metrics(self, metrics, step):
         self.lines.append((step, dict(metrics)))

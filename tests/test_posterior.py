@@ -19,17 +19,9 @@ def sqrt_rule(x):
 
 
 def make(others=0, noise_scale=None, spread=0.0):
-    return model.make_prior(
-        low=LOW,
-        high=HIGH,
-        rule=sqrt_rule,
-        log_budget=math.log(4000.0),
-        sigma=1.0,
-        exponent_sigma=0.3,
-        noise_scale=noise_scale,
-        noise_scale_spread=spread,
-        others=others,
-    )
+    study = {"low": LOW, "high": HIGH, "rule": sqrt_rule, "log_budget": math.log(4000.0), "others": others}
+    measured = {"noise_scale": noise_scale, "noise_scale_spread": spread}
+    return model.make_prior(**study, **measured, sigma=1.0, exponent_sigma=0.3)
 
 
 def at(prior, **values):

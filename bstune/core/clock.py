@@ -71,10 +71,9 @@ class TrialClock:
 
 
 def seconds_per_step(segments: Sequence[tuple[int, float]], warmup_steps: int) -> float | None:
-    """Return tau(B): the median over segments of seconds per step, without the segments of the warm-up.
+    """Return tau(B): the median over segments of seconds per step, None without any.
 
-    Those are the first one, and all that begin before ``warmup_steps`` steps. Where nothing else is left the last one
-    counts, warm-up or not; without any the answer is None.
+    The first segment and all that begin before ``warmup_steps`` are left out, but for the last where none would remain.
     """
     starts = accumulate((steps for steps, _ in segments), initial=0)
     kept = [segment for segment, start in zip(segments, starts, strict=False) if start >= max(1, warmup_steps)]

@@ -106,11 +106,8 @@ class _Profile:
 
 
 def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
-    """Return the points that the curve is fitted to: at most one per half octave floor(2 log2 B), in order.
-
-    The reached trial with the least S x B stands for it (ties: smaller batch size, then lower number), or else the
-    censored one with the largest bound on S x B. That it bounds S* too, not only S at its own rate, is an assumption.
-    """
+    """Return the reached trial of least S x B in each half octave floor(2 log2 B), else the bound largest in S x B."""
+    # That a censored trial bounds S* too, not only S at its own learning rate, is an assumption.
 
     def rank(trial: TrialResult) -> tuple[bool, int, int, int]:
         examples = trial.batch_size * (trial.steps if trial.reached else -trial.steps_low)
@@ -171,10 +168,7 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90) -> CurveFit:
 
 
 def predict_steps(fit: CurveFit, batch_sizes: ArrayLike) -> CurveBand:
-    """Return S*(B) and its profile interval of coverage ``fit.level`` at each of ``batch_sizes`` (any shape).
-
-    It is the range of S(B) over the likelihood region of (S_min, B_crit), finite where B_crit is undetermined.
-    """
+    """Return S*(B) and its range over the likelihood region, finite where B_crit is undetermined, in any shape."""
     batch = np.asarray(batch_sizes, dtype=np.float64)
     log_batch = _log(batch.reshape(-1).tolist(), "batch_size")
     observed = _observe(fit.points)

@@ -12,7 +12,10 @@ all data, Sigma the covariance of the gradient of one example.
    tr Sigma = (|g_small|^2 - |g_big|^2)/(1/B_small - 1/B_big). Both are unbiased; the second is never negative, because
    |g_small|^2 - |g_big|^2 = sum w_i |g_i - g|^2. The first can be, and is where the noise is large.
 4. Their ratio is biased, so both are averaged over steps before they are divided.
-5. The interval is Fieller's, over blocks of consecutive steps, see :func:`estimate_noise_scale`.
+5. The interval is Fieller's (1954): all r >= 0 for which mean(tr Sigma - r |G|^2) does not differ from 0 by Student's
+   t. Unlike a jackknife's it opens where the denominator may be 0. The means and their covariance are those of at most
+   ``MAX_BLOCKS`` blocks of equally many consecutive steps, because steps are autocorrelated: what drifts from block to
+   block counts as scatter.
 
 B_simple assumes examples that are drawn independently and a loss that is a mean over them. It can miss the critical
 batch size by several times.
@@ -81,10 +84,7 @@ class NoiseScaleEstimate:
 
 
 def combine_norms(squared_norms: ArrayLike, sizes: ArrayLike, big: float) -> GradientNorms:
-    """Return the norms of a step of two or more micro-batches weighed by their ``sizes`` n_i, w_i = n_i/B.
-
-    ``squared_norms`` are |g_i|^2 of the mean gradient over each micro-batch, and ``big`` is |sum w_i g_i|^2.
-    """
+    """Return the norms of a step from |g_i|^2 of its micro-batches, their n_i (w_i = n_i/B) and |sum w_i g_i|^2."""
     norms, n = np.asarray(squared_norms, np.float64), np.asarray(sizes, np.float64)
     if len(n) < 2 or not np.all(n > 0):
         raise ConfigError(
@@ -96,14 +96,7 @@ def combine_norms(squared_norms: ArrayLike, sizes: ArrayLike, big: float) -> Gra
 
 
 def estimate_noise_scale(squared_gradients: ArrayLike, traces: ArrayLike, level: float = LEVEL) -> NoiseScaleEstimate:
-    """Return B_simple of consecutive steps with an interval, from their unbiased |G|^2 and tr Sigma.
-
-    The interval is Fieller's (1954): all r >= 0 for which mean(tr Sigma - r |G|^2) does not differ from 0 by Student's
-    t. Unlike a jackknife's it opens where the denominator may be 0. The means and their covariance are those of at
-    most ``MAX_BLOCKS`` blocks of equally many consecutive steps, because steps are autocorrelated: what drifts from
-    block to block counts as scatter. It is undetermined with fewer than ``MIN_BLOCKS`` steps, and where |G|^2 is not
-    positive by the same t.
-    """
+    """Return B_simple of consecutive steps; undetermined below ``MIN_BLOCKS``, and where |G|^2 may be 0."""
     if not 0.0 < level < 1.0:
         raise ConfigError(f"the level of the noise scale's interval must lie in (0, 1), but got {level}")
     pairs = np.stack([np.asarray(squared_gradients, np.float64), np.asarray(traces, np.float64)])

@@ -58,10 +58,7 @@ class Space:
         return min(candidates, key=lambda candidate: (abs(candidate - batch_size), candidate))
 
     def stratum(self, index: int, offset: float) -> int:
-        """Return the batch size of the stratified trial ``index``: evenly spread over log B at every length.
-
-        ``offset`` in [0, 1) shifts the sequence, so that studies with other seeds use other batch sizes.
-        """
+        """Return the batch size of stratified trial ``index``, spread over log B; studies differ in ``offset`` < 1."""
         share = (van_der_corput(index) + offset) % 1.0
         return self.snap(self.low * (self.high / self.low) ** share)
 

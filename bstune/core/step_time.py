@@ -47,10 +47,7 @@ class StepTimes:
 
 
 def fit_line(pairs: Sequence[tuple[float, float]]) -> StepTime:
-    """Return the non-negative least squares of the relative error over (batch size, seconds) pairs, at least one.
-
-    With one batch size, half of its step is taken to be overhead.
-    """
+    """Return the non-negative least squares of the relative error; with one batch size, half a step is overhead."""
     batch, tau = (np.array(values, dtype=np.float64) for values in zip(*pairs, strict=True))
     if len(set(batch)) == 1:
         return StepTime(float(np.median(tau)) / 2.0, float(np.median(tau) / batch[0]) / 2.0)
@@ -61,10 +58,7 @@ def fit_line(pairs: Sequence[tuple[float, float]]) -> StepTime:
 def fit_step_times(
     measured: Iterable[tuple[float, float]], middle: float, given: Callable[[float], float] | None = None
 ) -> StepTimes:
-    """Return tau(B) from (batch size, seconds per step) pairs, around ``given`` or else around their line.
-
-    Without either, half of a step at ``middle`` examples is taken to be overhead.
-    """
+    """Return tau(B) around ``given``, else the line of (batch size, seconds), else half overhead at ``middle``."""
     pairs = list(measured)
     smooth = given or (fit_line(pairs) if pairs else StepTime(middle, 1.0))
     batch, tau = (

@@ -277,10 +277,8 @@ def draw_frontiers(posterior: Posterior, count: int, rng: np.random.Generator) -
 def max_variance_reduction(
     posterior: Posterior, candidates: Candidates, pending: Pending, rng: np.random.Generator
 ) -> tuple[int, float]:
-    """Return the candidate with the largest reduction of Var[log B_crit] per unit cost, and its expected steps.
-
-    Jointly normal, one log S reduces it by cov(log S, log B_crit)^2 / (var log S + noise^2); ``done`` steps are paid.
-    """
+    """Return the candidate with the largest reduction of Var[log B_crit] per unit cost, and its expected steps."""
+    # Jointly normal, one log S reduces it by cov(log S, log B_crit)^2 / (var log S + noise^2).
     x, z, done = candidates.x, candidates.z, candidates.done
     drawn = draw_frontiers(posterior, DECISION_DRAWS, rng)
     nearest = np.abs(x[:, None] - drawn.x).argmin(axis=1)

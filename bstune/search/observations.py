@@ -68,10 +68,7 @@ def infer(
     moves: int,
     rng: np.random.Generator,
 ) -> Posterior:
-    """Return the posterior of finished trials, of which failed ones and those out of memory are no observations.
-
-    Without a ``target``, histories are not read; ``in_examples`` counts costs in examples rather than seconds.
-    """
+    """Return the posterior; histories are read with a ``target``, costs count in seconds or ``in_examples``."""
     usable = [trial for trial in trials if trial.status in ("reached", "censored", "diverged")]
     resumed = {trial.resumed_from for trial in usable}
     last = [trial for trial in usable if trial.number not in resumed]
@@ -235,10 +232,7 @@ def reached_rate(curve: Curve, log_steps: float, excess: float) -> float | None:
 
 
 def extrapolate(curve: Curve, steps: int, reached: Sequence[tuple[Curve, float]]) -> tuple[float, float]:
-    """Return log(steps to target/steps) of a stopped trial, and its standard deviation.
-
-    ``reached`` are the curve and log steps to target of trials that reached the target, most similar ones first.
-    """
+    """Return log(steps to target/steps) and its deviation, by ``reached`` curves and log steps, most similar first."""
     end = math.log(steps)
     recent = [(s, e) for s, e in curve if s >= curve[-1][0] - math.log(RECENT)]
     own = None

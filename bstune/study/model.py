@@ -137,7 +137,7 @@ def _slope(x: Array, y: Array) -> Any:
 
 
 def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
-    """Return in words which rules an interval of the exponent fits; ``exponents`` of the rules are in rising order."""
+    """Return a phrase: which rules fit an interval of the exponent. ``exponents`` of the rules are in rising order."""
     fitting = [name for name, exponent in exponents.items() if low <= exponent <= high]
     if len(fitting) == 1:
         return "no scaling, as none says" if fitting == ["none"] else f"as {fitting[0]} says"
@@ -169,7 +169,7 @@ def _text(whole: LrExponent, below: LrExponent | None, b_crit: float, noise_scal
 
 
 def _clause(one: LrExponent, where: str, noise_scale: float) -> str:
-    """Return one exponent in words; the prior's interval stands beside it."""
+    """Return the clause on one exponent; the prior's interval stands beside it."""
     verb = "fell" if one.exponent < 0.0 else "grew"
     power = f"lr {verb} as B^{one.exponent:z.2f} {_interval(one.low, one.high)} {where}"
     alone = f"the prior alone: {_interval(one.prior_low, one.prior_high)}"

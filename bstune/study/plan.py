@@ -49,7 +49,7 @@ class SearchBudget:
         return int(np.random.SeedSequence([self.seed, trial_index, purpose]).generate_state(1)[0])
 
     def spent(self, results: Iterable[TrialResult]) -> str | None:
-        """Return, in words, which of the two limits in seconds ended the search; None if neither."""
+        """Return the sentence that says which of the two limits in seconds is spent; None if neither."""
         done = [result for result in results if result.replicate_of is None]
         train, wall = sum(r.train_seconds for r in done), sum(r.wall_seconds for r in done)
         if self.seconds is not None and train >= self.seconds:

@@ -283,7 +283,7 @@ class _Search:
         return done
 
     def _precise(self, searched: Sequence[TrialResult]) -> str | None:
-        """Return, in words, that B_crit's interval is within ``search.precision``; None if it is wider, or unset."""
+        """Return the sentence that says that B_crit's interval is within ``search.precision``, or None."""
         precision, reached = self.prepared.budget.precision, sum(trial.reached for trial in searched)
         if precision is None or reached < MIN_REACHED or len(searched) % PRECISION_EVERY:
             return None

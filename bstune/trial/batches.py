@@ -130,10 +130,9 @@ class Normalisation:
 
 
 class IndexStream:
-    """Batches of :func:`endless_indices` whose position can be read and resumed.
+    """Batches of :func:`endless_indices` that can be resumed at a position, with the generators of the augmentation.
 
-    ``get_random`` and ``set_random`` are for the state of the generators from which a batch is augmented. While
-    ``remembers`` is set, the state is kept from before each batch: Lightning fetches, and so augments, one ahead.
+    While ``remembers`` is set, these are kept as before each batch: Lightning fetches, and so augments, one ahead.
     """
 
     def __init__(
@@ -232,7 +231,9 @@ class TrainBatches:
                 images = self._augment(images, self._augment_generator, **options)
             elif mirror is not None:
                 images = torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)
-            for x, y in zip(*(whole.split(self.micro_batch_sizes) for whole in (images, labels)), strict=True):
+            for x, y in zip(
+                *(whole.split_with_sizes(self.micro_batch_sizes) for whole in (images, labels)), strict=True
+            ):
                 yield self._normalise(x), y
 
 
@@ -278,7 +279,7 @@ class EndlessBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for index in self.stream:
-            for part in index.split(self.micro_batch_sizes):
+            for part in index.split_with_sizes(self.micro_batch_sizes):
                 yield part.tolist()
 
 

@@ -57,13 +57,10 @@ class Compiling:
                 f"compile={self._mode} warms a step up before the clock runs, but {type(module).__name__} steps its"
                 " optimizers itself (manual optimization): set compile=null"
             )
-        parameters = optimized_parameters(trainer, module)
-
-        def forward() -> object:
-            return trainer.strategy.training_step(*step_arguments(module.training_step, batch, batch_idx))
-
+        arguments = step_arguments(module.training_step, batch, batch_idx)
+        forward = partial(trainer.strategy.training_step, *arguments)
+        step = partial(gradients_of, trainer, module, optimized_parameters(trainer, module), batch, batch_idx)
         with self._clock.interrupt_segment(Phase.STARTUP):
-            step = partial(gradients_of, trainer, module, parameters, batch, batch_idx)
             self._warm_up("training", trainer, module, forward, step)
         if not self._modules and self.failed is None:
             raise ConfigError(
@@ -75,10 +72,7 @@ class Compiling:
         """Compile the forward pass of the evaluation, if this is the first batch of its shape."""
         if not self._is_new("validation", batch):
             return
-
-        def step() -> object:
-            return trainer.strategy.validation_step(*step_arguments(module.validation_step, batch, batch_idx))
-
+        step = partial(trainer.strategy.validation_step, *step_arguments(module.validation_step, batch, batch_idx))
         self._clock.enter(Phase.STARTUP)
         self._warm_up("validation", trainer, module, step, step)
         self._clock.enter(Phase.EVALUATION)
@@ -149,10 +143,7 @@ class Compiling:
 
 @contextmanager
 def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) -> Iterator[None]:
-    """Compile what ``loss`` calls of a module for what is inside; where that fails, it runs eagerly, as a trial does.
-
-    ``loss`` is a forward pass on a batch of the loop's shape, and is called with a backward pass beforehand.
-    """
+    """Compile what ``loss``, a forward pass, calls of a module; where that fails, it runs eagerly, as a trial does."""
     if mode is None:
         yield
         return
@@ -187,7 +178,7 @@ def failing(fail: Callable[[str], None]) -> Iterator[None]:
         fail(f"{type(innermost).__name__}: {first_line(innermost)}")
 
 
-def compile_in_place(part: nn.Module, mode: str) -> None:
+def compile_in_place(part: nn.Module, mode: str | None) -> None:
     """Compile a module's call, forward pass and hooks, for fixed shapes; its own names stay."""
 
     # Not nn.Module.compile: of one of torch's own modules, such as a Sequential, it compiles nothing.

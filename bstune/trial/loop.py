@@ -103,7 +103,7 @@ def run_trial(
         versions=versions(),
         history=tuple(progress.history),
         message=progress.message or compiling.failed,
-        noise_scale=() if loop.noise_scale is None else loop.noise_scale.measurements,
+        noise_scale=loop.noise_scale.measurements,
     )
 
 
@@ -179,13 +179,6 @@ class _Progress:
                 f"a trial that has {self.steps} steps cannot be trained until step {self.last_step}: raise max_steps"
             )
 
-    def start(self, value: float) -> None:
-        """Take in the metric's value before training."""
-        target = self.protocol.target
-        if target.reached(value):
-            raise met_before_training(target, value)
-        self.start_gap = target.gap(value)
-
     def judge(self, value: float | None, loss: float, stopped: bool) -> bool:
         """Take in an evaluation, and return whether it ends the trial; None is a value that is not finite."""
         self.history.append((self.steps, value))
@@ -226,10 +219,8 @@ class _TargetLoop(Callback):
         self.progress, self.clock, self._compiling = progress, clock, compiling
         self.spec, self.protocol = spec, protocol = progress.spec, progress.protocol
         self.writer: StateWriter | None = None
-        self.noise_scale: NoiseScale | None = None
         # Lightning's calls of one more call-back would be some percent of a short step, so its hooks are called here.
-        if protocol.noise_scale_every is not None:
-            self.noise_scale = NoiseScale(every=protocol.noise_scale_every, weights="examples", around=self._aside)
+        self.noise_scale = NoiseScale(every=protocol.noise_scale_every, weights="examples", around=self._aside)
         self._measures_noise = False
         self._micro_batches = len(micro_batch_sizes(spec.batch_size, protocol.micro_batch_size))
         self._skipped_in_a_row = 0
@@ -247,17 +238,15 @@ class _TargetLoop(Callback):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the noise scale's measurements, for the trial that goes on."""
-        return {} if self.noise_scale is None else {"noise_scale": self.noise_scale.state_dict()}
+        return {} if self.protocol.noise_scale_every is None else {"noise_scale": self.noise_scale.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what :meth:`state_dict` returned."""
-        if self.noise_scale is not None and "noise_scale" in state_dict:
+        if self.protocol.noise_scale_every is not None and "noise_scale" in state_dict:
             self.noise_scale.load_state_dict(state_dict["noise_scale"])
 
     def _measure_noise(self, hook: str, trainer: Trainer, module: LightningModule, *arguments: Any) -> None:
         """Call a hook of the noise scale; an error there ends the measuring, and not the trial."""
-        if self.noise_scale is None or not self._measures_noise:
+        if not self._measures_noise:
             return
         try:
             getattr(self.noise_scale, hook)(trainer, module, *arguments)
@@ -273,8 +262,8 @@ class _TargetLoop(Callback):
         first = [] if self.writer is None else [self.writer]
         trainer.callbacks = [*first, *others, self]  # type: ignore[attr-defined]
         self._expect_last_step()
-        splits = self._micro_batches > 1 or self.spec.batch_size >= MIN_SPLIT
-        self._measures_noise = splits and pl_module.automatic_optimization
+        if self.protocol.noise_scale_every is not None and pl_module.automatic_optimization:
+            self._measures_noise = self._micro_batches > 1 or self.spec.batch_size >= MIN_SPLIT
         self._measure_noise("setup", trainer, pl_module, stage)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -329,8 +318,8 @@ class _TargetLoop(Callback):
             trainer.val_check_batch = batch_idx + 1
             self.clock.end_segment(progress.steps - self._segment_start, Phase.EVALUATION)
             self._generators = random_state()
-            if progress.steps >= progress.last_step and progress.status == "censored":
-                self._take_state((batch_idx + 1) // self._micro_batches, trainer.callback_metrics)
+            if self.writer is not None and progress.steps >= progress.last_step and progress.status == "censored":
+                self._take_state(self.writer, (batch_idx + 1) // self._micro_batches, trainer.callback_metrics)
         elif self._segment_start == progress.first_step == progress.steps - self.protocol.warmup_steps:
             self.clock.end_segment(progress.steps - progress.first_step, Phase.TRAINING)
             self._segment_start = progress.steps
@@ -341,19 +330,17 @@ class _TargetLoop(Callback):
             batches = sized_len(trainer.val_dataloaders)
             # The first batches alone may hold one class only.
             if value is not None and batches is not None and sum(trainer.num_sanity_val_batches) >= batches:
-                self.progress.start(value)
+                refuse_met_target(self.protocol.target, value)
+                self.progress.start_gap = self.protocol.target.gap(value)
             return
         loss = self._loss.detach().float().item() if isinstance(self._loss, torch.Tensor) else 0.0
-        if self.progress.judge(value, loss, trainer.should_stop):
-            trainer.should_stop = True
+        trainer.should_stop |= self.progress.judge(value, loss, trainer.should_stop)
         self._segment_start = self.progress.steps
         self._restore_generators()
         self.clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)
 
-    def _take_state(self, batches: int, metrics: Mapping[str, torch.Tensor]) -> None:
-        if self.writer is None:
-            return
-        self.writer.take(
+    def _take_state(self, writer: StateWriter, batches: int, metrics: Mapping[str, torch.Tensor]) -> None:
+        writer.take(
             batches,
             **{name: getattr(self.spec, name) for name in ("number", "batch_size", "lr", "seed")},
             **{name: getattr(self.progress, name) for name in ("steps", "start_gap", "near", "due_step", "forced")},
@@ -380,21 +367,15 @@ class _NoProfiler(PassThroughProfiler):
 
 def make_trainer(options: Mapping[str, Any], **arguments: Any) -> Trainer:
     """Return a Trainer that writes nothing; it evaluates once before training, and then when it is asked to."""
-    return Trainer(
-        **{
-            "max_epochs": 1,  # endless
-            "num_sanity_val_steps": -1,
-            "val_check_interval": 1,
-            "check_val_every_n_epoch": None,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "profiler": _NoProfiler(),
-            **options,
-            **arguments,
-        }
-    )
+    silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    defaults = {
+        "max_epochs": 1,  # endless
+        "num_sanity_val_steps": -1,
+        "val_check_interval": 1,
+        "check_val_every_n_epoch": None,
+        "profiler": _NoProfiler(),
+    }
+    return Trainer(**{**silent, **defaults, **options, **arguments})
 
 
 def serving(data_module: LightningDataModule, **batches: Iterable[Any]) -> LightningDataModule:
@@ -407,12 +388,13 @@ def serving(data_module: LightningDataModule, **batches: Iterable[Any]) -> Light
     return served
 
 
-def met_before_training(target: Target, value: float) -> ConfigError:
-    """Return the error for a target that untrained weights meet."""
-    return ConfigError(
-        f"the target {target} is met before training ({target.metric} starts at {value:g}): "
-        "check workload.target.mode and workload.target.value"
-    )
+def refuse_met_target(target: Target, value: float) -> None:
+    """Raise a ConfigError for a target that untrained weights meet."""
+    if target.reached(value):
+        raise ConfigError(
+            f"the target {target} is met before training ({target.metric} starts at {value:g}): "
+            "check workload.target.mode and workload.target.value"
+        )
 
 
 def metric(trainer: Trainer, name: str) -> float | None:

@@ -47,7 +47,7 @@ from bstune.trial.backend import TrialBackend, make_protocol
 from bstune.trial.batches import rebatch
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.device import device_name, resolve_device, versions
-from bstune.trial.loop import Workload, make_trainer, met_before_training, metric, run_trial, serving
+from bstune.trial.loop import Workload, make_trainer, metric, refuse_met_target, run_trial, serving
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 logger = logging.getLogger(__name__)
@@ -252,10 +252,8 @@ def evaluate(workload: Workload, module: LightningModule, protocol: TrialProtoco
     trainer = make_trainer(protocol.trainer)
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
-    if workload.data_module is None:
-        run(module, iterable, verbose=False)
-    else:
-        run(module, datamodule=serving(workload.data_module, **batches), verbose=False)
+    served = None if workload.data_module is None else serving(workload.data_module, **batches)
+    run(module, dataloaders=iterable if served is None else None, datamodule=served, verbose=False)
     return trainer
 
 
@@ -282,8 +280,8 @@ class LightningBackend(TrialBackend):
 
     def run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
         """Train one trial; one whose earlier state is gone, or cannot be used, is trained again from the start."""
-        budget = budget_of(with_hyperparameters(self._config, spec.hyperparameters))  # one of them may be its horizon
-        protocol = replace(self.protocol, budget=budget)
+        own = with_hyperparameters(self._config, spec.hyperparameters)  # one of them may be the horizon
+        protocol = replace(self.protocol, budget=budget_of(own))
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
         if spec.max_steps is None or folder is None:
             return run_trial(self.workload, spec, protocol, checkpoint)
@@ -313,10 +311,7 @@ class LightningBackend(TrialBackend):
         return folder.state(number).exists()
 
     def rehearse(self, space: Space, trial: TrialSpec | None, step_time: Callable[[float], float] | None) -> None:
-        """Train a few steps and evaluate, which finds what only training finds, and set ``step_time``.
-
-        ``trial`` is the one to train instead of a study; a measured ``step_time`` replaces the rehearsal's.
-        """
+        """Train a few steps and evaluate, which finds what only training finds; time them if no time is given."""
         # A single trial's batch size may be one at which the module can be built where the range's smallest is none.
         sizes = space if trial is None else replace(space, low=trial.batch_size, high=trial.batch_size)
         rehearsed = self._rehearsed_step_time(sizes)
@@ -328,21 +323,15 @@ class LightningBackend(TrialBackend):
         # stands for all, in whatever order the data are.
         every = max(1, self.workload.validation_examples // START_EXAMPLES)
         part = islice(self.workload.validation_batches, 0, None, every)
-        target = self.protocol.target
-        value = metric(evaluate(self.workload, module, self.protocol, val=part), target.metric)
-        if value is not None and target.reached(value):
-            raise met_before_training(target, value)
+        value = metric(evaluate(self.workload, module, self.protocol, val=part), self.protocol.target.metric)
+        if value is not None:
+            refuse_met_target(self.protocol.target, value)
         self._check_tunables(space)
 
     def _train_briefly(self, spec: TrialSpec) -> TrialResult:
-        protocol = replace(
-            self.protocol,
-            budget=Budget(REHEARSAL_STEPS, 1),
-            warmup_steps=REHEARSAL_WARMUP_STEPS,
-            noise_scale_every=None,
-            trainer={**self.protocol.trainer, "limit_val_batches": 1},
-        )
-        return run_trial(self.workload, spec, protocol)
+        short = replace(self.protocol, budget=Budget(REHEARSAL_STEPS, 1), warmup_steps=REHEARSAL_WARMUP_STEPS)
+        trainer = {**self.protocol.trainer, "limit_val_batches": 1}
+        return run_trial(self.workload, spec, replace(short, noise_scale_every=None, trainer=trainer))
 
     def _rehearsed_step_time(self, space: Space) -> StepTime:
         """Time a few steps at the smallest batch size and at one a few times larger."""
@@ -375,9 +364,6 @@ class LightningBackend(TrialBackend):
 
 def has_horizon(config: DictConfig) -> bool:
     """Return whether the workload's module depends on the trial's number of steps, as a schedule with an end does."""
-    modules = []
-    for total_steps in (1, 2):
-        own = config.copy()
-        own.trial.batch_size, own.trial.lr, own.trial.total_steps = 1, 1.0, total_steps
-        modules.append(to_dict(own.workload.module))
-    return modules[0] != modules[1]
+    trials = ({"batch_size": 1, "lr": 1.0, "total_steps": steps} for steps in (1, 2))
+    short, long = (to_dict(OmegaConf.merge(config, {"trial": trial}).workload.module) for trial in trials)
+    return short != long
