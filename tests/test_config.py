@@ -77,8 +77,8 @@ def test_allows():
         "be a valid boolean": "debug=maybe",
         "be a valid list": "search.tune=momentum",
         "be a valid dictionary": "trainer=3",
-        "be at least 0": "search.replicates=-1 trial.seed=-1",
-        "be at least 1": "search.trials=0 search.candidates=0 search.workers=-1 search.batch_size.multiple=0 "
+        "be at least 0": "search.replicates=-1 search.workers=-1 trial.seed=-1",
+        "be at least 1": "search.trials=0 search.candidates=0 search.batch_size.multiple=0 "
         "budget.examples=0 protocol.micro_batch_size=0 protocol.noise_scale_every=0 "
         "hardware.scale_out.all_reduce.overlap=nan",
         "be at least 2": "hardware.step_time.rungs=1",

@@ -1,6 +1,7 @@
 import json
 import os
 import subprocess
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import optuna
@@ -99,14 +100,11 @@ def test_of_two_owners_in_the_same_moment_one_stays(study, monkeypatch):
     for one in pair:
         one._write(one.own)
     stayed = []
-    for one in pair:
-        try:
-            with one.acquired():
+    with ExitStack() as stack:
+        for one in pair:
+            with suppress(StudyError):
+                stack.enter_context(one.acquired())
                 stayed.append(one.own.id)
-                for each in pair:
-                    each._write(each.own)
-        except StudyError:
-            pass
     assert stayed == [min(one.own.id for one in pair)]
 
 

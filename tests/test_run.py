@@ -5,6 +5,7 @@ import math
 import shlex
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +16,16 @@ from rich.console import Console
 from toolbox import make_trial, table_rows, trials_of, write_rows
 
 from bstune.core.records import Target, TrialResult, TrialSpec
-from bstune.study import run as jobs
 from bstune.study.prepare import compose_checked, prepare
-from bstune.study.run import MAX_STATES, Progress, worth_continuing
+from bstune.study.run import Progress
+from bstune.study.search import MAX_STATES, worth_continuing
 from bstune.study.storage import SPEC
+from bstune.trial.workers import InProcess
 
 REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")
 STEPS = "search.objective=steps"  # its costs are counted in examples: no clock decides anything
 DIGITS = ("workload=digits", "mlflow.enabled=false", "search.batch_size.low=32", "search.batch_size.high=512")
+DIGITS += ("search.workers=0",)  # the tests look into the process that trains
 EASY = ("workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
 # The length of the warm-up is the budget's: a schedule with a horizon.
 HORIZON = ("workload.module.schedule.warmup_examples=${trial.total_steps}",)
@@ -52,20 +55,17 @@ def asked_by_index(study: Path) -> dict[int, tuple]:
 
 def end_at(monkeypatch, at, killed):
     """End the process at its ``at``-th trial, from 0: killed, which leaves the trial running, or interrupted."""
-    run, calls = jobs._Search.run, []
+    wait, calls = InProcess.wait, []
 
-    def counted(search, asked, done):
-        calls.append(asked)
+    def counted(runner):
+        calls.append(runner)
         if len(calls) > at:
-            if killed:
-                raise SystemExit(1)
-            search.prepared.backend.run = interrupt
-        run(search, asked, done)
+            raise SystemExit(1)  # what Lightning makes of Ctrl-C
+        return wait(runner)
 
-    def interrupt(*arguments):
-        raise SystemExit(1)  # what Lightning makes of Ctrl-C
-
-    monkeypatch.setattr(jobs._Search, "run", counted)
+    monkeypatch.setattr(InProcess, "wait", counted)
+    if killed:
+        monkeypatch.setattr("bstune.study.search.cut_short", lambda *_: nullcontext())
 
 
 @pytest.mark.slow

@@ -30,7 +30,6 @@ from bstune.study.storage import (
     cut_short,
     distributions,
     ended_below_limit,
-    fail_one,
     finish_abandoned,
     next_trial_index,
     open_study,
@@ -104,7 +103,7 @@ def train(spec):
 def run(study, asked, train=train):
     """Run a trial that was asked for, as a study's search does."""
     trial, spec = asked
-    with cut_short(study, "steps"):
+    with cut_short(study, "steps", ""):
         result = train(spec)
         tell(study, trial, result, "steps", TARGET)
         return result
@@ -150,7 +149,7 @@ def test_a_study_killed_and_continued_asks_the_same_trials(opened, name, killed_
     found = go_on(study, name, until=killed_at)
     asked(study, killed_at, name)  # SIGKILL: the trial stays RUNNING
     study = opened("killed")
-    finish_abandoned(study, "steps")
+    finish_abandoned(study, "steps", lambda worker: True)
     found += go_on(study, name)
     assert found == go_on(opened("whole"), name)
     # Only the first ones: a GP, which does not see censored trials, may come back to one of them.
@@ -161,7 +160,7 @@ def test_a_study_killed_and_continued_asks_the_same_trials(opened, name, killed_
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_an_error_fails_the_trials_that_run_and_each_index_is_asked_again(study, error, caplog):
     specs = [asked(study, trial_index)[1] for trial_index in (0, 1)]
-    with pytest.raises(error), cut_short(study, "steps"):
+    with pytest.raises(error), cut_short(study, "steps", ""):
         raise error
     assert ["was cut short" in message for message in caplog.messages] == [True, True]
     assert next_trial_index(study, 10) == 0
@@ -180,7 +179,7 @@ def test_a_trial_whose_record_was_stored_is_not_lost(study):
     trial, spec = asked(study, 0)
     result = train(spec)
     trial.set_user_attr(RECORD, result.to_json())  # SIGKILL between this and tell
-    finish_abandoned(study, "steps")
+    finish_abandoned(study, "steps", lambda worker: True)
     assert results(study) == [result]
     assert next_trial_index(study, 10) == 1
     assert study.best_value == result.steps
@@ -228,7 +227,7 @@ def test_a_trial_that_was_cut_short_is_asked_again_as_it_was(study):
     run(study, asked_with(study, 0, 20))
     _, spec = asked_with(study, 1, 50, resumed_from=0)
     for number in (2, 3):  # and again
-        finish_abandoned(study, "steps")
+        finish_abandoned(study, "steps", lambda worker: True)
         assert asked_with(study, 1, 999, batch_size=8, delta=-1.0)[1] == replace(spec, number=number)
     assert [result.resumed_from for result in results(study)] == [None, 0, 0]
 
@@ -238,7 +237,7 @@ def test_a_trial_that_was_not_asked_to_the_end_is_asked_anew(study):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bstune.study.storage._stored", lambda trial, spec: None)
         asked_with(study, 0, 30)
-    finish_abandoned(study, "steps")
+    finish_abandoned(study, "steps", lambda worker: True)
     assert results(study) == []
     _, spec = asked_with(study, 0, 30)
     assert (spec.number, spec.max_steps, spec.batch_size) == (1, 30, 64)
@@ -269,7 +268,7 @@ def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, max_steps)
     for replicate in (0, 0, 1):  # the first one is cut short
         _, spec = ask_replicate(study, result, replicate, BUDGET, SPACE, stops)
         specs.append(spec)
-        finish_abandoned(study, "steps")
+        finish_abandoned(study, "steps", lambda worker: True)
     assert {(s.batch_size, s.lr, s.delta) for s in specs} == {(result.batch_size, result.lr, result.delta)}
     assert {(s.replicate_of, s.resumed_from, s.max_steps) for s in specs} == {(0, None, max_steps)}
     assert specs[1] == replace(specs[0], number=2)
@@ -309,7 +308,7 @@ def test_a_study_of_another_version_or_of_somebody_else_is_refused(opened, tmp_p
     study = optuna.create_study(study_name="toy", storage=url(tmp_path))
     for attribute, value, message in (
         ("theirs", "", "that is not bstune's: choose another name with study=NAME"),
-        (FROZEN_SETTINGS, "{}", r"begun by another version of bstune \(format 1; this one reads 2\)"),
+        (FROZEN_SETTINGS, "{}", r"begun by another version of bstune \(format 1; this one reads 3\)"),
         (FORMAT, 99, r"begun by another version of bstune \(format 99"),
     ):
         study.set_user_attr(attribute, value)
@@ -367,18 +366,20 @@ def test_other_samplers_are_refused(config, message):
 
 
 @pytest.mark.parametrize("name", ["tpe", "qmc", "frontier"])
-def test_trials_that_run_keep_their_trials_and_end_one_by_one(study, name, caplog):
+def test_trials_that_run_keep_their_trials_and_end_one_by_one(study, name):
     first, second = (asked(study, trial_index, name) for trial_index in (0, 1))
     assert next_trial_index(study, 10) == 2
     assert [spec.trial_index for spec in running(study)] == [0, 1]
-    fail_one(study, first[1], "ended with status 9")
-    point = f"B {first[1].batch_size}, lr {first[1].lr:g}"
-    assert caplog.messages == [f"trial 0 ({point}): its process ended with status 9; it is asked again"]
+    run(study, first, lambda spec: TrialResult.unmeasured(spec, "failed", message="its process ended with status 9"))
     assert running(study) == [second[1]], "the other one goes on"
     again = asked(study, 0, name)[1]
     assert again == replace(first[1], number=2)
     run(study, second)
     assert running(study) == [again]
+    claimed = ask(study, 0, BUDGET, SPACE, built(name), stops=True, worker="of another process")
+    assert claimed is None, "another process has begun one at this index"
+    assert running(study, "of another process") == []
+    assert results(study)[-1].trial_index == 1, "what was claimed in vain is no trial"
     assert (next_trial_index(study, 10), next_trial_index(study, 2)) == (2, None)
 
 

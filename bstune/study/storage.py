@@ -147,27 +147,26 @@ def open_study(
             study = optuna.create_study(study_name=name, storage=storage, directions=directions)
         except DuplicatedStudyError:
             study = optuna.load_study(study_name=name, storage=storage)
-            _wait_until_made(study)
-        if FORMAT in study.user_attrs or FROZEN_SETTINGS in study.user_attrs:
-            _check_continued(study, frozen_settings)
-            _check_output(study, output)
-            return study
-        if study.get_trials(deepcopy=False) or study.directions != directions:
-            raise StudyError(
-                f"the storage has a study {name!r} that is not bstune's: choose another name with study=NAME"
-            )
-        made = {STUDY_ID: uuid.uuid4().hex, OUTPUT: str(output), DEVICE: device, ARGUMENTS: list(arguments)}
-        for key, value in {**made, FROZEN_SETTINGS: dump_json(frozen_settings), FORMAT: FORMAT_VERSION}.items():
+            if not _being_made(study):
+                _check_continued(study, frozen_settings)
+                _check_output(study, output)
+                return study
+        made = {FORMAT: FORMAT_VERSION, STUDY_ID: uuid.uuid4().hex, OUTPUT: str(output), DEVICE: device}
+        made |= {ARGUMENTS: list(arguments), FROZEN_SETTINGS: dump_json(frozen_settings)}  # the last one: it is made
+        for key, value in made.items():
             study.set_user_attr(key, value)
     return study
 
 
-def _wait_until_made(study: optuna.Study) -> None:
-    """Wait for another process that is about to make an empty study; one that was killed meanwhile never will."""
-    for wait in RETRY_SECONDS:
-        if FORMAT in study.user_attrs or study.get_trials(deepcopy=False):
-            return
+def _being_made(study: optuna.Study) -> bool:
+    """Wait for a process that is making this study; return whether it has gone before it was done."""
+    for wait in (*RETRY_SECONDS, 0.0):
+        attributes = study.user_attrs
+        foreign = study.get_trials(deepcopy=False) or any(not key.startswith("bstune:") for key in attributes)
+        if FROZEN_SETTINGS in attributes or foreign:
+            return False
         time.sleep(wait)
+    return True
 
 
 def find_study(name: str, url: str) -> optuna.Study:

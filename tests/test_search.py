@@ -1,0 +1,169 @@
+"""The loop of every process that works on a study: whose trials are whose, what fails, and where it is asked again."""
+
+import json
+import threading
+from contextlib import suppress
+from dataclasses import replace
+
+import optuna
+import pytest
+from rich.console import Console
+from toolbox import make_result, table_rows, trials_of, write_rows
+
+from bstune.core.errors import StudyError
+from bstune.core.records import TrialResult, TrialSpec
+from bstune.study.lease import PREFIX, Leases
+from bstune.study.prepare import compose_checked, prepare
+from bstune.study.run import run_study, run_worker
+from bstune.study.search import check_failures
+from bstune.study.storage import CUT_SHORT, TRIAL_INDEX, claim, connect, find_study, next_trial_index
+from bstune.trial.backend import TrialBackend
+
+OPTIONS = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")
+OPTIONS += ("search.objective=steps", "search.replicates=1", "search.precision=null", "sampler=random")
+
+
+class Answers(TrialBackend):
+    """Reaches the target after 100 steps, unless ``does`` raises."""
+
+    def __init__(self, does=lambda spec: None, device_kind="gpu A"):
+        self.does, self.device_kind = does, device_kind
+
+    def step_time(self, batch_size):
+        return 0.01
+
+    def run(self, spec, folder, resumed_from):
+        self.does(spec)
+        return make_result(**spec.trial_fields(), steps=100, history=((100, 0.1),), seconds_per_step=0.01)
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """Return what prepares the study with a backend, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "t.jsonl", table_rows())
+    return lambda backend, *options: prepare(compose_checked([*OPTIONS, *options]), backend=backend)
+
+
+def run(prepared):
+    return run_study(prepared, list(OPTIONS), Console(width=200))
+
+
+def failing(numbers, error=ValueError("bad luck")):
+    def does(spec):
+        if spec.number in numbers:
+            raise error
+
+    return does
+
+
+def test_what_a_trial_raises_is_its_own_end(study, tmp_path, capsys):
+    done = run(study(Answers(failing({0, 3, 4})), "search.trials=4"))
+    failed = [trial for trial in done if trial.status == "failed"]
+    assert [(trial.number, trial.trial_index) for trial in failed] == [(0, 0), (3, 2), (4, 2)]
+    assert failed[0].message.startswith("ValueError: bad luck (test_search.py:")
+    points = {trial.number: (trial.batch_size, trial.lr, trial.seed) for trial in done}
+    assert points[1] == points[0], "asked again"
+    assert points[4] == points[3] != points[5], "and after two tries elsewhere"
+    assert [trial.trial_index for trial in done if trial.status == "reached"][:4] == [0, 1, 2, 3]
+    assert "failed at step 0 (-), " in capsys.readouterr().out
+    assert trials_of(tmp_path / "outputs" / "replay") == done
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(StopIteration("the loader is empty"), "StopIteration"), (MemoryError(), "MemoryError")]
+)
+def test_the_first_three_trials_fail_and_end_the_study_with_the_users_frames(study, error, kind):
+    with pytest.raises(StudyError, match=rf"(?s)the first 3 trials all failed, .*{kind}.*test_search.py:\d+ in does: "):
+        run(study(Answers(failing(range(99), error))))
+    assert len(run(study(Answers(), "search.trials=4"))) == 3 + 4 + 1, "and the same command goes on"
+
+
+def trial(status, message=None):
+    return make_result(status=status, message=message)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ends"),
+    [
+        ("ff", False),
+        ("fff", True),
+        ("ccc", False),  # cut short
+        ("fcfcf", True),
+        ("fdff", False),
+        ("r" + 9 * "f", False),
+        ("r" + 10 * "f", True),
+        ("r" + 5 * "f" + "o" + 5 * "f", False),
+    ],
+)
+def test_how_many_failures_end_a_study(statuses, ends):
+    kinds = {"r": "reached", "d": "diverged", "o": "oom", "f": "failed", "c": "failed"}
+    done = [trial(kinds[one], CUT_SHORT if one == "c" else None) for one in statuses]
+    if ends:
+        with pytest.raises(StudyError, match="trials (all )?failed"):
+            check_failures(done)
+    else:
+        check_failures(done)
+
+
+def test_each_index_is_claimed_once_however_many_claim_at_once(study, tmp_path):
+    url = f"sqlite:///{tmp_path}/bstune.db"
+    storage = connect(url)
+    optuna.create_study(study_name="s", storage=storage)
+
+    def work(worker):
+        mine = optuna.load_study(study_name="s", storage=connect(url))
+        while (index := next_trial_index(mine, 12)) is not None:
+            if (claimed := claim(mine, index, worker)) is not None:
+                mine.tell(claimed, 1.0)
+
+    threads = [threading.Thread(target=work, args=(str(number),)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done = optuna.load_study(study_name="s", storage=storage).get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+    assert sorted(one.user_attrs[TRIAL_INDEX] for one in done) == list(range(12))
+
+
+def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_path, capsys):
+    """The owner's third trial waits until a worker on another device has run what was left."""
+    joined = []
+
+    def join(spec):
+        if spec.number == 2:
+            worker = study(Answers(device_kind="gpu B"), "output=elsewhere", "search.trials=6")
+            joined.append(run_worker(worker, find_study("replay", "sqlite:///bstune.db"), Console(width=200)))
+
+    done = run(study(Answers(join), "search.trials=6"))
+    assert joined == [3]
+    out = capsys.readouterr().out
+    assert "joins study replay, run by " in out
+    assert "its seconds are those of gpu A: trials on gpu B give steps only" in out
+    searched = [one for one in done if one.replicate_of is None]
+    assert sorted(one.trial_index for one in searched) == list(range(6))
+    assert [one.seconds_per_step for one in searched] == [0.01, 0.01, 0.01, None, None, None]
+    assert trials_of(tmp_path / "outputs" / "replay") == done
+
+
+def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path):
+    """A worker on another machine dies in the middle of a trial; the owner, which runs meanwhile, gives it up."""
+    asked = []
+
+    def does(spec):
+        asked.append(spec.trial_index)
+        if spec.number == 1:
+            other = find_study("replay", "sqlite:///bstune.db")
+            gone = Leases(other, "worker", 60)
+            gone.own = replace(gone.own, ended=True)
+            gone._write(gone.own)
+            claim(other, 2, gone.own.id).set_user_attr("bstune:spec", json.dumps(spec_at(spec, 2, 2)))
+
+    done = run(study(Answers(does), "search.trials=4"))
+    assert asked[:4] == [0, 1, 2, 3]
+    (failed,) = [one for one in done if one.status == "failed"]
+    assert (failed.number, failed.trial_index, failed.message) == (2, 2, CUT_SHORT)
+
+
+def spec_at(spec, number, trial_index):
+    return {**vars(spec), "number": number, "trial_index": trial_index}
