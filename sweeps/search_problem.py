@@ -126,12 +126,14 @@ def make_benchmark(
     for option, factor in (("lr_factor", lr_factor), ("budget_factor", budget_factor)):
         if not (math.isfinite(factor) and factor > 0):
             raise ConfigError(f"sweep.experiment.{option} must be a positive number, but got {factor}")
-    best = table.best(target)
-    if best is None:
+    times = {cell: time for cell in table.cells if (time := median_time(table, *cell, target)) is not None}
+    if not times:
         why = unusable_target(table, target) or (
             f"in no cell do more than half the runs reach {target}: choose a target that is easier to reach"
         )
         raise TableError(f"{name}: {why}")
+    fastest_cell = min(times, key=lambda cell: (times[cell], cell))
+    best = (*fastest_cell, times[fastest_cell])
     b_crit = critical(dense_points(table, target))
     if objective == "curve" and b_crit is None:
         raise TableError(
@@ -155,16 +157,18 @@ def make_benchmark(
         seconds_per_step=tuple(seconds.values()),
         noise_scale=b_crit,
     )
-    return Benchmark(name, table, problem, best, _frontier_seconds(table, target), b_crit)
-
-
-def _frontier_seconds(table: Table, target: Target) -> float:
     cheapest: dict[int, float] = {}
-    for batch_size, lr in table.cells:
-        seconds = table.median_time(batch_size, lr, target)
-        if seconds is not None:
-            cheapest[batch_size] = min(seconds, cheapest.get(batch_size, math.inf))
-    return sum(cheapest.values())
+    for (batch_size, _), time in times.items():
+        cheapest[batch_size] = min(time, cheapest.get(batch_size, math.inf))
+    return Benchmark(name, table, problem, best, sum(cheapest.values()), b_crit)
+
+
+def median_time(table: Table, batch_size: float, lr: float, target: Target) -> float | None:
+    """Return the median time to target in seconds over the seeds; None if half of them did not reach it."""
+    draws = math.lcm(*{len(runs) for runs in table.cells.values()})
+    outcomes = [table.read(batch_size, lr, target, (i + 0.5) / draws) for i in range(draws)]
+    middle = statistics.median(o.steps * o.seconds_per_step if o.steps is not None else math.inf for o in outcomes)
+    return middle if math.isfinite(middle) else None
 
 
 def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
@@ -243,7 +247,7 @@ def run_search(
         incumbent = search.incumbent(finished)
         if incumbent is None:
             continue
-        seconds = benchmark.table.median_time(incumbent.batch_size, incumbent.lr, benchmark.problem.target)
+        seconds = median_time(benchmark.table, incumbent.batch_size, incumbent.lr, benchmark.problem.target)
         ratio = None if seconds is None else seconds / benchmark.best[2]
         if not path or path[-1][1] != ratio:
             path.append((spent / benchmark.unit, ratio))

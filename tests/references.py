@@ -3,9 +3,9 @@
     python tests/references.py record FILE      # before the change
     python tests/references.py compare FILE     # after it: exit status 1 and the names of what differs
 
-Replayed studies (three tables, three samplers, four objectives), ``digits`` under objective ``steps``, the quick
-comparison of searches, and the keys of a survey. Numbers are compared exactly, as sorted lists, so that a key may get
-another name; seconds of what really trains are left out.
+Replayed studies (three tables, three samplers, four objectives), ``digits`` under objective ``steps``, and the quick
+comparison of searches. Numbers are compared exactly, as sorted lists, so that a key may get another name; seconds of
+what really trains are left out.
 """
 
 import itertools
@@ -21,7 +21,6 @@ from typing import Any
 TABLES = ("fashion_mlp", "mnist_cnn", "cifar_mlp")
 SAMPLERS = ("frontier", "tpe", "random")
 OBJECTIVES = ("time", "steps", "both", "curve")
-STATUSES = {"budget": "censored"}  # former names
 # Of what trains: parts of keys that are left out.
 MEASURED = ("second", "time", "version", "device", "scale_out", "pareto")
 
@@ -34,13 +33,6 @@ def numbers(value: Any, leave_out: tuple[str, ...] = ("version",)) -> list[str]:
     if isinstance(value, list):
         return sorted(itertools.chain.from_iterable(numbers(item, leave_out) for item in value))
     return [repr(float(value))] if isinstance(value, int | float) and not isinstance(value, bool) else []
-
-
-def keys(value: Any, prefix: str = "") -> list[str]:
-    """Return the dotted keys of nested mappings, sorted."""
-    if not isinstance(value, dict):
-        return [prefix.removesuffix(".")]
-    return sorted(itertools.chain.from_iterable(keys(item, f"{prefix}{key}.") for key, item in value.items()))
 
 
 def bstune(folder: Path, *arguments: str) -> None:
@@ -58,7 +50,7 @@ def study(folder: Path, leave_out: tuple[str, ...], *arguments: str) -> dict[str
     bstune(folder, "bstune", *arguments, "study=s", "output=out", "mlflow.enabled=false", "hardware.enabled=false")
     rows = [json.loads(line) for line in (folder / "out/trials.jsonl").read_text().splitlines()]
     return {
-        "trials": [[STATUSES.get(row["status"], row["status"]), *numbers(row, leave_out)] for row in rows],
+        "trials": [[row["status"], *numbers(row, leave_out)] for row in rows],
         "curve": numbers(json.loads((folder / "out/curve.json").read_text()), leave_out),
     }
 
@@ -83,15 +75,9 @@ def benchmark(folder: Path) -> dict[str, Any]:
     }
 
 
-def survey(folder: Path) -> dict[str, Any]:
-    """Survey the hardware for ``digits``; its numbers are measured, so only the keys are compared."""
-    bstune(folder, "bstune", "survey", "workload=digits", "hardware.seconds=5", "output=out")
-    return {"keys": keys(json.loads((folder / "out/hardware.json").read_text()))}
-
-
 def collect() -> dict[str, Any]:
     """Run every case, two at a time."""
-    cases = {"benchmark": (benchmark,), "survey": (survey,), "digits": (digits,)}
+    cases = {"benchmark": (benchmark,), "digits": (digits,)}
     cases |= {"/".join(case): (replayed, *case) for case in itertools.product(TABLES, SAMPLERS, OBJECTIVES)}
 
     def run(case: tuple[Any, ...]) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def _slope(x: Array, y: Array) -> Any:
 
 
 def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
-    """Return the phrase that says which rules an interval of the exponent fits; ``exponents`` of the rules are in rising order."""
+    """Return a phrase: which rules fit an interval of the exponent. ``exponents`` of the rules are in rising order."""
     fitting = [name for name, exponent in exponents.items() if low <= exponent <= high]
     if len(fitting) == 1:
         return "no scaling, as none says" if fitting == ["none"] else f"as {fitting[0]} says"

@@ -144,8 +144,7 @@ def _same_point(a: TrialResult, b: TrialResult) -> bool:
 
 def _replicates(trials: Sequence[TrialResult]) -> Runs:
     """Return the finished replicates of each candidate, by its number; of one that was continued the last part."""
-    originals = {trial.number for trial in trials if trial.reached and trial.replicate_of is None}
-    runs = [trial for trial in trials if trial.replicate_of in originals and trial.status != "failed"]
+    runs = [trial for trial in trials if trial.replicate_of is not None and trial.status != "failed"]
     continued = {trial.resumed_from for trial in runs}
     replicates: dict[int, tuple[TrialResult, ...]] = {}
     for trial in sorted(runs, key=lambda trial: trial.number):

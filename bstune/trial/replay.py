@@ -99,17 +99,10 @@ class Table:
         nearest corner's. A corner that was not recorded is its nearest recorded cell, in (log B, log lr). Of several
         runs in a cell, one is drawn by ``seed``, the same place in every cell.
         """
-        return self._read(batch_size, lr, target, float(np.random.default_rng(seed).random()))
+        return self.read(batch_size, lr, target, float(np.random.default_rng(seed).random()))
 
-    def median_time(self, batch_size: float, lr: float, target: Target) -> float | None:
-        """Return the median time to target in seconds over the seeds; None if half of them did not reach it."""
-        draws = math.lcm(*{len(runs) for runs in self.cells.values()})
-        outcomes = [self._read(batch_size, lr, target, (i + 0.5) / draws) for i in range(draws)]
-        times = [o.steps * o.seconds_per_step if o.steps is not None else math.inf for o in outcomes]
-        middle = median(times)
-        return middle if math.isfinite(middle) else None
-
-    def _read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
+    def read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
+        """Return :meth:`outcome` with, of a cell's runs in the order of their seeds, the one at ``share`` of them."""
         corners = [
             (self._draw(size, rate, share), size_weight * rate_weight)
             for size, size_weight in _bracket(self.batch_sizes, batch_size)
@@ -134,14 +127,6 @@ class Table:
             distance = ((np.log(list(self.cells)) - np.log([batch_size, lr])) ** 2).sum(axis=1)
             runs = list(self.cells.values())[int(distance.argmin())]
         return runs[min(int(share * len(runs)), len(runs) - 1)]
-
-    def best(self, target: Target) -> tuple[int, float, float] | None:
-        """Return batch size, learning rate and median time of the fastest cell; None if none reached the target."""
-        times = [(time, cell) for cell in self.cells if (time := self.median_time(*cell, target)) is not None]
-        if not times:
-            return None
-        time, cell = min(times)
-        return (*cell, time)
 
 
 def _bracket(values: Sequence[float], value: float) -> list[tuple[Any, float]]:

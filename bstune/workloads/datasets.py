@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from bstune.core.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
-TIMEOUT_SECONDS = (5.0, 15.0)  # to connect; between two reads
 
 
 @dataclass(frozen=True)
@@ -256,8 +255,8 @@ def _fetch(source: Source, folder: Path, remote_name: str, names: Sequence[str],
     """Return the verified bytes of ``names``, which the remote file holds, from the first mirror that has them."""
     failures = []
     # pooch's downloader alone: Decompress refuses a file that the server has unwrapped already, and Untar follows an
-    # archive's links out of its folder on Python 3.11 (no extraction filter).
-    download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**16, timeout=TIMEOUT_SECONDS)
+    # archive's links out of its folder on Python 3.11 (no extraction filter). 5 s to connect, 15 s between two reads.
+    download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**16, timeout=(5.0, 15.0))
     for url in (mirror + remote_name for mirror in source.mirrors):
         logger.info("downloading %s", url)
         try:
