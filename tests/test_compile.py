@@ -252,8 +252,8 @@ def test_the_next_trial_takes_the_code_from_the_disk(warned):
 
 
 @pytest.mark.usefixtures("cold")
-def test_without_a_compiler_the_training_is_eager(monkeypatch):
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "/nowhere/g++"))
-    result, _ = train(learner)
+def test_without_a_compiler_the_training_is_eager():
+    with torch._inductor.config.patch({"cpp.cxx": (None, "/nowhere/g++")}):
+        result, _ = train(learner)
     assert result.steps == 12
     assert result.message.startswith("trained eagerly, as compile=default failed: InvalidCxxCompiler")

@@ -1,3 +1,4 @@
+import atexit
 import collections
 import copy
 import json
@@ -390,6 +391,9 @@ class Local(Regression):
         (callback,) = (c for c in self.trainer.callbacks if isinstance(c, NoiseScale))
         if self.trainer.is_global_zero:
             self.path.write_text(json.dumps(callback.measurements))
+
+    def teardown(self, stage):
+        atexit.register(torch.distributed.destroy_process_group)  # gloo's threads abort a process that leaves them
 
 
 @pytest.mark.slow

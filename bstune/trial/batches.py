@@ -231,9 +231,8 @@ class TrainBatches:
                 images = self._augment(images, self._augment_generator, **options)
             elif mirror is not None:
                 images = torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)
-            for x, y in zip(
-                *(whole.split_with_sizes(self.micro_batch_sizes) for whole in (images, labels)), strict=True
-            ):
+            parts = (whole.split_with_sizes(self.micro_batch_sizes) for whole in (images, labels))
+            for x, y in zip(*parts, strict=True):
                 yield self._normalise(x), y
 
 
@@ -298,8 +297,8 @@ def stream_of(batches: object) -> IndexStream:
 def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed: int) -> DataLoader[Any]:
     """Return a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled and without end.
 
-    A resumed trial gets the same examples in the same order. What reading them draws from the generators of Python,
-    numpy and torch is repeated too, but not in worker processes, nor what is drawn from generators of the data set.
+    A resumed trial reads the same examples and draws the same numbers from the generators of Python, numpy and torch,
+    but not in worker processes, nor from generators of the data set.
     """
     if not isinstance(loader, DataLoader):
         raise ConfigError(
