@@ -2,7 +2,6 @@
 
 import json
 import threading
-from contextlib import suppress
 from dataclasses import replace
 
 import optuna
@@ -11,12 +10,11 @@ from rich.console import Console
 from toolbox import make_result, table_rows, trials_of, write_rows
 
 from bstune.core.errors import StudyError
-from bstune.core.records import TrialResult, TrialSpec
-from bstune.study.lease import PREFIX, Leases
+from bstune.study.lease import Leases
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.run import run_study, run_worker
 from bstune.study.search import check_failures
-from bstune.study.storage import CUT_SHORT, TRIAL_INDEX, claim, connect, find_study, next_trial_index
+from bstune.study.storage import CUT_SHORT, TRIAL_INDEX, claim, connect, find_study, next_trial_index, running
 from bstune.trial.backend import TrialBackend
 
 OPTIONS = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")
@@ -49,7 +47,10 @@ def run(prepared):
     return run_study(prepared, list(OPTIONS), Console(width=200))
 
 
-def failing(numbers, error=ValueError("bad luck")):
+BAD_LUCK = ValueError("bad luck")
+
+
+def failing(numbers, error=BAD_LUCK):
     def does(spec):
         if spec.number in numbers:
             raise error
@@ -100,7 +101,7 @@ def test_how_many_failures_end_a_study(statuses, ends):
     kinds = {"r": "reached", "d": "diverged", "o": "oom", "f": "failed", "c": "failed"}
     done = [trial(kinds[one], CUT_SHORT if one == "c" else None) for one in statuses]
     if ends:
-        with pytest.raises(StudyError, match="trials (all )?failed"):
+        with pytest.raises(StudyError, match=r"trials (all )?failed"):
             check_failures(done)
     else:
         check_failures(done)
@@ -127,15 +128,24 @@ def test_each_index_is_claimed_once_however_many_claim_at_once(study, tmp_path):
 
 
 def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_path, capsys):
-    """The owner's third trial waits until a worker on another device has run what was left."""
+    """The owner's third trial lasts until a worker on another device has run what was left."""
     joined = []
 
-    def join(spec):
-        if spec.number == 2:
-            worker = study(Answers(device_kind="gpu B"), "output=elsewhere", "search.trials=6")
-            joined.append(run_worker(worker, find_study("replay", "sqlite:///bstune.db"), Console(width=200)))
+    def work():
+        worker = study(Answers(device_kind="gpu B"), "output=elsewhere", "search.trials=6")
+        joined.append(run_worker(worker, find_study("replay", "sqlite:///bstune.db"), Console(width=200)))
 
-    done = run(study(Answers(join), "search.trials=6"))
+    thread = threading.Thread(target=work)
+
+    def last(spec):
+        if spec.number == 2:
+            thread.start()
+            mine = find_study("replay", "sqlite:///bstune.db")
+            while next_trial_index(mine, 6) is not None or len(running(mine)) > 1:
+                threading.Event().wait(0.01)
+
+    done = run(study(Answers(last), "search.trials=6"))
+    thread.join()
     assert joined == [3]
     out = capsys.readouterr().out
     assert "joins study replay, run by " in out

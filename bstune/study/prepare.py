@@ -49,7 +49,7 @@ class PreparedStudy:
     frozen_settings: Mapping[str, Any]  # flat, which must not change while a study goes on
     survey: "Survey | None"  # None where the hardware was not surveyed
     workers: Callable[[int], Workers] | None  # so many processes that train; None: trials run in this one
-    notes: Sequence[str]  # further lines of the printed plan
+    notes: list[str]  # further lines of the printed plan
 
     def open_runner(self, count: int | None = None) -> Workers | InProcess:
         """Return what runs the trials, ``search.workers`` or ``count`` at a time."""
