@@ -15,7 +15,7 @@ from toolbox import entries, trials_of
 from bstune import conf
 from bstune.__main__ import main
 from bstune.core.errors import ConfigError
-from bstune.study.run import worth_continuing
+from bstune.study.search import worth_continuing
 
 WORKLOADS = sorted(path.stem for path in (Path(conf.__file__).parent / "workload").glob("*.yaml"))
 LISTED = f"workloads: {', '.join(WORKLOADS)}"

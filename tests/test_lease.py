@@ -71,6 +71,7 @@ def test_process_of_this_machine_is_dead_at_once(study, ended):
     process = subprocess.Popen(["sleep", "60"])
     started = process_started(process.pid)
     process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     if ended != "killed and not waited for":
         process.wait()
     pid = os.getpid() if ended == "recycled" else process.pid

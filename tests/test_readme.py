@@ -72,6 +72,7 @@ def test_a_projects_own_workload(tmp_path, monkeypatch, bstune):
     (command,) = [block for block in blocks("sh") if "my_configs" in block]
     _, _, _, *arguments = shlex.split(command)
     options = ("search.trials=6", "search.replicates=0", "search.objective=steps", "mlflow.enabled=false")
+    options += ("search.workers=0",)  # another process would not find the module
     status, out, err = bstune(*arguments, *options)
     assert (status, err) == (0, "")
     assert "val/accuracy >= 0.9" in out
