@@ -9,7 +9,6 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +16,8 @@ from urllib.parse import urlsplit
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Sweep
 from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate as hydra_instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
@@ -426,18 +427,20 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
     """
     kept = []
     for argument in arguments:
-        name, equals, value = argument.partition("=")
-        group = name.lstrip("+")
-        choice: Any = value
-        if group in GROUPS and equals:
-            with suppress(YAMLError):  # Hydra says what is wrong with it
-                choice = safe_load(value)
-            if not isinstance(choice, str | list) and not (group == "schedule" and choice is None):
-                raise ConfigError(f"{group} must be the name of a choice, but got {argument}")
+        name, _, value = argument.partition("=")
         if "~" in value and not re.search(r"['\"\\,]|^[\[{]", value):
             argument = f"{name}='{value}'"
-        if choice is not None:
-            kept.append(argument)
+        group, choice = name.lstrip("+"), None
+        if group in GROUPS:
+            try:
+                choice = OverridesParser.create().parse_override(argument).value()
+            except HydraException as error:
+                raise ConfigError(plain_error(error)) from error
+            if choice is None and group == "schedule":
+                continue
+            if not isinstance(choice, str | list | Sweep) or (isinstance(choice, str) and not 0 < len(choice) <= 200):
+                raise ConfigError(f"{group} must be the name of a choice, but got {argument[:200]}")
+        kept.append(argument)
     return kept
 
 

@@ -145,6 +145,8 @@ def test_types_and_bounds(must, overrides):
         ("output=~no-such-user/x", "output: there is no home directory ~no-such-user, but got '~no-such-user/x'"),
         ("mlflow.uri='http://[::1'", "mlflow.uri must be a URL: Invalid IPv6 URL, but got 'http://[::1'"),
         ("schedule=1", "schedule must be the name of a choice, but got schedule=1"),
+        ("scaling=nan", "scaling must be the name of a choice, but got scaling=nan"),
+        (f"sampler={'x' * 300}", "sampler must be the name of a choice, but got sampler=xxx"),
         ("sampler=null", "sampler must be the name of a choice, but got sampler=null"),
         ("hardware.scale_out.devices=[0]", "hardware.scale_out.devices.0 must be at least 1, but got 0"),
         ("search.batch_size.low=9999", "search.batch_size: low must be at most high, but got low=9999 and high=1200"),

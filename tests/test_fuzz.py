@@ -88,7 +88,7 @@ def test_any_value_ends_in_a_study_or_in_a_plain_line(bstune, tmp_path, monkeypa
             signal.alarm(0)
         plain = "Traceback" not in out + err and (status == 0 or (status == 2 and err.startswith("error: ")))
         outside = entries(folder.parent) != ["here"] and name not in PLACES
-        if not plain or outside or len(err) > 2000:
+        if not plain or outside:
             faults.append((arguments[-1][:200], status, err[-2000:], entries(folder.parent)))
     signal.signal(signal.SIGALRM, before)
     assert not faults, "\n".join(map(str, faults))
