@@ -172,7 +172,7 @@ def _without_stop_iteration(name: str, step: Callable[..., Any]) -> Callable[...
         except StopIteration as error:
             raise RuntimeError(f"StopIteration in {name}").with_traceback(error.__traceback__) from error
 
-    checked.__wrapped__ = inspect.unwrap(step)  # type: ignore[attr-defined]  # Lightning reads its arguments
+    checked.__wrapped__ = inspect.unwrap(step)  # Lightning reads its arguments
     return checked
 
 
