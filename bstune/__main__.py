@@ -26,10 +26,12 @@ from bstune.config import (
     parse,
     plain_error,
     validate,
+    with_choices,
     without_plus,
 )
 from bstune.core.console import quieten, redact
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
+from bstune.core.files import expand_home
 from bstune.core.records import dump_json
 
 VERBS = {  # each is called with what stands after it, and raises what ends it
@@ -80,7 +82,7 @@ def tune(arguments: list[str]) -> None:
         parsed = parse(arguments)
         folder = ["--config-dir", str(Path(parsed.config_dir).absolute())] if parsed.config_dir else []
         return run(config, [*folder, *parsed.overrides])
-    arguments = without_plus(arguments)
+    arguments = with_choices(without_plus(arguments))
     if names & {"--help", "-h"} and "workload" not in names:
         arguments.append("workload=digits")  # the help shows a config, which is one of a workload
     sys.argv = [sys.argv[0], *arguments]  # Hydra reads it
@@ -159,7 +161,11 @@ def worker(arguments: list[str]) -> None:
     if not {"storage", "study"} <= given.keys():
         got = " ".join(arguments)
         raise ConfigError(f"bstune worker needs storage=URL and study=NAME of the study to join, but got {got}")
-    study = find_study(given["study"], given["storage"])
+    try:
+        url = expand_home(given["storage"])
+    except ValueError as error:
+        raise ConfigError(f"storage: {error}") from error
+    study = find_study(given["study"], url)
     config = compose_checked([*study.user_attrs[ARGUMENTS], *arguments])
     quieten(training=not is_replayed(config))
     console = Console()

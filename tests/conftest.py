@@ -8,11 +8,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import toolbox
+from postgres import Postgres, program
 from torch import Tensor, nn
 
 from bstune.__main__ import main
@@ -49,6 +51,21 @@ def bstune(
         return status, printed.out, printed.err
 
     return run
+
+
+@pytest.fixture
+def postgresql() -> Iterator[Postgres]:
+    """Start a PostgreSQL server of the test's own; its ``url()`` is that of an empty database."""
+    pytest.importorskip("psycopg2", reason="needs a PostgreSQL driver")
+    if program("initdb") is None:
+        pytest.skip("needs a PostgreSQL server")
+    # Below tmp_path another user could not enter.
+    with tempfile.TemporaryDirectory(prefix="bstune-postgresql-") as folder:
+        server = Postgres(Path(folder))
+        try:
+            yield server
+        finally:
+            server.stop("immediate")
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def prepare(
     names = (field.name for field in fields(SearchBudget) if field.name != "seed")
     budget = SearchBudget(seed=config.seed, **{name: config.search[name] for name in names})
     space = make_space(config) if backend is None else make_space(config, backend.lr_range)
-    files = Output(Path(config.output).expanduser().absolute())
+    files = Output(Path(config.output).absolute())
     check_writable(files.root / "trials.jsonl", f"output={config.output}")
     build_sampler(config.sampler, budget, 0)
     trial: TrialSpec | None = None
