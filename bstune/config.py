@@ -194,7 +194,13 @@ def _check_all_reduce(options: Any) -> list[tuple[Any, str]]:
 
 def _check_search(search: Any, info: Any) -> Any:
     """Check what ``search`` needs of other options, where those are valid."""
-    workload, trial, hardware = (info.data.get(name) for name in ("workload", "trial", "hardware"))
+    names = ("workload", "trial", "hardware", "protocol")
+    workload, trial, hardware, protocol = (info.data.get(name) for name in names)
+    if search.workers == 0 and protocol and protocol.trial_seconds is not None:
+        raise ValueError(
+            f"search.workers=0 runs trials in this process, which cannot end one after protocol.trial_seconds="
+            f"{protocol.trial_seconds:g}: use search.workers=1, or protocol.trial_seconds=null"
+        )
     for name in search.tune if workload else ():
         named = f"search.tune names {name!r}"
         if name not in workload.tunable:

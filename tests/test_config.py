@@ -165,6 +165,7 @@ def test_types_and_bounds(must, overrides):
         (f"{MOMENTUM}.integer=true", f"{MOMENTUM}: low and high of a whole number must be whole"),
         ("+workload.tunable.lr={key:workload.module.lr,low:0,high:1}", "workload.tunable: a study has lr already"),
         (f"search.tune=[momentum] {MU}", f"search: {MU} must name a number of the config, or null, but got nothing"),
+        ("search.workers=0 protocol.trial_seconds=9", "search.workers=0 runs trials in this process, which cannot end"),
         ("search.workers=2 hardware.enabled=false", "search.workers=2: seconds per step are the survey's, measured"),
         ("search.trails=3", "unknown option search.trails: did you mean search.trials?; --help lists the options"),
         ("+search.trails=3", "unknown option search.trails: did you mean search.trials?; --help lists the options"),

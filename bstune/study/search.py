@@ -84,7 +84,8 @@ class Search:
                         self._replicate(runner)
                 except BaseException:  # an interruption too: what has finished meanwhile is stored all the same
                     for finished in runner.poll():
-                        if finished.record is not None:
+                        # One that has failed may have been ended with this process.
+                        if finished.record is not None and finished.record.status != "failed":
                             self._store(finished)
                     raise
             if self._prepared.config.search.workers > 1:  # nothing beside them, so that their seconds are measured
