@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from bstune.core import interruption
 from bstune.core.console import quieten, redact
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
+from bstune.core.files import expand_home
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -77,7 +78,7 @@ def explain(error: BstuneError) -> int:
 def tune(arguments: list[str]) -> None:
     """Run a study, or one trial; or do what is asked of Hydra's command line."""
     # hydra: a quarter of a second
-    from bstune.config import CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION, parse, plain_error, without_plus
+    from bstune.config import CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION, parse, plain_error, with_choices, without_plus
 
     names = {argument.split("=", 1)[0].lstrip("+~") for argument in arguments}
     if not names & HYDRAS_OWN and not any(name.startswith("hydra.") for name in names):
@@ -88,7 +89,7 @@ def tune(arguments: list[str]) -> None:
         parsed = parse(arguments)
         folder = ["--config-dir", str(Path(parsed.config_dir).absolute())] if parsed.config_dir else []
         return run(config, [*folder, *parsed.overrides])
-    arguments = without_plus(arguments)
+    arguments = with_choices(without_plus(arguments))
     if names & {"--help", "-h"} and "workload" not in names:
         arguments.append("workload=digits")  # the help shows a config, which is one of a workload
     sys.argv = [sys.argv[0], *arguments]  # Hydra reads it
@@ -181,7 +182,11 @@ def worker(arguments: list[str]) -> None:
     if not {"storage", "study"} <= given.keys():
         got = " ".join(arguments)
         raise ConfigError(f"bstune worker needs storage=URL and study=NAME of the study to join, but got {got}")
-    study = find_study(given["study"], given["storage"])
+    try:
+        url = expand_home(given["storage"])
+    except ValueError as error:
+        raise ConfigError(f"storage: {error}") from error
+    study = find_study(given["study"], url)
     config = compose_checked([*study.user_attrs[ARGUMENTS], *arguments])
     quieten(training=not is_replayed(config))
     console = Console()

@@ -122,7 +122,6 @@ def test_records_and_errors_come_back(toy_train, tmp_path):
         assert (first.spec.number, first.error) == (1, None)
         devices = {first.result().device, second.result().device}
         assert len(devices) == 2, "they were two processes"
-        # each process opens what trains once, and goes on after an error
         for batch_size, message in ((1, "LookupError: no such thing"), (2, "Odd: this and that"), (5, "SystemExit: 1")):
             workers.start(spec(batch_size), output, None)
             finished = workers.wait()
@@ -134,7 +133,10 @@ def test_records_and_errors_come_back(toy_train, tmp_path):
         with pytest.raises(ConfigError, match="no such option"):
             workers.wait().result()
         workers.start(spec(6), output, None)  # an interruption is none of its business
-        assert workers.wait().result().device in devices
+        opened = workers.wait().result().device
+        assert opened not in devices, "a process is not used again after an error"
+        workers.start(spec(64), output, None)
+        assert workers.wait().result().device == opened, "but otherwise it is, and opens what trains once"
         # what went well comes first
         workers.start(spec(9, 1), output, None)
         workers.start(spec(64, 2), output, None)

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from multiprocessing import forkserver
 from types import FrameType
 from typing import NoReturn
@@ -58,6 +59,9 @@ def leave(status: int) -> NoReturn:
     """End this process and those it started, without what libraries do at the end, which may take long."""
     for process in multiprocessing.active_children():
         process.kill()
+        with suppress(ProcessLookupError):
+            if process.pid:  # and what the user's code started in its group, if it leads one
+                os.killpg(process.pid, signal.SIGKILL)
     server = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if server is not None:  # it ends by itself, but not before it has imported torch
         os.kill(server, signal.SIGKILL)

@@ -200,6 +200,7 @@ def _write_if_allowed(path: str, text: str) -> None:
 def _run(probe: TrialProbe, batch_size: int, sender: Connection, log: str, environment: Mapping[str, str]) -> None:
     """Run in the probe's process: send each phase as it begins, then the result or a ConfigError; print to ``log``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
+    os.setpgrp()  # with what the user's code starts
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
