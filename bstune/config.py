@@ -329,8 +329,8 @@ _StepTime = _section(
 )
 _Ceilings = _section(
     seconds=PositiveSeconds,
-    matrix_sizes=_listed(_whole(1, 2**16)),
-    copy_bytes=_listed(_whole(1, 2**40)),
+    matrix_sizes=_listed(_whole(1, 2**15)),
+    copy_bytes=_listed(_whole(1, 2**36)),
     traced_batch_sizes=_listed(PositiveFew),
 )
 _AllReduce = _section(
