@@ -6,16 +6,19 @@ A run composes its config once, by Hydra's compose API. What Hydra's own command
 
 import argparse
 import importlib
+import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.config import (
@@ -28,9 +31,10 @@ from bstune.config import (
     validate,
     without_plus,
 )
-from bstune.core.console import quieten, redact
+from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
 from bstune.core.records import dump_json
+from bstune.core.secrets import redact, remember, secrets_in_environment
 
 VERBS = {  # each is called with what stands after it, and raises what ends it
     "tune": "bstune.__main__:tune",
@@ -48,25 +52,27 @@ HYDRAS_OWN = {
 
 def main() -> int:
     """Run the command in ``sys.argv`` and return its exit status: 0, 2 for a user's error, 130 if interrupted."""
-    arguments = sys.argv[1:]
-    verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "tune"
+    given = sys.argv[1:]
+    verb = given.pop(0) if given and given[0] in VERBS else "tune"
     try:
         module, function = VERBS[verb].split(":")
-        getattr(importlib.import_module(module), function)(arguments)
-    except BstuneError as error:
-        if any(argument.lower() in ("debug=true", "debug=1") for argument in arguments):
-            raise
-        return explain(error)
+        with secrets_in_environment(given) as arguments:
+            getattr(importlib.import_module(module), function)(arguments)
+    except Exception as error:  # noqa: BLE001 (Python would print its traceback with the passwords in it)
+        return explain(error, any(argument.lower() in ("debug=true", "debug=1") for argument in given))
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return Interrupted.exit_status
     return 0
 
 
-def explain(error: BstuneError) -> int:
-    """Write an error as plain lines, without passwords, and return its exit status."""
-    sys.stderr.write(f"error: {redact(str(error))}\n")
-    return error.exit_status
+def explain(error: Exception, debug: bool = False) -> int:
+    """Write an error without passwords, as plain lines or as a traceback, and return its exit status."""
+    if isinstance(error, BstuneError) and not debug:
+        sys.stderr.write(f"error: {redact(str(error))}\n")
+    else:
+        sys.stderr.write(redact("".join(traceback.format_exception(error))))
+    return error.exit_status if isinstance(error, BstuneError) else 1
 
 
 def tune(arguments: list[str]) -> None:
@@ -85,10 +91,15 @@ def tune(arguments: list[str]) -> None:
         arguments.append("workload=digits")  # the help shows a config, which is one of a workload
     sys.argv = [sys.argv[0], *arguments]  # Hydra reads it
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what it would print, so that it ends as everything else
+    printed = io.StringIO()
     try:
-        _hydra_main()
+        # What Hydra prints of a config may hold passwords; what its jobs print is shown as it comes.
+        with nullcontext() if names & {"--multirun", "-m"} or not names & HYDRAS_OWN else redirect_stdout(printed):
+            _hydra_main()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(plain_error(error)) from error
+    finally:
+        sys.stdout.write(redact(printed.getvalue()))
 
 
 @hydra.main(version_base=HYDRA_VERSION, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)
@@ -98,10 +109,8 @@ def _hydra_main(config: DictConfig) -> None:
 
     try:
         run(validate(config, complete=complete), _job_arguments())
-    except BstuneError as error:
-        if config.get("debug"):
-            raise
-        sys.exit(explain(error))
+    except Exception as error:  # noqa: BLE001 (Hydra would print the job's options with it)
+        sys.exit(explain(error, bool(config.get("debug"))))
 
 
 def _job_arguments() -> list[str]:
@@ -159,7 +168,9 @@ def worker(arguments: list[str]) -> None:
     if not {"storage", "study"} <= given.keys():
         got = " ".join(arguments)
         raise ConfigError(f"bstune worker needs storage=URL and study=NAME of the study to join, but got {got}")
-    study = find_study(given["study"], given["storage"])
+    storage = str(OmegaConf.create({"storage": given["storage"]}).storage)  # it may be ${oc.env:...}
+    remember(storage)
+    study = find_study(given["study"], storage)
     config = compose_checked([*study.user_attrs[ARGUMENTS], *arguments])
     quieten(training=not is_replayed(config))
     console = Console()

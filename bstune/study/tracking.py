@@ -47,10 +47,10 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from bstune.config import flatten, to_dict
-from bstune.core.console import redact
 from bstune.core.errors import ConfigError
 from bstune.core.noise_scale import moving_estimate
 from bstune.core.records import TrialResult
+from bstune.core.secrets import redact, redact_patterns, redact_values
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import STUDY_ID, results
 
@@ -105,8 +105,8 @@ def check_uri(uri: str) -> None:
 def ui_command(uri: str) -> str:
     """Return the command that opens the MLflow UI on ``uri``, or a server's address; neither shows a password."""
     if uri.startswith(("http://", "https://")):
-        return re.sub("//[^/]*@", "//", uri)
-    shown = shlex.quote(uri) if redact(uri) == uri else '"$MLFLOW_TRACKING_URI"'
+        return re.sub("//[^/]*@", "//", redact_patterns(uri))
+    shown = shlex.quote(uri) if redact_patterns(uri) == uri else '"$MLFLOW_TRACKING_URI"'
     return f"{shlex.quote(sys.executable)} -m mlflow ui --backend-store-uri {shown}"
 
 
@@ -329,4 +329,4 @@ def logged_config(config: DictConfig) -> dict[str, str]:
         values["workload"]["module"] = OmegaConf.to_container(config.workload.module, resolve=False)
     for name in ("trial", "mlflow", "storage", "debug"):
         values.pop(name)
-    return {name: redact(str(value)) for name, value in flatten(values).items()}
+    return {name: str(value) for name, value in flatten(redact_values(values)).items()}
