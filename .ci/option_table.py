@@ -33,9 +33,15 @@ def allowed(schema: dict[str, Any]) -> str:
     if schema.get("type") == "array":
         return f"list of {allowed(schema['items'])}"
     names = {"integer": "integer", "number": "number", "boolean": "`true`, `false`", "string": "text", "null": "`null`"}
-    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    bounds = [f"{sign} {schema[name]:g}" for name, sign in signs.items() if name in schema]
+    ends = {"minimum": "from", "exclusiveMinimum": "over", "maximum": "to", "exclusiveMaximum": "below"}
+    bounds = [f"{word} {number(schema[name])}" for name, word in ends.items() if name in schema]
     return " ".join([names.get(schema.get("type", ""), "mapping"), *bounds])
+
+
+def number(value: float) -> str:
+    """Return a bound in few characters: 1000, 1e6, 4294967295."""
+    power = f"{value:.0e}".replace("e+", "e").replace("e-0", "e-").replace("e0", "e")
+    return power if float(power) == value and (value >= 1e5 or 0 < value < 1e-2) else f"{value:.10g}"
 
 
 def comments() -> dict[str, tuple[str, str]]:

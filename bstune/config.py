@@ -7,13 +7,17 @@ A config is composed by Hydra and stays an OmegaConf ``DictConfig``, whose refer
 import argparse
 import difflib
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Sweep
 from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate as hydra_instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
@@ -23,11 +27,13 @@ from pydantic_core import PydanticCustomError
 from yaml import YAMLError, safe_load
 
 from bstune.core.errors import BstuneError, ConfigError
+from bstune.core.files import expand_home
 from bstune.core.records import Budget, CompileMode, Objective, Target
 from bstune.core.search_space import BUDGET, MODULE
 from bstune.core.secrets import remember
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
+GROUPS = ("workload", "scaling", "sampler", "schedule")
 
 
 def _not_bool(value: object) -> object:
@@ -37,20 +43,74 @@ def _not_bool(value: object) -> object:
 
 
 _NUMBER = BeforeValidator(_not_bool)
-Whole = Annotated[int, _NUMBER]
-Count = Annotated[int, Field(ge=0), _NUMBER]
-Positive = Annotated[int, Field(ge=1), _NUMBER]
-Number = Annotated[float, _NUMBER]  # inf is one, and switches a limit off
-Limit = Annotated[float, Field(gt=0), _NUMBER]
-Finite = Annotated[float, Field(allow_inf_nan=False), _NUMBER]
-PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
-OverOne = Annotated[float, Field(gt=1, allow_inf_nan=False), _NUMBER]
-Share = Annotated[float, Field(ge=0, le=1), _NUMBER]
-PositiveShare = Annotated[float, Field(gt=0, le=1), _NUMBER]
-BelowOne = Annotated[float, Field(ge=0, lt=1), _NUMBER]
-AtLeastZero = Annotated[float, Field(ge=0), _NUMBER]
+
+
+def _whole(low: int, high: int) -> Any:
+    """Return the type of the integers from ``low`` to ``high``."""
+    return Annotated[int, Field(ge=low, le=high), _NUMBER]
+
+
+def _real(low: float, high: float) -> Any:
+    """Return the type of the numbers from ``low`` to ``high``; infinity and NaN are not among them."""
+    return Annotated[float, Field(ge=low, le=high, allow_inf_nan=False), _NUMBER]
+
+
+# Every number has a range. Its ends are far from what one needs; beyond them arithmetic or memory ends.
+Number = Annotated[float, _NUMBER]  # the one without: an end of a metric's range, which may be infinite
+Count = _whole(0, 10**15)  # of examples or steps; a float holds every one
+Positive = _whole(1, 10**15)
+Few = _whole(0, 10**6)
+PositiveFew = _whole(1, 10**6)
+Bytes = _whole(1, 2**60)
+Seed = _whole(0, 2**32 - 1)  # as numpy and Lightning take it
+Finite = _real(-1e15, 1e15)
+PositiveFinite = _real(1e-15, 1e15)
+Seconds = _real(0.0, 1e9)
+PositiveSeconds = _real(1e-6, 1e9)
+Sigma = _real(0.01, 100.0)
+OverOne = Annotated[float, Field(gt=1, le=1e6, allow_inf_nan=False), _NUMBER]
+Share = _real(0.0, 1.0)
+PositiveShare = _real(1e-6, 1.0)
+BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _NUMBER]
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true"]
-Text = Annotated[str, Field(min_length=1)]
+
+
+def _is_text(value: str) -> str:
+    """Refuse what no file name, database or terminal takes."""
+    if not value.strip():
+        raise PydanticCustomError("text", "must not be empty")
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in value):  # NUL is one; undecodable bytes
+        raise PydanticCustomError("text", "must not contain control characters")
+    return value
+
+
+def _is_name(value: str) -> str:
+    """Refuse a name that, as a path below a folder, leaves it or is no path."""
+    parts = value.split("/")
+    if any(part.strip() in ("", ".", "..") or len(part.encode()) > 200 for part in parts):
+        raise PydanticCustomError("text", "must be a name, or names with / between, of at most 200 bytes each")
+    return value
+
+
+def _is_one_name(value: str) -> str:
+    if "/" in _is_name(value):
+        raise PydanticCustomError("text", "must be a name without /")
+    return value
+
+
+def _is_uri(value: str) -> str:
+    try:
+        urlsplit(value).port  # noqa: B018  # raises for what is no address
+    except ValueError as error:
+        raise PydanticCustomError("text", "must be a URL: {reason}", {"reason": str(error)}) from error
+    return value
+
+
+Text = Annotated[str, Field(max_length=4000), AfterValidator(_is_text)]
+Name = Annotated[str, Field(max_length=400), AfterValidator(_is_text), AfterValidator(_is_name)]
+OneName = Annotated[str, Field(max_length=200), AfterValidator(_is_text), AfterValidator(_is_one_name)]
+HomePath = Annotated[Text, AfterValidator(expand_home)]  # a path, or a SQLite URL, with ~ for the home directory
+Uri = Annotated[str, Field(max_length=4000), AfterValidator(_is_uri), AfterValidator(expand_home)]  # empty: none
 Node = dict[str, Any]  # instantiated by Hydra: takes what its target takes
 
 
@@ -58,6 +118,11 @@ class Section(BaseModel):
     """A group of options; unknown ones are mistakes."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+
+def _listed(kind: Any) -> Any:
+    """Return the type of a list of some."""
+    return Annotated[list[kind], Field(min_length=1, max_length=1000)]
 
 
 def _section(base: Any = Section, **types: Any) -> Any:
@@ -130,7 +195,13 @@ def _check_all_reduce(options: Any) -> list[tuple[Any, str]]:
 
 def _check_search(search: Any, info: Any) -> Any:
     """Check what ``search`` needs of other options, where those are valid."""
-    workload, trial, hardware = (info.data.get(name) for name in ("workload", "trial", "hardware"))
+    names = ("workload", "trial", "hardware", "protocol")
+    workload, trial, hardware, protocol = (info.data.get(name) for name in names)
+    if search.workers == 0 and protocol and protocol.trial_seconds is not None:
+        raise ValueError(
+            f"search.workers=0 runs trials in this process, which cannot end one after protocol.trial_seconds="
+            f"{protocol.trial_seconds:g}: use search.workers=1, or protocol.trial_seconds=null"
+        )
     for name in search.tune if workload else ():
         named = f"search.tune names {name!r}"
         if name not in workload.tunable:
@@ -154,15 +225,61 @@ def _check_search(search: Any, info: Any) -> Any:
     return search
 
 
+class _Open(Section):
+    """Arguments of a node's target: those that are named here have a type."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+_Sampler = _section(  # the numbers of conf/sampler/
+    _Open,
+    sigma=(Sigma | None, None),
+    exponent_sigma=(Sigma | None, None),
+    noise_scale=(PositiveFinite | None, None),
+    n_startup_trials=(Few, 0),
+    policy=(
+        _section(
+            _Open,
+            particles=(_whole(10, 10_000), 10),
+            moves=(_whole(1, 1000), 1),
+            candidates=(_whole(10, 10_000), 10),
+            **dict.fromkeys(
+                ("initial_fraction", "max_growth", "max_first_growth", "probe_fraction"), (_real(1e-6, 1e6), 1)
+            ),
+            max_predicted_fraction=(_real(1e-6, 1e6), 1),
+            stop_factor=(OverOne, 2),
+            cost_weight=(_real(0.0, 1e6), 0),
+            random_fraction=(Share, 0),
+            curve_after=(_real(0.0, 1e6), 0),
+            curve_share=(Share, 0),
+        ),
+        None,
+    ),
+)
+
+
+def _check_sampler(sampler: Node, info: Any) -> Node:
+    """Check the numbers of a sampler that ships."""
+    if not str(sampler.get("_target_")).startswith(("bstune.search.", "optuna.samplers.")):
+        return sampler
+    try:
+        _Sampler.model_validate(sampler)
+    except ValidationError as error:
+        for one in error.errors():
+            if not OmegaConf.is_interpolation(info.context.sampler, str(one["loc"][0])):  # checked where it stands
+                raise ValueError(_line(".".join(["sampler", *map(str, one["loc"])]), one)) from error
+    return sampler
+
+
 _Budget = _section(steps=Positive, examples=Positive)
 _Target = _section(metric=Text, value=Finite, mode=Literal["min", "max"], bounds=(list[Number] | None, None))
-_Tunable = _section(key=str, low=Finite, high=Finite, log=(bool, False), integer=(bool, False))
+_Tunable = _section(key=Text, low=Finite, high=Finite, log=(bool, False), integer=(bool, False))
 _Tunables: Any = dict[str, _checked(_Tunable, _check_tunable)]  # type: ignore[misc]
 _Range = _section(low=Positive, high=Positive)
 _Workload = _section(
-    name=Text,
+    name=OneName,
     precision=Precision,
-    trials=Positive,
+    trials=PositiveFew,
     reference=_section(batch_size=PositiveFinite, lr=PositiveFinite),
     batch_size=_checked(_Range, _check_range),
     budget=_Budget,
@@ -171,19 +288,19 @@ _Workload = _section(
 )
 _Search = _section(
     objective=Objective,
-    trials=Positive,
-    seconds=Limit | None,
-    wall_seconds=Limit | None,
-    precision=Annotated[float, Field(gt=1), _NUMBER] | None,
-    replicates=Count,
-    candidates=Positive,
-    tune=list[str],
-    workers=Count,
-    lease_seconds=PositiveFinite,
+    trials=PositiveFew,
+    seconds=PositiveSeconds | None,
+    wall_seconds=PositiveSeconds | None,
+    precision=OverOne | None,
+    replicates=_whole(0, 1000),
+    candidates=_whole(1, 1000),
+    tune=list[Text],
+    workers=_whole(0, 1000),
+    lease_seconds=_real(0.1, 1e6),
     stratified=Share,
     batch_size=_checked(_section(_Range, multiple=Positive | None), _check_range),
 )
-_Trial = _section(batch_size=Positive | None, lr=PositiveFinite | None, seed=Count, total_steps=Whole | None)
+_Trial = _section(batch_size=Positive | None, lr=PositiveFinite | None, seed=Seed, total_steps=Count | None)
 _Protocol = _section(
     evaluation_ratio=OverOne,
     evaluation_share=PositiveShare,
@@ -191,45 +308,48 @@ _Protocol = _section(
     close_to_target=OverOne,
     micro_batch_size=Positive | None,
     warmup_steps=Count,
-    trial_seconds=PositiveFinite | None,
-    divergence=Limit,
+    trial_seconds=PositiveSeconds | None,
+    divergence=PositiveFinite,
     noise_scale_every=Positive | None,
 )
 _Memory = _section(
-    limit=Positive | None,
+    limit=Bytes | None,
     free_share=PositiveShare,
     relative=_section(cpu=BelowOne, cuda=BelowOne),
-    steps=Positive,
-    verify=Count,
-    probe_seconds=PositiveFinite,
+    steps=PositiveFew,
+    verify=_whole(0, 1000),
+    probe_seconds=PositiveSeconds,
 )
 _StepTime = _section(
-    rungs=Annotated[int, Field(ge=2), _NUMBER],
-    repeats=Positive,
-    visit_seconds=PositiveFinite,
-    min_steps=Positive,
-    max_steps=Positive,
-    warmup_steps=Count,
+    rungs=_whole(2, 1000),
+    repeats=_whole(1, 1000),
+    visit_seconds=PositiveSeconds,
+    min_steps=PositiveFew,
+    max_steps=PositiveFew,
+    warmup_steps=Few,
 )
 _Ceilings = _section(
-    seconds=PositiveFinite, matrix_sizes=list[Positive], copy_bytes=list[Positive], traced_batch_sizes=list[Positive]
+    seconds=PositiveSeconds,
+    matrix_sizes=_listed(_whole(1, 2**16)),
+    copy_bytes=_listed(_whole(1, 2**40)),
+    traced_batch_sizes=_listed(PositiveFew),
 )
 _AllReduce = _section(
     bytes_per_second=PositiveFinite | None,
-    latency=Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER],
-    seconds=dict[Positive, PositiveFinite] | None,
-    overlap=Annotated[float, Field(ge=1), _NUMBER],
+    latency=Seconds,
+    seconds=dict[PositiveFew, PositiveSeconds] | None,  # type: ignore[valid-type]
+    overlap=_real(1.0, 1e6),
 )
 _ScaleOut = _section(
-    devices=Annotated[list[Positive], Field(min_length=1)],
-    candidate_ratio=OverOne,
+    devices=_listed(PositiveFew),
+    candidate_ratio=_real(1.001, 1e6),
     all_reduce=_checked(_AllReduce, _check_all_reduce),
 )
 _OPTIONS: dict[str, Any] = {
-    "study": Text,
-    "seed": Count,
-    "output": Text,
-    "storage": Text,
+    "study": Name,
+    "seed": Seed,
+    "output": HomePath,
+    "storage": HomePath,
     "device": Text,
     "precision": Precision,
     "compile": CompileMode | None,
@@ -240,20 +360,20 @@ _OPTIONS: dict[str, Any] = {
         batch_size=PositiveFinite,
         lr=PositiveFinite,
         noise_scale=PositiveFinite | None,
-        lr_octaves_sigma=PositiveFinite,
-        lr_octaves=Annotated[float, Field(gt=0, le=100), _NUMBER],  # 2^100 is a number with room to spare
+        lr_octaves_sigma=_real(0.001, 30.0),
+        lr_octaves=_real(0.001, 100.0),  # 2^100 is a number with room to spare
         rule=Node,
     ),
-    "prior": _section(level_sigma=PositiveFinite, exponent_sigma=PositiveFinite),
+    "prior": _section(level_sigma=Sigma, exponent_sigma=Sigma),
     "protocol": _Protocol,
     "trial": _checked(_Trial, _check_trial),
-    "data": _section(root=Text),
+    "data": _section(root=HomePath),
     "trainer": Node,
     "hardware": _section(
         enabled=bool,
-        seconds=PositiveFinite,
+        seconds=PositiveSeconds,
         refresh=bool,
-        cache=Text,
+        cache=HomePath,
         memory=_Memory,
         step_time=_StepTime,
         ceilings=_Ceilings,
@@ -262,13 +382,13 @@ _OPTIONS: dict[str, Any] = {
     "mlflow": _section(
         enabled=bool,
         experiment=Text,
-        uri=str | None,
-        seconds=AtLeastZero,
-        study_seconds=AtLeastZero,
-        request_seconds=Positive,
-        retries=Count,
+        uri=Uri | None,
+        seconds=Seconds,
+        study_seconds=Seconds,
+        request_seconds=PositiveFew,
+        retries=_whole(0, 10),  # what MLflow allows
     ),
-    "sampler": Node,
+    "sampler": Annotated[Node, AfterValidator(_check_sampler)],
     "search": Annotated[_Search, AfterValidator(_check_search)],  # after what its check reads
 }
 TrainedOptions: type[Section] = _section(**_OPTIONS)
@@ -307,9 +427,34 @@ def without_plus(arguments: Sequence[str]) -> list[str]:
     return [re.sub(r"^\++workload=", "workload=", argument) for argument in arguments]
 
 
+def with_choices(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments as Hydra takes them: without ``schedule=null``, the default, and with ``~`` in quotes.
+
+    ConfigError for the choice of a group that is no name.
+    """
+    kept = []
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        if "~" in value and not re.search(r"['\"\\,]|^[\[{]", value):
+            argument = f"{name}='{value}'"
+        group, choice = name.lstrip("+"), None
+        if group in GROUPS:
+            try:
+                choice = OverridesParser.create().parse_override(argument).value()
+            except HydraException as error:
+                raise ConfigError(plain_error(error)) from error
+            if choice is None and group == "schedule":
+                continue
+            if not isinstance(choice, str | list | Sweep) or (isinstance(choice, str) and not 0 < len(choice) <= 200):
+                raise ConfigError(f"{group} must be the name of a choice, but got {argument[:200]}")
+        kept.append(argument)
+    return kept
+
+
 def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictConfig, list[str]]:
     """Return a config composed of the options that Hydra knows, and the names of those that it does not know."""
     unknown: list[str] = []
+    options = with_choices(options)
     with initialize_config_module(module, version_base=HYDRA_VERSION):
         while True:
             known = [option for option in options if option.split("=")[0].lstrip("+~") not in unknown]
@@ -391,15 +536,20 @@ def _line(name: str, error: Mapping[str, Any]) -> str:
         return f"{name} is missing: give it a value, {name}=..."
     message = re.sub(r", (unable|got) .*| after validation.*", "", error["msg"])
     message = re.sub(r"^(Input|List|String) should", "must", message)
+    if error["type"] == "int_parsing_size":
+        message = "is too large"
     if error["type"] == "value_error":
         message = message.removeprefix("Value error, ")
         return message if message.startswith(f"{name}.") else f"{name}: {message}"
-    message = message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    for key, word in (("ge", "at least"), ("le", "at most"), ("gt", "greater than"), ("lt", "less than")):
+        if key in error.get("ctx", {}):
+            message = f"must be {word} {error['ctx'][key]:.12g}"
     return f"{name} {message}, but got {_text(error['input'])}"
 
 
 def _text(value: object) -> str:
-    return "null" if value is None else repr(value)
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
 
 
 def _unknown(name: str, names: Mapping[str, Any]) -> str:
@@ -423,8 +573,10 @@ def _write_types(node: DictConfig, section: Any) -> None:
             node.setdefault(name, {})
             for key, tunable in value.items():
                 _write_types(node[name][key], tunable)
-        elif field.annotation != Node and not OmegaConf.is_interpolation(node, name):
-            node[name] = value
+        elif field.annotation != Node:
+            home = isinstance(value, str) and "~" in str(node[name])  # which is expanded in the value
+            if home or not OmegaConf.is_interpolation(node, name):
+                node[name] = value
 
 
 def _with_schedule(config: DictConfig) -> DictConfig:
@@ -446,7 +598,7 @@ def instantiate(node: DictConfig, what: str) -> Any:
     """Instantiate a config node; ConfigError is raised if the target cannot be found or does not take its arguments."""
     try:
         return hydra_instantiate(node, _convert_="all")
-    except (InstantiationException, OmegaConfBaseException) as error:
+    except (InstantiationException, OmegaConfBaseException, TypeError) as error:  # TypeError: of _partial_ and its like
         if isinstance(error.__cause__, BstuneError):
             raise error.__cause__ from error
         raise ConfigError(f"{what} cannot be built: {' '.join(str(error).split())}") from error

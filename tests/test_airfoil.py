@@ -4,7 +4,6 @@ import functools
 import hashlib
 import io
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,7 +40,7 @@ def test_the_file_is_read_and_downloaded_under_its_own_name(data_folder, monkeyp
 
     def serve(self, url, output_file, pooch):
         asked.append(url)
-        Path(output_file).write_bytes(table_bytes(TABLE))
+        output_file.write(table_bytes(TABLE))
 
     monkeypatch.setattr(datasets.pooch.HTTPDownloader, "__call__", serve)
     for downloaded in ([], ["http://one/airfoil_self_noise.dat"]):

@@ -9,6 +9,7 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from omegaconf import OmegaConf
+from pydantic import TypeAdapter
 
 from bstune import conf
 from bstune.config import budget_of, compose, flatten, overrides, to_dict, with_hyperparameters
@@ -46,7 +47,8 @@ def mistakes(*arguments):
     + [["workload=digits", f"scaling={name}"] for name in RULES]
     + [["workload=resnet_cifar", f"schedule={name}"] for name in SCHEDULES],
 )
-def test_what_ships_is_valid_and_stays_as_it_is(arguments):
+def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
+    monkeypatch.setenv("BSTUNE_DATA", "data")  # without ~, which is expanded
     config = compose(arguments)
     with initialize_config_module("bstune.conf", version_base="1.3"):
         before = hydra_compose("config", [argument.lstrip("+") for argument in arguments])
@@ -62,7 +64,8 @@ def test_what_ships_is_valid_and_stays_as_it_is(arguments):
 
 def test_allows():
     digits("search.seconds=null", "search.precision=null", "search.replicates=0", "device=cuda:3", "study=7")
-    digits("search.seconds=inf", "hardware.scale_out.all_reduce.overlap=inf", "~workload.target.bounds")
+    digits("search.seconds=1e9", "hardware.scale_out.all_reduce.overlap=1e6", "~workload.target.bounds")
+    digits("schedule=null", "study=a/b", "trial.seed=4294967295", "mlflow.uri=''", "scaling.lr_octaves=100")
     digits("protocol.micro_batch_size=null", "protocol.noise_scale_every=null", "~workload.tunable")
     digits("+trainer.gradient_clip_val=1.0", "+sampler.seed=3", "+workload.module.anything=1")  # what the targets take
 
@@ -72,22 +75,36 @@ def test_allows():
     {
         "be a number": "search.trials=true",
         "be a valid number": "scaling.lr_octaves=null",
-        "be a finite number": "prior.exponent_sigma=inf workload.target.value=nan",
         "be a valid integer": "search.trials=many budget.steps=1.5 trial.batch_size=3.5 seed=null",
         "be a valid boolean": "debug=maybe",
         "be a valid list": "search.tune=momentum",
         "be a valid dictionary": "trainer=3",
-        "be at least 0": "search.replicates=-1 search.workers=-1 trial.seed=-1",
+        "be a finite number": "prior.exponent_sigma=inf workload.target.value=nan mlflow.seconds=nan "
+        f"search.wall_seconds=nan mlflow.study_seconds=inf protocol.divergence=inf {REDUCE}.overlap=inf trial.lr=nan "
+        "search.seconds=inf",
+        "be at least 0": "search.replicates=-1 search.workers=-1 trial.seed=-1 protocol.warmup_steps=-1 "
+        "hardware.memory.relative.cpu=-1 trial.total_steps=-1",
         "be at least 1": "search.trials=0 search.candidates=0 search.batch_size.multiple=0 "
         "budget.examples=0 protocol.micro_batch_size=0 protocol.noise_scale_every=0 "
-        "hardware.scale_out.all_reduce.overlap=nan",
+        "hardware.memory.limit=0",
         "be at least 2": "hardware.step_time.rungs=1",
+        "be at least 0.01": "prior.level_sigma=1e-320 prior.exponent_sigma=0",
+        "be at least 0.1": "search.lease_seconds=0",
+        "be at least 1e-06": "search.seconds=0 protocol.trial_seconds=0 "
+        "hardware.memory.free_share=0 protocol.evaluation_share=1e-320",
+        "be at least 1e-15": "scaling.lr=-1 scaling.noise_scale=0 protocol.divergence=-1 trial.lr=1e-320 "
+        "protocol.evaluation_cost=0",
+        "be at least 1.001": "hardware.scale_out.candidate_ratio=1",
         "be at most 1": "search.stratified=1.5 protocol.evaluation_share=2",
-        "be at most 100": "scaling.lr_octaves=101",
-        "be greater than 0": "search.seconds=0 search.wall_seconds=nan scaling.lr=-1 scaling.noise_scale=0 "
-        "scaling.lr_octaves_sigma=0 hardware.memory.free_share=0",
-        "be greater than 1": "search.precision=0.5 protocol.evaluation_ratio=1 protocol.close_to_target=1 "
-        "hardware.scale_out.candidate_ratio=1",
+        "be at most 10": "mlflow.retries=11",
+        "be at most 30": "scaling.lr_octaves_sigma=1e300",
+        "be at most 100": "scaling.lr_octaves=101 prior.level_sigma=1e300",
+        "be at most 1000": "search.workers=1001 search.replicates=1001 hardware.step_time.repeats=1001",
+        "be at most 1000000": "search.trials=2147483648 mlflow.request_seconds=2147483648",
+        "be at most 4294967295": "seed=4294967296 trial.seed=9223372036854775808",
+        "be at most 1000000000": "hardware.seconds=1e300",
+        "be at most 1e+15": "trial.lr=1e300 budget.steps=1000000000000001",
+        "be greater than 1": "search.precision=0.5 protocol.evaluation_ratio=1 protocol.close_to_target=1",
         "be less than 1": "hardware.memory.relative.cpu=1",
         "have at least 1 item": "hardware.scale_out.devices=[]",
         "be 'min' or 'max'": "workload.target.mode=down",
@@ -99,7 +116,7 @@ def test_allows():
 def test_types_and_bounds(must, overrides):
     values = dict(override.split("=") for override in overrides.split())
     received = {word: f"'{word}'" for word in ("many", "maybe", "momentum", "down", "speed", "fast")}
-    received["true"] = "True"
+    received |= {"true": "True", "1e300": "1e+300", "1e10": "10000000000.0"}
     lines = [f"{name} must {must}, but got {received.get(value, value)}" for name, value in values.items()]
     assert sorted(mistakes("workload=digits", *overrides.split())) == sorted(lines)
 
@@ -109,7 +126,28 @@ def test_types_and_bounds(must, overrides):
     [
         ("budget.steps=${study}", "budget.steps must be a valid integer, but got 'digits'"),
         # once, not as scaling.lr
-        ("workload.reference.lr=0", "workload.reference.lr must be greater than 0, but got 0"),
+        ("workload.reference.lr=0", "workload.reference.lr must be at least 1e-15, but got 0"),
+        ("hardware.ceilings.matrix_sizes=[9e9]", "hardware.ceilings.matrix_sizes.0 must be at most 65536, but got 90"),
+        ("sampler.policy.particles=2147483648", "sampler.policy.particles must be at most 10000, but got 2147483648"),
+        ("sampler=tpe sampler.n_startup_trials=x", "sampler.n_startup_trials must be a valid integer, but got 'x'"),
+        ("sampler.sigma=nan", "sampler.sigma must be a finite number, but got nan"),
+        ("workload.batch_size.low=1e300", "workload.batch_size.low is too large, but got 1e+300"),
+        (f"{MOMENTUM}.high=inf", f"{MOMENTUM}.high must be a finite number, but got inf"),
+        ("study=''", "study must not be empty, but got ''"),
+        ("output=''", "output must not be empty, but got ''"),
+        ("storage=''", "storage must not be empty, but got ''"),
+        ("data.root='a\0b'", "data.root must not contain control characters, but got 'a\\x00b'"),
+        ("study=/a", "study must be a name, or names with / between, of at most 200 bytes each, but got '/a'"),
+        ("study=a/../../b", "study must be a name, or names with / between, of at most 200 bytes each, but got 'a/.."),
+        ("study=.", "study must be a name, or names with"),
+        (f"study={'x' * 201}", "study must be a name, or names with"),
+        ("workload.name=../x study=a", "workload.name must be a name"),
+        ("output=~no-such-user/x", "output: there is no home directory ~no-such-user, but got '~no-such-user/x'"),
+        ("mlflow.uri='http://[::1'", "mlflow.uri must be a URL: Invalid IPv6 URL, but got 'http://[::1'"),
+        ("schedule=1", "schedule must be the name of a choice, but got schedule=1"),
+        ("scaling=nan", "scaling must be the name of a choice, but got scaling=nan"),
+        (f"sampler={'x' * 300}", "sampler must be the name of a choice, but got sampler=xxx"),
+        ("sampler=null", "sampler must be the name of a choice, but got sampler=null"),
         ("hardware.scale_out.devices=[0]", "hardware.scale_out.devices.0 must be at least 1, but got 0"),
         ("search.batch_size.low=9999", "search.batch_size: low must be at most high, but got low=9999 and high=1200"),
         ("trial.batch_size=64", "trial: to train one trial, give both trial.batch_size and trial.lr, but got"),
@@ -127,6 +165,7 @@ def test_types_and_bounds(must, overrides):
         (f"{MOMENTUM}.integer=true", f"{MOMENTUM}: low and high of a whole number must be whole"),
         ("+workload.tunable.lr={key:workload.module.lr,low:0,high:1}", "workload.tunable: a study has lr already"),
         (f"search.tune=[momentum] {MU}", f"search: {MU} must name a number of the config, or null, but got nothing"),
+        ("search.workers=0 protocol.trial_seconds=9", "search.workers=0 runs trials in this process, which cannot end"),
         ("search.workers=2 hardware.enabled=false", "search.workers=2: seconds per step are the survey's, measured"),
         ("search.trails=3", "unknown option search.trails: did you mean search.trials?; --help lists the options"),
         ("+search.trails=3", "unknown option search.trails: did you mean search.trials?; --help lists the options"),
@@ -143,6 +182,34 @@ def test_types_and_bounds(must, overrides):
 def test_refuses_in_one_line(overrides, line):
     (got,) = mistakes("workload=digits", *overrides.split())
     assert got.startswith(line)
+
+
+def test_a_home_directory_is_expanded(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("BSTUNE_CACHE", "~/cache")
+    config = digits("output=~/out/${study}", "data.root=~", "storage=sqlite:///~/b.db", "mlflow.uri=sqlite:///~/m.db")
+    assert (config.output, config.data.root) == ("/home/me/out/digits", "/home/me")
+    assert (config.storage, config.mlflow.uri) == ("sqlite:////home/me/b.db", "sqlite:////home/me/m.db")
+    assert (config.hardware.cache, config.storage[:6]) == ("/home/me/cache/hardware", "sqlite")
+
+
+def test_every_number_has_a_range():
+    script = runpy.run_path(str(Path(__file__).parents[1] / ".ci/option_table.py"))
+
+    def without_range(schema):
+        if isinstance(schema, dict):
+            ends = {"minimum", "exclusiveMinimum"} & schema.keys() and {"maximum", "exclusiveMaximum"} & schema.keys()
+            yield schema.get("type") in ("integer", "number") and not ends
+            for value in schema.values():
+                yield from without_range(value)
+        elif isinstance(schema, list):
+            for value in schema:
+                yield from without_range(value)
+
+    types = script["option_types"]()
+    assert [name for name, kind in types.items() if any(without_range(TypeAdapter(kind).json_schema()))] == [
+        "workload.target.bounds"  # may be infinite
+    ]
 
 
 def test_all_mistakes_are_named_at_once():

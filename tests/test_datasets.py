@@ -4,9 +4,12 @@ import io
 import stat
 import struct
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from threading import Barrier
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,6 +32,7 @@ def idx_bytes(array):
     return header + array.tobytes()
 
 
+SIZE = 2000  # pinned, of each of these small files
 IDX_FILES = {name: idx_bytes(array) for name, array in IDX_ARRAYS.items()}
 CIFAR_IMAGES = RNG.randint(0, 256, (6, 2, 3, 32, 32)).astype(np.uint8)  # file, image, channel, row, column
 CIFAR_FILES = {
@@ -56,9 +60,9 @@ class FakeMirrors:
         self.requested.append(url)
         page = self.pages.get(url, OSError("404 Not Found"))
         if isinstance(page, Exception):
-            Path(output_file).write_bytes(b"half a fi")
+            output_file.write(b"half a fi")
             raise page
-        Path(output_file).write_bytes(page)
+        output_file.write(page)
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +71,8 @@ def mirrors(monkeypatch):
     monkeypatch.setattr(datasets.pooch, "HTTPDownloader", fake)
     for name, files, hosts in (("FASHION_MNIST", IDX_FILES, ("one", "two")), ("CIFAR10", CIFAR_FILES, ("one",))):
         sha256 = {file: digest(data) for file, data in files.items()}
-        source = replace(getattr(datasets, name), sha256=sha256, mirrors=tuple(f"http://{host}/" for host in hosts))
+        published = {"sha256": sha256, "sizes": {file: max(len(data), SIZE) for file, data in files.items()}}
+        source = replace(getattr(datasets, name), **published, mirrors=tuple(f"http://{host}/" for host in hosts))
         monkeypatch.setattr(datasets, name, source)
     return fake
 
@@ -111,6 +116,8 @@ BAD_PAGES = {  # and why they cannot be used
     "captive portal": (b"<html>log in</html>", f"{digest(b'<html>log in</html>')}, expected "),
     "truncated": (gzip.compress(RNG.bytes(1000), mtime=0)[:-20], "damaged ("),
     "other bytes": (gzip.compress(b"something else", mtime=0), "not the published file: its sha256 (uncompressed) is"),
+    "a bomb": (gzip.compress(bytes(10**7)), "larger than what is published: over 2,000 bytes"),
+    "without end": (RNG.bytes(2**20 + SIZE + 1), "larger than what is published: over 1,050,576 bytes"),
     "damaged": (gzip.compress(RNG.bytes(1000), mtime=0)[:100] + bytes(100), "damaged ("),
 }
 
@@ -209,9 +216,11 @@ def test_cifar10_is_taken_from_its_archive_where_files_are_missing(tmp_path, mir
 
 
 BAD_ARCHIVES = {
-    "missing member": (tar_bytes({"other/data_batch_1.bin": b"x"}), f"filename .{FIRST}. not found"),
-    "link": (tar_bytes({FIRST: b""}, target="/etc/passwd"), "/etc/passwd. not found"),
+    "missing member": (tar_bytes({"other/data_batch_1.bin": b"x"}), f"the archive has no file {FIRST}"),
+    "link": (tar_bytes({FIRST: b""}, target="/etc/passwd"), f"the archive has no file {FIRST}"),
     "truncated": (tar_bytes({FIRST: RNG.bytes(4000)})[:-500], "Compressed file ended|invalid"),
+    "a bomb": (tar_bytes({"readme": bytes(3 * 2**20)}), "larger than what is published: over 1,085,"),
+    "another file": (tar_bytes({FIRST: b"x"}), "not the published file"),
     "not an archive": (b"<html>", f"{ARCHIVE}: "),
 }
 
@@ -222,6 +231,38 @@ def test_cifar10_bad_archive(tmp_path, mirrors, archive, text):
     with pytest.raises(DataError, match=text):
         datasets.load_cifar10(tmp_path)
     assert listing(tmp_path) == []
+
+
+def test_two_processes_download_at_once(tmp_path, mirrors, monkeypatch):
+    mirrors.pages = {f"http://one/{name}.gz": gzip.compress(data) for name, data in IDX_FILES.items()}
+    both = Barrier(2, timeout=30)
+    verified = datasets._verified
+
+    def meet(*arguments):
+        both.wait()  # each has its download, and the folder is still empty
+        return verified(*arguments)
+
+    monkeypatch.setattr(datasets, "_verified", meet)
+    with ThreadPoolExecutor() as pool:
+        for loaded in [pool.submit(datasets.load_fashion_mnist, tmp_path / "root") for _ in range(2)]:
+            assert_fashion(loaded.result())
+    assert listing(tmp_path) == sorted(f"root/fashion-mnist/{name}" for name in IDX_FILES)
+
+
+def test_only_https(monkeypatch, tmp_path):
+    monkeypatch.undo()
+    sources = (datasets.FASHION_MNIST, datasets.MNIST, datasets.CIFAR10, datasets.AIRFOIL)
+    assert all(mirror.startswith("https://") for source in sources for mirror in source.mirrors)
+    assert all(source.sizes.keys() == source.sha256.keys() for source in sources)
+    for url, headers, refused in (
+        ("https://one/", {}, False),
+        ("https://one/", {"location": "https://two/"}, False),
+        ("https://one/", {"location": "/there"}, False),
+        ("https://one/", {"location": "http://one/"}, True),
+        ("http://one/", {}, True),
+    ):
+        with pytest.raises(DataError, match="which is not https") if refused else nullcontext():
+            datasets._refuse_http(SimpleNamespace(url=url, headers=headers))
 
 
 def test_digits():

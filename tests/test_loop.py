@@ -1,4 +1,6 @@
 import math
+import signal
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +30,7 @@ from bstune.core.records import Target, TrialResult, is_near, next_evaluation
 from bstune.trial import loop
 from bstune.trial.device import device_name
 from bstune.trial.loop import make_trainer
+from bstune.trial.workers import InProcess
 from bstune.workloads.averaging import RunningWeightAverage
 from bstune.workloads.classifier import Classifier
 
@@ -212,9 +215,113 @@ def test_oom_before_the_first_step():
     assert (result.status, result.steps, result.history, result.seconds_per_step) == ("oom", 0, (), None)
 
 
-def test_other_errors_are_raised():
-    with pytest.raises(RuntimeError, match="stack expects a non-empty TensorList"):
-        count(fails_in("training", lambda: torch.stack([])))
+def refuses_nan(module, weight=math.nan):
+    """Lose the weights, or the loss, and fail as a distribution that gets them does."""
+    with torch.no_grad():
+        module.weight.fill_(weight)
+    raise ValueError("Expected parameter loc to satisfy the constraint Real()\nbut found nan")
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("training", "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not finite"),
+        ("evaluation", "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not finite"),
+        ("loss", "Expected parameter loc to satisfy the constraint Real() at step 3: the training loss is inf"),
+    ],
+)
+def test_an_error_after_loss_or_weights_are_lost_is_divergence(stage, message):
+    if stage == "loss":
+        module = fails_in("evaluation", lambda: refuses_nan(module, 1.0))
+        module.training_step = lambda batch, batch_idx: -module.weight + (math.inf if batch_idx == 2 else 0.0)
+    else:
+        module = fails_in(stage, lambda: refuses_nan(module))
+    result = count(module)
+    assert (result.status, result.steps, result.message) == ("diverged", 3, message)
+    assert TrialResult.from_json(result.to_json()) == result
+
+
+def no_more():
+    return next(iter(()))
+
+
+def no_such_layer():
+    raise LookupError("no such layer")
+
+
+class Raises(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        if self.param_groups[0]["params"][0] >= 3:
+            no_such_layer()
+
+
+def with_optimizer(optimizer, schedule=None):
+    module = Counting(never)
+    made = optimizer(module.parameters(), lr=1.0)
+    schedules = [] if schedule is None else [{"scheduler": schedule(made), "interval": "step"}]
+    module.configure_optimizers = lambda: ([made], schedules)
+    return module
+
+
+def with_hook(name, fail=no_such_layer):
+    module = Counting(never)
+    setattr(module, name, lambda *arguments, **options: fail())
+    return module
+
+
+def raises_at(step):
+    return partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda at: no_such_layer() if at == step else 1.0)
+
+
+def breaks(spec, micro_batch_size=None):
+    yield from (torch.zeros(4) for _ in range(3))
+    no_such_layer()
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (fails_in("training", lambda: torch.stack([])), "RuntimeError: stack expects a non-empty TensorList"),
+        (fails_in("training", no_more), "RuntimeError: StopIteration in training_step"),
+        (fails_in("evaluation", no_more), "RuntimeError: StopIteration in validation_step"),
+        (with_hook("on_train_batch_start", no_more), "RuntimeError: the training ended by itself at step 0"),
+        (fails_in("training", lambda: sys.exit("enough")), "RuntimeError: sys.exit('enough') was called"),
+        *((with_hook(hook), "LookupError: no such layer") for hook in ("configure_optimizers", "configure_callbacks")),
+        (with_hook("configure_gradient_clipping"), "LookupError: no such layer"),
+        (with_optimizer(Raises), "LookupError: no such layer"),
+        (with_optimizer(torch.optim.SGD, raises_at(3)), "LookupError: no such layer"),
+        (breaks, "LookupError: no such layer"),
+    ],
+)
+def test_any_other_error_is_a_failure_with_the_frames_of_the_users_files(module, message):
+    batches = {"batches": module} if module is breaks else {}
+    with InProcess(
+        lambda spec, output, parent: count(Counting(never) if batches else module, spec, **batches)
+    ) as runner:
+        runner.start(make_spec(), None, None)
+        finished = runner.wait()
+    assert finished.result().status == "failed"
+    assert finished.result().message.startswith(message)
+    assert f"  {__file__}:" in finished.frames
+    assert "site-packages" not in finished.frames
+
+
+def test_an_interruption_is_no_error_of_the_users():
+    with pytest.raises(SystemExit):  # as Lightning ends
+        count(fails_in("training", lambda: signal.raise_signal(signal.SIGINT)))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which Lightning leaves ignored
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("stage", ["training", "evaluation"])
+def test_a_copy_of_the_process_does_not_train_on(stage, monkeypatch):
+    """The copy finds that its process is another one."""
+    ended = []
+    monkeypatch.setattr(loop.os, "_exit", ended.append)
+    module = fails_in(stage, lambda: monkeypatch.setattr(loop.os, "getpid", lambda: -1) or 1.0)
+    count(module, protocol=make_protocol(4))
+    assert ended[0] == 0
 
 
 @pytest.mark.parametrize(("value", "mode"), [(0.1, "min"), (0.05, "min"), (0.1, "max"), (0.3, "max")])

@@ -4,7 +4,7 @@ import copy
 import json
 import math
 import random
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -421,6 +421,9 @@ Pair = collections.namedtuple("Pair", ["x", "y"])
         ([torch.arange(5), list("abcde")], lambda part: part[0]),
         ({"x": torch.arange(5), "more": {"y": torch.zeros(5, 2)}}, lambda part: part["x"]),
         (Pair(torch.arange(5), torch.zeros(5)), lambda part: part.x),
+        (collections.UserDict(x=torch.arange(5), more=list("abcde")), lambda part: part["x"]),
+        (collections.defaultdict(list, x=torch.arange(5)), lambda part: part["x"]),
+        (collections.OrderedDict(x=torch.arange(5)), lambda part: part["x"]),
     ],
 )
 def test_splits_along_dimension_0(batch, first):
@@ -430,6 +433,11 @@ def test_splits_along_dimension_0(batch, first):
     assert [first(part).tolist() for part in parts] == [[0, 1], [2, 3, 4]]
     assert [count_examples(part) for part in parts] == [2, 3]
     assert len(split_batch(batch, 9)) == 5
+
+
+def test_a_mapping_that_cannot_be_written_to_is_split_into_dicts():
+    first, second = split_batch(MappingProxyType({"x": torch.arange(3)}), 2)
+    assert (type(first), first["x"].tolist(), second["x"].tolist()) == (dict, [0], [1, 2])
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,9 @@ def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_pa
     assert trials_of(tmp_path / "outputs" / "replay") == done
 
 
-def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path):
-    """A worker on another machine dies in the middle of a trial; the owner, which runs meanwhile, gives it up."""
+@pytest.mark.parametrize("suggested", [True, False])
+def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path, suggested):
+    """A worker on another machine dies in a trial, or once it has claimed it; the owner, which runs, gives it up."""
     asked = []
 
     def does(spec):
@@ -167,12 +168,14 @@ def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path):
             gone = Leases(other, "worker", 60)
             gone.own = replace(gone.own, ended=True)
             gone._write(gone.own)
-            claim(other, 2, gone.own.id).set_user_attr("bstune:spec", json.dumps(spec_at(spec, 2, 2)))
+            claimed = claim(other, 2, gone.own.id)
+            if suggested:
+                claimed.set_user_attr("bstune:spec", json.dumps(spec_at(spec, 2, 2)))
 
     done = run(study(Answers(does), "search.trials=4"))
     assert asked[:4] == [0, 1, 2, 3]
-    (failed,) = [one for one in done if one.status == "failed"]
-    assert (failed.number, failed.trial_index, failed.message) == (2, 2, CUT_SHORT)
+    failed = [(one.number, one.trial_index, one.message) for one in done if one.status == "failed"]
+    assert failed == [(2, 2, CUT_SHORT)] * suggested
 
 
 def spec_at(spec, number, trial_index):

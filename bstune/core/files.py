@@ -12,6 +12,15 @@ from bstune.core.errors import StudyError
 from bstune.core.secrets import redact_patterns
 
 
+def expand_home(text: str) -> str:
+    """Return a path, or the URL of a SQLite database, with its leading ``~`` or ``~user`` as a home directory."""
+    prefix, path = re.fullmatch(r"(sqlite(?:\+\w+)?:///)?(.*)", text, re.DOTALL).groups("")  # type: ignore[union-attr]
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        raise ValueError(f"there is no home directory {path.split('/')[0]}, but got {text!r}")
+    return prefix + expanded
+
+
 class _Inside:
     """A path inside the output folder."""
 
@@ -92,11 +101,14 @@ def write_text(path: Path, text: str) -> None:
 
 def check_writable(path: Path, what: str) -> None:
     """Refuse, without writing, a ``path`` that cannot be created or written, or is below no folder."""
-    if path.exists() and not os.access(path, os.W_OK):
+    try:
+        taken, parent = path.exists(), path.absolute().parent
+        while not parent.exists():
+            parent = parent.parent
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise StudyError(f"{what}: {error.strerror}: choose another place") from error
+    if taken and not os.access(path, os.W_OK):
         raise StudyError(f"{what}: {path} is not writable: choose another place, or run from another folder")
-    parent = path.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
     if not parent.is_dir():
         raise StudyError(f"{what}: {parent} is not a folder: choose another place")
     if not os.access(parent, os.W_OK | os.X_OK):

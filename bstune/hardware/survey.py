@@ -4,6 +4,7 @@ A survey is measured once a workload, device and versions, and cached: the ceili
 tau(B) is half of its model of time.
 """
 
+import glob
 import hashlib
 import json
 import logging
@@ -321,11 +322,13 @@ def cached_survey(
     """Return the cached survey of this workload, device and versions, or a new one, and whether it was cached."""
     module = build_module(config, TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), None, 0))
     key = cache_key(config, space, protocol, module, train_examples(data))
-    path = Path(config.hardware.cache).expanduser() / f"{config.workload.name}-{key}.json"
+    path = Path(config.hardware.cache) / f"{config.workload.name}-{key}.json"
     cached = None if config.hardware.refresh else read(path)
     if cached is not None:
         return cached, True
-    former = next((file for file in path.parent.glob(f"{config.workload.name}-*.json") if read(file) is None), None)
+    former = next(
+        (file for file in path.parent.glob(f"{glob.escape(config.workload.name)}-*.json") if read(file) is None), None
+    )
     if former is not None:
         log(f"{former} cannot be read by this version of bstune, as if written by a former one: measuring again")
     found = measure(config, space, protocol, train_examples(data), build, log)

@@ -6,6 +6,7 @@ out with the process. Leases say who is there; that no trial runs twice is up to
 """
 
 import getpass
+import importlib.util
 import json
 import logging
 import os
@@ -28,7 +29,11 @@ logger = logging.getLogger(__name__)
 Role = Literal["owner", "worker"]  # an owner reports; workers only train
 PREFIX = "bstune:lease:"
 BEATS = 6  # while a lease lasts: it survives a storage that is away for most of its time
-STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
+STORAGE_ERRORS: tuple[type[Exception], ...] = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
+if importlib.util.find_spec("grpc") is not None:
+    import grpc
+
+    STORAGE_ERRORS = (*STORAGE_ERRORS, grpc.RpcError)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Everything that can be wrong with a study, found before anything is written."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from bstune.config import compose, flatten, is_replayed, to_dict
 from bstune.core.console import quieten
-from bstune.core.errors import ConfigError
+from bstune.core.errors import BstuneError, ConfigError, StudyError
 from bstune.core.files import Identity, Output, check_owner, check_writable
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
@@ -19,7 +20,7 @@ from bstune.study.plan import SearchBudget
 from bstune.study.storage import build_sampler, check_storage
 from bstune.trial.backend import TrialBackend, make_protocol, make_space
 from bstune.trial.replay import ReplayBackend, complete
-from bstune.trial.workers import InProcess, Workers
+from bstune.trial.workers import InProcess, Workers, described
 
 if TYPE_CHECKING:
     from bstune.hardware.survey import Survey
@@ -84,7 +85,7 @@ def prepare(
     names = (field.name for field in fields(SearchBudget) if field.name != "seed")
     budget = SearchBudget(seed=config.seed, **{name: config.search[name] for name in names})
     space = make_space(config) if backend is None else make_space(config, backend.lr_range)
-    files = Output(Path(config.output).expanduser().absolute())
+    files = Output(Path(config.output).absolute())
     check_writable(files.root / "trials.jsonl", f"output={config.output}")
     build_sampler(config.sampler, budget, 0)
     trial: TrialSpec | None = None
@@ -101,7 +102,8 @@ def prepare(
     workers: Callable[[int], Workers] | None = None
     notes: list[str] = []
     if backend is None:
-        backend, space, survey, notes = _train(config, protocol, space, trial, log)
+        with _users_errors():
+            backend, space, survey, notes = _train(config, protocol, space, trial, log)
         if trial is None and config.search.workers > 0:
             workers, more = _processes(config, survey)
             notes += more
@@ -111,6 +113,19 @@ def prepare(
     frozen = redact_values({**frozen_settings(config), **backend.frozen_settings})
     notes += backend.notes
     return PreparedStudy(config, budget, space, protocol, backend, files, trial, frozen, survey, workers, notes)
+
+
+@contextmanager
+def _users_errors() -> Iterator[None]:
+    """Turn what the user's code raises into a StudyError that says where; what folder it leaves is come back to."""
+    try:
+        with chdir("."):
+            yield
+    except BstuneError:
+        raise
+    except Exception as error:
+        message, frames = described(error)
+        raise StudyError(f"the workload cannot be trained: {message}\n{frames}".rstrip()) from error
 
 
 def _train(

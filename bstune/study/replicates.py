@@ -7,8 +7,9 @@ continued asks for what is still due.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import median
 from typing import Any, Literal
 
@@ -61,7 +62,7 @@ def candidates(trials: Sequence[TrialResult], objective: Objective, max_candidat
     runs = _replicates(trials)
     kept = {trial.number: trial for trial in trials if trial.number in runs}
     for merit in MERITS[objective]:
-        for trial in _points(ranked(trials, merit), runs)[: max(max_candidates, 1)]:
+        for trial in islice(_points(ranked(trials, merit), runs), max(max_candidates, 1)):
             kept[trial.number] = trial
     return [kept[number] for number in sorted(kept)]
 
@@ -118,15 +119,13 @@ def ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
     return sorted((trial for trial in own if trial.time_to_target is not None), key=time_order)
 
 
-def _points(ranked: Sequence[TrialResult], runs: Runs) -> list[TrialResult]:
-    """Return the best trial of each point, best first; beside a point that has replicates there is no other."""
-    points: list[TrialResult] = []
+def _points(ranked: Sequence[TrialResult], runs: Runs) -> Iterator[TrialResult]:
+    """Yield the best trial of each point, best first; beside a point that has replicates there is no other."""
     taken: list[TrialResult] = []
     for trial in ranked:
         if not any(_same_point(trial, other) for other in taken):
-            points.append(trial)
+            yield trial
             taken += [trial, _replicated(trial, runs, ranked)]
-    return points
 
 
 def _replicated(trial: TrialResult, runs: Runs, ranked: Sequence[TrialResult]) -> TrialResult:

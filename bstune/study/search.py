@@ -33,6 +33,7 @@ from bstune.study.storage import (
     ended_below_limit,
     finish_abandoned,
     next_trial_index,
+    others_run,
     results,
     running,
     tell,
@@ -68,6 +69,7 @@ class Search:
         self._tracking, self._show = tracking, show
         self._budget, self._worker = prepared.budget, leases.own.id
         self._asked: dict[int, optuna.Trial] = {}
+        self._lines: dict[int, str] = {}  # of trials.jsonl, by number
         self._looked = 0
         self.ran = 0  # trials that this process ran
         self._files_kept_here = leases.own.role == "owner" or str(prepared.files.root) != study.user_attrs[OUTPUT]
@@ -83,7 +85,8 @@ class Search:
                         self._replicate(runner)
                 except BaseException:  # an interruption too: what has finished meanwhile is stored all the same
                     for finished in runner.poll():
-                        if finished.record is not None:
+                        # One that has failed may have been ended with this process.
+                        if finished.record is not None and finished.record.status != "failed":
                             self._store(finished)
                     raise
             if self._prepared.config.search.workers > 1:  # nothing beside them, so that their seconds are measured
@@ -149,7 +152,7 @@ class Search:
         return ask(self._study, trial_index, self._budget, prepared.space, sampler, stops, self._worker)
 
     def _others_run(self) -> bool:
-        return any(spec.number not in self._asked for spec in running(self._study))
+        return others_run(self._study, self._worker)
 
     def write(self) -> list[TrialResult]:
         """Write and show the finished trials, delete the files that nothing needs any more, and return the trials.
@@ -162,8 +165,10 @@ class Search:
             finish_abandoned(self._study, self._budget.objective, lambda worker: worker not in living)
         files, objective = self._prepared.files, self._budget.objective
         done = results(self._study)
-        if self._files_kept_here:
-            write_trials(files, done)
+        fresh = {result.number: result.to_json() + "\n" for result in done if result.number not in self._lines}
+        self._lines = dict(sorted((self._lines | fresh).items()))
+        if self._files_kept_here and fresh:
+            write_text(files.trials, "".join(self._lines.values()))
             ended = {trial.number for trial in done}
             winning = [*winners(done).values(), *candidates(done, objective, self._budget.candidates)]
             keep_trials(files.checkpoints, ended, {trial.number for trial in winning})

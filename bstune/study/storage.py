@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from bstune.trial.backend import sampler_factory
 
 logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 5
+GRPC = "grpc"  # Optuna's proxy: many workers on few connections to a database
 RETRY_SECONDS = (0.1, 0.3, 1.0, 2.0)  # between tries, while another process makes the same thing
 # Attributes in the storage. Studies of another FORMAT name other fields in their specs and records.
 FORMAT_VERSION = 3
@@ -72,6 +74,7 @@ def check_storage(url: str) -> None:
     """Connect to the storage and disconnect, writing nothing; StudyError if it is no database or does not answer."""
     arguments = engine_arguments(url)
     database = make_url(url)
+    proxy = database.get_backend_name() == GRPC
     if database.get_backend_name() == "sqlite" and database.database not in (None, "", ":memory:"):
         path = Path(database.database)
         check_writable(path, f"storage={url}")
@@ -83,20 +86,23 @@ def check_storage(url: str) -> None:
 
     def connect() -> None:
         try:
-            engine = create_engine(url, **arguments)
-            with engine.connect() as connection:
-                sqlite = engine.dialect.name == "sqlite"  # reads nothing of the file for SELECT 1
-                connection.execute(text("SELECT count(*) FROM sqlite_master" if sqlite else "SELECT 1"))
-            engine.dispose()
+            if proxy:
+                open_proxy(url).wait_server_ready(timeout=CONNECT_SECONDS)
+            else:
+                engine = create_engine(url, **arguments)
+                with engine.connect() as connection:
+                    sqlite = engine.dialect.name == "sqlite"  # reads nothing of the file for SELECT 1
+                    connection.execute(text("SELECT count(*) FROM sqlite_master" if sqlite else "SELECT 1"))
+                engine.dispose()
             outcome.set_result(None)
-        except (SQLAlchemyError, ImportError) as error:
+        except (SQLAlchemyError, ImportError, ConnectionError) as error:
             outcome.set_exception(error)
 
     # A driver's own time-out may cover no more than the connection, and a server may accept it and never answer.
     threading.Thread(target=connect, daemon=True).start()
     try:
         outcome.result(timeout=2 * CONNECT_SECONDS)
-    except (SQLAlchemyError, ImportError, TimeoutError) as error:
+    except (SQLAlchemyError, ImportError, ConnectionError, TimeoutError) as error:
         reason = (str(error) or f"no answer within {2 * CONNECT_SECONDS} s").splitlines()[0]
         raise StudyError(
             f"the storage does not answer: storage={url}: {reason}; "
@@ -104,12 +110,17 @@ def check_storage(url: str) -> None:
         ) from error
 
 
+def open_proxy(url: str) -> optuna.storages.GrpcStorageProxy:
+    """Return the client of Optuna's gRPC proxy at ``grpc://host:port``."""
+    where = make_url(url)
+    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+        return optuna.storages.GrpcStorageProxy(host=where.host or "localhost", port=where.port or 13000)
+
+
 def connect(url: str) -> BaseStorage:
     """Return the storage at a URL of a database, or of Optuna's gRPC proxy (``grpc://host:port``)."""
-    if url.startswith("grpc://"):
-        host, _, port = url.removeprefix("grpc://").partition(":")
-        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-            return optuna.storages.GrpcStorageProxy(host=host, port=int(port or 13000))
+    if make_url(url).get_backend_name() == GRPC:
+        return open_proxy(url)
     for wait in RETRY_SECONDS:  # another process may be making the tables of the same new database
         try:
             return optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
@@ -237,14 +248,24 @@ def results(study: optuna.Study) -> list[TrialResult]:
     records = []
     for trial in study.get_trials(deepcopy=False):
         if trial.state.is_finished() and RECORD in trial.user_attrs:
-            records.append(TrialResult.from_json(trial.user_attrs[RECORD]))
+            records.append(_record(trial.user_attrs[RECORD]))
         elif trial.state == TrialState.FAIL and SPEC in trial.user_attrs:
             records.append(TrialResult.unmeasured(_spec(trial), "failed", message=CUT_SHORT))
     return records
 
 
+@lru_cache(maxsize=2**15)  # all trials are read at each step of a search
+def _record(text: str) -> TrialResult:
+    return TrialResult.from_json(text)
+
+
+@lru_cache(maxsize=2**15)
+def _spec_of(text: str) -> TrialSpec:
+    return TrialSpec(**json.loads(text))
+
+
 def _spec(trial: FrozenTrial) -> TrialSpec:
-    return TrialSpec(**json.loads(trial.user_attrs[SPEC]))
+    return _spec_of(trial.user_attrs[SPEC])
 
 
 def ended_below_limit(study: optuna.Study) -> set[int]:
@@ -252,7 +273,7 @@ def ended_below_limit(study: optuna.Study) -> set[int]:
     numbers = set()
     for trial in study.get_trials(deepcopy=False, states=(TrialState.PRUNED,)):
         if RECORD in trial.user_attrs and SPEC in trial.user_attrs:
-            max_steps, result = _spec(trial).max_steps, TrialResult.from_json(trial.user_attrs[RECORD])
+            max_steps, result = _spec(trial).max_steps, _record(trial.user_attrs[RECORD])
             if result.status == "censored" and max_steps is not None and result.steps < max_steps:
                 numbers.add(trial.number)
     return numbers
@@ -269,6 +290,12 @@ def running(study: optuna.Study, worker: str | None = None) -> list[TrialSpec]:
     trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     mine = (trial for trial in trials if worker is None or trial.user_attrs.get(WORKER) == worker)
     return [_spec(trial) for trial in mine if SPEC in trial.user_attrs]
+
+
+def others_run(study: optuna.Study, worker: str) -> bool:
+    """Return whether a trial of another process than ``worker`` runs, be it one that was only claimed."""
+    trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    return any(trial.user_attrs.get(WORKER) != worker for trial in trials)
 
 
 def claim(study: optuna.Study, trial_index: int, worker: str) -> optuna.Trial | None:

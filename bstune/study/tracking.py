@@ -264,9 +264,8 @@ class Tracking:
 
     def _write_results(self, values: Values, artifacts: Sequence[Path]) -> None:
         client = self._client
-        again = (
-            bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
-        )  # of fewer trials, or half sent
+        # Results of fewer trials, or half sent, perhaps still on their way.
+        again = bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
         parent = self._create_parent() if again else self._parent
         run_id = parent.info.run_id
         client.set_tag(run_id, RESULTS_BEGUN, "true")

@@ -1,5 +1,6 @@
 """What runs a study's trials: the interface, and the target, protocol and space that a config gives every backend."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -117,5 +118,12 @@ def make_space(config: DictConfig, lr_range: tuple[float, float] = (0.0, float("
         lr_high=lr_range[1],
         tunables=tuple(Tunable(name, **to_dict(config.workload.tunable[name])) for name in config.search.tune),
     )
-    space.lr(space.low, 0.0)
+    for batch_size in (space.low, space.high):
+        try:
+            lr = space.rule(batch_size)
+            usable = 0.0 < lr < math.inf
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise ConfigError(f"scaling.rule cannot be used at batch size {batch_size}: {error}") from error
+        if not usable:
+            raise ConfigError(f"scaling.rule must return a positive number, but got {lr} at batch size {batch_size}")
     return space

@@ -9,7 +9,10 @@ history are those of the whole chain, seconds the trial's own.
 """
 
 import copy
+import functools
+import inspect
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -23,10 +26,11 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.memory import garbage_collection_cuda
 
 from bstune.core.clock import Phase, TrialClock, seconds_per_step
-from bstune.core.errors import ConfigError
+from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec, is_near, next_evaluation
 from bstune.trial.batches import micro_batch_sizes, random_state, set_random_state, stream_of, weight_micro_batches
 from bstune.trial.checkpoint import StateWriter, Stopped, TrialState, read_state
@@ -78,10 +82,20 @@ def run_trial(
     loop = _TargetLoop(progress, clock, compiling)
     try:
         _train(workload, loop, checkpoint, state, resume)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+    except BstuneError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            progress.status, progress.message = "oom", first_line(error)
+        elif (lost := loop.not_finite()) is not None:
+            progress.diverge(f"{first_line(error)} at step {progress.steps}: {lost}")
+        else:
             raise
-        progress.status, progress.message = "oom", first_line(error)
+    except SystemExit as error:
+        # Lightning ends in this way for signals.
+        if isinstance(error, SIGTERMException) or isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        raise RuntimeError(f"sys.exit({error.code!r}) was called").with_traceback(error.__traceback__) from error
     finally:
         compiling.end()
     clock.enter(Phase.CLOSING)
@@ -117,6 +131,8 @@ def _train(
     sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
     if len(sizes) > 1:
         weight_micro_batches(module, sizes)
+    for name in ("training_step", "validation_step"):
+        setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
     trainer = make_trainer(protocol.trainer, accumulate_grad_batches=len(sizes), callbacks=[loop])
     train, validation = workload.train_batches(spec), workload.validation_batches
     options: dict[str, Any] = {"weights_only": True}
@@ -133,6 +149,8 @@ def _train(
                 trainer.fit(module, train, validation, **options)
             else:
                 trainer.fit(module, datamodule=serving(workload.data_module, train=train, val=validation), **options)
+        if not trainer.should_stop:  # the batches have no end
+            raise RuntimeError(f"the training ended by itself at step {progress.steps}, as a StopIteration ends it")
         if progress.status == "reached" and checkpoint is not None:
             partial = checkpoint.with_suffix(".partial")
             trainer.save_checkpoint(partial, weights_only=True)
@@ -142,6 +160,20 @@ def _train(
     finally:
         if loop.writer is not None:
             loop.writer.discard()
+
+
+def _without_stop_iteration(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step whose StopIteration is an error: Lightning would take it for the end of the data."""
+
+    @functools.wraps(step)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return step(*args, **kwargs)
+        except StopIteration as error:
+            raise RuntimeError(f"StopIteration in {name}").with_traceback(error.__traceback__) from error
+
+    checked.__wrapped__ = inspect.unwrap(step)  # Lightning reads its arguments
+    return checked
 
 
 class _Progress:
@@ -226,7 +258,19 @@ class _TargetLoop(Callback):
         self._skipped_in_a_row = 0
         self._generators = None if progress.state is None else progress.state.generators
         self._segment_start = progress.steps
-        self._loss: Any = None
+        self._loss: Any = None  # of the last step
+        self._module: LightningModule | None = None
+        self._process = os.getpid()
+
+    def not_finite(self) -> str | None:
+        """Return what is not finite any more, the last step's loss or the weights; None if both are."""
+        try:
+            if isinstance(self._loss, torch.Tensor) and not self._loss.isfinite().all():
+                return f"the training loss is {self._loss.float().mean().item()}"
+            weights = () if self._module is None else self._module.named_parameters()
+            return next((f"{name} is not finite" for name, weight in weights if not weight.isfinite().all()), None)
+        except RuntimeError:  # the device does not compute any more, as after an assertion of CUDA
+            return None
 
     def _expect_last_step(self) -> None:
         if self.writer is not None:
@@ -257,6 +301,7 @@ class _TargetLoop(Callback):
             warn_once(f"the noise scale is not measured (protocol.noise_scale_every=null leaves it out): {reason}")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._module = pl_module
         # Last, so that what other call-backs do after a step, such as averaging weights, is still training.
         others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
         first = [] if self.writer is None else [self.writer]
@@ -301,6 +346,8 @@ class _TargetLoop(Callback):
     ) -> None:
         # Lightning validates after a batch whose number is a multiple of val_check_batch: this one, or none.
         trainer.val_check_batch = batch_idx + 2
+        self._end_copies()
+        self._loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if (batch_idx + 1) % self._micro_batches:
             return
         progress = self.progress
@@ -314,7 +361,6 @@ class _TargetLoop(Callback):
             progress.diverge(f"the gradients overflowed in {self._skipped_in_a_row} steps in a row")
             trainer.should_stop = True
         if progress.steps >= min(progress.due_step, progress.last_step) or trainer.should_stop:
-            self._loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
             trainer.val_check_batch = batch_idx + 1
             self.clock.end_segment(progress.steps - self._segment_start, Phase.EVALUATION)
             self._generators = random_state()
@@ -324,7 +370,12 @@ class _TargetLoop(Callback):
             self.clock.end_segment(progress.steps - progress.first_step, Phase.TRAINING)
             self._segment_start = progress.steps
 
+    def _end_copies(self) -> None:
+        if os.getpid() != self._process:  # the user's code has forked: one process is to train on
+            os._exit(0)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end_copies()
         value = metric(trainer, self.protocol.target.metric)
         if trainer.sanity_checking:
             batches = sized_len(trainer.val_dataloaders)

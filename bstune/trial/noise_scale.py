@@ -7,8 +7,9 @@
 The arithmetic is :mod:`bstune.core.noise_scale`'s.
 """
 
+import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
@@ -307,10 +308,13 @@ def _is_plain_list(batch: Any) -> bool:
 def _slice(batch: Any, part: slice) -> Any:
     if isinstance(batch, Tensor) or _is_plain_list(batch):
         return batch[part]
-    if isinstance(batch, dict):
-        sliced = {key: _slice(value, part) for key, value in batch.items()}
-        return sliced if type(batch) is dict else type(batch)(sliced)
-    values = [_slice(value, part) for value in (batch.items() if isinstance(batch, Mapping) else batch)]
+    if isinstance(batch, Mapping):
+        # What a mapping of another type is made from is its own matter; one that cannot be written to becomes a dict.
+        sliced = copy.copy(batch) if isinstance(batch, MutableMapping) else dict(batch)
+        for key, value in batch.items():
+            sliced[key] = _slice(value, part)
+        return sliced
+    values = [_slice(value, part) for value in batch]
     return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
 
 

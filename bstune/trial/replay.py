@@ -334,7 +334,7 @@ def complete(config: DictConfig) -> DictConfig:
     config.device = DEVICE
     if OmegaConf.is_missing(config.workload, "table"):
         raise ConfigError("workload.table is missing: name a file of recorded runs, workload.table=FILE")
-    path = find_table(config.workload.table)
+    path = find_table(str(config.workload.table))
     table = read_table(path)
     low, high = table.batch_sizes[0], table.batch_sizes[-1]
     # The least budget that no run exceeds: the longest run's steps at the largest batch size, or the most examples of a

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import chdir, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any, Protocol, Self
 
 import bstune
+from bstune.core import interruption
 from bstune.core.errors import BstuneError
 from bstune.core.files import Output
 from bstune.core.records import TrialResult, TrialSpec
@@ -33,7 +34,8 @@ CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["bstune.trial.workload"]
 LOOK_SECONDS = 0.2  # between two looks for a signal, while trials train
 END_SECONDS = 2  # that a process may take to end once it has nothing to do
-NOT_OWN = (*bstune.__path__, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), "<")
+NOT_OWN = (*bstune.__path__, sysconfig.get_path("stdlib"), "<")  # of files in which no user's code is, as in those ...
+INSTALLED = {"site-packages", "dist-packages"}  # ... below such folders, of which there may be many
 # Errors of reading what a process sent before it died.
 PICKLE_ERRORS = (pickle.PickleError, TypeError, ValueError, AttributeError, LookupError, RuntimeError, ImportError)
 
@@ -68,13 +70,24 @@ class Runner(Protocol):
     def poll(self) -> Iterator[Finished]: ...  # noqa: D102
 
 
-def failed(spec: TrialSpec, error: BaseException, seconds: float) -> Finished:
-    """Return a trial that an error of the user's code ended, with the frames of the user's own files."""
+def _is_own(file: str) -> bool:
+    return not file.startswith(NOT_OWN) and INSTALLED.isdisjoint(Path(file).parts)
+
+
+def described(error: BaseException) -> tuple[str, str]:
+    """Return an error of the user's code in a line, and the frames of the user's own files as lines."""
     kind, text = type(error).__name__, str(error).strip()
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(NOT_OWN)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
     frames = "".join(f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n" for frame in own)
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    message = (f"{kind}: {text.splitlines()[0]}" if text else kind) + where
+    if "Original Traceback" in text:  # of a DataLoader's process, whose error ends the text
+        return text.splitlines()[-1], f"{text}\n"
+    return (f"{kind}: {text.splitlines()[0]}" if text else kind) + where, frames
+
+
+def failed(spec: TrialSpec, error: BaseException, seconds: float) -> Finished:
+    """Return a trial that an error of the user's code ended, with the frames of the user's own files."""
+    message, frames = described(error)
     return Finished(spec, TrialResult.unmeasured(spec, "failed", message=message, wall_seconds=seconds), frames=frames)
 
 
@@ -113,7 +126,8 @@ class InProcess:
         task, self._next = self._next, None
         start = time.monotonic()
         try:
-            return Finished(task[0], self._train(*task))
+            with chdir("."):  # the user's code may leave the folder
+                return Finished(task[0], self._train(*task))
         except BstuneError:
             raise
         except Exception as error:  # noqa: BLE001 (whatever the user's code raises ends a trial, not the study)
@@ -156,6 +170,7 @@ class Workers:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
+        interruption.note(number)
         signal.signal(number, self._handlers[number])
 
     def _check(self) -> None:
@@ -167,12 +182,10 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for worker in self._workers:
             if kind is not None:  # Lightning would put off the signal to terminate until a batch is done
-                worker.process.kill()
+                worker.kill()
             worker.connection.close()
         for worker in self._workers:
-            worker.process.join(END_SECONDS)
-            worker.process.kill()  # a thread of the user's may go on
-            worker.process.join()
+            worker.end()
         self._workers.clear()
         self._running.clear()
         for number, handler in self._handlers.items():
@@ -193,8 +206,13 @@ class Workers:
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
         """Train a trial in a process that has nothing to do, as :meth:`bstune.trial.backend.TrialBackend.run` does."""
         self._check()
-        # One that was ended while it had nothing to do is replaced.
-        self._workers = [worker for worker in self._workers if worker in self._running or worker.process.is_alive()]
+        for free in [worker for worker in self._workers if worker not in self._running]:
+            # One that was ended while it had nothing to do is replaced, as is one after an error, which may have left
+            # anything behind: after an assertion of CUDA, its device computes nothing any more.
+            if free.has_failed or not free.process.is_alive():
+                free.connection.close()
+                free.end()
+                self._workers.remove(free)
         worker = next((worker for worker in self._workers if worker not in self._running), None)
         if worker is None:
             worker = _Worker(self._open_train)
@@ -240,6 +258,7 @@ class _Worker:
         self.connection, other = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=_work, args=(open_train, other, dict(os.environ)))
         self.process.start()
+        self.has_failed = False
         self.started = time.monotonic()
         other.close()
 
@@ -248,10 +267,12 @@ class _Worker:
         with suppress(EOFError, OSError, *PICKLE_ERRORS):
             if self.connection.poll():
                 answer: Finished = self.connection.recv()
+                self.has_failed = answer.record is None or answer.record.status == "failed"
                 return answer
         if too_long is not None:
-            self.process.kill()
+            self.kill()
         self.process.join()
+        self.kill()  # what it has started
         status = self.process.exitcode or 0
         if too_long is not None:
             reason = too_long
@@ -267,13 +288,27 @@ class _Worker:
         seconds = time.monotonic() - self.started
         return Finished(spec, TrialResult.unmeasured(spec, "failed", message=reason, wall_seconds=seconds))
 
+    def kill(self) -> None:
+        """Kill the process, and those that the user's code has started in it."""
+        self.process.kill()
+        if self.process.pid:
+            with suppress(ProcessLookupError):  # none is left, or it has just been forked and leads no group yet
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Wait for a process whose connection is closed, and kill what goes on, such as a thread of the user's."""
+        self.process.join(END_SECONDS)
+        self.kill()
+        self.process.join()
+
 
 def _work(open_train: Callable[[], Train], connection: Connection, environment: Mapping[str, str]) -> None:
     """Train trials in this process, a worker, until the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.setpgrp()  # with what the user's code starts, so that all of it can be ended
+    threading.Thread(target=end_with_parent, daemon=True).start()
     os.environ.update(environment)  # the fork server's is that of its start
-    process, folder = os.getpid(), Path.cwd()
+    process = os.getpid()
     train: Train | None = None
     while True:
         try:
@@ -283,19 +318,20 @@ def _work(open_train: Callable[[], Train], connection: Connection, environment: 
         start = time.monotonic()
         try:
             train = train or open_train()
-            answer = Finished(request[0], train(*request))
+            with chdir("."):  # the user's code may leave the folder
+                answer = Finished(request[0], train(*request))
         except BstuneError as error:
             answer = Finished(request[0], error=error)
         except BaseException as error:  # noqa: BLE001 (sys.exit too: whatever the user's code raises ends one trial)
             answer = failed(request[0], error, time.monotonic() - start)
         if os.getpid() != process:  # the user's code has forked, and this is the copy
             os._exit(0)
-        os.chdir(folder)  # the user's code may have left it
         connection.send(answer)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Wait for the process that started this one, and end with it."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os._exit(1)  # killed, it could not end us: a trial that nobody records would train on
+        os.killpg(0, signal.SIGKILL)  # killed, it could not end us: a trial that nobody records would train on

@@ -280,7 +280,19 @@ class LightningBackend(TrialBackend):
         }
 
     def run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
-        """Train one trial; one whose earlier state is gone, or cannot be used, is trained again from the start."""
+        """Train one trial; one whose earlier state is gone, or cannot be used, is trained again from the start.
+
+        Where the user's code refuses the values of this trial alone, its own error is raised: the rehearsal has passed.
+        """
+        try:
+            return self._run(spec, folder, resumed_from)
+        except ConfigError as error:
+            first: BaseException = error
+            while first.__cause__ is not None:
+                first = first.__cause__
+            raise first from None
+
+    def _run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
         own = with_hyperparameters(self._config, spec.hyperparameters)  # one of them may be the horizon
         protocol = replace(self.protocol, budget=budget_of(own))
         checkpoint = None if folder is None else folder.checkpoint(spec.number)

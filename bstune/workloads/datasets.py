@@ -1,12 +1,14 @@
 """Small data sets, from their publishers, with pinned checksums.
 
-A complete local copy is used without a network, and its folder may be read-only. A missing file is downloaded, verified
-and renamed into place. Checksums are those of the uncompressed bytes, since the gzip wrapping differs between mirrors.
-Parsers check nothing: what they get has the published checksum.
+A complete local copy is used without a network, and its folder may be read-only. A missing file is downloaded by https,
+verified and renamed into place; no more is read or unpacked than is published. Checksums and sizes are those of the
+uncompressed bytes, since the gzip wrapping differs between mirrors. Parsers check nothing: what they get has the
+published checksum.
 """
 
 import gzip
 import hashlib
+import io
 import logging
 import os
 import sys
@@ -16,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
 
 import numpy as np
 import pooch
@@ -24,6 +27,7 @@ from numpy.typing import NDArray
 from bstune.core.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
+WRAPPING = 2**20  # bytes that a download may have besides its files: of gzip, of tar, a readme
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ class Source:
     name: str
     folder: str  # under the root
     sha256: Mapping[str, str]  # of each file's uncompressed bytes, by file name
-    mirrors: tuple[str, ...]  # URLs that end before the remote file's name, tried in this order
+    sizes: Mapping[str, int]  # of the same bytes
+    mirrors: tuple[str, ...]  # https URLs that end before the remote file's name, tried in this order
     archive: str | None = None  # the remote tar archive that holds folder/; None: each file is published alone
     suffix: str = ".gz"  # follows the name of a file that is published alone
 
@@ -72,8 +77,14 @@ FASHION_MNIST = Source(
         "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     },
+    sizes={
+        "train-images-idx3-ubyte": 47_040_016,
+        "train-labels-idx1-ubyte": 60_008,
+        "t10k-images-idx3-ubyte": 7_840_016,
+        "t10k-labels-idx1-ubyte": 10_008,
+    },
     mirrors=(
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     ),
 )
@@ -85,6 +96,12 @@ MNIST = Source(
         "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    },
+    sizes={
+        "train-images-idx3-ubyte": 47_040_016,
+        "train-labels-idx1-ubyte": 60_008,
+        "t10k-images-idx3-ubyte": 7_840_016,
+        "t10k-labels-idx1-ubyte": 10_008,
     },
     mirrors=("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
 )
@@ -99,6 +116,7 @@ CIFAR10 = Source(
         "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
         "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
     },
+    sizes=dict.fromkeys((*(f"data_batch_{part}.bin" for part in range(1, 6)), "test_batch.bin"), 30_730_000),
     mirrors=("https://www.cs.toronto.edu/~kriz/",),
     archive="cifar-10-binary.tar.gz",
 )
@@ -106,9 +124,10 @@ AIRFOIL = Source(
     name="NASA's airfoil self-noise",
     folder="airfoil",
     sha256={"airfoil_self_noise.dat": "74c75fd71783f1e6b71f8a622b993dc592897a97cd689c5090a07147a1b097b3"},
+    sizes={"airfoil_self_noise.dat": 59_984},
     mirrors=(
         "https://archive.ics.uci.edu/ml/machine-learning-databases/00291/",
-        "http://d2l-data.s3-accelerate.amazonaws.com/",
+        "https://d2l-data.s3-accelerate.amazonaws.com/",
     ),
     suffix="",
 )
@@ -195,7 +214,8 @@ def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
     for name, path in paths.items():
         try:
             if path is not None:
-                files[name] = _verified(path.read_bytes(), source.sha256[name])
+                with path.open("rb") as file:
+                    files[name] = _verified(file, source, name)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error}") from error
         except DataError as error:
@@ -216,16 +236,71 @@ def _local_path(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def _verified(data: bytes, sha256: str) -> bytes:
-    """Return ``data`` without its gzip wrapping, if it has one: no published file itself starts with gzip's magic."""
+class _Limited:
+    """A file that gives or takes so many bytes and no more."""
+
+    def __init__(self, file: BinaryIO | gzip.GzipFile, limit: int) -> None:
+        self._file, self._limit, self._left = file, limit, limit
+
+    def _count(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise DataError(f"larger than what is published: over {self._limit:,} bytes")
+
+    def read(self, size: int = -1) -> bytes:
+        """Read up to ``size`` bytes, all without it."""
+        most = self._left + 1
+        data = self._file.read(most if size < 0 else min(size, most))
+        self._count(len(data))
+        return data
+
+    def write(self, data: bytes) -> int:
+        """Write the bytes."""
+        self._count(len(data))
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        """Write what the system holds back."""
+        self._file.flush()
+
+
+def _verified(file: BinaryIO, source: Source, name: str) -> bytes:
+    """Return a file's bytes without their gzip wrapping, if they have one: no published file starts with its magic."""
+    size = source.sizes[name]
     try:
-        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-    except (OSError, EOFError, zlib.error) as error:
+        data = _Limited(file, size + WRAPPING).read()
+        if data.startswith(b"\x1f\x8b"):
+            data = _Limited(gzip.GzipFile(fileobj=io.BytesIO(data)), size).read()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"damaged ({error})") from error
     received = hashlib.sha256(data).hexdigest()
-    if received != sha256:
-        raise DataError(f"not the published file: its sha256 (uncompressed) is {received}, expected {sha256}")
+    if received != source.sha256[name]:
+        what = f"its sha256 (uncompressed) is {received}, expected {source.sha256[name]}"
+        raise DataError(f"not the published file: {what}")
     return data
+
+
+def _unpacked(path: Path, source: Source, names: Sequence[str]) -> dict[str, bytes]:
+    """Return the verified bytes of ``names`` in a gzipped tar archive; no path that it gives is ever written to."""
+    files = {}
+    with gzip.open(path) as unzipped:
+        limited: Any = _Limited(unzipped, sum(source.sizes.values()) + WRAPPING)
+        with tarfile.open(fileobj=limited, mode="r|") as archive:  # read from the first to the last byte, once
+            for member in archive:
+                folder, _, name = member.name.rpartition("/")
+                stream = archive.extractfile(member) if member.isfile() else None
+                if folder == source.folder and name in names and stream is not None:
+                    files[name] = _verified(stream, source, name)  # type: ignore[arg-type]  # IO[bytes]
+    if lacking := [name for name in names if name not in files]:
+        raise DataError(f"the archive has no file {source.folder}/{lacking[0]}")
+    return files
+
+
+def _refuse_http(response: Any, **_: Any) -> None:
+    """Refuse an answer that came, or is to come after a redirection, without https."""
+    url = response.headers.get("location") or response.url
+    if url.lower().startswith("http:") or not response.url.startswith("https:"):
+        raise DataError(f"the server leads to {url}, which is not https")
 
 
 def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str, bytes]:
@@ -256,18 +331,20 @@ def _fetch(source: Source, folder: Path, remote_name: str, names: Sequence[str],
     failures = []
     # pooch's downloader alone: Decompress refuses a file that the server has unwrapped already, and Untar follows an
     # archive's links out of its folder on Python 3.11 (no extraction filter). 5 s to connect, 15 s between two reads.
-    download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**16, timeout=(5.0, 15.0))
+    options = {"timeout": (5.0, 15.0), "hooks": {"response": _refuse_http}}
+    download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**16, **options)
+    size = sum(source.sizes.values()) if source.archive else source.sizes[names[0]]
     for url in (mirror + remote_name for mirror in source.mirrors):
         logger.info("downloading %s", url)
         try:
-            download(url, path, None)
-            if source.archive is None:
-                return {name: _verified(path.read_bytes(), source.sha256[name]) for name in names}
-            with tarfile.open(path) as archive:  # read, not extracted: no path that it gives is ever written to
-                streams = {name: archive.extractfile(f"{source.folder}/{name}") for name in names}
-                return {name: _verified(f.read() if f else b"", source.sha256[name]) for name, f in streams.items()}
+            with path.open("wb") as file:
+                download(url, _Limited(file, size + WRAPPING), None)
+            if source.archive is not None:
+                return _unpacked(path, source, names)
+            with path.open("rb") as file:
+                return {name: _verified(file, source, name) for name in names}
         # requests' exceptions are OSErrors; a captive portal's page or a cut archive is any of the others
-        except (OSError, EOFError, KeyError, zlib.error, tarfile.TarError, DataError) as error:
+        except (OSError, EOFError, zlib.error, tarfile.TarError, DataError) as error:
             # requests wraps a cause, such as a failed name resolution, twice
             cause = getattr(error.args[0], "reason", None) if error.args else None
             failures.append(f"  {url}: {str(cause or error) or type(error).__name__}")

@@ -1,0 +1,197 @@
+"""What a user's code can do to a trial, in studies whose trials train in processes of their own."""
+
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from toolbox import trials_of
+
+from bstune.core.records import TrialResult
+from bstune.study.storage import CUT_SHORT
+
+DEEDS = """
+import ctypes, multiprocessing, os, signal, sys, threading
+from pathlib import Path
+from bstune.workloads.classifier import Classifier
+
+
+class Does(Classifier):
+    def __init__(self, *arguments, deeds, **options):
+        super().__init__(*arguments, **options)
+        self.deed = "nothing"
+        if multiprocessing.parent_process() is not None:
+            with open("begun", "a") as begun:
+                begun.write(".")
+                self.deed = deeds[min(begun.tell(), len(deeds)) - 1]
+
+    def configure_optimizers(self):
+        if self.deed == "refuses its rate":
+            raise ValueError("too large")
+        return super().configure_optimizers()
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 2:
+            self.do()
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        if self.deed == "never validates":
+            threading.Event().wait()
+        super().validation_step(batch, batch_idx)
+
+    def do(self):
+        match self.deed:
+            case "raises":
+                raise LookupError("no such layer")
+            case "stops":
+                next(iter(()))
+            case "exits":
+                sys.exit(3)
+            case "exits at once":
+                os._exit(4)
+            case "reads where nothing is":
+                ctypes.string_at(0)
+            case "is killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "never ends":
+                Path("endless").touch()
+                threading.Event().wait()
+            case "forks":
+                if os.fork() == 0:
+                    threading.Event().wait()
+                os.fork()  # a copy that trains on
+            case "starts a thread":
+                threading.Thread(target=threading.Event().wait).start()
+            case "leaves the folder":
+                os.chdir("/")
+"""
+TRIAL_SECONDS = 10.0
+TOO_LONG = "took longer than protocol.trial_seconds=10"
+FAILURES = {
+    "exits at once": "its process ended with status 4",
+    "raises": r"LookupError: no such layer \(deeds.py:\d+\)",
+    "refuses its rate": r"ValueError: too large \(deeds.py:\d+\)",
+    "stops": r"RuntimeError: StopIteration in training_step \(deeds.py:\d+\)",
+    "exits": r"RuntimeError: sys.exit\(3\) was called \(deeds.py:\d+\)",
+    "reads where nothing is": "its process was ended by SIGSEGV",
+    "is killed": "its process was ended by the system, .*",
+    "never ends": TOO_LONG,
+    "never validates": TOO_LONG,
+}
+SLOW = [pytest.param(deed, marks=pytest.mark.slow) for deed in FAILURES if deed != "exits at once"]
+HARMLESS = ("nothing", "forks", "starts a thread", "leaves the folder")
+OPTIONS = ("workload=digits", "mlflow.enabled=false", "device=cpu", "hardware.enabled=false", "sampler=random")
+OPTIONS += ("search.replicates=0", "search.batch_size.low=32", "search.batch_size.high=64", "workload.target.value=0.3")
+OPTIONS += ("budget={steps: 30, examples: 1}", "workload.module._target_=deeds.Does")
+
+
+def does(*deeds):
+    return f"+workload.module.deeds=[{','.join(deeds)}]"
+
+
+@pytest.fixture
+def deeds(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "deeds.py").write_text(DEEDS)
+    yield
+    sys.modules.pop("deeds", None)
+
+
+@pytest.fixture
+def command(tmp_path, deeds):
+    """Return what starts the command in a process; its output ends when the last process that writes to it does."""
+    started = []
+
+    def start(*arguments):
+        line = [sys.executable, "-m", "bstune", *OPTIONS, *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(line, cwd=tmp_path, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_what_the_users_code_does_in_one_trial_is_that_trials_own_end(command, tmp_path):
+    order = [deed for pair in zip(FAILURES, [*HARMLESS, *HARMLESS, "nothing"], strict=True) for deed in pair]
+    study = command(does(*order), "search.trials=9", f"protocol.trial_seconds={TRIAL_SECONDS}")
+    _, err = study.communicate(timeout=200)
+    assert study.returncode == 0, err
+    trials = trials_of(tmp_path / "outputs" / "digits")
+    assert len(trials) == len(order)
+    for deed, trial in zip(order, trials, strict=True):
+        assert (trial.status == "failed") == (deed in FAILURES), (deed, trial)
+        assert deed not in FAILURES or re.fullmatch(FAILURES[deed], trial.message), (deed, trial)
+
+
+@pytest.mark.parametrize("deed", ["exits at once", *SLOW])
+def test_what_it_does_in_every_trial_ends_the_study(bstune, tmp_path, deeds, deed):
+    status, _, err = bstune(*OPTIONS, does(deed), f"protocol.trial_seconds={TRIAL_SECONDS}")
+    assert status == 2
+    plain = " ".join(err.split())
+    assert re.search(f"error: the first 3 trials all failed, the last one with {FAILURES[deed]}", plain), err
+    assert "Traceback" not in err
+    if "deeds.py" in FAILURES[deed]:
+        assert re.search(rf"\n  {tmp_path}/deeds.py:\d+ in \w+: ", err)
+    assert [trial.status for trial in trials_of(tmp_path / "outputs" / "digits")] == ["failed"] * 3
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_step_that_never_ends(command, tmp_path):
+    study = command(does("nothing", "never ends"))
+    while not (tmp_path / "endless").exists():
+        assert study.poll() is None, study.communicate()
+        time.sleep(0.05)
+    study.send_signal(signal.SIGTERM)
+    _, err = study.communicate(timeout=10)
+    assert study.returncode in (130, 143)
+    assert "Traceback" not in err
+    first, cut = trials_of(tmp_path / "outputs" / "digits")
+    assert (first.status, cut.status, cut.message) == ("censored", "failed", CUT_SHORT)
+
+
+RAISES = """
+    def training_step(self, batch, batch_idx):
+        if batch_idx >= {first}:
+            raise {error}
+        return super().training_step(batch, batch_idx)
+"""
+ALONE = ("trial.batch_size=32", "trial.lr=0.001")
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments"),
+    [
+        ("LookupError('no such layer')", "LookupError: no such layer (deeds.py:", ()),
+        ("LookupError('no such layer')", "LookupError: no such layer (deeds.py:", ALONE),
+        ("SystemExit(3)", "RuntimeError: sys.exit(3) was called (deeds.py:", ()),
+    ],
+)
+def test_what_cannot_be_trained_at_all_is_said_before_any_trial(bstune, tmp_path, deeds, error, message, arguments):
+    (tmp_path / "deeds.py").write_text(DEEDS + RAISES.format(first=0, error=error))
+    status, _, err = bstune(*OPTIONS, does("nothing"), *arguments)
+    assert status == 2
+    assert f"error: the workload cannot be trained: {message}" in err
+    assert f" in training_step: raise {error}\n" in err
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_trial_by_itself_that_fails_leaves_its_record(bstune, tmp_path, deeds):
+    (tmp_path / "deeds.py").write_text(DEEDS + RAISES.format(first=20, error="LookupError('no such layer')"))
+    status, _, err = bstune(*OPTIONS, does("nothing"), *ALONE)
+    assert status == 2
+    (record,) = tmp_path.rglob("trial.json")
+    result = TrialResult.from_json(record.read_text())
+    assert result.status == "failed"
+    assert f"error: the trial failed with {result.message}\n  {tmp_path}/deeds.py:" in err
+    assert f"record {record}" in err
