@@ -241,7 +241,7 @@ _Sampler = _section(  # the numbers of conf/sampler/
             _Open,
             particles=(_whole(10, 10_000), 10),
             moves=(_whole(1, 1000), 1),
-            candidates=(_whole(10, 10_000), 10),
+            candidates=(_whole(10, 2000), 10),
             **dict.fromkeys(
                 ("initial_fraction", "max_growth", "max_first_growth", "probe_fraction"), (_real(1e-6, 1e6), 1)
             ),
@@ -444,7 +444,9 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
                 raise ConfigError(plain_error(error)) from error
             if choice is None and group == "schedule":
                 continue
-            if not isinstance(choice, str | list | Sweep) or (isinstance(choice, str) and not 0 < len(choice) <= 200):
+            names = choice if isinstance(choice, list) else [choice]
+            is_name = all(isinstance(one, str) and 0 < len(one) <= 200 for one in names)
+            if not is_name and not isinstance(choice, Sweep):
                 raise ConfigError(f"{group} must be the name of a choice, but got {argument[:200]}")
         kept.append(argument)
     return kept

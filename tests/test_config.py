@@ -146,6 +146,7 @@ def test_types_and_bounds(must, overrides):
         ("mlflow.uri='http://[::1'", "mlflow.uri must be a URL: Invalid IPv6 URL, but got 'http://[::1'"),
         ("schedule=1", "schedule must be the name of a choice, but got schedule=1"),
         ("scaling=nan", "scaling must be the name of a choice, but got scaling=nan"),
+        ("scaling=[nan]", "scaling must be the name of a choice, but got scaling=[nan]"),
         (f"sampler={'x' * 300}", "sampler must be the name of a choice, but got sampler=xxx"),
         ("sampler=null", "sampler must be the name of a choice, but got sampler=null"),
         ("hardware.scale_out.devices=[0]", "hardware.scale_out.devices.0 must be at least 1, but got 0"),
