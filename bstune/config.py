@@ -30,6 +30,7 @@ from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.files import expand_home
 from bstune.core.records import Budget, CompileMode, Objective, Target
 from bstune.core.search_space import BUDGET, MODULE
+from bstune.core.secrets import remember
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 GROUPS = ("workload", "scaling", "sampler", "schedule")
@@ -500,6 +501,7 @@ def _parse(config: DictConfig, unknown: Sequence[str], incomplete: bool = False)
     names = flatten(OmegaConf.to_container(config))  # type: ignore[arg-type]  # of a mapping
     mistakes, options = {name: _unknown(name, names) for name in unknown}, None
     values = _resolve(config, "", mistakes)
+    remember(values)
     try:
         options = (ReplayedOptions if is_replayed(config) else TrainedOptions).model_validate(values, context=config)
     except ValidationError as error:
