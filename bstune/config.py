@@ -576,8 +576,8 @@ def _write_types(node: DictConfig, section: Any) -> None:
             for key, tunable in value.items():
                 _write_types(node[name][key], tunable)
         elif field.annotation != Node:
-            home = isinstance(value, str) and "~" in str(node[name])  # which is expanded in the value
-            if home or not OmegaConf.is_interpolation(node, name):
+            text = isinstance(value, str) and value != node[name]  # a home directory, or a reference to a number
+            if text or not OmegaConf.is_interpolation(node, name):
                 node[name] = value
 
 

@@ -235,6 +235,7 @@ def test_types_are_written_and_references_stay():
     config = digits("search.seconds=5", "workload.reference.batch_size=64", "study=7")
     assert [type(value) for value in (config.search.seconds, config.scaling.batch_size)] == [float, float]
     assert config.study == "7"
+    assert digits("mlflow.experiment=${seed}").mlflow.experiment == "0"
     assert OmegaConf.to_container(config.workload.module)["lr"] == "${trial.lr}"
     config.workload.budget.steps = 9
     assert config.budget.steps == 9
