@@ -102,7 +102,8 @@ class Search:
                 stop_reason = stop_reason or self._stop_reason(done)
             while trial_index is not None and stop_reason is None and runner.free:
                 self._start(runner, self._ask(trial_index), done)
-                trial_index = next_trial_index(self._study, self._budget.trials)
+                if runner.free:
+                    trial_index = next_trial_index(self._study, self._budget.trials)
             if runner.running:
                 self._store(runner.wait())
             elif self._others_run():
