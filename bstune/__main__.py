@@ -1,38 +1,27 @@
 """The command: ``bstune [tune] | survey | fit | record | sweep``, and the one way in which it ends.
 
 A run composes its config once, by Hydra's compose API. What Hydra's own command line does besides (``--help``,
-``--cfg``, ``--multirun``, ``hydra.*`` options, ...) is left to ``hydra.main``.
+``--cfg``, ``--multirun``, ``hydra.*`` options, ...) is left to ``hydra.main``. What takes long to import is imported
+once an interruption ends in a line.
 """
 
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
-
-from bstune.config import (
-    CONFIG_MODULE,
-    CONFIG_NAME,
-    HYDRA_VERSION,
-    is_replayed,
-    parse,
-    plain_error,
-    validate,
-    with_choices,
-    without_plus,
-)
+from bstune.core import interruption
 from bstune.core.console import quieten, redact
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
 from bstune.core.files import expand_home
-from bstune.core.records import dump_json
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 VERBS = {  # each is called with what stands after it, and raises what ends it
     "tune": "bstune.__main__:tune",
@@ -48,20 +37,35 @@ HYDRAS_OWN = {
 }
 
 
+def command() -> None:
+    """Run the command as a process of its own, which SIGINT and SIGTERM end within seconds."""
+    interruption.install()
+    status = main()
+    for number in interruption.SIGNALS:
+        signal.signal(number, signal.SIG_DFL)  # from here on there is nothing to clean up
+    if interruption.received is not None:
+        sys.stdout.flush()
+        interruption.leave(status)
+    sys.exit(status)
+
+
 def main() -> int:
-    """Run the command in ``sys.argv`` and return its exit status: 0, 2 for a user's error, 130 if interrupted."""
+    """Run the command in ``sys.argv``; return its exit status: 0, 2 for a user's error, 130 or 143 if interrupted."""
     arguments = sys.argv[1:]
     verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "tune"
     try:
         module, function = VERBS[verb].split(":")
         getattr(importlib.import_module(module), function)(arguments)
-    except BstuneError as error:
-        if any(argument.lower() in ("debug=true", "debug=1") for argument in arguments):
+    except Interrupted as error:
+        explain(error)
+        return interruption.status() or error.exit_status
+    except BaseException as error:
+        if (status := interruption.status()) is not None or isinstance(error, KeyboardInterrupt):
+            sys.stderr.write("interrupted\n")  # whatever a library made of it
+            return status or Interrupted.exit_status
+        if not isinstance(error, BstuneError) or any(one.lower() in ("debug=true", "debug=1") for one in arguments):
             raise
         return explain(error)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return Interrupted.exit_status
     return 0
 
 
@@ -73,6 +77,9 @@ def explain(error: BstuneError) -> int:
 
 def tune(arguments: list[str]) -> None:
     """Run a study, or one trial; or do what is asked of Hydra's command line."""
+    # hydra: a quarter of a second
+    from bstune.config import CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION, parse, plain_error, with_choices, without_plus
+
     names = {argument.split("=", 1)[0].lstrip("+~") for argument in arguments}
     if not names & HYDRAS_OWN and not any(name.startswith("hydra.") for name in names):
         # a replayed study must not wait for what trains
@@ -87,16 +94,22 @@ def tune(arguments: list[str]) -> None:
         arguments.append("workload=digits")  # the help shows a config, which is one of a workload
     sys.argv = [sys.argv[0], *arguments]  # Hydra reads it
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what it would print, so that it ends as everything else
+    # a quarter of a second
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
-        _hydra_main()
+        hydra.main(version_base=HYDRA_VERSION, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)(_job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(plain_error(error)) from error
 
 
-@hydra.main(version_base=HYDRA_VERSION, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)
-def _hydra_main(config: DictConfig) -> None:
+def _job(config: "DictConfig") -> None:
     """Run one of Hydra's jobs; a launcher may run it in a process of its own, so errors end here."""
-    from bstune.trial.replay import complete  # as above
+    # as above
+    from bstune.config import validate
+    from bstune.trial.replay import complete
 
     try:
         run(validate(config, complete=complete), _job_arguments())
@@ -108,6 +121,11 @@ def _hydra_main(config: DictConfig) -> None:
 
 def _job_arguments() -> list[str]:
     """Return the arguments that give the running Hydra job's config again, from any folder."""
+    # as above
+    from hydra.core.hydra_config import HydraConfig
+
+    from bstune.config import CONFIG_NAME
+
     hydra_config = HydraConfig.get()
     arguments = []
     for source in hydra_config.runtime.config_sources:
@@ -118,8 +136,10 @@ def _job_arguments() -> list[str]:
     return [*arguments, *hydra_config.overrides.task]
 
 
-def run(config: DictConfig, arguments: Sequence[str]) -> None:
+def run(config: "DictConfig", arguments: Sequence[str]) -> None:
     """Run the study, or the one trial, of a validated config; the arguments give that config again."""
+    from bstune.config import is_replayed  # as above
+
     quieten(training=not is_replayed(config))
     # optuna, rich and, to train, lightning: not for --help or a mistake
     from rich.console import Console
@@ -150,9 +170,10 @@ def worker(arguments: list[str]) -> None:
             "output, search.workers. Start as many as you like; the process that began the study reports.\n"
         )
         return
-    # optuna: not for --help
+    # optuna and hydra: not for --help
     from rich.console import Console
 
+    from bstune.config import is_replayed
     from bstune.study.prepare import compose_checked, prepare
     from bstune.study.run import run_worker
     from bstune.study.storage import ARGUMENTS, find_study
@@ -174,7 +195,9 @@ def worker(arguments: list[str]) -> None:
 
 def fit(arguments: list[str]) -> None:
     """Print the fit of a CSV file of points as JSON."""
-    from bstune.core.curve import fit_curve, read_points  # scipy, which a mistake need not wait for
+    # scipy, which a mistake need not wait for
+    from bstune.core.curve import fit_curve, read_points
+    from bstune.core.records import dump_json
 
     parser = argparse.ArgumentParser(prog="bstune fit", description="Fits S*(B) = S_min (1 + B_crit/B) to points.")
     parser.add_argument("points", type=Path, help="CSV file: batch_size, steps, and optionally censored (0 or 1)")
@@ -182,4 +205,4 @@ def fit(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

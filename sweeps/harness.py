@@ -11,6 +11,7 @@ numbers, ``str``, ``bool``, lists and dictionaries of them, dataclasses and list
 import argparse
 import functools
 import inspect
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ from bstune.config import compose_known, instantiate, is_replayed, validate, wit
 from bstune.core.console import format_number, quieten, redact
 from bstune.core.errors import ConfigError, Interrupted, StudyError
 from bstune.core.figures import save_figure
-from bstune.core.files import check_writable, write_text
+from bstune.core.files import check_writable, expand_home, write_text
 from bstune.core.records import dump_json
 
 if TYPE_CHECKING:
@@ -145,9 +146,29 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
     rest = config.copy()
     with open_dict(rest):
         del rest["sweep"]
-    sweep = Sweep(name, source, Path(root), _checked(name, rest), experiment, parameters, plain_parameters)
+    try:
+        output = Path(expand_home(root))
+    except ValueError as error:
+        raise ConfigError(f"sweep.output: {error}") from error
+    sweep = Sweep(name, source, output, _checked(name, rest), experiment, parameters, plain_parameters)
     check_writable(sweep.result, f"sweep.output={root}")
+    _check_own(sweep)
     return sweep
+
+
+def _check_own(sweep: Sweep) -> None:
+    """Refuse to write over a result or a figure that is not an earlier one of this sweep."""
+    if not sweep.result.exists() and not sweep.figure.exists():
+        return
+    try:
+        found = json.loads(sweep.result.read_text(encoding="utf-8"))["sweep"]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None
+    if found != sweep.name:
+        raise StudyError(
+            f"sweep.output={sweep.output} has a {sweep.result.name} or a {sweep.figure.name} that is not of the sweep "
+            f"{sweep.name}: choose another with sweep.output=DIR"
+        )
 
 
 def _checked(name: str, rest: DictConfig) -> DictConfig:

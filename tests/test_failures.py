@@ -29,6 +29,11 @@ class Does(Classifier):
                 begun.write(".")
                 self.deed = deeds[min(begun.tell(), len(deeds)) - 1]
 
+    def configure_optimizers(self):
+        if self.deed == "refuses its rate":
+            raise ValueError("too large")
+        return super().configure_optimizers()
+
     def training_step(self, batch, batch_idx):
         if batch_idx == 2:
             self.do()
@@ -70,6 +75,7 @@ TOO_LONG = "took longer than protocol.trial_seconds=10"
 FAILURES = {
     "exits at once": "its process ended with status 4",
     "raises": r"LookupError: no such layer \(deeds.py:\d+\)",
+    "refuses its rate": r"ValueError: too large \(deeds.py:\d+\)",
     "stops": r"RuntimeError: StopIteration in training_step \(deeds.py:\d+\)",
     "exits": r"RuntimeError: sys.exit\(3\) was called \(deeds.py:\d+\)",
     "reads where nothing is": "its process was ended by SIGSEGV",
@@ -116,8 +122,8 @@ def command(tmp_path, deeds):
 
 @pytest.mark.slow
 def test_what_the_users_code_does_in_one_trial_is_that_trials_own_end(command, tmp_path):
-    order = [deed for pair in zip(FAILURES, [*HARMLESS, *HARMLESS], strict=True) for deed in pair]
-    study = command(does(*order), "search.trials=8", f"protocol.trial_seconds={TRIAL_SECONDS}")
+    order = [deed for pair in zip(FAILURES, [*HARMLESS, *HARMLESS, "nothing"], strict=True) for deed in pair]
+    study = command(does(*order), "search.trials=9", f"protocol.trial_seconds={TRIAL_SECONDS}")
     _, err = study.communicate(timeout=200)
     assert study.returncode == 0, err
     trials = trials_of(tmp_path / "outputs" / "digits")
@@ -135,7 +141,7 @@ def test_what_it_does_in_every_trial_ends_the_study(bstune, tmp_path, deeds, dee
     assert re.search(f"error: the first 3 trials all failed, the last one with {FAILURES[deed]}", plain), err
     assert "Traceback" not in err
     if "deeds.py" in FAILURES[deed]:
-        assert re.search(rf"\n  {tmp_path}/deeds.py:\d+ in training_step: self.do\(\)\n", err)
+        assert re.search(rf"\n  {tmp_path}/deeds.py:\d+ in \w+: ", err)
     assert [trial.status for trial in trials_of(tmp_path / "outputs" / "digits")] == ["failed"] * 3
     assert multiprocessing.active_children() == []
 

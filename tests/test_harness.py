@@ -134,6 +134,22 @@ def test_outputs_are_whole_or_as_they_were(checked, tmp_path, error, earlier):
     assert earlier or files_in(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("figure.png", "mine"), ("result.json", "mine"), ("result.json", '{"sweep": "dawnbench"}'), ("result.json", "[]")],
+)
+def test_what_another_wrote_is_refused_and_stays(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(StudyError, match=r"that is not of the sweep vectorization: choose another with sweep\.output="):
+        check_sweep("vectorization", compose_sweep("vectorization", (f"sweep.output={tmp_path}",)))
+    assert (files_in(tmp_path), (tmp_path / name).read_text()) == ([name], content)
+
+
+def test_the_home_directory_is_expanded(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert check_sweep("vectorization", compose_sweep("vectorization", ("sweep.output=~/a",))).output == tmp_path / "a"
+
+
 def interrupted(*arguments):
     raise SystemExit(1)
 

@@ -158,9 +158,9 @@ def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path):
         *(
             ((f"{option}={values}",), f"argument {option}: takes different {what} with commas between, but got ")
             for option, what, bad in (
-                ("--batch-sizes", "integers from 1 on", ("8,1.5", "8,0", "8,16,8")),
-                ("--lrs", "numbers over 0", ("0.1,fast", "0.1,nan", "0", "")),
-                ("--seeds", "integers from 0 on", ("-1,0",)),
+                ("--batch-sizes", "integers from 1 to 1e+15", ("8,1.5", "8,0", "8,16,8")),
+                ("--lrs", "numbers from 1e-15 to 1e+15", ("0.1,fast", "0.1,nan", "0", "", "1e300")),
+                ("--seeds", "integers from 0 to 4294967295", ("-1,0", "4294967296")),
             )
             for values in bad
         ),
@@ -186,11 +186,16 @@ def test_bad_input_ends_in_a_plain_line_and_writes_nothing(record, tmp_path, mon
     assert other.read_text() == '{"steps": 3}\n'
 
 
-@pytest.mark.parametrize("content", ["other\n", '{"steps": 3}\n'])
-def test_other_lines_in_the_runs_are_refused(tmp_path, content):
-    (tmp_path / "t.jsonl.runs").write_text(content)
-    with pytest.raises(TableError, match=r"t\.jsonl\.runs holds other lines than those of an earlier run: delete it"):
-        record_grid([(8, 0.1, 0), (16, 0.1, 0)], lambda spec: fake(), tmp_path / "t.jsonl")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("runs", "other\n"), ("runs", '{"steps": 3}\n{"and'), ("settings", "other"), ("settings", '{"budget": 3}')],
+)
+def test_files_beside_the_table_that_are_not_its_own_are_refused_and_stay(record, tmp_path, name, content):
+    other = tmp_path / f"t.jsonl.{name}"
+    other.write_text(content)
+    status, _, err = record(tmp_path / "t.jsonl", *SHAPE, *DIGITS)
+    assert (status, f"t.jsonl.{name} holds other " in err) == (2, True)
+    assert (entries(tmp_path), other.read_text()) == ([other.name], content)
 
 
 def test_a_grid_leaves_out_a_batch_size_that_does_not_fit_and_records_the_metric_as_it_is(tmp_path):

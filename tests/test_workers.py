@@ -13,13 +13,14 @@ from functools import partial
 import pytest
 import torch
 from toolbox import make_result, make_spec, make_survey, table_rows, trials_of, write_rows
+from torch._utils import ExceptionWrapper
 
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.search import _first_trials
-from bstune.trial.workers import Workers, with_solo_step_time
+from bstune.trial.workers import Workers, described, with_solo_step_time
 
 # What the processes import: nothing that takes long. What is asked of a trial is its batch size.
 TOY = """
@@ -146,6 +147,21 @@ def test_records_and_errors_come_back(toy_train, tmp_path):
     with Workers(partial(int, "nothing to open"), 1) as workers:
         workers.start(spec(64), output, None)
         assert workers.wait().result().message.startswith("ValueError: invalid literal for int()")
+
+
+def test_an_error_in_a_loaders_process_is_named():
+    def errs():
+        raise LookupError("no such file")
+
+    try:
+        errs()
+    except LookupError:
+        sent = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(LookupError, match="Caught LookupError in DataLoader worker process 0") as error:
+        sent.reraise()
+    message, frames = described(error.value)
+    assert message == "LookupError: no such file"
+    assert "test_workers.py" in frames
 
 
 def test_a_process_that_dies_takes_its_own_trial_along_and_no_other(toy_train, tmp_path):

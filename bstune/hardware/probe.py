@@ -11,8 +11,8 @@ CPU trial tens of percent of its time, so the probe uses the allocator as the tr
 
 A limit on the address space (RLIMIT_AS) would be no limit on memory: torch reserves far more than it touches. So this
 process looks at the probe's resident memory every few milliseconds and ends it above the limit; a peak in between is
-compared at the end. (A thread in the probe would change when Python's collector frees its tensors.) The system's
-out-of-memory killer ends a probe first, by its score; that counts as not fitting.
+compared at the end. (A thread that looks, in the probe, would change when Python's collector frees tensors.) The
+system's out-of-memory killer ends a probe first, by its score; that counts as not fitting.
 
 On CUDA the peak is what the caching allocator had reserved, plus all that was taken on the device when the process
 began: its own context, and what other processes use. The limit is the allocator's own.
@@ -24,6 +24,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
@@ -45,6 +46,7 @@ from bstune.core.records import Budget, TrialSpec
 from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
 from bstune.trial.loop import run_trial
+from bstune.trial.workers import end_with_parent
 from bstune.trial.workload import load
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -197,7 +199,13 @@ def _write_if_allowed(path: str, text: str) -> None:
 
 def _run(probe: TrialProbe, batch_size: int, sender: Connection, log: str, environment: Mapping[str, str]) -> None:
     """Run in the probe's process: send each phase as it begins, then the result or a ConfigError; print to ``log``."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
+    os.setpgrp()  # with what the user's code starts
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+    except FileNotFoundError:  # the survey was interrupted meanwhile
+        return
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.environ.update(environment)  # the server's is that of the moment when it started

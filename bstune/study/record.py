@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -45,9 +44,13 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the table to write")
     parser.add_argument("--trials", type=Path, help="trials.jsonl of a study, in place of a grid")
-    parser.add_argument("--batch-sizes", type=partial(_values, int, 1), help="positive integers such as 8,16,32")
-    parser.add_argument("--lrs", type=partial(_values, float, sys.float_info.min), help="such as 0.001,0.002,0.004")
-    parser.add_argument("--seeds", type=partial(_values, int, 0), default=(0,), help="such as 0,1 (default: 0)")
+    parser.add_argument(
+        "--batch-sizes", type=partial(_values, int, 1, 10**15), help="positive integers such as 8,16,32"
+    )
+    parser.add_argument("--lrs", type=partial(_values, float, 1e-15, 1e15), help="such as 0.001,0.002,0.004")
+    parser.add_argument(
+        "--seeds", type=partial(_values, int, 0, 2**32 - 1), default=(0,), help="such as 0,1 (default: 0)"
+    )
     options, overrides = parser.parse_known_args(arguments)
     if options.file.exists():
         raise TableError(f"{options.file} is there already: choose another name, or delete it")
@@ -87,17 +90,29 @@ def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -
     file = path.with_name(path.name + ".settings")
     text = dump_json(settings, indent=1)
     runs = _runs_file(path)
-    if file.exists() and runs.exists():
-        lines = changes(json.loads(file.read_text(encoding="utf-8")), json.loads(text))
-        if lines:
+    if file.exists():
+        lines = changes(_read_settings(file), json.loads(text))
+        if lines and runs.exists():
             raise TableError(
                 f"the runs in {runs} were recorded with other settings:\n{lines}\ncontinue with those, or "
                 f"delete {runs} to begin anew"
             )
+    _read_runs(runs)  # refuses other lines, before anything is written
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, text + "\n")
     record_grid(points, lambda spec: prepared.backend.run(spec, None, None), path)
     file.unlink()
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of an earlier run; TableError for another file."""
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        settings = None
+    if not isinstance(settings, dict) or "budget.steps" not in settings:
+        raise TableError(f"{path} holds other text than the settings of an earlier run: choose another FILE")
+    return settings
 
 
 def record_grid(points: Sequence[Point], train: Callable[[TrialSpec], TrialResult], path: Path) -> None:
@@ -183,9 +198,8 @@ def _read_runs(path: Path) -> list[dict[str, Any]]:
     """Return the rows of an earlier run; a last line that was cut short is dropped."""
     if not path.exists():
         return []
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    write_text(path, whole + "\n" if whole else "")
     try:
+        whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
         rows: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
         for recorded in rows:
             _point(recorded)
@@ -193,6 +207,7 @@ def _read_runs(path: Path) -> list[dict[str, Any]]:
                 recorded["status"] = "censored"
     except (ValueError, KeyError, TypeError) as error:
         raise TableError(f"{path} holds other lines than those of an earlier run: delete it to begin anew") from error
+    write_text(path, whole + "\n" if whole else "")
     return rows
 
 
@@ -216,13 +231,13 @@ def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
     return [row(trial) for trial in longest.values()]
 
 
-def _values(kind: Callable[[str], float], smallest: float, text: str) -> tuple[float, ...]:
-    """Parse an option's values: finite ones from the smallest on, all different."""
+def _values(kind: Callable[[str], float], smallest: float, largest: float, text: str) -> tuple[float, ...]:
+    """Parse an option's values, from the smallest to the largest, all different."""
     try:
         values = tuple(kind(part) for part in text.split(","))
     except ValueError:
         values = ()
-    if not values or len(set(values)) < len(values) or not all(smallest <= one < math.inf for one in values):
-        what = f"integers from {smallest:g} on" if kind is int else "numbers over 0"
+    if not values or len(set(values)) < len(values) or not all(smallest <= one <= largest for one in values):
+        what = f"{'integers' if kind is int else 'numbers'} from {smallest:.10g} to {largest:.10g}"
         raise argparse.ArgumentTypeError(f"takes different {what} with commas between, but got {text!r}")
     return values

@@ -179,7 +179,8 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
 def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> TrialResult:
     """Run one trial by itself, and write its record and what else it leaves."""
     files = prepared.files.single_trial(spec.batch_size, spec.lr, spec.seed)
-    with owned(files, Identity.of(prepared.config.study, prepared.config.storage)):
+    identity = Identity.of(prepared.config.study, prepared.config.storage)
+    with owned(prepared.files, identity), owned(files, identity):  # the study's own, which may begin later
         files.checkpoints.mkdir(exist_ok=True)
         runner = InProcess(prepared.backend.run)
         runner.start(spec, files, None)

@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any, Protocol, Self
 
 import bstune
+from bstune.core import interruption
 from bstune.core.errors import BstuneError
 from bstune.core.files import Output
 from bstune.core.records import TrialResult, TrialSpec
@@ -169,6 +170,7 @@ class Workers:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
+        interruption.note(number)
         signal.signal(number, self._handlers[number])
 
     def _check(self) -> None:
@@ -304,7 +306,7 @@ def _work(open_train: Callable[[], Train], connection: Connection, environment: 
     """Train trials in this process, a worker, until the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgrp()  # with what the user's code starts, so that all of it can be ended
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     os.environ.update(environment)  # the fork server's is that of its start
     process = os.getpid()
     train: Train | None = None
@@ -327,7 +329,8 @@ def _work(open_train: Callable[[], Train], connection: Connection, environment: 
         connection.send(answer)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Wait for the process that started this one, and end with it."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

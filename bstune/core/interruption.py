@@ -1,0 +1,79 @@
+"""SIGINT and SIGTERM end the command within seconds, whatever it is doing: one KeyboardInterrupt, then by force.
+
+A handler in Python runs only where the main thread comes back to Python, and what it raises may be lost in a callback.
+So a thread reads the signals as the system writes them, and ends the process if it has not ended by itself.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from multiprocessing import forkserver
+from types import FrameType
+from typing import NoReturn
+
+END_SECONDS = 4.0  # for storing what has finished and ending other processes; five are promised
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+received: int | None = None  # the first signal's number
+_installed = _raised = False
+
+
+def install() -> None:
+    """Handle both signals from now on, in the main thread of a command."""
+    global _installed
+    _installed = True
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(reading,), name="bstune-signals", daemon=True).start()
+    for number in SIGNALS:
+        signal.signal(number, _interrupt)
+
+
+def note(number: int) -> None:
+    """Remember the first signal; for handlers that others install for a while."""
+    global received
+    if _installed and received is None:
+        received = number
+        # An interruption that a callback swallows would be printed with its traceback.
+        sys.unraisablehook = lambda _: None
+
+
+def status() -> int | None:
+    """Return the exit status of a command that was interrupted; None if it was not."""
+    return None if received is None else 128 + received
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _raised
+    note(number)
+    if not _raised:  # a second one must not cut what the first one has begun to clean up
+        _raised = True
+        raise KeyboardInterrupt
+
+
+def leave(status: int) -> NoReturn:
+    """End this process and those it started, without what libraries do at the end, which may take long."""
+    for process in multiprocessing.active_children():
+        process.kill()
+        with suppress(ProcessLookupError):
+            if process.pid:  # and what the user's code started in its group, if it leads one
+                os.killpg(process.pid, signal.SIGKILL)
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if server is not None:  # it ends by itself, but not before it has imported torch
+        os.kill(server, signal.SIGKILL)
+    os._exit(status)
+
+
+def _watch(reading: int) -> None:
+    number = 0
+    while number not in SIGNALS:  # others have handlers in Python, too
+        (number,) = os.read(reading, 1)
+    note(number)
+    time.sleep(END_SECONDS)
+    cursor = "\x1b[?25h" if sys.stdout.isatty() else ""  # a live table hides it
+    os.write(2, f"{cursor}interrupted: ended by force, as it did not end within {END_SECONDS:g} s\n".encode())
+    leave(128 + number)
