@@ -15,11 +15,12 @@ from rich.console import Console
 from bstune.core.errors import BstuneError
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.run import run_study, run_worker
-from bstune.study.storage import ARGUMENTS, STORAGE_ERRORS, TRIAL_INDEX, find_study
+from bstune.study.storage import ARGUMENTS, SPEC, STORAGE_ERRORS, TRIAL_INDEX, find_study
 from bstune.trial.backend import make_protocol
 from bstune.trial.replay import ReplayBackend
 
 CONTEXT = multiprocessing.get_context("forkserver")
+PRELOAD = ["bstune.study.run", "bstune.trial.replay", "alembic.command"]  # on the fork server's path, as we are not
 STUDY = ("workload=replay", "workload.table=fashion_mlp", "search.objective=steps", "search.precision=null", "study=s")
 STUDY += ("search.replicates=0", "mlflow.enabled=false")
 DONE = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
@@ -32,6 +33,7 @@ class Sleeping(ReplayBackend):
     def __init__(self, config, seconds=0.0, kind="", states=False):
         super().__init__(config, make_protocol(config))
         self.seconds, self.device_kind, self.states = seconds, kind, states
+        self.train_examples = 1 if states else None
 
     def run(self, spec, folder, resumed_from):
         time.sleep(self.seconds)
@@ -69,7 +71,7 @@ def work(role: str, folder: Path, options: Sequence[str], backend: dict) -> None
 
 def start(role: str, folder: Path, *options: str, **backend: object) -> ForkServerProcess:
     """Start a process that owns or joins the study; its imports are made once for all of them."""
-    CONTEXT.set_forkserver_preload(["fleet"])
+    CONTEXT.set_forkserver_preload(PRELOAD)
     process = CONTEXT.Process(target=work, args=(role, folder, options, backend), daemon=True)
     process.start()
     return process
@@ -96,3 +98,7 @@ class Watch:
     def running(self) -> int:
         """Return how many trials run."""
         return len(self.trials(optuna.trial.TrialState.RUNNING))
+
+    def training(self) -> int:
+        """Return how many trials run and have been suggested: their processes sleep."""
+        return sum(SPEC in trial.user_attrs for trial in self.trials(optuna.trial.TrialState.RUNNING))

@@ -1,7 +1,9 @@
 """Several machines on one study: who may join, what ends when one of them dies or stops, and where states lie."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -9,6 +11,10 @@ from pathlib import Path
 
 import fleet
 import pytest
+import yaml
+
+from bstune.core.errors import StudyError
+from bstune.study.storage import check_storage, connect
 
 pytestmark = pytest.mark.slow
 GUARD = 120  # seconds, which nothing here takes unless it is stuck
@@ -96,7 +102,7 @@ def test_a_killed_owners_lease_runs_out_and_another_machine_goes_on(machine, wat
     options = ("search.trials=12", "sampler=random", "search.lease_seconds=3", f"output={tmp_path}/shared")
     owner = machine("owner", "a", *options, seconds=0.4)
     wait_for(watch.finished, "trial")
-    wait_for(watch.running, "trial that runs")
+    wait_for(watch.training, "trial that trains")
     os.kill(inner(owner), signal.SIGKILL)
     again = machine("owner", "b", *options, seconds=0.1)
     assert again.wait(GUARD) == 0, log(tmp_path, "b")
@@ -107,11 +113,11 @@ def test_a_killed_owners_lease_runs_out_and_another_machine_goes_on(machine, wat
 
 def test_an_owner_that_was_stopped_beyond_its_lease_ends_in_a_line(machine, watch, tmp_path):
     options = ("search.trials=14", "sampler=random", "search.lease_seconds=2", f"output={tmp_path}/shared")
-    owner = machine("owner", "a", *options, seconds=0.5)
-    wait_for(watch.finished, "trial")
+    owner = machine("owner", "a", *options, seconds=3)
+    wait_for(watch.training, "trial that trains")  # stopped in a transaction, it would lock SQLite for all
     os.kill(inner(owner), signal.SIGSTOP)
     again = machine("owner", "b", *options, seconds=0.1)
-    wait_for(lambda: "trial " in log(tmp_path, "b") if (tmp_path / "b" / "log").exists() else False, "trial of b's")
+    wait_for(watch.finished, "trial of the other's")
     os.kill(inner(owner), signal.SIGCONT)
     assert owner.wait(GUARD) == 2
     assert "gave no sign for 2 s (search.lease_seconds), so others took over its trials" in log(tmp_path, "a")
@@ -122,12 +128,106 @@ def test_an_owner_that_was_stopped_beyond_its_lease_ends_in_a_line(machine, watc
 
 def test_a_killed_workers_trial_is_asked_again(machine, watch, tmp_path):
     options = ("search.trials=10", "sampler=random", "search.lease_seconds=2")
-    owner = machine("owner", "a", *options, seconds=0.5)
+    owner = machine("owner", "a", *options, seconds=2)
     wait_for(watch.finished, "trial")
-    worker = machine("worker", "b", *options[2:], seconds=60)
-    wait_for(lambda: watch.running() == 2, "trial of the worker's")
+    worker = machine("worker", "b", *options[2:], seconds=600)
+    wait_for(lambda: watch.training() == 2, "trial of the worker's")
     os.kill(inner(worker), signal.SIGKILL)
     assert owner.wait(GUARD) == 0
     assert watch.finished() == dict.fromkeys(range(10), 1)
     failed = [trial for trial in watch.trials(fleet.FAIL) if "bstune:spec" in trial.user_attrs]
     assert len(failed) == 1, "the worker's, which had been asked to the end"
+
+
+def test_states_stay_with_their_machine_and_the_report_says_who_has_a_checkpoint(machine, watch, tmp_path):
+    """A continuation without its state in its own folder would fail."""
+    options = ("search.trials=24", "search.lease_seconds=20", "search.seconds=null")
+    owner = machine("owner", "a", *options, seconds=1, states=True)
+    wait_for(watch.finished, "trial")
+    worker = machine("worker", "b", *options[2:], seconds=0.1, states=True)
+    assert owner.wait(GUARD) == 0, log(tmp_path, "a")
+    assert worker.wait(GUARD) == 0, log(tmp_path, "b")
+    trials = watch.trials(*fleet.DONE)
+    assert sum("bstune:resumed_from" in trial.user_attrs for trial in trials) > 0, "some were continued"
+    assert not [trial for trial in watch.trials(fleet.FAIL) if "bstune:record" in trial.user_attrs]
+    winners = yaml.safe_load((tmp_path / "a" / "outputs" / "s" / "best.yaml").read_text())
+    worked = {trial.number: trial.user_attrs["bstune:worker"] for trial in trials}
+    for winner in winners.values():
+        here = worked[winner["number"]] == worked[0]
+        assert (winner["checkpoint"] is not None) == here
+        assert (f"the checkpoint of trial {winner['number']} is not in " in log(tmp_path, "a")) != here
+
+
+def test_seconds_are_those_of_one_kind_of_device(machine, watch, tmp_path):
+    """Trials of a worker on another kind give steps, which count; its seconds do not."""
+    options = ("search.trials=16", "sampler=random", "search.lease_seconds=20")
+    owner = machine("owner", "a", *options, seconds=1, kind="A")
+    wait_for(watch.finished, "trial")
+    worker = machine("worker", "b", *options[2:], seconds=0.1, kind="B")
+    assert owner.wait(GUARD) == 0, log(tmp_path, "a")
+    assert worker.wait(GUARD) == 0, log(tmp_path, "b")
+    assert "its seconds are those of A: trials on B give steps only" in log(tmp_path, "b")
+    trials = watch.trials(*fleet.DONE)
+    own = trials[0].user_attrs["bstune:worker"]
+    for trial in trials:
+        timed = json.loads(trial.user_attrs["bstune:record"])["seconds_per_step"] is not None
+        assert timed == (trial.user_attrs["bstune:worker"] == own)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def test_optunas_proxy_is_a_storage(watch, tmp_path):
+    pytest.importorskip("grpc")
+    port = free_port()
+    url = f"grpc://127.0.0.1:{port}"
+    code = "import sys; from optuna.storages import get_storage as g, run_grpc_proxy_server as r; "
+    code += "r(g(sys.argv[1]), host='127.0.0.1', port=int(sys.argv[2]))"
+    server = subprocess.Popen([sys.executable, "-c", code, f"sqlite:///{tmp_path}/bstune.db", str(port)])
+    try:
+        connect(url).wait_server_ready(GUARD)
+        options = (f"storage={url}", "search.trials=12", "sampler=random")
+        owner = fleet.start("owner", tmp_path / "a", *options, seconds=0.2)
+        wait_for(watch.finished, "trial")
+        worker = fleet.start("worker", tmp_path / "b", *options, seconds=0.2)
+        owner.join(GUARD)
+        worker.join(GUARD)
+        assert (owner.exitcode, worker.exitcode) == (0, 0), log(tmp_path, "a") + log(tmp_path, "b")
+        assert watch.finished() == dict.fromkeys(range(12), 1)
+    finally:
+        server.kill()
+        server.wait()
+    with pytest.raises(StudyError, match=r"the storage does not answer: storage=grpc://127.0.0.1:\d+: GRPC connection"):
+        check_storage(url)
+
+
+def workers_of(kind, tmp_path, options):
+    """Start two workers as a cluster's library does, and return what waits for them."""
+    calls = [("worker", tmp_path / f"{kind}-{i}", options, {"seconds": 0.2}) for i in range(2)]
+    if kind == "submitit":
+        executor = pytest.importorskip("submitit").LocalExecutor(folder=tmp_path / "jobs")
+        executor.update_parameters(timeout_min=5)
+        jobs = [executor.submit(fleet.work, *call) for call in calls]
+        return lambda: [job.result() for job in jobs]
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    tasks = [ray.remote(max_calls=1)(fleet.work).remote(*call) for call in calls]
+    return lambda: (ray.get(tasks, timeout=GUARD), ray.shutdown())
+
+
+@pytest.mark.parametrize("kind", ["submitit", "ray"])
+@pytest.mark.filterwarnings("ignore")  # theirs
+def test_a_clusters_library_starts_workers(kind, watch, tmp_path, monkeypatch):
+    pytest.importorskip(kind)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    options = (f"storage=sqlite:///{tmp_path}/bstune.db", "search.trials=60", "sampler=random")
+    owner = fleet.start("owner", tmp_path / "owner", *options, seconds=1)
+    wait_for(watch.finished, "trial")
+    wait = workers_of(kind, tmp_path, options)
+    owner.join(GUARD)
+    assert owner.exitcode == 0
+    wait()
+    assert len({trial.user_attrs["bstune:worker"] for trial in watch.trials(*fleet.DONE)}) == 3
+    assert watch.finished() == dict.fromkeys(range(60), 1)

@@ -9,18 +9,18 @@ import fleet
 import pytest
 
 pytestmark = pytest.mark.slow
-GUARD = 300  # seconds, which no study here takes unless it is stuck
+GUARD = 600  # seconds, which no study here takes unless it is stuck
 
 
-def soak(folder: Path, url: str, trials: int, workers: int, every: float, events=()) -> tuple[int, int]:
-    """Run a study whose workers are killed in turn, every so many seconds; return how many, and the owner's starts.
+def soak(folder: Path, url: str, trials: int, workers: int, every: int, events=()) -> tuple[int, int]:
+    """Run a study whose workers are killed in turn, one every so many trials; return how many, and the owner's starts.
 
     At each share of the trials in ``events`` its function is called. A process that ended is replaced, by the same
     command; a worker's folder is its own.
     """
     options = (f"storage={url}", f"search.trials={trials}", "sampler=random")
     start, events, watch = time.monotonic(), list(events), fleet.Watch(url)
-    owner, owners, killed, turn, last = None, 0, 0, itertools.cycle(range(workers)), start
+    owner, owners, killed, turn = None, 0, 0, itertools.cycle(range(workers))
     team = [None] * workers
     while time.monotonic() - start < GUARD:
         if owner is None or (owner.exitcode is not None and owner.exitcode != 0):
@@ -33,9 +33,9 @@ def soak(folder: Path, url: str, trials: int, workers: int, every: float, events
         for i, worker in enumerate(team):
             if done and (worker is None or not worker.is_alive()) and owner.is_alive():
                 team[i] = fleet.start("worker", folder / f"worker-{i}", *options, seconds=0.02)
-        if time.monotonic() - last > every and (victim := team[next(turn)]) is not None and victim.is_alive():
+        if sum(done.values()) >= every * (killed + 1) and (victim := team[next(turn)]) is not None:
             victim.kill()
-            last, killed = time.monotonic(), killed + 1
+            killed += 1
         threading.Event().wait(0.1)
     assert owner.exitcode == 0, (folder / "owner" / "log").read_text()[-2000:]
     for worker in team:
@@ -53,10 +53,10 @@ def test_workers_killed_and_a_server_restarted_lose_nothing(postgresql, tmp_path
         postgresql.stop()
         postgresql.start()
 
-    killed, _ = soak(tmp_path, postgresql.url(), 500, 4, 1.0, [(0.3, restart), (0.6, restart)])
+    killed, _ = soak(tmp_path, postgresql.url(), 500, 4, 12, [(0.3, restart), (0.6, restart)])
     assert killed >= 10
 
 
 def test_workers_killed_on_sqlite_lose_nothing(tmp_path):
-    killed, _ = soak(tmp_path, f"sqlite:///{tmp_path}/bstune.db", 150, 2, 1.0)
+    killed, _ = soak(tmp_path, f"sqlite:///{tmp_path}/bstune.db", 150, 2, 12)
     assert killed >= 5

@@ -36,7 +36,7 @@ from bstune.core.files import check_writable
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space
 from bstune.search.sampler import RECORD, RESUMED_FROM
-from bstune.study.lease import STORAGE_ERRORS
+from bstune.study.lease import PREFIX, STORAGE_ERRORS
 from bstune.study.plan import SearchBudget
 from bstune.trial.backend import sampler_factory
 
@@ -290,6 +290,12 @@ def running(study: optuna.Study, worker: str | None = None) -> list[TrialSpec]:
     trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     mine = (trial for trial in trials if worker is None or trial.user_attrs.get(WORKER) == worker)
     return [_spec(trial) for trial in mine if SPEC in trial.user_attrs]
+
+
+def trained_by(study: optuna.Study, number: int) -> str:
+    """Return whose process ran a trial, for people."""
+    lease = study.user_attrs.get(PREFIX + study.get_trials(deepcopy=False)[number].user_attrs.get(WORKER, ""))
+    return "a process that left no lease" if lease is None else str(json.loads(lease)["name"])
 
 
 def others_run(study: optuna.Study, worker: str) -> bool:
