@@ -3,6 +3,9 @@
 import contextlib
 import socket
 import sqlite3
+import subprocess
+import sys
+import threading
 from dataclasses import replace
 from functools import partial
 
@@ -10,13 +13,14 @@ import optuna
 import pytest
 from omegaconf import OmegaConf
 from optuna.samplers import RandomSampler
-from toolbox import entries, make_result
+from toolbox import FakeTime, entries, make_result
 
 from bstune.core import scaling
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target, TrialResult
 from bstune.core.search_space import Space
 from bstune.search.sampler import FrontierSampler
+from bstune.study import patience
 from bstune.study.plan import SearchBudget
 from bstune.study.storage import (
     FORMAT,
@@ -393,3 +397,160 @@ def test_two_trials_that_run_do_not_go_on_from_the_same_one(study):
     parents = [number for number in parents if number is not None]
     assert parents, "none went on: the test says little"
     assert len(set(parents)) == len(parents)
+
+
+# Storages that fail meanwhile
+
+
+@pytest.fixture
+def _impatient(monkeypatch):
+    """Wait for seconds in place of minutes."""
+    monkeypatch.setattr(patience, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(patience, "RETRY_SECONDS", 20.0)
+    monkeypatch.setattr(patience, "WAIT_SECONDS", (0.05,))
+
+
+def ended(server, how):
+    """Let a server fail; return what mends it."""
+    if how == "restarted":
+        server.stop()
+        return server.start
+    if how == "crashed":
+        server.stop("immediate")
+        return server.start
+    if how == "frozen":
+        server.freeze()
+        return server.thaw
+    server.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+    return lambda: None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_impatient")
+def test_a_server_that_fails_for_a_while_loses_and_doubles_nothing(postgresql, tmp_path, caplog):
+    study = open_study("toy", postgresql.url(), "steps", SETTINGS, tmp_path)
+    for trial_index, how in enumerate(("restarted", "crashed", "frozen", "ended")):
+        threading.Timer(1.5, ended(postgresql, how)).start()
+        now = asked(study, trial_index, "random")
+        threading.Timer(1.5, ended(postgresql, how)).start()
+        run(study, now)
+    assert [result.trial_index for result in results(study)] == [0, 1, 2, 3]
+    assert {message.split(":")[0] for message in caplog.messages} == {"the storage does not answer"}
+    assert running(study) == []
+
+
+@pytest.mark.slow
+def test_two_processes_begin_a_study_in_a_new_database_at_once(postgresql, tmp_path):
+    for number in range(3):
+        postgresql.query(f"CREATE DATABASE new{number}")
+        for new in (postgresql.url(f"new{number}"), url(tmp_path, f"new{number}")):
+            processes = [
+                subprocess.Popen(
+                    [sys.executable, "-c", BEGINS, new, str(tmp_path)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+                for _ in range(3)
+            ]
+            for process in processes:
+                assert process.stdout.readline() == "ready\n"
+            for process in processes:  # at once
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            found = [process.communicate(timeout=60)[0] for process in processes]
+            assert [process.returncode for process in processes] == [0, 0, 0]
+            assert len(set(found)) == 1
+
+
+BEGINS = """
+import sys
+from pathlib import Path
+import optuna
+from bstune.study.storage import STUDY_ID, open_study
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+print("ready", flush=True)
+sys.stdin.readline()
+print(open_study("toy", sys.argv[1], "steps", {"a": 1}, Path(sys.argv[2])).user_attrs[STUDY_ID])
+"""
+
+
+def test_a_database_that_is_locked_is_waited_for(study, tmp_path, monkeypatch):
+    monkeypatch.setattr(patience, "WAIT_SECONDS", (0.0,))
+    monkeypatch.setattr("bstune.study.storage.CONNECT_SECONDS", 0.05)
+    again = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db", check_same_thread=False)) as other_process:
+        other_process.execute("BEGIN EXCLUSIVE")
+        threading.Timer(0.5, other_process.rollback).start()
+        run(again, asked(again, 0, "random"))
+    assert len(results(again)) == 1
+
+
+def locked(folder):
+    connection = sqlite3.connect(folder / "study.db")
+    connection.execute("BEGIN EXCLUSIVE")
+    return connection
+
+
+def removed(folder):
+    (folder / "study.db").unlink()
+
+
+def replaced(folder):
+    (folder / "study.db").rename(folder / "other.db")
+    (folder / "study.db").write_bytes((folder / "other.db").read_bytes())
+
+
+def without_tables(folder):
+    with contextlib.closing(sqlite3.connect(folder / "study.db")) as connection:
+        connection.execute("DROP TABLE trial_user_attributes")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (locked, "database is locked"),
+        (removed, "No such file or directory"),
+        (replaced, "was replaced by another file"),
+        (without_tables, "no such table"),
+    ],
+)
+def test_a_storage_that_fails_for_good_ends_the_study_once_the_stated_time_is_over(
+    tmp_path, monkeypatch, fault, reason
+):
+    clock = FakeTime()
+    patient = partial(patience.Patience, clock=clock, sleep=clock.sleep)
+    monkeypatch.setattr("bstune.study.storage.Patience", patient)
+    monkeypatch.setattr("bstune.study.storage.CONNECT_SECONDS", 0.01)
+    study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
+    now = asked(study, 0, "random")
+    kept = fault(tmp_path)
+    message = rf"does not answer: storage=sqlite:.*{reason}.*; tried for 12\d s \(RETRY_SECONDS of .* is 120\)"
+    with pytest.raises(StudyError, match=message):
+        run(study, now)
+    assert 120 <= clock.now < 130, "what ends the study does not wait again"
+    del kept
+
+
+def test_a_study_that_is_deleted_ends_in_a_line(study, tmp_path):
+    optuna.delete_study(study_name="toy", storage=url(tmp_path))
+    with pytest.raises(StudyError, match=r"was deleted from storage=sqlite:.* while it ran"):
+        asked(study, 0, "random")
+
+
+def test_a_trial_that_the_storage_made_without_answering_is_dropped(study, monkeypatch):
+    backend, answers = study._storage._backend, []
+
+    def unanswered(*arguments):
+        answers.append(create(*arguments))
+        if len(answers) == 1:
+            raise optuna.exceptions.StorageInternalError("the connection is gone")
+        return answers[-1]
+
+    create = backend._create_new_trial
+    repeated = patience.Patience(backend.url, sleep=lambda seconds: None)._repeated(unanswered)
+    monkeypatch.setattr(backend, "_create_new_trial", repeated)
+    _, spec = asked(study, 0, "random")
+    assert (spec.number, len(answers)) == (1, 2)
+    assert [trial.state.name for trial in study.get_trials()] == ["FAIL", "RUNNING"]
+    assert results(study) == []

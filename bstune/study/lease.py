@@ -34,6 +34,7 @@ if importlib.util.find_spec("grpc") is not None:
     import grpc
 
     STORAGE_ERRORS = (*STORAGE_ERRORS, grpc.RpcError)
+GONE = (*STORAGE_ERRORS, StudyError)  # the latter once the storage was asked for long enough
 
 
 @dataclass(frozen=True)
@@ -186,12 +187,15 @@ class Leases:
                 thread.join()
             try:
                 self._write(replace(self.own, ended=True))
-            except STORAGE_ERRORS:
+            except GONE:
                 logger.warning("the storage is gone: the lease of %s runs out by itself", self.own.name)
 
     def _renew(self, stop: threading.Event) -> None:
         while not stop.wait(self._seconds / BEATS) and not self.lost:
             try:
                 self.beat()
-            except STORAGE_ERRORS as error:  # the next beat may find it again, and the study itself says so otherwise
+            except (
+                *STORAGE_ERRORS,
+                StudyError,
+            ) as error:  # the next beat may find it again, and the study itself says so otherwise
                 logger.debug("no beat: %s", error)

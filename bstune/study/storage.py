@@ -37,6 +37,7 @@ from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_
 from bstune.core.search_space import Space
 from bstune.search.sampler import RECORD, RESUMED_FROM
 from bstune.study.lease import PREFIX, STORAGE_ERRORS
+from bstune.study.patience import Patience
 from bstune.study.plan import SearchBudget
 from bstune.trial.backend import sampler_factory
 
@@ -119,12 +120,16 @@ def open_proxy(url: str) -> optuna.storages.GrpcStorageProxy:
 
 def connect(url: str) -> BaseStorage:
     """Return the storage at a URL of a database, or of Optuna's gRPC proxy (``grpc://host:port``)."""
-    if make_url(url).get_backend_name() == GRPC:
-        return open_proxy(url)
+    storage = open_proxy(url) if make_url(url).get_backend_name() == GRPC else _open_database(url)
+    Patience(url).apply(storage)
+    return storage
+
+
+def _open_database(url: str) -> BaseStorage:
     for wait in RETRY_SECONDS:  # another process may be making the tables of the same new database
         try:
             return optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
-        except SQLAlchemyError:
+        except STORAGE_ERRORS:
             time.sleep(wait)
     return optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
 
@@ -314,9 +319,13 @@ def claim(study: optuna.Study, trial_index: int, worker: str) -> optuna.Trial | 
     # Optuna's ask() cannot store attributes in the transaction that makes the trial.
     trial = optuna.Trial(study, study._storage.create_new_trial(study._study_id, template))
     others = study.get_trials(deepcopy=False, states=TAKEN)
-    if any(other.number < trial.number and other.user_attrs.get(TRIAL_INDEX) == trial_index for other in others):
-        study.tell(trial, state=TrialState.FAIL)
-        return None
+    others = [one for one in others if one.number < trial.number and one.user_attrs.get(TRIAL_INDEX) == trial_index]
+    for other in others:
+        if other.user_attrs.get(WORKER) != worker:
+            study.tell(trial, state=TrialState.FAIL)
+            return None
+        # The storage made it without answering, and was asked again.
+        study.tell(other.number, state=TrialState.FAIL, skip_if_finished=True)
     return trial
 
 
