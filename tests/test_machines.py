@@ -43,14 +43,20 @@ def unshare():
 
 @pytest.fixture
 def machine(unshare, tmp_path):
-    """Return what starts a process on a machine of its own, in a folder of its own; all end with the test."""
+    """Return what starts a process on a machine of its own, in a folder of its own; all end with the test.
+
+    It sees the others' folders, as on a shared file system, but for the ``hidden`` one.
+    """
     started = []
 
-    def start(role, name, *options, **backend):
+    def start(role, name, *options, hidden=None, **backend):
         storage = f"storage=sqlite:///{tmp_path}/bstune.db"
         call = f"fleet.work({role!r}, Path({str(tmp_path / name)!r}), {(storage, *options)!r}, {backend!r})"
         script = f"import fleet; from pathlib import Path; {call}"
-        shell = '"$@"; status=$?; [ $status = 137 ] && sleep 1000; exit $status'  # a machine outlives what is killed
+        hide = f"mount -t tmpfs none {tmp_path / hidden}; " if hidden else ""
+        shell = (
+            hide + '"$@"; status=$?; [ $status = 137 ] && sleep 1000; exit $status'
+        )  # a machine outlives what is killed
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
         process = subprocess.Popen(
             [*unshare, "sh", "-c", shell, "machine", sys.executable, "-c", script], env=environment
@@ -144,7 +150,7 @@ def test_states_stay_with_their_machine_and_the_report_says_who_has_a_checkpoint
     options = ("search.trials=24", "search.lease_seconds=20", "search.seconds=null")
     owner = machine("owner", "a", *options, seconds=1, states=True)
     wait_for(watch.finished, "trial")
-    worker = machine("worker", "b", *options[2:], seconds=0.1, states=True)
+    worker = machine("worker", "b", *options[2:], seconds=0.1, states=True, hidden="a")
     assert owner.wait(GUARD) == 0, log(tmp_path, "a")
     assert worker.wait(GUARD) == 0, log(tmp_path, "b")
     trials = watch.trials(*fleet.DONE)
@@ -221,7 +227,7 @@ def workers_of(kind, tmp_path, options):
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_a_clusters_library_starts_workers(kind, watch, tmp_path, monkeypatch):
     pytest.importorskip(kind)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     options = (f"storage=sqlite:///{tmp_path}/bstune.db", "search.trials=60", "sampler=random")
     owner = fleet.start("owner", tmp_path / "owner", *options, seconds=1)
     wait_for(watch.finished, "trial")
