@@ -34,7 +34,10 @@ if importlib.util.find_spec("grpc") is not None:
     import grpc
 
     STORAGE_ERRORS = (*STORAGE_ERRORS, grpc.RpcError)
-GONE = (*STORAGE_ERRORS, StudyError)  # the latter once the storage was asked for long enough
+GONE: tuple[type[Exception], ...] = (
+    *STORAGE_ERRORS,
+    StudyError,
+)  # the latter once the storage was asked for long enough
 
 
 @dataclass(frozen=True)
