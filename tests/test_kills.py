@@ -2,8 +2,12 @@
 
 import json
 import os
+import signal
+import sqlite3
 import subprocess
 import sys
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -32,3 +36,82 @@ def test_a_study_killed_at_any_durable_step_goes_on(tmp_path, sampler):
     assert len(points) == 2 * POINTS
     assert {point["killed"] for point in points} == {-9}
     assert [point for point in points if not point["same"]] == []
+
+
+MARK = b"BSTUNE_TEST_INTERRUPTED=1"
+
+
+def marked():
+    """Return the processes of the test's command, by the environment that they have inherited."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            found += [path.parent.name] * (MARK in path.read_bytes().split(b"\0"))
+    return found
+
+
+DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("workload=replay", "workload.table=fashion_mlp", "mlflow.enabled=false"), ""),  # at the first import
+        (("workload=replay", "workload.table=fashion_mlp", "mlflow.enabled=false"), "trial 2/"),
+        (DIGITS, "fits"),  # a survey's probes
+        ((*DIGITS, "hardware.enabled=false"), "trial 1/"),
+        ((*DIGITS, "hardware.enabled=false", "search.workers=0"), "trial 1/"),
+    ],
+)
+def test_a_signal_ends_the_command_in_time_with_a_line_and_nothing_left(tmp_path, number, status, arguments, line):
+    name, value = MARK.decode().split("=")
+    environment = {**os.environ, name: value, "BSTUNE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "bstune", *arguments],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if line:
+        assert any(line in printed for printed in process.stdout)
+    else:
+        Path(f"/proc/{process.pid}/status").read_text()
+        while "SigCgt:\t0000000000004002" not in Path(f"/proc/{process.pid}/status").read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+    start = time.monotonic()
+    process.send_signal(number)
+    process.send_signal(number)  # impatience changes nothing
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - start < 5
+    assert process.returncode == status
+    assert "Traceback" not in errors
+    assert "interrupted" in errors.splitlines()[-1]
+    assert marked() == []
+    if "trial" in line:
+        with closing(sqlite3.connect(tmp_path / "bstune.db")) as database:
+            assert database.execute("SELECT count(*) FROM trials WHERE state = 'RUNNING'").fetchone() == (0,)
+
+
+@pytest.mark.slow
+def test_probes_end_with_a_survey_that_is_killed(tmp_path):
+    name, value = MARK.decode().split("=")
+    environment = {**os.environ, name: value, "BSTUNE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "bstune", *DIGITS],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert any("fits" in printed for printed in process.stdout)
+    process.kill()
+    process.communicate(timeout=60)
+    end = time.monotonic() + 30
+    while marked() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert marked() == []
