@@ -7,18 +7,22 @@ once an interruption ends in a line.
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bstune.core import interruption
-from bstune.core.console import quieten, redact
+from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
 from bstune.core.files import expand_home
+from bstune.core.secrets import redact, remember, secrets_in_environment
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -51,11 +55,12 @@ def command() -> None:
 
 def main() -> int:
     """Run the command in ``sys.argv``; return its exit status: 0, 2 for a user's error, 130 or 143 if interrupted."""
-    arguments = sys.argv[1:]
-    verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "tune"
+    given = sys.argv[1:]
+    verb = given.pop(0) if given and given[0] in VERBS else "tune"
     try:
         module, function = VERBS[verb].split(":")
-        getattr(importlib.import_module(module), function)(arguments)
+        with secrets_in_environment(given) as arguments:
+            getattr(importlib.import_module(module), function)(arguments)
     except Interrupted as error:
         explain(error)
         return interruption.status() or error.exit_status
@@ -63,16 +68,19 @@ def main() -> int:
         if (status := interruption.status()) is not None or isinstance(error, KeyboardInterrupt):
             sys.stderr.write("interrupted\n")  # whatever a library made of it
             return status or Interrupted.exit_status
-        if not isinstance(error, BstuneError) or any(one.lower() in ("debug=true", "debug=1") for one in arguments):
+        if not isinstance(error, Exception):
             raise
-        return explain(error)
+        return explain(error, any(one.lower() in ("debug=true", "debug=1") for one in given))
     return 0
 
 
-def explain(error: BstuneError) -> int:
-    """Write an error as plain lines, without passwords, and return its exit status."""
-    sys.stderr.write(f"error: {redact(str(error))}\n")
-    return error.exit_status
+def explain(error: Exception, debug: bool = False) -> int:
+    """Write an error without passwords, as plain lines or as a traceback, and return its exit status."""
+    if isinstance(error, BstuneError) and not debug:
+        sys.stderr.write(f"error: {redact(str(error))}\n")
+    else:
+        sys.stderr.write(redact("".join(traceback.format_exception(error))))
+    return error.exit_status if isinstance(error, BstuneError) else 1
 
 
 def tune(arguments: list[str]) -> None:
@@ -99,10 +107,16 @@ def tune(arguments: list[str]) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    hydra_main = hydra.main(version_base=HYDRA_VERSION, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)
+    printed = io.StringIO()
     try:
-        hydra.main(version_base=HYDRA_VERSION, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)(_job)()
+        # What Hydra prints of a config may hold passwords; what its jobs print is shown as it comes.
+        with nullcontext() if names & {"--multirun", "-m"} or not names & HYDRAS_OWN else redirect_stdout(printed):
+            hydra_main(_job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(plain_error(error)) from error
+    finally:
+        sys.stdout.write(redact(printed.getvalue()))
 
 
 def _job(config: "DictConfig") -> None:
@@ -113,10 +127,10 @@ def _job(config: "DictConfig") -> None:
 
     try:
         run(validate(config, complete=complete), _job_arguments())
-    except BstuneError as error:
-        if config.get("debug"):
-            raise
-        sys.exit(explain(error))
+    except Exception as error:  # all of them: Hydra would print the job's options with it
+        if interruption.status() is not None and not isinstance(error, BstuneError):
+            raise KeyboardInterrupt from error
+        sys.exit(explain(error, bool(config.get("debug"))))
 
 
 def _job_arguments() -> list[str]:
@@ -171,6 +185,7 @@ def worker(arguments: list[str]) -> None:
         )
         return
     # optuna and hydra: not for --help
+    from omegaconf import OmegaConf
     from rich.console import Console
 
     from bstune.config import is_replayed
@@ -183,9 +198,10 @@ def worker(arguments: list[str]) -> None:
         got = " ".join(arguments)
         raise ConfigError(f"bstune worker needs storage=URL and study=NAME of the study to join, but got {got}")
     try:
-        url = expand_home(given["storage"])
+        url = expand_home(str(OmegaConf.create({"storage": given["storage"]}).storage))  # it may be ${oc.env:...}
     except ValueError as error:
         raise ConfigError(f"storage: {error}") from error
+    remember(url)
     study = find_study(given["study"], url)
     config = compose_checked([*study.user_attrs[ARGUMENTS], *arguments])
     quieten(training=not is_replayed(config))

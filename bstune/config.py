@@ -30,6 +30,7 @@ from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.files import expand_home
 from bstune.core.records import Budget, CompileMode, Objective, Target
 from bstune.core.search_space import BUDGET, MODULE
+from bstune.core.secrets import remember
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 GROUPS = ("workload", "scaling", "sampler", "schedule")
@@ -241,7 +242,7 @@ _Sampler = _section(  # the numbers of conf/sampler/
             _Open,
             particles=(_whole(10, 10_000), 10),
             moves=(_whole(1, 1000), 1),
-            candidates=(_whole(10, 10_000), 10),
+            candidates=(_whole(10, 2000), 10),
             **dict.fromkeys(
                 ("initial_fraction", "max_growth", "max_first_growth", "probe_fraction"), (_real(1e-6, 1e6), 1)
             ),
@@ -329,8 +330,8 @@ _StepTime = _section(
 )
 _Ceilings = _section(
     seconds=PositiveSeconds,
-    matrix_sizes=_listed(_whole(1, 2**16)),
-    copy_bytes=_listed(_whole(1, 2**40)),
+    matrix_sizes=_listed(_whole(1, 2**15)),
+    copy_bytes=_listed(_whole(1, 2**36)),
     traced_batch_sizes=_listed(PositiveFew),
 )
 _AllReduce = _section(
@@ -444,7 +445,9 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
                 raise ConfigError(plain_error(error)) from error
             if choice is None and group == "schedule":
                 continue
-            if not isinstance(choice, str | list | Sweep) or (isinstance(choice, str) and not 0 < len(choice) <= 200):
+            names = choice if isinstance(choice, list) else [choice]
+            is_name = all(isinstance(one, str) and 0 < len(one) <= 200 for one in names)
+            if not is_name and not isinstance(choice, Sweep):
                 raise ConfigError(f"{group} must be the name of a choice, but got {argument[:200]}")
         kept.append(argument)
     return kept
@@ -498,6 +501,7 @@ def _parse(config: DictConfig, unknown: Sequence[str], incomplete: bool = False)
     names = flatten(OmegaConf.to_container(config))  # type: ignore[arg-type]  # of a mapping
     mistakes, options = {name: _unknown(name, names) for name in unknown}, None
     values = _resolve(config, "", mistakes)
+    remember(values)
     try:
         options = (ReplayedOptions if is_replayed(config) else TrainedOptions).model_validate(values, context=config)
     except ValidationError as error:

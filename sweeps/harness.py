@@ -30,11 +30,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from bstune.config import compose_known, instantiate, is_replayed, validate, without_plus
-from bstune.core.console import format_number, quieten, redact
+from bstune.core.console import format_number, quieten
 from bstune.core.errors import ConfigError, Interrupted, StudyError
 from bstune.core.figures import save_figure
 from bstune.core.files import check_writable, expand_home, write_text
 from bstune.core.records import dump_json
+from bstune.core.secrets import redact, redact_patterns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -226,7 +227,7 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         "n": finding.n,
         "device": finding.device,
         "versions": {name: version(name) for name in PACKAGES},
-        "command": shlex.join([*COMMAND.split(), sweep.name, *(redact(option) for option in options)]),
+        "command": shlex.join([*COMMAND.split(), sweep.name, *(redact_patterns(option) for option in options)]),
         "parameters": sweep.plain_parameters,
         "rows": finding.rows,
         "notes": finding.notes,

@@ -127,7 +127,7 @@ def test_types_and_bounds(must, overrides):
         ("budget.steps=${study}", "budget.steps must be a valid integer, but got 'digits'"),
         # once, not as scaling.lr
         ("workload.reference.lr=0", "workload.reference.lr must be at least 1e-15, but got 0"),
-        ("hardware.ceilings.matrix_sizes=[9e9]", "hardware.ceilings.matrix_sizes.0 must be at most 65536, but got 90"),
+        ("hardware.ceilings.matrix_sizes=[9e9]", "hardware.ceilings.matrix_sizes.0 must be at most 32768, but got 90"),
         ("sampler.policy.particles=2147483648", "sampler.policy.particles must be at most 10000, but got 2147483648"),
         ("sampler=tpe sampler.n_startup_trials=x", "sampler.n_startup_trials must be a valid integer, but got 'x'"),
         ("sampler.sigma=nan", "sampler.sigma must be a finite number, but got nan"),
@@ -146,6 +146,7 @@ def test_types_and_bounds(must, overrides):
         ("mlflow.uri='http://[::1'", "mlflow.uri must be a URL: Invalid IPv6 URL, but got 'http://[::1'"),
         ("schedule=1", "schedule must be the name of a choice, but got schedule=1"),
         ("scaling=nan", "scaling must be the name of a choice, but got scaling=nan"),
+        ("scaling=[nan]", "scaling must be the name of a choice, but got scaling=[nan]"),
         (f"sampler={'x' * 300}", "sampler must be the name of a choice, but got sampler=xxx"),
         ("sampler=null", "sampler must be the name of a choice, but got sampler=null"),
         ("hardware.scale_out.devices=[0]", "hardware.scale_out.devices.0 must be at least 1, but got 0"),

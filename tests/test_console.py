@@ -1,6 +1,6 @@
 import math
 
-from bstune.core.console import format_count, format_number, format_seconds, plural, redact
+from bstune.core.console import format_count, format_number, format_seconds, plural
 
 
 def test_numbers_have_their_significant_digits():
@@ -19,8 +19,3 @@ def test_durations_have_three_digits_and_a_unit():
 def test_counts_are_exact():
     assert [format_count(n) for n in (None, 500, 4613, 12345)] == ["-", "500", "4613", "12,345"]
     assert [plural(n, "trial") for n in (0, 1, 12345)] == ["0 trials", "1 trial", "12,345 trials"]
-
-
-def test_passwords_in_addresses_are_left_out():
-    text = redact("at mysql://me:secret@host/db and http://host:80/x@y")
-    assert text == "at mysql://me:***@host/db and http://host:80/x@y"

@@ -35,7 +35,7 @@ TEXTS = (
 )
 TEXTS += ("x" * 300, "x" * 100_000, "http://[::1", "sqlite:///", "sqlite:///../x/y.db", "[bold]", "%s{0}", "a b,c")
 PLACES = ("output", "storage", "mlflow.uri")  # these may lie outside of the working directory
-COMMANDS, GUARD_SECONDS = 200, 60
+COMMANDS, GUARD_SECONDS = 120, 60
 
 
 class Hangs(BaseException):

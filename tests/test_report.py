@@ -22,7 +22,8 @@ def test_the_command_of_a_winner_ends_with_it_where_its_schedule_has_no_horizon(
     )
     row = yaml.safe_load(written)["best_by_time"]
     own = f"trial.batch_size=32 trial.lr=0.1 trial.seed=1{ends}"
-    assert row["command"] == f"{sys.executable} -m bstune +workload=mine 'storage=x://me:***@h' {own}"
+    assert row["command"] == f"{sys.executable} -m bstune +workload=mine 'storage=${{oc.env:BSTUNE_STORAGE}}' {own}"
+    assert written.startswith("# The commands read secrets from the environment: first set BSTUNE_STORAGE.\n")
     assert (row["number"], row["hyperparameters"], row["time_to_target"], row["checkpoint"]) == (0, {}, 1.0, None)
 
 

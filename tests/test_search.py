@@ -16,6 +16,7 @@ from bstune.study.run import run_study, run_worker
 from bstune.study.search import check_failures
 from bstune.study.storage import CUT_SHORT, TRIAL_INDEX, claim, connect, find_study, next_trial_index, running
 from bstune.trial.backend import TrialBackend
+from bstune.trial.workers import InProcess, failed
 
 OPTIONS = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")
 OPTIONS += ("search.objective=steps", "search.replicates=1", "search.precision=null", "sampler=random")
@@ -78,6 +79,25 @@ def test_the_first_three_trials_fail_and_end_the_study_with_the_users_frames(stu
     with pytest.raises(StudyError, match=rf"(?s)the first 3 trials all failed, .*{kind}.*test_search.py:\d+ in does: "):
         run(study(Answers(failing(range(99), error))))
     assert len(run(study(Answers(), "search.trials=4"))) == 3 + 4 + 1, "and the same command goes on"
+
+
+class Terminated(InProcess):
+    """A process that is ended together with the command, as a scheduler ends both."""
+
+    def wait(self):
+        (self.spec,) = self.running
+        raise KeyboardInterrupt
+
+    def poll(self):
+        yield failed(self.spec, RuntimeError("its process was ended by SIGTERM"), 1.0)
+
+
+def test_what_is_ended_with_the_command_has_not_failed_by_itself(study, tmp_path):
+    prepared = study(Answers(), "search.trials=4")
+    with pytest.raises(KeyboardInterrupt):
+        run(replace(prepared, workers=lambda count: Terminated(prepared.backend.run)))
+    (cut,) = trials_of(tmp_path / "outputs" / "replay")
+    assert (cut.status, cut.message) == ("failed", CUT_SHORT)
 
 
 def trial(status, message=None):

@@ -7,9 +7,12 @@ import shlex
 import shutil
 import socket
 import sqlite3
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,11 +20,11 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from omegaconf import OmegaConf
-from toolbox import make_result
+from toolbox import FakeTime, entries, make_result
 
 from bstune.core.noise_scale import moving_estimate
 from bstune.core.records import Target, TrialResult
-from bstune.study.tracking import Tracking, tracking_uri, ui_command
+from bstune.study.tracking import Tracking, make_database, tracking_uri, ui_command
 
 PYTHON = shlex.quote(sys.executable)
 EXPERIMENT = "bstune"
@@ -39,6 +42,10 @@ def trial(number: int, **changes: object) -> TrialResult:
 @pytest.fixture(autouse=True)
 def _no_thread_left():
     yield
+    _join_senders()
+
+
+def _join_senders() -> None:
     for thread in threading.enumerate():
         if thread.name == "bstune-mlflow":
             thread.join()
@@ -145,6 +152,119 @@ def test_creating_the_database_prints_nothing_and_leaves_only_the_database(creat
     assert experiment.artifact_location == str(path.parent / "mlruns" / "bstune")
 
 
+HALF_MADE = {
+    "empty": None,
+    "first tables": "DROP TABLE alembic_version; DROP TABLE experiments",
+    "no version": "DELETE FROM alembic_version",
+    "a version on the way": "UPDATE alembic_version SET version_num = '728d730b5ebd'; DROP TABLE datasets",
+}
+OTHERS = {
+    "a run": "UPDATE alembic_version SET version_num = '728d730b5ebd'; INSERT INTO runs (run_uuid) VALUES ('a')",
+    "an experiment": "DELETE FROM alembic_version; "
+    "INSERT INTO experiments (experiment_id, name, lifecycle_stage) VALUES (7, 'mine', 'active')",
+    "a newer version": "UPDATE alembic_version SET version_num = 'ffffffffffff'",
+    "another program's": "DELETE FROM alembic_version; CREATE TABLE mine (a)",
+}
+
+
+EMPTIED = "DELETE FROM runs; DELETE FROM experiments WHERE experiment_id != 0"
+
+
+def execute(path: Path, statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(statements)
+
+
+@pytest.fixture
+def quick_tables(created, tmp_path, monkeypatch):
+    """Copy MLflow's tables rather than make them, which takes seconds; return the files that were there meanwhile."""
+    files = []
+
+    def copy(engine: object) -> None:
+        files.extend(entries(tmp_path))
+        shutil.copy(created[0], engine.url.database)
+
+    monkeypatch.setattr("bstune.study.tracking.mlflow_database._initialize_tables", copy)
+    monkeypatch.setattr("bstune.study.tracking._LOOK_SECONDS", 0.0)
+    return files
+
+
+@pytest.mark.parametrize("left", HALF_MADE)
+def test_a_database_that_was_not_made_to_its_end_is_made_again(left, uri, tmp_path, caplog, quick_tables):
+    path = tmp_path / "mlflow.db"
+    if (statements := HALF_MADE[left]) is None:
+        path.write_bytes(b"")
+    else:
+        execute(path, f"{EMPTIED}; {statements}")
+    before = path.read_bytes()
+    opened(uri).send_trial(trial(0))
+    (warning,) = caplog.messages
+    assert "was not made to its end and holds no runs: it is now mlflow.db.incomplete-1, and a new one" in warning
+    assert (tmp_path / "mlflow.db.incomplete-1").read_bytes() == before
+    assert quick_tables == ["mlflow.db", "mlflow.db.lock", "mlflow.db.partial"]
+    assert entries(tmp_path) == ["mlflow.db", "mlflow.db.incomplete-1"]
+    assert len(runs(uri, "trial")) == 1
+
+
+@pytest.mark.parametrize("held", OTHERS)
+def test_a_database_that_holds_something_stays(held, uri, tmp_path, quick_tables):
+    path = tmp_path / "mlflow.db"
+    execute(path, f"{EMPTIED}; {OTHERS[held]}")
+    before = path.read_bytes()
+    make_database(path)
+    assert path.read_bytes() == before
+    path.write_text("no database")
+    make_database(path)
+    assert path.read_text() == "no database"
+    assert entries(tmp_path) == ["mlflow.db"]
+
+
+def test_a_database_is_there_once_it_is_whole(tmp_path, monkeypatch, quick_tables):
+    path = tmp_path / "mlflow.db"
+    with monkeypatch.context() as patch:
+
+        def end(engine: object) -> None:
+            Path(engine.url.database).write_text("half of it")
+            raise KeyboardInterrupt
+
+        patch.setattr("bstune.study.tracking.mlflow_database._initialize_tables", end)
+        with pytest.raises(KeyboardInterrupt):
+            make_database(path)
+    assert not path.exists()
+    (tmp_path / "mlflow.db-journal").write_text("of one that was deleted")
+    make_database(path)
+    assert entries(tmp_path) == ["mlflow.db", "mlflow.db.incomplete-1-journal"]
+    assert opened(f"sqlite:///{path}").sent == set()
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_as_it_makes_the_database_breaks_nothing(tmp_path):
+    code = f"import bstune.study.tracking as t; t.make_database(t.Path({str(tmp_path / 'mlflow.db')!r}))"
+    for size in (1, 400_000):
+        process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+        partial = tmp_path / "mlflow.db.partial"
+        while process.poll() is None and not (partial.exists() and partial.stat().st_size >= size):
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait() == -9
+        assert not (tmp_path / "mlflow.db").exists()
+    opened(f"sqlite:///{tmp_path}/mlflow.db").send_trial(trial(0))
+    assert entries(tmp_path) == ["mlflow.db"]
+
+
+def test_an_experiment_that_another_process_makes_meanwhile_is_taken(uri, monkeypatch):
+    opened(uri)
+    whole, looks = MlflowClient.get_experiment_by_name, []
+
+    def late(client: MlflowClient, name: str) -> object:
+        looks.append(name)
+        return whole(client, name) if len(looks) > 1 else None
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", late)
+    opened(uri, "other").send_trial(trial(0))
+    assert len(runs(uri, "trial", "other")) == 1
+
+
 def test_parent_holds_config_versions_device_and_commit(uri):
     parent = parent_of(uri)
     assert parent.info.run_name == "digits-first"
@@ -249,7 +369,7 @@ def test_trial_half_sent_is_sent_again_once(uri, method, monkeypatch, caplog):
     tracking.send_trial(trial(2))
     assert caplog.messages == [
         "MLflow: could not send trial 0 (OSError: the line was cut). "
-        "The next run of the same command sends what is missing."
+        "The next run of the same command sends what is missing, if MLflow answers by then."
     ]
     again = opened(uri)
     assert again.sent == set()
@@ -257,6 +377,16 @@ def test_trial_half_sent_is_sent_again_once(uri, method, monkeypatch, caplog):
     (child,) = runs(uri, "trial")
     assert child.info.status == "FINISHED"
     assert points(uri, child, "val/error") == HISTORY
+
+
+def test_a_request_that_was_repeated_leaves_nothing_twice(uri, monkeypatch):
+    """The client repeats what is answered late, and the server has done it twice."""
+    tracking, whole = opened(uri), MlflowClient.create_run
+    monkeypatch.setattr(MlflowClient, "create_run", lambda *a, **k: (whole(*a, **k), whole(*a, **k))[1])
+    tracking.send_trial(trial(0))
+    assert len(runs(uri, "trial")) == 2
+    finish(tracking)
+    assert [run.info.status for run in runs(uri, "trial")] == ["FINISHED"]
 
 
 def test_parent_half_described_is_completed(uri, monkeypatch):
@@ -317,7 +447,7 @@ def test_the_results_of_a_continued_study_are_written_anew(uri):
 METHODS = ("log_batch", "log_artifact", "set_terminated", "set_tag")
 CUTS = [(continued, method, 0) for continued in (False, True) for method in METHODS]
 CUTS += [(True, "create_run", 0), (True, "delete_run", 0)]
-CUTS += [(True, "set_tag", 1), (True, "set_tag", 2)]  # the children have not all moved
+CUTS += [(True, "set_tag", calls) for calls in (1, 2, 3)]  # in the end, the children have not all moved
 
 
 @pytest.mark.parametrize(
@@ -373,12 +503,114 @@ def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_all_waits_of_a_run_take_the_seconds_of_the_study_at_most(uri, monkeypatch, caplog):
+    tracking, time = opened(uri, study_seconds=60.0), FakeTime()
+    tracking._clock = time
+    tracking._left = 60.0  # opening took the system's
+    whole = MlflowClient.create_run
+
+    def slow(*args: object, **kwargs: object) -> object:
+        time.sleep(25.0)
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, "create_run", slow)
+    for number in range(5):
+        tracking.send_trial(trial(number))
+    assert len(tracking.sent) == 3
+    (warning,) = caplog.messages
+    assert "could not send trial 3 (no answer within 0 s, what was left of mlflow.study_seconds=60)" in warning
+    finish(tracking)
+    assert len(caplog.messages) == 1
+
+
+def small_study(uri: str, **limits: float) -> None:
+    """What the command does: open the study, send its trials, then its results."""
+    tracking = opened(uri, "slow", **limits)
+    for number in range(2):
+        tracking.send_trial(trial(number))
+    finish(tracking)
+
+
+def check_complete(uri: str) -> None:
+    parent = parent_of(uri, "slow")
+    children = runs(uri, "trial", "slow")
+    assert [(run.data.tags["bstune.trial"], run.info.status) for run in children] == [
+        ("0", "FINISHED"),
+        ("1", "FINISHED"),
+    ]
+    assert all(run.data.tags["mlflow.parentRunId"] == parent.info.run_id for run in children)
+    assert [points(uri, run, "val/error") for run in children] == [HISTORY, HISTORY]
+    assert (parent.data.tags["bstune.result_trials"], parent.info.status) == ("2", "FINISHED")
+    assert len(points(uri, parent, "curve/steps_to_target")) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", ["never", "at the end", "after the next run"])
+def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatch, caplog):
+    """Whichever request it is slow at, and whether it answers it later or not at all."""
+    methods = [
+        name for name in vars(MlflowClient) if name.startswith(("get_", "create_", "set_", "log_", "search_", "del"))
+    ]
+    for slow_at in count(1):
+        requests, hangs, go_on = [], threading.Event(), threading.Event()
+
+        class Thread(threading.Thread):
+            """One that nobody waits for once its request hangs."""
+
+            def join(self, timeout: float | None = None, hangs: threading.Event = hangs) -> None:
+                while self.is_alive() and not (timeout and hangs.is_set()):
+                    super().join(0.005)
+
+        def counted(
+            method: str, whole: object, now: tuple = (requests, hangs, go_on), slow_at: int = slow_at
+        ) -> object:
+            requests, hangs, go_on = now
+
+            def request(*args: object, **kwargs: object) -> object:
+                if threading.current_thread().name != "bstune-mlflow":
+                    return whole(*args, **kwargs)
+                requests.append(method)
+                if len(requests) == slow_at:
+                    hangs.set()
+                    go_on.wait()
+                    if late == "never":
+                        raise OSError("the process has ended")
+                done = whole(*args, **kwargs)
+                if len(requests) == slow_at and late == "after the next run":
+                    raise OSError("the process has ended")  # only the server went on, with this one request
+                return done
+
+            return request
+
+        target = uri.replace("mlflow.db", f"{slow_at}.db")
+        shutil.copy(uri.removeprefix("sqlite:///"), target.removeprefix("sqlite:///"))
+        with monkeypatch.context() as patch:
+            for method in methods:
+                patch.setattr(MlflowClient, method, counted(method, getattr(MlflowClient, method)))
+            patch.setattr("bstune.study.tracking.threading.Thread", Thread)
+            small_study(target)
+        if not hangs.is_set():
+            break
+        if late != "after the next run":
+            go_on.set()
+            _join_senders()
+        small_study(target)
+        go_on.set()
+        _join_senders()
+        if late == "after the next run":
+            small_study(target)
+        check_complete(target)
+    assert slow_at > 15
+    assert len(caplog.messages) == slow_at - 1
+
+
 def test_unforeseen_error_ends_sending_too(uri, caplog, monkeypatch):
     tracking = opened(uri)
     break_method(monkeypatch, "create_run", error=ZeroDivisionError())
     tracking.send_trial(trial(0))
-    assert ["unexpected error" in message for message in caplog.messages] == [True]
+    (warning,) = caplog.messages
+    assert "could not send trial 0 (ZeroDivisionError: )" in warning
+    assert "Traceback" in warning
 
 
 def test_environment_and_loggers_of_the_program_are_left_as_they_were(uri, monkeypatch, caplog):

@@ -325,8 +325,9 @@ def test_a_trial_whose_process_always_dies_is_asked_elsewhere_and_ends_the_study
     assert "the last 10 trials failed, the last one with its process ended with status 9" in err
     asked = [(trial.batch_size, trial.lr) for trial in trials if trial.trial_index == 2]
     assert len(asked) >= 10
-    assert asked[::2] == asked[1::2], "each point is tried twice"
-    assert len(set(asked)) == len(asked) / 2
+    points = asked[::2]  # the study may end at the first try of one
+    assert asked[1::2] == points[: len(asked) // 2], "each point is tried twice"
+    assert len(set(asked)) == len(points)
     status, _, trials = side_by_side(*TPE)
     assert status == 0
     check_indices(trials, 12)

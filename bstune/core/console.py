@@ -1,8 +1,7 @@
-"""What is printed: numbers and durations as text, passwords left out, the notes of other libraries kept quiet."""
+"""What is printed: numbers and durations as text, the notes of other libraries kept quiet."""
 
 import logging
 import math
-import re
 import warnings
 
 
@@ -44,11 +43,6 @@ def time_unit(seconds: float) -> tuple[float, str]:
 def plural(count: int, noun: str) -> str:
     """Return ``1 trial``, ``2 trials``, ``12,345 trials``."""
     return f"{format_count(count)} {noun}{'s' * (count != 1)}"
-
-
-def redact(text: str) -> str:
-    """Return ``text`` with the passwords in its URLs replaced by three asterisks."""
-    return re.sub(r"(://[^\s:/@]*):[^\s/@]+@", r"\1:***@", text)
 
 
 def quieten(training: bool = True) -> None:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bstune.core.console import redact
 from bstune.core.errors import StudyError
+from bstune.core.secrets import redact_patterns
 
 
 def expand_home(text: str) -> str:
@@ -55,7 +55,8 @@ class Identity:
     def of(cls, study: str, url: str, study_id: str | None = None) -> "Identity":
         """Return the identity of a study in the storage at ``url``."""
         path = url.removeprefix("sqlite:///")
-        return cls(study, redact(url) if path == url else f"sqlite:///{Path(path).absolute()}", study_id)
+        absolute = url if path == url else f"sqlite:///{Path(path).absolute()}"
+        return cls(study, redact_patterns(absolute), study_id)
 
     def of_same_study(self, other: "Identity") -> bool:
         """Return whether both may be the same study's."""

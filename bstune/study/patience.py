@@ -19,8 +19,8 @@ from optuna.storages import BaseStorage
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DataError, NotSupportedError, ProgrammingError
 
-from bstune.core.console import redact
 from bstune.core.errors import StudyError
+from bstune.core.secrets import redact
 from bstune.study.lease import STORAGE_ERRORS
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from bstune.core.errors import BstuneError, ConfigError, StudyError
 from bstune.core.files import Identity, Output, check_owner, check_writable
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
+from bstune.core.secrets import redact_values
 from bstune.study.plan import SearchBudget
 from bstune.study.storage import build_sampler, check_storage
 from bstune.trial.backend import TrialBackend, make_protocol, make_space
@@ -109,7 +110,7 @@ def prepare(
     backend.check(space, trial)
     if backend.validates_on_test:
         notes.append(ON_TEST_NOTE)
-    frozen = {**frozen_settings(config), **backend.frozen_settings}
+    frozen = redact_values({**frozen_settings(config), **backend.frozen_settings})
     notes += backend.notes
     return PreparedStudy(config, budget, space, protocol, backend, files, trial, frozen, survey, workers, notes)
 

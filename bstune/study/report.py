@@ -1,5 +1,6 @@
 """The report of a job's study: its files, its tables, the winners on the test set, its curve in MLflow."""
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,10 @@ import yaml
 from rich.console import Console
 
 from bstune.config import overrides
-from bstune.core.console import redact
 from bstune.core.curve import CurveError, CurveFit, fit_curve, frontier_points, predict_steps
 from bstune.core.files import write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
+from bstune.core.secrets import redact_patterns, reference
 from bstune.study.figure import draw_curve
 from bstune.study.model import b_crit_interval, fit_lr_exponent, study_posterior
 from bstune.study.prepare import PreparedStudy
@@ -97,7 +98,7 @@ def _test_winners(
 def best_yaml(best: Mapping[str, TrialResult], arguments: Sequence[str], prepared: PreparedStudy) -> str:
     """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again."""
     fields = ("number", "batch_size", "lr", "seed", "steps", "steps_low", "seconds_per_step", "hyperparameters")
-    kept = [redact(argument) for argument in arguments if not argument.startswith("trial.")]
+    kept = [_without_secret(argument) for argument in arguments if not argument.startswith("trial.")]
     values: dict[str, Any] = {}
     for name, trial in best.items():
         own = [f"trial.batch_size={trial.batch_size}", f"trial.lr={trial.lr!r}", f"trial.seed={trial.seed}"]
@@ -111,7 +112,15 @@ def best_yaml(best: Mapping[str, TrialResult], arguments: Sequence[str], prepare
             "checkpoint": str(checkpoint.absolute()) if checkpoint.exists() else None,
             "command": shlex.join([sys.executable, "-m", "bstune", *kept, *own]),
         }
-    return yaml.safe_dump(values, sort_keys=False)
+    names = sorted(set(re.findall(r"oc\.env:(BSTUNE_\w+)", " ".join(kept))))
+    comment = f"# The commands read secrets from the environment: first set {', '.join(names)}.\n" if names else ""
+    return comment + yaml.safe_dump(values, sort_keys=False)
+
+
+def _without_secret(argument: str) -> str:
+    """Return an argument as it is, or with a reference to the environment for its secret value."""
+    option = argument.split("=", 1)[0]
+    return argument if redact_patterns(argument) == argument else f"{option}={reference(option)}"
 
 
 def curves(summary: Summary, fit: CurveFit | None) -> dict[str, list[tuple[int, float | None]]]:

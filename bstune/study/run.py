@@ -10,16 +10,17 @@ from functools import partial
 from pathlib import Path
 
 import optuna
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from bstune.core.console import format_count, format_number, format_seconds, plural, redact
+from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.errors import StudyError
 from bstune.core.files import Identity, Output, check_owner, owned, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.core.secrets import redact, redact_patterns, redact_values
 from bstune.study.lease import Leases
 from bstune.study.plan import max_seconds, remaining_seconds
 from bstune.study.prepare import PreparedStudy
@@ -126,7 +127,8 @@ def trial_line(result: TrialResult, total: int | None) -> str:
 def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Console) -> list[TrialResult]:
     """Run or continue the study, write its report and return its trials; ``arguments`` compose its config again."""
     config, objective, files = prepared.config, prepared.budget.objective, prepared.files
-    again = [one for one in arguments if not one.lstrip("+~").startswith(MACHINE_OPTIONS) and redact(one) == one]
+    shared = [one for one in arguments if not one.lstrip("+~").startswith(MACHINE_OPTIONS)]
+    again = [one for one in shared if redact_patterns(one) == one]
     kind = prepared.backend.device_kind
     study = open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root, kind, again)
     identity = Identity.of(config.study, config.storage, study.user_attrs[STUDY_ID])
@@ -136,9 +138,9 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
         store_unstored(study, files)
         living = leases.living()
         finish_abandoned(study, objective, lambda worker: worker not in living)
-        console.print(plan_text(prepared, results(study)), soft_wrap=True)
+        console.print(redact(plan_text(prepared, results(study))), soft_wrap=True)
         files.checkpoints.mkdir(exist_ok=True)
-        write_text(files.config, redact(OmegaConf.to_yaml(config)))
+        write_text(files.config, _config_yaml(config))
         if prepared.survey is not None:
             from bstune.hardware.report import write_survey  # torch takes seconds to import: replays have no survey
 
@@ -157,6 +159,11 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
         console.print(stop_reason)
         report_study(prepared, study, tracking, stop_reason, arguments, console)
         return results(study)
+
+
+def _config_yaml(config: DictConfig) -> str:
+    """Return the config, its references as such, without passwords."""
+    return OmegaConf.to_yaml(OmegaConf.create(redact_values(OmegaConf.to_container(config, resolve=False))))
 
 
 def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -> int:
@@ -197,8 +204,9 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
         runner.start(spec, files, None)
         finished = runner.wait()
         result = finished.result()
+        result = replace(result, message=result.message and redact(result.message))
         write_text(files.record, result.to_json() + "\n")
-        write_text(files.config, redact(OmegaConf.to_yaml(prepared.config)))
+        write_text(files.config, _config_yaml(prepared.config))
     if result.status == "failed":
         raise StudyError(f"the trial failed with {result.message}\n{finished.frames}record {files.record}")
     console.print(trial_line(result, None), soft_wrap=True)
