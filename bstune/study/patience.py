@@ -46,7 +46,8 @@ class Patience:
         location = make_url(url)
         self._sqlite = location.get_backend_name() == "sqlite"
         database = location.database if self._sqlite else None
-        self._file = Path(database).absolute() if database and database != ":memory:" else None
+        named = database if database != ":memory:" and not str(database).startswith("file:") else None  # a URI of its own
+        self._file = Path(named).absolute() if named else None
         self._inode = None if self._file is None else self._identify()
 
     def apply(self, storage: BaseStorage) -> None:
