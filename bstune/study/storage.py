@@ -32,7 +32,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from bstune.core.errors import ConfigError, StudyError
-from bstune.core.files import check_writable
+from bstune.core.files import Output, check_writable
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space
 from bstune.search.sampler import RECORD, RESUMED_FROM
@@ -466,6 +466,19 @@ def finish_abandoned(study: optuna.Study, objective: Objective, gone: Callable[[
             study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
         else:
             _tell(study, trial.number, TrialResult.from_json(record), objective)
+
+
+def store_unstored(study: optuna.Study, files: Output) -> None:
+    """Store the records of trials that finished while the storage was away, before :func:`finish_abandoned`."""
+    if not files.unstored.exists():
+        return
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    by_number = {trial.number: trial for trial in running}
+    for record in files.unstored.read_text(encoding="utf-8").splitlines():
+        trial = by_number.get(TrialResult.from_json(record).number)
+        if trial is not None:  # nobody has given it to another process meanwhile
+            study._storage.set_trial_user_attr(trial._trial_id, RECORD, record)
+    files.unstored.unlink()
 
 
 def tell(study: optuna.Study, trial: optuna.Trial, result: TrialResult, objective: Objective, target: Target) -> None:
