@@ -1,9 +1,10 @@
+import errno
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from toolbox import entries
+from toolbox import FakeTime, entries
 
 from bstune.core.errors import StudyError
 from bstune.core.files import Identity, Output, check_writable, keep_trials, owned, write_text
@@ -16,12 +17,31 @@ def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
     write_text(path, "one")
 
     def fail(*_: object) -> None:
-        raise OSError("no space left")
+        raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(StudyError, match=r"curve\.json cannot be written: Permission denied; what has finished"):
         write_text(path, "two")
     assert path.read_text() == "one"
+
+
+@pytest.mark.parametrize("back_after", [3, None])
+def test_a_folder_that_is_away_is_waited_for_a_stated_time(tmp_path, back_after):
+    path, clock = tmp_path / "away" / "curve.json", FakeTime()
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        if clock.now == back_after:
+            path.parent.mkdir()
+
+    if back_after is None:
+        message = r"curve\.json cannot be written: No such file or directory; tried 11 times in 10 s; what has finished"
+        with pytest.raises(StudyError, match=message):
+            write_text(path, "one", sleep)
+        assert clock.now == 10
+    else:
+        write_text(path, "one", sleep)
+        assert path.read_text() == "one"
 
 
 def test_a_body_that_fails_at_once_leaves_what_was_there(tmp_path):

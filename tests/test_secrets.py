@@ -173,6 +173,7 @@ def test_an_error_that_nobody_foresaw_shows_no_secret(run, monkeypatch, argument
     status, _, err = run(*arguments, *REPLAY, f"storage={STORAGE}")
     assert status == 1
     assert "Traceback" in err
+    assert "Error executing job" not in err, "Hydra's line, which repeats the options"
     assert "OSError: no route to postgresql+psycopg2://me:***@127.0.0.1:9/db, or to *** with ***" in err
 
 

@@ -17,6 +17,7 @@ from toolbox import FakeTime, entries, make_result
 
 from bstune.core import scaling
 from bstune.core.errors import ConfigError, StudyError
+from bstune.core.files import Output
 from bstune.core.records import Target, TrialResult
 from bstune.core.search_space import Space
 from bstune.search.sampler import FrontierSampler
@@ -39,6 +40,7 @@ from bstune.study.storage import (
     open_study,
     results,
     running,
+    store_unstored,
     tell,
 )
 from bstune.trial.backend import stops_trials
@@ -554,3 +556,16 @@ def test_a_trial_that_the_storage_made_without_answering_is_dropped(study, monke
     assert (spec.number, len(answers)) == (1, 2)
     assert [trial.state.name for trial in study.get_trials()] == ["FAIL", "RUNNING"]
     assert results(study) == []
+
+
+def test_a_trial_that_finishes_while_the_storage_is_away_is_kept(opened, tmp_path, monkeypatch):
+    """As by Search, which keeps its record in the output folder."""
+    study = opened()
+    (_, spec), files = asked(study, 0, "random"), Output(tmp_path)
+    files.unstored.write_text(train(spec).to_json() + "\n")
+    study = opened()
+    store_unstored(study, files)
+    finish_abandoned(study, "steps", lambda worker: True)
+    assert results(study) == [train(spec)]
+    assert not files.unstored.exists()
+    store_unstored(study, files)

@@ -1,9 +1,11 @@
 """A study's output folder: whose it is, the paths in it, and files that are whole or not there."""
 
+import errno
 import json
 import os
 import re
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +21,16 @@ def expand_home(text: str) -> str:
     if expanded.startswith("~"):
         raise ValueError(f"there is no home directory {path.split('/')[0]}, but got {text!r}")
     return prefix + expanded
+
+
+WRITE_TRIES = 11  # of a file, a second apart, where ...
+PASSING = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.ENOENT,
+    errno.ESTALE,
+)  # ... a full disk or a mount may come back
 
 
 class _Inside:
@@ -69,6 +81,7 @@ class Output:
     identity = _Inside("study.json")  # whose the folder is
     checkpoints = _Inside("checkpoints")  # weights of the winners
     states = _Inside("states")  # whole training states of stopped trials that may be continued
+    unstored = _Inside("unstored.jsonl")  # records of trials that finished while the storage was away
     record = _Inside("trial.json")  # the record of a trial that is trained by itself
 
     def checkpoint(self, number: int) -> Path:
@@ -92,11 +105,23 @@ def keep_trials(folder: Path, trials: Collection[int], keep: Collection[int]) ->
             path.unlink(missing_ok=True)  # a trial deletes the state that it could not read
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.sleep) -> None:
     """Write a file under a temporary name, then rename it: a reader sees the old one or the new one."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    for tries_left in reversed(range(WRITE_TRIES)):
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            if error.errno not in PASSING or not tries_left:
+                tried = "" if tries_left else f"; tried {WRITE_TRIES} times in {WRITE_TRIES - 1} s"
+                raise StudyError(
+                    f"{path} cannot be written: {error.strerror}{tried}; what has finished is stored: mend it, and run "
+                    "the same command again"
+                ) from error
+            sleep(1.0)
+        else:
+            return
 
 
 def check_writable(path: Path, what: str) -> None:
@@ -149,7 +174,7 @@ def owned(output: Output, identity: Identity) -> Iterator[None]:
     try:
         yield
     finally:
-        if created and [path.name for path in output.root.iterdir()] == [output.identity.name]:
+        if created and output.root.is_dir() and [path.name for path in output.root.iterdir()] == [output.identity.name]:
             output.identity.unlink()
             for path in created:
                 path.rmdir()

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 END_SECONDS = 4.0  # for storing what has finished and ending other processes; five are promised
+SERVER_SECONDS = 1.0  # after which whoever waits for the fork server to start a process waits no longer
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 received: int | None = None  # the first signal's number
 _installed = _raised = False
@@ -62,10 +63,16 @@ def leave(status: int) -> NoReturn:
         with suppress(ProcessLookupError):
             if process.pid:  # and what the user's code started in its group, if it leads one
                 os.killpg(process.pid, signal.SIGKILL)
-    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
-    if server is not None:  # it ends by itself, but not before it has imported torch
-        os.kill(server, signal.SIGKILL)
+    _kill_server()
     os._exit(status)
+
+
+def _kill_server() -> None:
+    """End multiprocessing's fork server, which answers to nothing before it has imported torch."""
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if server is not None:
+        with suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
 
 
 def _watch(reading: int) -> None:
@@ -73,7 +80,9 @@ def _watch(reading: int) -> None:
     while number not in SIGNALS:  # others have handlers in Python, too
         (number,) = os.read(reading, 1)
     note(number)
-    time.sleep(END_SECONDS)
+    time.sleep(SERVER_SECONDS)
+    _kill_server()
+    time.sleep(END_SECONDS - SERVER_SECONDS)
     cursor = "\x1b[?25h" if sys.stdout.isatty() else ""  # a live table hides it
     os.write(2, f"{cursor}interrupted: ended by force, as it did not end within {END_SECONDS:g} s\n".encode())
     leave(128 + number)

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bstune.config import compose, to_dict
 from bstune.core.console import quieten
-from bstune.core.errors import ConfigError, HardwareError
+from bstune.core.errors import ConfigError, HardwareError, StudyError
 from bstune.core.files import write_text
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
@@ -335,8 +335,8 @@ def cached_survey(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, SURVEYS.dump_json(found).decode())
-    except OSError as error:
-        logger.warning("the survey of the hardware is not cached: %s cannot be written (%s)", path, error.strerror)
+    except (OSError, StudyError) as error:
+        logger.warning("the survey of the hardware is not cached: %s", error)
     return found, False
 
 

@@ -34,7 +34,10 @@ if importlib.util.find_spec("grpc") is not None:
     import grpc
 
     STORAGE_ERRORS = (*STORAGE_ERRORS, grpc.RpcError)
-GONE = (*STORAGE_ERRORS, StudyError)  # the latter once the storage was asked for long enough
+GONE: tuple[type[Exception], ...] = (
+    *STORAGE_ERRORS,
+    StudyError,
+)  # the latter once it was asked for long
 
 
 @dataclass(frozen=True)
@@ -194,8 +197,5 @@ class Leases:
         while not stop.wait(self._seconds / BEATS) and not self.lost:
             try:
                 self.beat()
-            except (
-                *STORAGE_ERRORS,
-                StudyError,
-            ) as error:  # the next beat may find it again, and the study itself says so otherwise
+            except GONE as error:  # the next beat may find it again, and the study itself says so otherwise
                 logger.debug("no beat: %s", error)

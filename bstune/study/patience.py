@@ -46,7 +46,9 @@ class Patience:
         location = make_url(url)
         self._sqlite = location.get_backend_name() == "sqlite"
         database = location.database if self._sqlite else None
-        self._file = Path(database).absolute() if database and database != ":memory:" else None
+        # One that begins with file: is a URI of its own.
+        path = None if str(database).startswith((":memory:", "file:")) else database
+        self._file = Path(path).absolute() if path else None
         self._inode = None if self._file is None else self._identify()
 
     def apply(self, storage: BaseStorage) -> None:

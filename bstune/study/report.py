@@ -20,7 +20,7 @@ from bstune.study.figure import draw_curve
 from bstune.study.model import b_crit_interval, fit_lr_exponent, study_posterior
 from bstune.study.prepare import PreparedStudy
 from bstune.study.scale_out import draw_scale_out, scale_out, scale_out_table
-from bstune.study.storage import results
+from bstune.study.storage import results, trained_by
 from bstune.study.summary import WINNERS, Summary, print_final, summarize, winners
 
 if TYPE_CHECKING:
@@ -77,8 +77,14 @@ def report_study(
         tracking.finish_study(curves(summary, curve), scalars(summary), kept)
         ui = ui_command(tracking_uri(prepared.config.mlflow))
     print_final(console, summary, shown, ui)
-    for caveat in prepared.caveats:
-        console.print(caveat, soft_wrap=True)
+    trained = prepared.backend.train_examples is not None
+    away = {one.number for one in best.values() if trained and not files.checkpoint(one.number).exists()}
+    elsewhere = [
+        f"the checkpoint of trial {number} is not in {files.checkpoints}, but with {trained_by(study, number)}"
+        for number in sorted(away)
+    ]
+    for line in (*prepared.caveats, *elsewhere):
+        console.print(line, soft_wrap=True)
 
 
 def _test_winners(

@@ -26,7 +26,16 @@ from bstune.study.plan import max_seconds, remaining_seconds
 from bstune.study.prepare import PreparedStudy
 from bstune.study.report import report_study
 from bstune.study.search import Search, write_trials
-from bstune.study.storage import DEVICE, OUTPUT, STUDY_ID, check_joined, finish_abandoned, open_study, results
+from bstune.study.storage import (
+    DEVICE,
+    OUTPUT,
+    STUDY_ID,
+    check_joined,
+    finish_abandoned,
+    open_study,
+    results,
+    store_unstored,
+)
 from bstune.study.summary import trials_table
 from bstune.trial.backend import stops_trials
 from bstune.trial.workers import InProcess
@@ -126,6 +135,7 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
     leases = Leases(study, "owner", config.search.lease_seconds)
     say = partial(console.print, highlight=False, soft_wrap=True)
     with leases.acquired(say), owned(files, identity):
+        store_unstored(study, files)
         living = leases.living()
         finish_abandoned(study, objective, lambda worker: worker not in living)
         console.print(redact(plan_text(prepared, results(study))), soft_wrap=True)
@@ -166,6 +176,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         prepared = replace(prepared, files=shared)
     leases = Leases(study, "worker", prepared.config.search.lease_seconds)
     with leases.acquired(), owned(prepared.files, identity):
+        store_unstored(study, prepared.files)
         lives = [lease.name for lease in leases.others() if lease.role == "owner"]
         console.print(f"joins study {study.study_name}, run by {', '.join(lives) or 'nobody now'}", soft_wrap=True)
         if prepared.backend.device_kind != study.user_attrs[DEVICE]:

@@ -103,7 +103,8 @@ class Search:
                 stop_reason = stop_reason or self._stop_reason(done)
             while trial_index is not None and stop_reason is None and runner.free:
                 self._start(runner, self._ask(trial_index), done)
-                trial_index = next_trial_index(self._study, self._budget.trials)
+                if runner.free:
+                    trial_index = next_trial_index(self._study, self._budget.trials)
             if runner.running:
                 self._store(runner.wait())
             elif self._others_run():
@@ -139,7 +140,13 @@ class Search:
             result = replace(result, seconds_per_step=None)
         if self._prepared.config.search.workers > 1 and spec.replicate_of is None:
             result = with_solo_step_time(result, self._prepared.backend.step_time)
-        tell(self._study, self._asked.pop(spec.number), result, self._budget.objective, self._prepared.protocol.target)
+        trial, files = self._asked.pop(spec.number), self._prepared.files
+        try:
+            tell(self._study, trial, result, self._budget.objective, self._prepared.protocol.target)
+        except StudyError:  # the storage is gone: the same command stores it
+            with files.unstored.open("a", encoding="utf-8") as file:
+                file.write(result.to_json() + "\n")
+            raise
         if result.status == "failed":
             check_failures(results(self._study), finished.frames)
 

@@ -32,11 +32,11 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from bstune.core.errors import ConfigError, StudyError
-from bstune.core.files import check_writable
+from bstune.core.files import Output, check_writable
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space
 from bstune.search.sampler import RECORD, RESUMED_FROM
-from bstune.study.lease import STORAGE_ERRORS
+from bstune.study.lease import PREFIX, STORAGE_ERRORS
 from bstune.study.patience import Patience
 from bstune.study.plan import SearchBudget
 from bstune.trial.backend import sampler_factory
@@ -297,6 +297,12 @@ def running(study: optuna.Study, worker: str | None = None) -> list[TrialSpec]:
     return [_spec(trial) for trial in mine if SPEC in trial.user_attrs]
 
 
+def trained_by(study: optuna.Study, number: int) -> str:
+    """Return whose process ran a trial, for people."""
+    lease = study.user_attrs.get(PREFIX + study.get_trials(deepcopy=False)[number].user_attrs.get(WORKER, ""))
+    return "a process that left no lease" if lease is None else str(json.loads(lease)["name"])
+
+
 def others_run(study: optuna.Study, worker: str) -> bool:
     """Return whether a trial of another process than ``worker`` runs, be it one that was only claimed."""
     trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
@@ -460,6 +466,19 @@ def finish_abandoned(study: optuna.Study, objective: Objective, gone: Callable[[
             study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
         else:
             _tell(study, trial.number, TrialResult.from_json(record), objective)
+
+
+def store_unstored(study: optuna.Study, files: Output) -> None:
+    """Store the records of trials that finished while the storage was away, before :func:`finish_abandoned`."""
+    if not files.unstored.exists():
+        return
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    by_number = {trial.number: trial for trial in running}
+    for record in files.unstored.read_text(encoding="utf-8").splitlines():
+        trial = by_number.get(TrialResult.from_json(record).number)
+        if trial is not None:  # nobody has given it to another process meanwhile
+            study._storage.set_trial_user_attr(trial._trial_id, RECORD, record)
+    files.unstored.unlink()
 
 
 def tell(study: optuna.Study, trial: optuna.Trial, result: TrialResult, objective: Objective, target: Target) -> None:

@@ -1,0 +1,104 @@
+"""Processes that work on one study of replayed trials, as on machines of their own: to be killed and replaced."""
+
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import optuna
+from rich.console import Console
+
+from bstune.core.errors import BstuneError
+from bstune.study.prepare import compose_checked, prepare
+from bstune.study.run import run_study, run_worker
+from bstune.study.storage import ARGUMENTS, SPEC, STORAGE_ERRORS, TRIAL_INDEX, find_study
+from bstune.trial.backend import make_protocol
+from bstune.trial.replay import ReplayBackend
+
+CONTEXT = multiprocessing.get_context("forkserver")
+PRELOAD = ["bstune.study.run", "bstune.trial.replay", "alembic.command"]  # on the fork server's path, as we are not
+STUDY = ("workload=replay", "workload.table=fashion_mlp", "search.objective=steps", "search.precision=null", "study=s")
+STUDY += ("search.replicates=0", "mlflow.enabled=false")
+DONE = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+FAIL = optuna.trial.TrialState.FAIL
+
+
+class Sleeping(ReplayBackend):
+    """Answers from the table, after ``seconds``; a stopped trial leaves its state in the folder of its machine."""
+
+    def __init__(self, config, seconds=0.0, kind="", states=False):
+        super().__init__(config, make_protocol(config))
+        self.seconds, self.device_kind, self.states = seconds, kind, states
+        self.train_examples = 1 if states else None
+
+    def run(self, spec, folder, resumed_from):
+        time.sleep(self.seconds)
+        if self.states:
+            assert resumed_from is None or folder.state(resumed_from.number).exists(), "its state is elsewhere"
+            folder.states.mkdir(exist_ok=True)
+            folder.state(spec.number).touch()
+            folder.checkpoint(spec.number).touch()
+        return super().run(spec, folder, resumed_from)
+
+    def resumable(self, number, folder):
+        return not self.states or folder.state(number).exists()
+
+
+def work(role: str, folder: Path, options: Sequence[str], backend: dict) -> None:
+    """Own the study, or join it, in this process: what it prints is appended to ``log`` in its folder."""
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    sys.stdout = sys.stderr = Path("log").open("a", buffering=1)  # noqa: SIM115 (until the process ends)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    console = Console(file=sys.stdout, width=200)
+    try:
+        if role == "owner":
+            config = compose_checked([*STUDY, *options])
+            run_study(prepare(config, backend=Sleeping(config, **backend)), [*STUDY, *options], console)
+        else:
+            storage = next(one.removeprefix("storage=") for one in options if one.startswith("storage="))
+            study = find_study("s", storage)
+            config = compose_checked([*study.user_attrs[ARGUMENTS], "study=s", *options])
+            run_worker(prepare(config, backend=Sleeping(config, **backend)), study, console)
+    except BstuneError as error:
+        print(f"error: {error}")
+        sys.exit(error.exit_status)
+
+
+def start(role: str, folder: Path, *options: str, **backend: object) -> ForkServerProcess:
+    """Start a process that owns or joins the study; its imports are made once for all of them."""
+    CONTEXT.set_forkserver_preload(PRELOAD)
+    process = CONTEXT.Process(target=work, args=(role, folder, options, backend), daemon=True)
+    process.start()
+    return process
+
+
+class Watch:
+    """What a study's storage holds, as an onlooker reads it."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._study = url, None
+
+    def trials(self, *states: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
+        """Return the study's trials in these states, none where there is no study yet or no server."""
+        try:
+            self._study = self._study or find_study("s", self._url)
+            return self._study.get_trials(deepcopy=False, states=states)
+        except (BstuneError, *STORAGE_ERRORS):
+            return []
+
+    def finished(self) -> dict[int, int]:
+        """Return how many trials have finished at each index."""
+        return dict(Counter(trial.user_attrs[TRIAL_INDEX] for trial in self.trials(*DONE)))
+
+    def running(self) -> int:
+        """Return how many trials run."""
+        return len(self.trials(optuna.trial.TrialState.RUNNING))
+
+    def training(self) -> int:
+        """Return how many trials run and have been suggested: their processes sleep."""
+        return sum(SPEC in trial.user_attrs for trial in self.trials(optuna.trial.TrialState.RUNNING))

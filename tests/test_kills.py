@@ -1,0 +1,121 @@
+"""A study that is killed at any commit, rename or unlink goes on with the same command as if it had not been."""
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+from toolbox import table_rows, write_rows
+
+POINTS = 12  # each before and after; all of them are some hundreds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["random", "frontier"])
+def test_a_study_killed_at_any_durable_step_goes_on(tmp_path, sampler):
+    write_rows(tmp_path / "t.jsonl", table_rows())
+    arguments = ("workload=replay", f"workload.table={tmp_path}/t.jsonl", "workload.target.value=0.14")
+    arguments += ("mlflow.enabled=false", "search.objective=steps", "search.trials=5", "search.replicates=1")
+    if sampler != "frontier":
+        arguments += (f"sampler={sampler}",)
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("kills.py"), str(POINTS), "0", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    points = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(points) == 2 * POINTS
+    assert {point["killed"] for point in points} == {-9}
+    assert [point for point in points if not point["same"]] == []
+
+
+MARK = b"BSTUNE_TEST_INTERRUPTED=1"
+
+
+def marked():
+    """Return the processes of the test's command, by the environment that they have inherited."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            found += [path.parent.name] * (MARK in path.read_bytes().split(b"\0"))
+    return found
+
+
+def handles_sigterm(process):
+    caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process}/status").read_text())
+    return int(caught[1], 16) >> (signal.SIGTERM - 1) & 1
+
+
+DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("workload=replay", "workload.table=fashion_mlp", "mlflow.enabled=false"), ""),  # at the first import
+        (("workload=replay", "workload.table=fashion_mlp", "mlflow.enabled=false"), "trial 2/"),
+        (DIGITS, "fits"),  # a survey's probes
+        ((*DIGITS, "hardware.enabled=false"), "trial 1/"),
+        ((*DIGITS, "hardware.enabled=false", "search.workers=0"), "trial 1/"),
+    ],
+)
+def test_a_signal_ends_the_command_in_time_with_a_line_and_nothing_left(tmp_path, number, status, arguments, line):
+    name, value = MARK.decode().split("=")
+    environment = {**os.environ, name: value, "BSTUNE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "bstune", *arguments],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if line:
+        assert any(line in printed for printed in process.stdout)
+    else:
+        while not handles_sigterm(process.pid):
+            assert process.poll() is None
+    start = time.monotonic()
+    process.send_signal(number)
+    process.send_signal(number)  # impatience changes nothing
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - start < 5
+    assert process.returncode == status
+    assert "Traceback" not in errors
+    assert "interrupted" in errors.splitlines()[-1]
+    assert marked() == []
+    if "trial" in line:
+        with closing(sqlite3.connect(tmp_path / "bstune.db")) as database:
+            assert database.execute("SELECT count(*) FROM trials WHERE state = 'RUNNING'").fetchone() == (0,)
+
+
+@pytest.mark.slow
+def test_probes_end_with_a_survey_that_is_killed(tmp_path):
+    name, value = MARK.decode().split("=")
+    environment = {**os.environ, name: value, "BSTUNE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "bstune", *DIGITS],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert any("fits" in printed for printed in process.stdout)
+    process.kill()
+    process.communicate(timeout=60)
+    end = time.monotonic() + 30
+    while marked() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert marked() == []
