@@ -21,6 +21,13 @@ def _nothing_remembered(monkeypatch):
     monkeypatch.setattr(secrets, "_known", set())
 
 
+@pytest.mark.parametrize("text", ["x" * 100_000, "a." * 20_000, "a://" + "@" * 60 + " b"])
+def test_a_long_text_takes_no_minutes(text):
+    assert redact(text) == text
+    with secrets_in_environment([f"study={text}"]) as arguments:
+        assert arguments == [f"study={text}"]
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

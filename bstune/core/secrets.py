@@ -14,17 +14,20 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 HIDDEN = "***"
 _SHORTEST = 4  # of the passwords that are looked for without a URL around them
 _KEY = r"(?:api|access|secret|private|account)_?key"
-_NAME = rf"[\w.\-]*(?:password|passwd|pwd|passphrase|secret|token|credentials?|signature|{_KEY})"
+_WORD = rf"(?:password|passwd|pwd|passphrase|secret|token|credentials?|signature|{_KEY})"
+_NAME = rf"[\w.\-]*{_WORD}"
 _REFERENCE = r"\$\{[^{}]*\}"
 _USER = rf"(?:{_REFERENCE}|[^\s:/\"'])*"
 # Up to the last @: SQLAlchemy takes a password's own @ for its end and shows the rest as a host. What follows a colon
 # in http://host:80/x@y is a port.
-_PASSWORD = re.compile(rf"((?:https?://(?!{_USER}:\d+/)|\b(?!https?:)[a-z][\w+.\-]*://){_USER}:)([^\s\"']*)(?=@)", re.I)
+_PASSWORD = re.compile(
+    rf"((?:https?://(?!{_USER}:\d+/)|\b(?!https?:)[a-z][\w+.\-]{{0,30}}://){_USER}:)([^\s\"']*)(?=@)", re.I
+)
 _WHOLE = re.compile(r"([a-z][\w+.\-]*://[^:/]*:)(.*)(?=@)", re.I)  # where the text is one URL: spaces too
 _USER_ALONE = re.compile(r"(\bhttps?://)([^\s:/@\"']+)(?=@)", re.I)  # a token, as a rule
 _VALUE = rf"{_REFERENCE}|" r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s&,;\"')\]}]+"
 _PAIRS = (
-    re.compile(rf"((?<!\w){_NAME}(?:\s?=\s?|%3D))({_VALUE})", re.I),
+    re.compile(rf"((?<![\w.\-]){_NAME}(?:\s?=\s?|%3D))({_VALUE})", re.I),
     re.compile(rf"([{{,]\s*[\"']?{_NAME}[\"']?\s*:\s*)({_VALUE})", re.I),
     re.compile(rf"(^[ \t]*(?:- )?[\"']?{_NAME}[\"']?:[ \t]+)(\S.*)", re.I | re.M),
 )
@@ -35,7 +38,7 @@ _known: set[str] = set()
 
 def _patterns(text: str) -> tuple[re.Pattern[str], ...]:
     """Return what finds the secrets in a text; each has what stands before it in a group, and itself in another."""
-    whole = re.fullmatch(r"[a-z][\w+.\-]*://(?![^:/]*:\d+/)[^@\n]*(@\S*)+", text, re.I)
+    whole = re.fullmatch(r"[a-z][\w+.\-]*://(?![^:/]*:\d+/)[^@\n]*@\S*", text, re.I)
     return (*((_WHOLE,) if whole else ()), _PASSWORD, _USER_ALONE, *_PAIRS)
 
 
@@ -118,7 +121,7 @@ def _variable(option: str) -> str:
 def _moved(argument: str) -> str:
     option, equals, text = argument.partition("=")
     name = option.lstrip("+~")
-    if not equals or option.startswith("-") or not re.search(f"://|{_NAME}", argument, re.I):
+    if not equals or option.startswith("-") or not re.search(f"://|{_WORD}", argument, re.I):
         return argument
     # hydra: only where there may be something to move
     from hydra.core.override_parser.overrides_parser import OverridesParser
