@@ -238,6 +238,19 @@ def test_a_trial_that_was_cut_short_is_asked_again_as_it_was(study):
     assert [result.resumed_from for result in results(study)] == [None, 0, 0]
 
 
+def test_two_processes_may_end_the_same_abandoned_trial_at_once(study, monkeypatch):
+    storage, end = study._storage, study._storage.set_trial_state_values
+    _, spec = asked_with(study, 0, 20)
+
+    def after_another(*arguments, **named):
+        end(*arguments, **named)
+        return end(*arguments, **named)
+
+    monkeypatch.setattr(storage, "set_trial_state_values", after_another)
+    finish_abandoned(study, "steps", lambda worker: True)
+    assert [result.number for result in results(study)] == [spec.number]
+
+
 def test_a_trial_that_was_not_asked_to_the_end_is_asked_anew(study):
     """A kill between its parameters and its spec would lose its limit and the trial that it continues."""
     with pytest.MonkeyPatch.context() as patch:

@@ -13,7 +13,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
@@ -463,7 +463,7 @@ def finish_abandoned(study: optuna.Study, objective: Objective, gone: Callable[[
             continue
         record = trial.user_attrs.get(RECORD)
         if record is None:
-            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+            _end(study, trial.number, state=TrialState.FAIL)
         else:
             _tell(study, trial.number, TrialResult.from_json(record), objective)
 
@@ -496,10 +496,16 @@ def tell(study: optuna.Study, trial: optuna.Trial, result: TrialResult, objectiv
     _tell(study, trial.number, result, objective)
 
 
+def _end(study: optuna.Study, number: int, values: Sequence[float] | None = None, **how: Any) -> None:
+    """End a trial, unless another process has: both may have found that its own is gone."""
+    with suppress(UpdateFinishedTrialError):
+        study.tell(number, values, skip_if_finished=True, **how)
+
+
 def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Objective) -> None:
     time_to_target, steps = result.time_to_target, float(result.steps)
     if result.status == "failed":
-        study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+        _end(study, number, state=TrialState.FAIL)
         return
     by_objective: dict[Objective, list[float | None]] = {
         "time": [time_to_target],
@@ -510,9 +516,9 @@ def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Obje
     # Seconds of another device than the study's do not count.
     values = [value for value in by_objective[objective] if value is not None]
     if result.reached and len(values) == len(by_objective[objective]):
-        study.tell(number, values, skip_if_finished=True)
+        _end(study, number, values)
     else:
-        study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
+        _end(study, number, state=TrialState.PRUNED)
 
 
 def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution]:

@@ -1,0 +1,62 @@
+"""Studies of many processes that are killed, and whose storage goes away: nothing is lost, doubled or stuck."""
+
+import itertools
+import threading
+import time
+from pathlib import Path
+
+import fleet
+import pytest
+
+pytestmark = pytest.mark.slow
+GUARD = 600  # seconds, which no study here takes unless it is stuck
+
+
+def soak(folder: Path, url: str, trials: int, workers: int, every: int, events=()) -> tuple[int, int]:
+    """Run a study whose workers are killed in turn, one every so many trials; return how many, and the owner's starts.
+
+    At each share of the trials in ``events`` its function is called. A process that ended is replaced, by the same
+    command; a worker's folder is its own.
+    """
+    options = (f"storage={url}", f"search.trials={trials}", "sampler=random")
+    start, events, watch = time.monotonic(), list(events), fleet.Watch(url)
+    owner, owners, killed, turn = None, 0, 0, itertools.cycle(range(workers))
+    team = [None] * workers
+    while time.monotonic() - start < GUARD:
+        if owner is None or (owner.exitcode is not None and owner.exitcode != 0):
+            owner, owners = fleet.start("owner", folder / "owner", *options, seconds=0.02), owners + 1
+        if owner.exitcode == 0:
+            break
+        done = watch.finished()
+        if events and sum(done.values()) >= events[0][0] * trials:
+            events.pop(0)[1]()
+        for i, worker in enumerate(team):
+            if 0 < sum(done.values()) < trials and (worker is None or not worker.is_alive()):
+                team[i] = fleet.start("worker", folder / f"worker-{i}", *options, seconds=0.02)
+        if sum(done.values()) >= every * (killed + 1) and (victim := team[next(turn)]) is not None:
+            victim.kill()
+            killed += 1
+        threading.Event().wait(0.1)
+    assert owner.exitcode == 0, (folder / "owner" / "log").read_text()[-2000:]
+    for worker in team:
+        worker.join(GUARD)
+        assert worker.exitcode is not None, "a worker is stuck"
+    assert watch.finished() == dict.fromkeys(range(trials), 1)
+    assert watch.running() == 0
+    assert not events
+    print(f"{trials} trials in {time.monotonic() - start:.0f} s, {killed} workers killed, {owners} owners")
+    return killed, owners
+
+
+def test_workers_killed_and_a_server_restarted_lose_nothing(postgresql, tmp_path):
+    def restart():
+        postgresql.stop()
+        postgresql.start()
+
+    killed, _ = soak(tmp_path, postgresql.url(), 500, 4, 12, [(0.3, restart), (0.6, restart)])
+    assert killed >= 10
+
+
+def test_workers_killed_on_sqlite_lose_nothing(tmp_path):
+    killed, _ = soak(tmp_path, f"sqlite:///{tmp_path}/bstune.db", 150, 2, 12)
+    assert killed >= 5
