@@ -83,7 +83,7 @@ FAILURES = {
     "never ends": TOO_LONG,
     "never validates": TOO_LONG,
 }
-SLOW = [pytest.param(deed, marks=pytest.mark.slow) for deed in FAILURES if deed != "exits at once"]
+SLOW = [pytest.param(deed, marks=pytest.mark.soak) for deed in FAILURES if deed != "exits at once"]
 HARMLESS = ("nothing", "forks", "starts a thread", "leaves the folder")
 OPTIONS = ("workload=digits", "mlflow.enabled=false", "device=cpu", "hardware.enabled=false", "sampler=random")
 OPTIONS += ("search.replicates=0", "search.batch_size.low=32", "search.batch_size.high=64", "workload.target.value=0.3")
@@ -120,7 +120,7 @@ def command(tmp_path, deeds):
         process.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_the_users_code_does_in_one_trial_is_that_trials_own_end(command, tmp_path):
     order = [deed for pair in zip(FAILURES, [*HARMLESS, *HARMLESS, "nothing"], strict=True) for deed in pair]
     study = command(does(*order), "search.trials=9", f"protocol.trial_seconds={TRIAL_SECONDS}")
@@ -146,7 +146,7 @@ def test_what_it_does_in_every_trial_ends_the_study(bstune, tmp_path, deeds, dee
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_signal_ends_a_step_that_never_ends(command, tmp_path):
     study = command(does("nothing", "never ends"))
     while not (tmp_path / "endless").exists():

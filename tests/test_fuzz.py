@@ -65,7 +65,7 @@ def commands(rng, count):
 SAMPLERS = ("sampler=frontier", "sampler=tpe", "sampler=gp", "sampler=qmc", "scaling=surge")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_any_value_ends_in_a_study_or_in_a_plain_line(bstune, tmp_path, monkeypatch):
     write_rows(tmp_path / "t.jsonl", table_rows())
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

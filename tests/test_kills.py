@@ -17,7 +17,7 @@ from toolbox import table_rows, write_rows
 POINTS = 12  # each before and after; all of them are some hundreds
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("sampler", ["random", "frontier"])
 def test_a_study_killed_at_any_durable_step_goes_on(tmp_path, sampler):
     write_rows(tmp_path / "t.jsonl", table_rows())
@@ -59,7 +59,7 @@ def handles_sigterm(process):
 DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize(
     ("arguments", "line"),
@@ -101,7 +101,7 @@ def test_a_signal_ends_the_command_in_time_with_a_line_and_nothing_left(tmp_path
             assert database.execute("SELECT count(*) FROM trials WHERE state = 'RUNNING'").fetchone() == (0,)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_probes_end_with_a_survey_that_is_killed(tmp_path):
     name, value = MARK.decode().split("=")
     environment = {**os.environ, name: value, "BSTUNE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}

@@ -16,7 +16,7 @@ import yaml
 from bstune.core.errors import StudyError
 from bstune.study.storage import check_storage, connect
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 GUARD = 120  # seconds, which nothing here takes unless it is stuck
 UNSHARE = ("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import fleet
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 SLOTS = int(os.environ.get("BSTUNE_SOAK", "96"))  # 500 for the figures in benchmarks/README.md
 GUARD = 600  # seconds, which no study here takes unless it is stuck
 
