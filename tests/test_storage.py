@@ -440,7 +440,7 @@ def ended(server, how):
     return lambda: None
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.usefixtures("_impatient")
 def test_a_server_that_fails_for_a_while_loses_and_doubles_nothing(postgresql, tmp_path, caplog):
     study = open_study("toy", postgresql.url(), "steps", SETTINGS, tmp_path)
