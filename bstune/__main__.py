@@ -1,4 +1,4 @@
-"""The command: ``bstune [tune] | survey | fit | record | sweep``, and the one way in which it ends.
+"""The command: ``bstune [tune] | worker | survey | fit | record | sweep``, and the one way in which it ends.
 
 A run composes its config once, by Hydra's compose API. What Hydra's own command line does besides (``--help``,
 ``--cfg``, ``--multirun``, ``hydra.*`` options, ...) is left to ``hydra.main``. What takes long to import is imported

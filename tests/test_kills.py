@@ -42,6 +42,14 @@ def test_a_study_killed_at_any_durable_step_goes_on(tmp_path, sampler):
 MARK = b"BSTUNE_TEST_INTERRUPTED=1"
 
 
+def started(folder, *arguments, **pipes):
+    """Start the command in a folder, with the mark that its processes inherit."""
+    name, value = MARK.decode().split("=")
+    environment = {**os.environ, name: value, "BSTUNE_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-u", "-m", "bstune", *arguments]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, **pipes)
+
+
 def marked():
     """Return the processes of the test's command, by the environment that they have inherited."""
     found = []
@@ -72,16 +80,7 @@ DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
     ],
 )
 def test_a_signal_ends_the_command_in_time_with_a_line_and_nothing_left(tmp_path, number, status, arguments, line):
-    name, value = MARK.decode().split("=")
-    environment = {**os.environ, name: value, "BSTUNE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "bstune", *arguments],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started(tmp_path, *arguments, stderr=subprocess.PIPE)
     if line:
         assert any(line in printed for printed in process.stdout)
     else:
@@ -103,15 +102,7 @@ def test_a_signal_ends_the_command_in_time_with_a_line_and_nothing_left(tmp_path
 
 @pytest.mark.soak
 def test_probes_end_with_a_survey_that_is_killed(tmp_path):
-    name, value = MARK.decode().split("=")
-    environment = {**os.environ, name: value, "BSTUNE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "bstune", *DIGITS],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = started(tmp_path, *DIGITS)
     assert any("fits" in printed for printed in process.stdout)
     process.kill()
     process.communicate(timeout=60)

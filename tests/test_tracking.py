@@ -206,10 +206,10 @@ def test_a_database_that_was_not_made_to_its_end_is_made_again(left, uri, tmp_pa
     assert len(runs(uri, "trial")) == 1
 
 
-@pytest.mark.parametrize("held", OTHERS)
-def test_a_database_that_holds_something_stays(held, uri, tmp_path, quick_tables):
+@pytest.mark.parametrize("content", OTHERS)
+def test_a_database_that_holds_something_stays(content, uri, tmp_path, quick_tables):
     path = tmp_path / "mlflow.db"
-    execute(path, f"{EMPTIED}; {OTHERS[held]}")
+    execute(path, f"{EMPTIED}; {OTHERS[content]}")
     before = path.read_bytes()
     make_database(path)
     assert path.read_bytes() == before

@@ -13,6 +13,9 @@ from pathlib import Path
 from bstune.core.errors import StudyError
 from bstune.core.secrets import redact_patterns
 
+WRITE_TRIES = 11  # of a file, a second apart, where a full disk or a mount may come back, as after these errors:
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOENT, errno.ESTALE)
+
 
 def expand_home(text: str) -> str:
     """Return a path, or the URL of a SQLite database, with its leading ``~`` or ``~user`` as a home directory."""
@@ -21,16 +24,6 @@ def expand_home(text: str) -> str:
     if expanded.startswith("~"):
         raise ValueError(f"there is no home directory {path.split('/')[0]}, but got {text!r}")
     return prefix + expanded
-
-
-WRITE_TRIES = 11  # of a file, a second apart, where ...
-PASSING = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EIO,
-    errno.ENOENT,
-    errno.ESTALE,
-)  # ... a full disk or a mount may come back
 
 
 class _Inside:

@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import NoReturn
 
@@ -59,12 +60,17 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def leave(status: int) -> NoReturn:
     """End this process and those it started, without what libraries do at the end, which may take long."""
     for process in multiprocessing.active_children():
-        process.kill()
-        with suppress(ProcessLookupError):
-            if process.pid:  # and what the user's code started in its group, if it leads one
-                os.killpg(process.pid, signal.SIGKILL)
+        kill(process)
     _kill_server()
     os._exit(status)
+
+
+def kill(process: BaseProcess) -> None:
+    """Kill a process, and those that the user's code has started in its group."""
+    process.kill()
+    if process.pid:
+        with suppress(ProcessLookupError):  # none is left, or it has just been forked and leads no group yet
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _kill_server() -> None:

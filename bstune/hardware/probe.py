@@ -24,7 +24,6 @@ import re
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
@@ -46,7 +45,7 @@ from bstune.core.records import Budget, TrialSpec
 from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
 from bstune.trial.loop import run_trial
-from bstune.trial.workers import end_with_parent
+from bstune.trial.workers import lead_group
 from bstune.trial.workload import load
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -200,8 +199,7 @@ def _write_if_allowed(path: str, text: str) -> None:
 def _run(probe: TrialProbe, batch_size: int, sender: Connection, log: str, environment: Mapping[str, str]) -> None:
     """Run in the probe's process: send each phase as it begins, then the result or a ConfigError; print to ``log``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
-    os.setpgrp()  # with what the user's code starts
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    lead_group()
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     except FileNotFoundError:  # the survey was interrupted meanwhile

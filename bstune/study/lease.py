@@ -34,10 +34,7 @@ if importlib.util.find_spec("grpc") is not None:
     import grpc
 
     STORAGE_ERRORS = (*STORAGE_ERRORS, grpc.RpcError)
-GONE: tuple[type[Exception], ...] = (
-    *STORAGE_ERRORS,
-    StudyError,
-)  # the latter once it was asked for long
+GONE: tuple[type[Exception], ...] = (*STORAGE_ERRORS, StudyError)  # the latter once it was asked for long
 
 
 @dataclass(frozen=True)
@@ -102,10 +99,7 @@ class Leases:
         self._study.set_user_attr(PREFIX + lease.id, json.dumps(asdict(lease)))
 
     def _alive(self, lease: Lease) -> bool:
-        if lease.ended:
-            return False
-        if lease.id == self.own.id:
-            return True
+        """Return whether the process of another's lease, which has not ended it, is there."""
         if lease.machine == self.own.machine:
             return process_started(lease.pid) == lease.started
         beat, seen = self._seen.setdefault(lease.id, (lease.beat, self._clock()))

@@ -204,7 +204,6 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
         runner.start(spec, files, None)
         finished = runner.wait()
         result = finished.result()
-        result = replace(result, message=result.message and redact(result.message))
         write_text(files.record, result.to_json() + "\n")
         write_text(files.config, _config_yaml(prepared.config))
     if result.status == "failed":

@@ -15,7 +15,6 @@ from bstune.core.console import format_count
 from bstune.core.errors import StudyError
 from bstune.core.files import Output, keep_trials, write_text
 from bstune.core.records import Objective, TrialResult
-from bstune.core.secrets import redact
 from bstune.study.lease import Leases
 from bstune.study.model import b_crit_interval, sampler_context, study_posterior
 from bstune.study.prepare import PreparedStudy
@@ -134,7 +133,6 @@ class Search:
     def _store(self, finished: Finished) -> None:
         """Store a trial's record; an error that ends the study is raised."""
         result, spec = finished.result(), finished.spec
-        result = replace(result, message=result.message and redact(result.message))
         self.ran += 1
         if not self._times:
             result = replace(result, seconds_per_step=None)

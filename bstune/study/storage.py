@@ -44,7 +44,7 @@ from bstune.trial.backend import sampler_factory
 logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 5
 GRPC = "grpc"  # Optuna's proxy: many workers on few connections to a database
-RETRY_SECONDS = (0.1, 0.3, 1.0, 2.0)  # between tries, while another process makes the same thing
+RACE_SECONDS = (0.1, 0.3, 1.0, 2.0)  # between looks, while another process makes the same thing
 # Attributes in the storage. Studies of another FORMAT name other fields in their specs and records.
 FORMAT_VERSION = 3
 FORMAT, FROZEN_SETTINGS = "bstune:format", "bstune:settings"
@@ -126,7 +126,7 @@ def connect(url: str) -> BaseStorage:
 
 
 def _open_database(url: str) -> BaseStorage:
-    for wait in RETRY_SECONDS:  # another process may be making the tables of the same new database
+    for wait in RACE_SECONDS:  # another process may be making the tables of the same new database
         try:
             return optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
         except STORAGE_ERRORS:
@@ -176,7 +176,7 @@ def open_study(
 
 def _being_made(study: optuna.Study) -> bool:
     """Wait for a process that is making this study; return whether it has gone before it was done."""
-    for wait in (*RETRY_SECONDS, 0.0):
+    for wait in (*RACE_SECONDS, 0.0):
         attributes = study.user_attrs
         foreign = study.get_trials(deepcopy=False) or any(not key.startswith("bstune:") for key in attributes)
         if FROZEN_SETTINGS in attributes or foreign:
@@ -203,7 +203,7 @@ def find_study(name: str, url: str) -> optuna.Study:
 def check_joined(study: optuna.Study, frozen_settings: Mapping[str, Any]) -> None:
     """Refuse to join with other settings than the study's, but for the device."""
     began = json.loads(study.user_attrs[FROZEN_SETTINGS])
-    _check_continued(study, {**frozen_settings, **{key: began[key] for key in ("device",) if key in began}})
+    _check_continued(study, {**frozen_settings, "device": began.get("device")})
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -387,9 +387,9 @@ def _half_made(path: Path) -> bool:
                 own = not {*versions} & {*scripts.get_heads()} and {*versions} <= known
             else:
                 own = tables <= {*Base.metadata.tables, "alembic_version"}
-            held = [f"1 FROM {table}" for table in _CONTENTS if table in tables]
-            held += ["1 FROM experiments WHERE experiment_id != 0"] if "experiments" in tables else []
-            return own and not any(rows(what + " LIMIT 1") for what in held)
+            contents = [f"1 FROM {table}" for table in _CONTENTS if table in tables]
+            contents += ["1 FROM experiments WHERE experiment_id != 0"] if "experiments" in tables else []
+            return own and not any(rows(what + " LIMIT 1") for what in contents)
     except sqlite3.Error:  # locked, or no database: MLflow says what is wrong with it
         return False
 

@@ -28,6 +28,7 @@ from bstune.core import interruption
 from bstune.core.errors import BstuneError
 from bstune.core.files import Output
 from bstune.core.records import TrialResult, TrialSpec
+from bstune.core.secrets import redact
 
 Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -50,10 +51,10 @@ class Finished:
     frames: str = ""
 
     def result(self) -> TrialResult:
-        """Return the record, or raise the error."""
+        """Return the record, without passwords in its message, or raise the error."""
         if self.record is None:
             raise self.error or RuntimeError(f"trial {self.spec.number} is over with neither record nor error")
-        return self.record
+        return replace(self.record, message=self.record.message and redact(self.record.message))
 
 
 class Runner(Protocol):
@@ -290,10 +291,7 @@ class _Worker:
 
     def kill(self) -> None:
         """Kill the process, and those that the user's code has started in it."""
-        self.process.kill()
-        if self.process.pid:
-            with suppress(ProcessLookupError):  # none is left, or it has just been forked and leads no group yet
-                os.killpg(self.process.pid, signal.SIGKILL)
+        interruption.kill(self.process)
 
     def end(self) -> None:
         """Wait for a process whose connection is closed, and kill what goes on, such as a thread of the user's."""
@@ -305,8 +303,7 @@ class _Worker:
 def _work(open_train: Callable[[], Train], connection: Connection, environment: Mapping[str, str]) -> None:
     """Train trials in this process, a worker, until the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.setpgrp()  # with what the user's code starts, so that all of it can be ended
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    lead_group()
     os.environ.update(environment)  # the fork server's is that of its start
     process = os.getpid()
     train: Train | None = None
@@ -329,8 +326,13 @@ def _work(open_train: Callable[[], Train], connection: Connection, environment: 
         connection.send(answer)
 
 
-def end_with_parent() -> None:
-    """Wait for the process that started this one, and end with it."""
+def lead_group() -> None:
+    """Let this process lead a group with what the user's code starts, which can be ended as one, as with the parent."""
+    os.setpgrp()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
