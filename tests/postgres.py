@@ -1,6 +1,7 @@
 """A PostgreSQL server of a test's own, which it may stop, freeze and start again."""
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -16,6 +17,14 @@ def program(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join([*map(str, reversed(PROGRAMS)), os.environ.get("PATH", "")]))
 
 
+def _free_port() -> int:
+    """Return a port that no client gets by chance: one that connects to a stopped server's would take it."""
+    for port in random.sample(range(15_000, 30_000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError("no port is free")
+
+
 class Postgres:
     """A server on a free port of this machine, whose data lie in a folder that its user may enter."""
 
@@ -26,8 +35,7 @@ class Postgres:
             shutil.chown(folder, "postgres", "postgres")
         options = ("-U", "bstune", "-A", "trust", "-N", "-E", "UTF8", "--locale=C")
         self._run("initdb", "-D", str(self._data), *options)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = _free_port()
         self.start()
 
     def _run(self, name: str, *arguments: str) -> None:

@@ -445,10 +445,14 @@ def ended(server, how):
 def test_a_server_that_fails_for_a_while_loses_and_doubles_nothing(postgresql, tmp_path, caplog):
     study = open_study("toy", postgresql.url(), "steps", SETTINGS, tmp_path)
     for trial_index, how in enumerate(("restarted", "crashed", "frozen", "ended")):
-        threading.Timer(1.5, ended(postgresql, how)).start()
+        mends = threading.Timer(1.5, ended(postgresql, how))
+        mends.start()
         now = asked(study, trial_index, "random")
-        threading.Timer(1.5, ended(postgresql, how)).start()
+        mends.join()  # it answers before its start has ended
+        mends = threading.Timer(1.5, ended(postgresql, how))
+        mends.start()
         run(study, now)
+        mends.join()
     assert [result.trial_index for result in results(study)] == [0, 1, 2, 3]
     assert {message.split(":")[0] for message in caplog.messages} == {"the storage does not answer"}
     assert running(study) == []

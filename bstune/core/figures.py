@@ -1,6 +1,5 @@
 """The palette of all figures, and the one way to write them: whole, in matplotlib's own style, without a display."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ def save_figure(paint: Callable[["Figure"], None], inches: tuple[float, float], 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(path.name + ".partial")  # as write_text: the next run replaces what a kill leaves
     # Style context and Agg canvas leave the settings and the backend of the importing program as they are.
     with matplotlib.style.context(["default", {"font.size": 9.0}]):
         figure = Figure(figsize=inches, dpi=FIGURE_DPI, layout="constrained")
