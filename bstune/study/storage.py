@@ -28,7 +28,8 @@ from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, Random
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy import create_engine, text
+from sqlalchemy import TEXT, Engine, create_engine, text
+from sqlalchemy import inspect as inspect_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
@@ -129,12 +130,33 @@ def connect(url: str) -> BaseStorage:
 
 
 def _open_database(url: str) -> BaseStorage:
-    for wait in RACE_SECONDS:  # another process may be making the tables of the same new database
+    for wait in (*RACE_SECONDS, None):  # another process may be making the tables of the same new database
         try:
-            return optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
+            storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
+            break
         except STORAGE_ERRORS:
+            if wait is None:
+                raise
             time.sleep(wait)
-    return optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
+    if storage.engine.dialect.name in ("mysql", "mariadb"):
+        _widen(storage.engine, url)
+    return storage
+
+
+def _widen(engine: Engine, url: str) -> None:
+    """Let MySQL take records of 16 MiB: Optuna's TEXT ends at 64 KiB there, which a trial of 40,000 steps exceeds."""
+    statement = "ALTER TABLE trial_user_attributes MODIFY value_json MEDIUMTEXT"
+    types = {column["name"]: column["type"] for column in inspect_engine(engine).get_columns("trial_user_attributes")}
+    if isinstance(types["value_json"], TEXT):
+        try:
+            with engine.begin() as connection:
+                connection.execute(text(statement))
+        except SQLAlchemyError as error:
+            reason = str(error).splitlines()[0]
+            raise StudyError(
+                f"storage={url} takes no record of more than 64 KiB, and {statement} failed: {reason}; "
+                "run it as an administrator of the database"
+            ) from error
 
 
 @contextmanager
