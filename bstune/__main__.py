@@ -200,7 +200,7 @@ def worker(arguments: list[str]) -> None:
     try:
         url = expand_home(str(OmegaConf.create({"storage": given["storage"]}).storage))  # it may be ${oc.env:...}
     except ValueError as error:
-        raise ConfigError(f"storage: {error}") from error
+        raise ConfigError(f"storage: {str(error).splitlines()[0]}") from error
     remember(url)
     study = find_study(given["study"], url)
     config = compose_joined(study, arguments)
