@@ -65,7 +65,7 @@ def engine_arguments(url: str) -> dict[str, Any]:
         backend = make_url(url).get_backend_name()
     except ArgumentError as error:
         raise StudyError(
-            f"storage={url} is no database URL: use one such as sqlite:///bstune.db or postgresql://user@host/name"
+            f"storage={url} is no database URL: use one such as sqlite:///bstune.db or postgresql+psycopg2://user@host/name"
         ) from error
     option = "timeout" if backend == "sqlite" else "connect_timeout"
     return {"connect_args": {option: CONNECT_SECONDS}}
