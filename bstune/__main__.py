@@ -189,9 +189,9 @@ def worker(arguments: list[str]) -> None:
     from rich.console import Console
 
     from bstune.config import is_replayed
-    from bstune.study.prepare import compose_checked, prepare
+    from bstune.study.prepare import compose_joined, prepare
     from bstune.study.run import run_worker
-    from bstune.study.storage import ARGUMENTS, find_study
+    from bstune.study.storage import find_study
 
     given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     if not {"storage", "study"} <= given.keys():
@@ -203,7 +203,7 @@ def worker(arguments: list[str]) -> None:
         raise ConfigError(f"storage: {error}") from error
     remember(url)
     study = find_study(given["study"], url)
-    config = compose_checked([*study.user_attrs[ARGUMENTS], *arguments])
+    config = compose_joined(study, arguments)
     quieten(training=not is_replayed(config))
     console = Console()
     run_worker(prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True)), study, console)

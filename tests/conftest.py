@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import toolbox
-from postgres import Postgres, program
+from mysql import MariaDB
+from postgres import Postgres
 from torch import Tensor, nn
 
 from bstune.__main__ import main
@@ -53,15 +54,16 @@ def bstune(
     return run
 
 
-@pytest.fixture
-def postgresql() -> Iterator[Postgres]:
-    """Start a PostgreSQL server of the test's own; its ``url()`` is that of an empty database."""
-    pytest.importorskip("psycopg2", reason="needs a PostgreSQL driver")
-    if program("initdb") is None:
-        pytest.skip("needs a PostgreSQL server")
+@pytest.fixture(params=["psycopg2", "pymysql"])
+def database_server(request: pytest.FixtureRequest) -> Iterator[Postgres | MariaDB]:
+    """Start a server of the test's own, by the driver of its kind; its ``url()`` is that of an empty database."""
+    pytest.importorskip(request.param)
+    server_class = {"psycopg2": Postgres, "pymysql": MariaDB}[request.param]
+    if not server_class.installed():
+        pytest.skip(f"needs a {server_class.__name__} server")
     # Below tmp_path another user could not enter.
-    with tempfile.TemporaryDirectory(prefix="bstune-postgresql-") as folder:
-        server = Postgres(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="bstune-server-") as folder:
+        server = server_class(Path(folder))
         try:
             yield server
         finally:

@@ -13,9 +13,9 @@ import optuna
 from rich.console import Console
 
 from bstune.core.errors import BstuneError
-from bstune.study.prepare import compose_checked, prepare
+from bstune.study.prepare import compose_checked, compose_joined, prepare
 from bstune.study.run import run_study, run_worker
-from bstune.study.storage import ARGUMENTS, SPEC, STORAGE_ERRORS, TRIAL_INDEX, find_study
+from bstune.study.storage import SPEC, STORAGE_ERRORS, TRIAL_INDEX, find_study
 from bstune.trial.backend import make_protocol
 from bstune.trial.replay import ReplayBackend
 
@@ -62,7 +62,7 @@ def work(role: str, folder: Path, options: Sequence[str], backend: dict) -> None
         else:
             storage = next(one.removeprefix("storage=") for one in options if one.startswith("storage="))
             study = find_study("s", storage)
-            config = compose_checked([*study.user_attrs[ARGUMENTS], "study=s", *options])
+            config = compose_joined(study, ["study=s", *options])
             run_worker(prepare(config, backend=Sleeping(config, **backend)), study, console)
     except BstuneError as error:
         print(f"error: {error}")

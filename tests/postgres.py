@@ -17,7 +17,7 @@ def program(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join([*map(str, reversed(PROGRAMS)), os.environ.get("PATH", "")]))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port that no client gets by chance: one that connects to a stopped server's would take it."""
     for port in random.sample(range(15_000, 30_000), 100):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -35,7 +35,7 @@ class Postgres:
             shutil.chown(folder, "postgres", "postgres")
         options = ("-U", "bstune", "-A", "trust", "-N", "-E", "UTF8", "--locale=C")
         self._run("initdb", "-D", str(self._data), *options)
-        self.port = _free_port()
+        self.port = free_port()
         self.start()
 
     def _run(self, name: str, *arguments: str) -> None:
@@ -43,6 +43,11 @@ class Postgres:
         assert path is not None
         done = subprocess.run([path, *arguments], cwd="/", stdout=subprocess.DEVNULL, timeout=60, **self._user)
         assert done.returncode == 0, f"{name} ended with status {done.returncode}"
+
+    @staticmethod
+    def installed() -> bool:
+        """Return whether this machine has the server."""
+        return program("initdb") is not None
 
     def url(self, database: str = "postgres") -> str:
         """Return the URL of a database, for the driver that the tests install; this one is empty at first."""
@@ -52,6 +57,10 @@ class Postgres:
         """Run a statement by itself, such as CREATE DATABASE."""
         address = f"host=127.0.0.1 port={self.port} user=bstune dbname=postgres"
         self._run("psql", "-qX", "-v", "ON_ERROR_STOP=1", "-d", address, "-c", statement)
+
+    def end_connections(self) -> None:
+        """End all connections, as an administrator does."""
+        self.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
 
     def start(self) -> None:
         """Start the server and wait until it answers."""

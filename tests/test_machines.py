@@ -16,7 +16,6 @@ import yaml
 from bstune.core.errors import StudyError
 from bstune.study.storage import check_storage, connect
 
-pytestmark = pytest.mark.soak
 GUARD = 120  # seconds, which nothing here takes unless it is stuck
 UNSHARE = ("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")
 
@@ -87,6 +86,7 @@ def inner(process):
     return number
 
 
+@pytest.mark.soak
 def test_a_second_owner_is_refused_and_a_worker_joins(machine, watch, tmp_path):
     options = ("search.trials=20", "sampler=random", "search.lease_seconds=4")
     owner = machine("owner", "a", *options, seconds=0.3)
@@ -103,6 +103,7 @@ def test_a_second_owner_is_refused_and_a_worker_joins(machine, watch, tmp_path):
     assert watch.finished() == dict.fromkeys(range(20), 1)
 
 
+@pytest.mark.soak
 def test_a_killed_owners_lease_runs_out_and_another_machine_goes_on(machine, watch, tmp_path):
     """Its trial, too, is asked again; the worker that is there meanwhile goes on without an owner."""
     options = ("search.trials=12", "sampler=random", "search.lease_seconds=3", f"output={tmp_path}/shared")
@@ -117,6 +118,7 @@ def test_a_killed_owners_lease_runs_out_and_another_machine_goes_on(machine, wat
     assert watch.running() == 0
 
 
+@pytest.mark.soak
 def test_an_owner_that_was_stopped_beyond_its_lease_ends_in_a_line(machine, watch, tmp_path):
     options = ("search.trials=14", "sampler=random", "search.lease_seconds=2", f"output={tmp_path}/shared")
     owner = machine("owner", "a", *options, seconds=3)
@@ -132,6 +134,7 @@ def test_an_owner_that_was_stopped_beyond_its_lease_ends_in_a_line(machine, watc
     assert watch.finished() == dict.fromkeys(range(14), 1)
 
 
+@pytest.mark.soak
 def test_a_killed_workers_trial_is_asked_again(machine, watch, tmp_path):
     options = ("search.trials=10", "sampler=random", "search.lease_seconds=2")
     owner = machine("owner", "a", *options, seconds=2)
@@ -145,6 +148,7 @@ def test_a_killed_workers_trial_is_asked_again(machine, watch, tmp_path):
     assert len(failed) == 1, "the worker's, which had been asked to the end"
 
 
+@pytest.mark.soak
 def test_states_stay_with_their_machine_and_the_report_says_who_has_a_checkpoint(machine, watch, tmp_path):
     """A continuation without its state in its own folder would fail."""
     options = ("search.trials=24", "search.lease_seconds=20", "search.seconds=null")
@@ -164,6 +168,7 @@ def test_states_stay_with_their_machine_and_the_report_says_who_has_a_checkpoint
         assert (f"the checkpoint of trial {winner['number']} is not in " in log(tmp_path, "a")) != here
 
 
+@pytest.mark.soak
 def test_seconds_are_those_of_one_kind_of_device(machine, watch, tmp_path):
     """Trials of a worker on another kind give steps, which count; its seconds do not."""
     options = ("search.trials=16", "sampler=random", "search.lease_seconds=20")
@@ -185,6 +190,7 @@ def free_port():
         return free.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_optunas_proxy_is_a_storage(watch, tmp_path):
     pytest.importorskip("grpc")
     port = free_port()
@@ -223,17 +229,18 @@ def workers_of(kind, tmp_path, options):
     return lambda: (ray.get(tasks, timeout=GUARD), ray.shutdown())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["submitit", "ray"])
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_a_clusters_library_starts_workers(kind, watch, tmp_path, monkeypatch):
     pytest.importorskip(kind)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-    options = (f"storage=sqlite:///{tmp_path}/bstune.db", "search.trials=60", "sampler=random")
-    owner = fleet.start("owner", tmp_path / "owner", *options, seconds=1)
+    options = (f"storage=sqlite:///{tmp_path}/bstune.db", "search.trials=40", "sampler=random")
+    owner = fleet.start("owner", tmp_path / "owner", *options, seconds=2)
     wait_for(watch.finished, "trial")
     wait = workers_of(kind, tmp_path, options)
     owner.join(GUARD)
     assert owner.exitcode == 0
     wait()
     assert len({trial.user_attrs["bstune:worker"] for trial in watch.trials(*fleet.DONE)}) == 3
-    assert watch.finished() == dict.fromkeys(range(60), 1)
+    assert watch.finished() == dict.fromkeys(range(40), 1)

@@ -14,7 +14,7 @@ from bstune.study.lease import Leases
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.run import run_study, run_worker
 from bstune.study.search import check_failures
-from bstune.study.storage import CUT_SHORT, TRIAL_INDEX, claim, connect, find_study, next_trial_index, running
+from bstune.study.storage import CUT_SHORT, TRIAL_INDEX, claim, claim_free, connect, find_study, free_indices, running
 from bstune.trial.backend import TrialBackend
 from bstune.trial.workers import InProcess, failed
 
@@ -134,9 +134,8 @@ def test_each_index_is_claimed_once_however_many_claim_at_once(study, tmp_path):
 
     def work(worker):
         mine = optuna.load_study(study_name="s", storage=connect(url))
-        while (index := next_trial_index(mine, 12)) is not None:
-            if (claimed := claim(mine, index, worker)) is not None:
-                mine.tell(claimed, 1.0)
+        while (claimed := claim_free(mine, 12, worker)) is not None:
+            mine.tell(claimed.trial.number, 1.0)
 
     threads = [threading.Thread(target=work, args=(str(number),)) for number in range(4)]
     for thread in threads:
@@ -161,7 +160,7 @@ def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_pa
         if spec.number == 2:
             thread.start()
             mine = find_study("replay", "sqlite:///bstune.db")
-            while next_trial_index(mine, 6) is not None or len(running(mine)) > 1:
+            while free_indices(mine, 6) or len(running(mine)) > 1:
                 threading.Event().wait(0.01)
 
     done = run(study(Answers(last), "search.trials=6"))
@@ -190,7 +189,8 @@ def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path, sugge
             gone._write(gone.own)
             claimed = claim(other, 2, gone.own.id)
             if suggested:
-                claimed.set_user_attr("bstune:spec", json.dumps(spec_at(spec, 2, 2)))
+                record = json.dumps(spec_at(spec, 2, 2))
+                other._storage.set_trial_user_attr(claimed.trial._trial_id, "bstune:spec", record)
 
     done = run(study(Answers(does), "search.trials=4"))
     assert asked[:4] == [0, 1, 2, 3]

@@ -50,12 +50,12 @@ def soak(folder: Path, url: str, trials: int, workers: int, every: int, events=(
     return killed, owners
 
 
-def test_workers_killed_and_a_server_restarted_lose_nothing(postgresql, tmp_path):
+def test_workers_killed_and_a_server_restarted_lose_nothing(database_server, tmp_path):
     def restart():
-        postgresql.stop()
-        postgresql.start()
+        database_server.stop()
+        database_server.start()
 
-    killed, _ = soak(tmp_path, postgresql.url(), SLOTS, 4, 12, [(0.3, restart), (0.6, restart)])
+    killed, _ = soak(tmp_path, database_server.url(), SLOTS, 4, 12, [(0.3, restart), (0.6, restart)])
     assert killed >= SLOTS // 24
 
 

@@ -1,6 +1,6 @@
 """Everything that can be wrong with a study, found before anything is written."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -17,12 +17,14 @@ from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.secrets import redact_values
 from bstune.study.plan import SearchBudget
-from bstune.study.storage import build_sampler, check_storage
+from bstune.study.storage import ARGUMENTS, build_sampler, check_storage
 from bstune.trial.backend import TrialBackend, make_protocol, make_space
 from bstune.trial.replay import ReplayBackend, complete
 from bstune.trial.workers import InProcess, Workers, described
 
 if TYPE_CHECKING:
+    import optuna
+
     from bstune.hardware.survey import Survey
     from bstune.trial.workload import LightningBackend
 
@@ -35,6 +37,11 @@ ON_TEST_NOTE = "the target is measured on the test images, as the workload's sou
 
 
 compose_checked = partial(compose, complete=complete)  # a replayed workload takes from its table what is left open
+
+
+def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> DictConfig:
+    """Compose the config of a process that joins a study; the owner alone sends it to MLflow, which takes a second."""
+    return compose_checked([*study.user_attrs[ARGUMENTS], *arguments, "mlflow.enabled=false"])
 
 
 @dataclass(frozen=True)

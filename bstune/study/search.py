@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import optuna
+from optuna.trial import FrozenTrial
 
 from bstune.core.console import format_count
 from bstune.core.errors import StudyError
@@ -28,14 +29,17 @@ from bstune.study.storage import (
     ask_replicate,
     attempt,
     build_sampler,
+    claim_free,
     cut_short,
     ended_below_limit,
     finish_abandoned,
-    next_trial_index,
-    others_run,
+    finished,
+    free_indices,
+    read,
     results,
     running,
     tell,
+    working,
 )
 from bstune.study.summary import winners
 from bstune.trial.workers import Finished, Runner, with_solo_step_time
@@ -83,10 +87,10 @@ class Search:
                     if runner.count == 1:
                         self._replicate(runner)
                 except BaseException:  # an interruption too: what has finished meanwhile is stored all the same
-                    for finished in runner.poll():
+                    for one in runner.poll():
                         # One that has failed may have been ended with this process.
-                        if finished.record is not None and finished.record.status != "failed":
-                            self._store(finished)
+                        if one.record is not None and one.record.status != "failed":
+                            self._store(one)
                     raise
             if self._prepared.config.search.workers > 1:  # nothing beside them, so that their seconds are measured
                 with self._prepared.open_runner(1) as runner:
@@ -96,38 +100,39 @@ class Search:
     def _search(self, runner: Runner) -> str:
         stop_reason: str | None = None
         while True:
-            done = self.write()
-            trial_index = next_trial_index(self._study, self._budget.trials)
-            if trial_index is not None:
+            trials = self._read()
+            done = self._write(trials)
+            left = bool(free_indices(trials, self._budget.trials))
+            if left:
                 stop_reason = stop_reason or self._stop_reason(done)
-            while trial_index is not None and stop_reason is None and runner.free:
-                self._start(runner, self._ask(trial_index), done)
-                if runner.free:
-                    trial_index = next_trial_index(self._study, self._budget.trials)
+            while left and stop_reason is None and runner.free:
+                asked = self._ask()
+                self._start(runner, asked)
+                left = asked is not None
             if runner.running:
                 self._store(runner.wait())
-            elif self._others_run():
+            elif working(self._study) - {self._worker}:
                 time.sleep(WAIT_SECONDS)
-            elif trial_index is None or stop_reason is not None:
+            elif not left or stop_reason is not None:
                 return stop_reason or f"the plan is done: search.trials={self._budget.trials}"
 
     def _replicate(self, runner: Runner) -> None:
         budget, space, stops = self._budget, self._prepared.space, self._prepared.backend.stops
         while self._leases.own.role == "owner":
-            done = self.write()
+            done = self._write(self._read())
             due = next_replicate(done, budget.objective, budget.replicates, budget.candidates)
             if due is None:
                 return
-            self._start(runner, ask_replicate(self._study, *due, budget, space, stops, self._worker), done)
+            self._start(runner, ask_replicate(self._study, *due, budget, space, stops, self._worker))
             if runner.running:
                 self._store(runner.wait())
 
-    def _start(self, runner: Runner, asked: Asked | None, done: Sequence[TrialResult]) -> None:
-        if asked is None:  # another process was faster
+    def _start(self, runner: Runner, asked: Asked | None) -> None:
+        if asked is None:  # other processes have taken what was left
             return
         trial, spec = asked
         self._asked[trial.number] = trial
-        resumed_from = next((result for result in done if result.number == spec.resumed_from), None)
+        resumed_from = None if spec.resumed_from is None else finished(self._study, spec.resumed_from)
         runner.start(spec, self._prepared.files, resumed_from)
 
     def _store(self, finished: Finished) -> None:
@@ -148,28 +153,29 @@ class Search:
         if result.status == "failed":
             check_failures(results(self._study), finished.frames)
 
-    def _ask(self, trial_index: int) -> Asked | None:
-        prepared = self._prepared
-        context = sampler_context(prepared, ended_below_limit(self._study))
-        tried = attempt(self._study, trial_index)
-        sampler = build_sampler(prepared.config.sampler, self._budget, trial_index, context, tried)
-        stops = prepared.backend.stops
-        return ask(self._study, trial_index, self._budget, prepared.space, sampler, stops, self._worker)
+    def _ask(self) -> Asked | None:
+        prepared, claimed = self._prepared, claim_free(self._study, self._budget.trials, self._worker)
+        if claimed is None:
+            return None
+        context = sampler_context(prepared, ended_below_limit(claimed.trials))
+        sampler = build_sampler(prepared.config.sampler, self._budget, claimed.trial_index, context, attempt(claimed))
+        return ask(self._study, claimed, self._budget, prepared.space, sampler, prepared.backend.stops)
 
-    def _others_run(self) -> bool:
-        return others_run(self._study, self._worker)
-
-    def write(self) -> list[TrialResult]:
-        """Write and show the finished trials, delete the files that nothing needs any more, and return the trials.
-
-        Trials of processes that are gone are ended before, to be asked again.
-        """
+    def _read(self) -> Sequence[FrozenTrial]:
+        """Return the study's trials; those of processes that are gone are ended before, to be asked again."""
         self._leases.check()
-        if self._others_run():
-            living = self._leases.living()
-            finish_abandoned(self._study, self._budget.objective, lambda worker: worker not in living)
+        trials = read(self._study)
+        others = working(trials) - {self._worker}
+        gone = others - self._leases.living() if others else set()
+        if gone:
+            finish_abandoned(self._study, self._budget.objective, gone.__contains__)
+            trials = read(self._study)
+        return trials
+
+    def _write(self, trials: Sequence[FrozenTrial]) -> list[TrialResult]:
+        """Write and show the finished trials, delete the files that nothing needs any more, and return the records."""
         files, objective = self._prepared.files, self._budget.objective
-        done = results(self._study)
+        done = results(trials)
         fresh = {result.number: result.to_json() + "\n" for result in done if result.number not in self._lines}
         self._lines = dict(sorted((self._lines | fresh).items()))
         if self._files_kept_here and fresh:
@@ -177,7 +183,7 @@ class Search:
             ended = {trial.number for trial in done}
             winning = [*winners(done).values(), *candidates(done, objective, self._budget.candidates)]
             keep_trials(files.checkpoints, ended, {trial.number for trial in winning})
-            read = {spec.resumed_from for spec in running(self._study) if spec.resumed_from is not None}
+            read = {spec.resumed_from for spec in running(trials) if spec.resumed_from is not None}
             keep_trials(files.states, ended, worth_continuing(done, objective) | read)
         if self._tracking is not None:
             for result in done:

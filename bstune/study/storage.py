@@ -7,6 +7,7 @@ of its trials has finished; a trial that was cut short is asked again with the s
 import inspect
 import json
 import logging
+import math
 import threading
 import time
 import uuid
@@ -14,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, Random
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy import create_engine, text
+from sqlalchemy import TEXT, Engine, create_engine, text
+from sqlalchemy import inspect as inspect_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
@@ -55,8 +57,10 @@ WORKER = "bstune:worker"  # id of the lease of the process that runs the trial
 TAKEN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)  # states of the trials that have an index
 TRIES = 2  # of one point, if its trials fail by themselves; then the sampler suggests another
 CUT_SHORT = "the process ended before the trial did; it is asked again"
+REPORTED = 1  # step of the one value that is reported to Optuna
 REPLICATE_LIMIT = 2  # times the original trial's steps: the limit of a replicate
 Asked = tuple[optuna.Trial, TrialSpec]
+Trials = optuna.Study | Sequence[FrozenTrial]  # of a study, read now; or its trials as they were read before
 
 
 def engine_arguments(url: str) -> dict[str, Any]:
@@ -126,12 +130,33 @@ def connect(url: str) -> BaseStorage:
 
 
 def _open_database(url: str) -> BaseStorage:
-    for wait in RACE_SECONDS:  # another process may be making the tables of the same new database
+    for wait in (*RACE_SECONDS, None):  # another process may be making the tables of the same new database
         try:
-            return optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
+            storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
+            break
         except STORAGE_ERRORS:
+            if wait is None:
+                raise
             time.sleep(wait)
-    return optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
+    if storage.engine.dialect.name in ("mysql", "mariadb"):
+        _widen(storage.engine, url)
+    return storage
+
+
+def _widen(engine: Engine, url: str) -> None:
+    """Let MySQL take records of 16 MiB: Optuna's TEXT ends at 64 KiB there, which a trial of 40,000 steps exceeds."""
+    statement = "ALTER TABLE trial_user_attributes MODIFY value_json MEDIUMTEXT"
+    types = {column["name"]: column["type"] for column in inspect_engine(engine).get_columns("trial_user_attributes")}
+    if isinstance(types["value_json"], TEXT):
+        try:
+            with engine.begin() as connection:
+                connection.execute(text(statement))
+        except SQLAlchemyError as error:
+            reason = str(error).splitlines()[0]
+            raise StudyError(
+                f"storage={url} takes no record of more than 64 KiB, and {statement} failed: {reason}; "
+                "run it as an administrator of the database"
+            ) from error
 
 
 @contextmanager
@@ -248,15 +273,29 @@ def _check_output(study: optuna.Study, output: Path) -> None:
     study.set_user_attr(OUTPUT, str(output))  # the folder was moved
 
 
-def results(study: optuna.Study) -> list[TrialResult]:
+def read(trials: Trials) -> Sequence[FrozenTrial]:
+    """Return a study's trials in order of their numbers; each reading asks the storage for all that run."""
+    return trials.get_trials(deepcopy=False) if isinstance(trials, optuna.Study) else trials
+
+
+def _running(trials: Trials) -> list[FrozenTrial]:
+    return [trial for trial in read(trials) if trial.state == TrialState.RUNNING]
+
+
+def results(trials: Trials) -> list[TrialResult]:
     """Return the records of the finished trials in order of their numbers; one that was cut short is ``failed``."""
     records = []
-    for trial in study.get_trials(deepcopy=False):
+    for trial in read(trials):
         if trial.state.is_finished() and RECORD in trial.user_attrs:
             records.append(_record(trial.user_attrs[RECORD]))
         elif trial.state == TrialState.FAIL and SPEC in trial.user_attrs:
             records.append(TrialResult.unmeasured(_spec(trial), "failed", message=CUT_SHORT))
     return records
+
+
+def finished(study: optuna.Study, number: int) -> TrialResult:
+    """Return the record of a trial, which may have finished a moment ago in another process."""
+    return _record(read(study)[number].user_attrs[RECORD])
 
 
 @lru_cache(maxsize=2**15)  # all trials are read at each step of a search
@@ -273,27 +312,26 @@ def _spec(trial: FrozenTrial) -> TrialSpec:
     return _spec_of(trial.user_attrs[SPEC])
 
 
-def ended_below_limit(study: optuna.Study) -> set[int]:
+def ended_below_limit(trials: Trials) -> set[int]:
     """Return the numbers of the censored trials that ended below their limit, as where a recorded run ends."""
     numbers = set()
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.PRUNED,)):
-        if RECORD in trial.user_attrs and SPEC in trial.user_attrs:
+    for trial in read(trials):
+        if trial.state == TrialState.PRUNED and RECORD in trial.user_attrs and SPEC in trial.user_attrs:
             max_steps, result = _spec(trial).max_steps, _record(trial.user_attrs[RECORD])
             if result.status == "censored" and max_steps is not None and result.steps < max_steps:
                 numbers.add(trial.number)
     return numbers
 
 
-def next_trial_index(study: optuna.Study, trials: int) -> int | None:
-    """Return the first index below ``trials`` that no trial has finished or runs at; None when there is none."""
-    taken = {trial.user_attrs.get(TRIAL_INDEX) for trial in study.get_trials(deepcopy=False, states=TAKEN)}
-    return next((trial_index for trial_index in range(trials) if trial_index not in taken), None)
+def free_indices(trials: Trials, count: int) -> list[int]:
+    """Return the indices below ``count`` that no trial has finished or runs at, in rising order."""
+    taken = {trial.user_attrs.get(TRIAL_INDEX) for trial in read(trials) if trial.state in TAKEN}
+    return [trial_index for trial_index in range(count) if trial_index not in taken]
 
 
-def running(study: optuna.Study, worker: str | None = None) -> list[TrialSpec]:
+def running(trials: Trials, worker: str | None = None) -> list[TrialSpec]:
     """Return the trials that run now; only those of ``worker`` if it is given."""
-    trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    mine = (trial for trial in trials if worker is None or trial.user_attrs.get(WORKER) == worker)
+    mine = (trial for trial in _running(trials) if worker is None or trial.user_attrs.get(WORKER) == worker)
     return [_spec(trial) for trial in mine if SPEC in trial.user_attrs]
 
 
@@ -303,35 +341,63 @@ def trained_by(study: optuna.Study, number: int) -> str:
     return "a process that left no lease" if lease is None else str(json.loads(lease)["name"])
 
 
-def others_run(study: optuna.Study, worker: str) -> bool:
-    """Return whether a trial of another process than ``worker`` runs, be it one that was only claimed."""
-    trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    return any(trial.user_attrs.get(WORKER) != worker for trial in trials)
+def working(trials: Trials) -> set[str]:
+    """Return the ids of the processes whose trials run, be they only claimed."""
+    return {trial.user_attrs.get(WORKER, "") for trial in _running(trials)}
 
 
-def claim(study: optuna.Study, trial_index: int, worker: str) -> optuna.Trial | None:
-    """Begin a trial at an index; None if another process has begun one there before.
+@dataclass(frozen=True)
+class Claim:
+    """A trial that this process has begun at an index, without parameters yet."""
+
+    trial: FrozenTrial
+    trials: Sequence[FrozenTrial]  # of the study, as they were read after it was begun
+
+    @property
+    def trial_index(self) -> int:
+        """The index at which the trial was begun."""
+        index: int = self.trial.user_attrs[TRIAL_INDEX]
+        return index
+
+
+def claim(study: optuna.Study, trial_index: int, worker: str = "") -> Claim | int:
+    """Begin a trial at an index; if another process has done so before, return how many others were too late as well.
 
     The trial's number and its index are stored in one transaction, and numbers count up: of two trials at one index the
     one with the smaller number stays.
     """
     template = create_trial(state=TrialState.RUNNING, user_attrs={TRIAL_INDEX: trial_index, WORKER: worker})
     # Optuna's ask() cannot store attributes in the transaction that makes the trial.
-    trial = optuna.Trial(study, study._storage.create_new_trial(study._study_id, template))
-    others = study.get_trials(deepcopy=False, states=TAKEN)
-    others = [one for one in others if one.number < trial.number and one.user_attrs.get(TRIAL_INDEX) == trial_index]
-    for other in others:
-        if other.user_attrs.get(WORKER) != worker:
-            study.tell(trial, state=TrialState.FAIL)
-            return None
+    trial_id = study._storage.create_new_trial(study._study_id, template)
+    trials = read(study)
+    own = next(one for one in trials if one._trial_id == trial_id)
+    earlier = [one for one in trials if one.number < own.number and one.user_attrs.get(TRIAL_INDEX) == trial_index]
+    for first in (one for one in earlier if one.state in TAKEN):
+        if first.user_attrs.get(WORKER) != worker:
+            _end(study, trial_id, TrialState.FAIL)
+            return sum(one.number > first.number for one in earlier)
         # The storage made it without answering, and was asked again.
-        study.tell(other.number, state=TrialState.FAIL, skip_if_finished=True)
-    return trial
+        _end(study, first._trial_id, TrialState.FAIL)
+    return Claim(own, trials)
 
 
-def _failed(study: optuna.Study, trial_index: int) -> list[FrozenTrial]:
+def claim_free(study: optuna.Study, count: int, worker: str = "") -> Claim | None:
+    """Begin a trial at a free index below ``count``; None if there is none.
+
+    Processes that look at once find the same index free. Those that were too late spread over the next ones.
+    """
+    late = 0
+    while free := free_indices(study, count):
+        claimed = claim(study, free[min(late, len(free) - 1)], worker)
+        if isinstance(claimed, Claim):
+            return claimed
+        late = claimed
+    return None
+
+
+def _failed(trials: Trials, trial_index: int) -> list[FrozenTrial]:
     """Return the failed trials of an index, without those that were not asked to the end."""
-    failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+    failed = (trial for trial in read(trials) if trial.state == TrialState.FAIL)
     return [trial for trial in failed if trial.user_attrs.get(TRIAL_INDEX) == trial_index and SPEC in trial.user_attrs]
 
 
@@ -340,43 +406,34 @@ def _failures(failed: Sequence[FrozenTrial]) -> int:
     return sum(RECORD in trial.user_attrs for trial in failed)
 
 
-def attempt(study: optuna.Study, trial_index: int) -> int:
-    """Return how many points were given up at an index, because each of their trials failed by itself."""
-    return _failures(_failed(study, trial_index)) // TRIES
+def attempt(claimed: Claim) -> int:
+    """Return how many points were given up at its index, because each of their trials failed by itself."""
+    return _failures(_failed(claimed.trials, claimed.trial_index)) // TRIES
 
 
 def ask(
-    study: optuna.Study,
-    trial_index: int,
-    budget: SearchBudget,
-    space: Space,
-    sampler: BaseSampler,
-    stops: bool,
-    worker: str = "",
-) -> Asked | None:
-    """Claim a trial, as the sampler suggests it or as it was asked before it was cut short; None if it is taken.
+    study: optuna.Study, claimed: Claim, budget: SearchBudget, space: Space, sampler: BaseSampler, stops: bool
+) -> Asked:
+    """Ask the claimed trial, as the sampler suggests it or as it was asked before it was cut short.
 
     ``stops``: whether a trial can be stopped early and continued; the sampler's limits are ignored otherwise.
-    ``worker``: the lease of the process that runs it.
     """
+    trial_index = claimed.trial_index
     stopping: Any = sampler if hasattr(sampler, "max_steps") else None  # chooses every batch size itself
-    failed = _failed(study, trial_index)
+    failed = _failed(claimed.trials, trial_index)
     earlier = failed[-1] if failed else None
     if earlier is not None and not (RECORD in earlier.user_attrs and _failures(failed) % TRIES == 0):
-        trial = _suggested(study, trial_index, space, sampler, dict(earlier.params), worker)
-        return None if trial is None else _stored(trial, replace(_spec(earlier), number=trial.number))
+        trial = _suggested(study, claimed, space, sampler, dict(earlier.params))
+        return _stored(trial, replace(_spec(earlier), number=trial.number))
     stratum = None if stopping is not None else budget.stratum(trial_index, space)
-    fixed = {} if stratum is None else {"batch_size": stratum}
-    trial = _suggested(study, trial_index, space, sampler, fixed, worker)
-    if trial is None:
-        return None
+    trial = _suggested(study, claimed, space, sampler, {} if stratum is None else {"batch_size": stratum})
     batch_size = space.snap(trial.params["batch_size"])
     lr, seed = space.lr(batch_size, trial.params["delta"]), budget.trial_seed(trial_index)
     max_steps, resumed_from = None, None
     if stopping is not None and stops:
         max_steps, resumed_from = stopping.max_steps(trial.number), stopping.resumed_from(trial.number)
         if resumed_from is not None:
-            continued = _spec(study.get_trials(deepcopy=False)[resumed_from])
+            continued = finished(study, resumed_from)
             lr, seed = continued.lr, continued.seed
     delta = space.delta(batch_size, lr)
     values = {one.name: trial.params[one.name] for one in space.tunables}
@@ -400,10 +457,11 @@ def ask_replicate(
     None if another process has claimed it.
     """
     trial_index = budget.replicate_index(original.trial_index, replicate)
-    first = study.get_trials(deepcopy=False)[original.number]
-    trial = _suggested(study, trial_index, space, RandomSampler(seed=0), dict(first.params), worker)
-    if trial is None:
+    claimed = claim(study, trial_index, worker)
+    if not isinstance(claimed, Claim):
         return None
+    first = claimed.trials[original.number]
+    trial = _suggested(study, claimed, space, RandomSampler(seed=0), dict(first.params))
     spec = replace(
         _spec(first),
         number=trial.number,
@@ -417,19 +475,18 @@ def ask_replicate(
 
 
 def _suggested(
-    study: optuna.Study, trial_index: int, space: Space, sampler: BaseSampler, fixed: dict[str, Any], worker: str
-) -> optuna.Trial | None:
+    study: optuna.Study, claimed: Claim, space: Space, sampler: BaseSampler, fixed: dict[str, Any]
+) -> optuna.Trial:
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         chosen = PartialFixedSampler(fixed, sampler) if fixed else sampler
         # Loaded anew, as Optuna's samplers would not see what other trials ended since this object's last ask().
         current = optuna.load_study(study_name=study.study_name, storage=study._storage, sampler=chosen)
-        trial = claim(current, trial_index, worker)
-        if trial is not None:
-            for name, distribution in distributions(space).items():
-                if isinstance(distribution, IntDistribution):
-                    trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)
-                else:
-                    trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
+        trial = optuna.Trial(current, claimed.trial._trial_id)
+        for name, distribution in distributions(space).items():
+            if isinstance(distribution, IntDistribution):
+                trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)
+            else:
+                trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
     return trial
 
 
@@ -458,22 +515,22 @@ def _warn(spec: TrialSpec, what: str) -> None:
 
 def finish_abandoned(study: optuna.Study, objective: Objective, gone: Callable[[str], bool]) -> None:
     """End the running trials of processes that are gone: with their record if it was stored, as failed otherwise."""
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+    for trial in _running(study):
         if not gone(trial.user_attrs.get(WORKER, "")):
             continue
         record = trial.user_attrs.get(RECORD)
         if record is None:
-            _end(study, trial.number, state=TrialState.FAIL)
+            _end(study, trial._trial_id, TrialState.FAIL)
         else:
-            _tell(study, trial.number, TrialResult.from_json(record), objective)
+            reported = trial.intermediate_values.get(REPORTED)
+            _tell(study, trial._trial_id, TrialResult.from_json(record), objective, reported)
 
 
 def store_unstored(study: optuna.Study, files: Output) -> None:
     """Store the records of trials that finished while the storage was away, before :func:`finish_abandoned`."""
     if not files.unstored.exists():
         return
-    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    by_number = {trial.number: trial for trial in running}
+    by_number = {trial.number: trial for trial in _running(study)}
     for record in files.unstored.read_text(encoding="utf-8").splitlines():
         trial = by_number.get(TrialResult.from_json(record).number)
         if trial is not None:  # nobody has given it to another process meanwhile
@@ -483,29 +540,32 @@ def store_unstored(study: optuna.Study, files: Output) -> None:
 
 def tell(study: optuna.Study, trial: optuna.Trial, result: TrialResult, objective: Objective, target: Target) -> None:
     """Store a trial's record, and tell Optuna its value: reached is COMPLETE, failed is FAIL, the others are PRUNED."""
-    values = [value for _, value in result.history if value is not None]
+    values, reported = [value for _, value in result.history if value is not None], None
     if values and not result.reached and objective != "both":  # Optuna reports no values to two objectives
         # TPE ranks pruned trials by their last reported step, then by the value there. Steps mean different things at
         # different batch sizes, so all get the same one: the gap to the target ranks them.
-        trial.report(target.gap(values[-1]), step=1)
+        reported = target.gap(values[-1])
+        trial.report(reported, step=REPORTED)
     try:
         trial.set_user_attr(RECORD, result.to_json())  # from here on a killed process loses nothing of the trial
     except UpdateFinishedTrialError:
         logger.warning("trial %d ran out of its lease and was given to another process: it is dropped", trial.number)
         return
-    _tell(study, trial.number, result, objective)
+    _tell(study, trial._trial_id, result, objective, reported)
 
 
-def _end(study: optuna.Study, number: int, values: Sequence[float] | None = None, **how: Any) -> None:
+def _end(study: optuna.Study, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> None:
     """End a trial, unless another process has: both may have found that its own is gone."""
     with suppress(UpdateFinishedTrialError):
-        study.tell(number, values, skip_if_finished=True, **how)
+        study._storage.set_trial_state_values(trial_id, state, values)  # study.tell() reads the trial twice besides
 
 
-def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Objective) -> None:
+def _tell(
+    study: optuna.Study, trial_id: int, result: TrialResult, objective: Objective, reported: float | None
+) -> None:
     time_to_target, steps = result.time_to_target, float(result.steps)
     if result.status == "failed":
-        _end(study, number, state=TrialState.FAIL)
+        _end(study, trial_id, TrialState.FAIL)
         return
     by_objective: dict[Objective, list[float | None]] = {
         "time": [time_to_target],
@@ -516,9 +576,9 @@ def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Obje
     # Seconds of another device than the study's do not count.
     values = [value for value in by_objective[objective] if value is not None]
     if result.reached and len(values) == len(by_objective[objective]):
-        _end(study, number, values)
-    else:
-        _end(study, number, state=TrialState.PRUNED)
+        _end(study, trial_id, TrialState.COMPLETE, values)
+    else:  # the value that was reported last is a pruned trial's, as Optuna has it
+        _end(study, trial_id, TrialState.PRUNED, None if reported is None or math.isnan(reported) else [reported])
 
 
 def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution]:

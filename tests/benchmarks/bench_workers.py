@@ -28,7 +28,7 @@ from postgres import Postgres, program
 
 from bstune.study.model import sampler_context
 from bstune.study.prepare import compose_checked, prepare
-from bstune.study.storage import ask, build_sampler, ended_below_limit, next_trial_index, results, tell
+from bstune.study.storage import ask, build_sampler, claim_free, ended_below_limit, results, tell
 from bstune.sweeps.search_problem import fastest, make_benchmark, median_time
 from bstune.trial.replay import read_index, read_table
 
@@ -87,10 +87,10 @@ def play(table: str, workers: int, seed: int, most: float) -> list[float]:
     due = [multiple for multiple in MULTIPLES if multiple <= most]
     while due:
         while len(running) < workers:
-            index = next_trial_index(study, 1000)
+            claimed = claim_free(study, 1000)
             context = sampler_context(prepared, ended_below_limit(study))
-            sampler = build_sampler(config.sampler, prepared.budget, index, context)
-            trial, spec = ask(study, index, prepared.budget, prepared.space, sampler, True)
+            sampler = build_sampler(config.sampler, prepared.budget, claimed.trial_index, context)
+            trial, spec = ask(study, claimed, prepared.budget, prepared.space, sampler, True)
             parent = next((one for one in results(study) if one.number == spec.resumed_from), None)
             record = prepared.backend.run(spec, None, parent)
             heapq.heappush(running, (now + record.train_seconds, spec.number, trial, record))
