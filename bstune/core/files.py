@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bstune.core.errors import StudyError
+from bstune.core.errors import BstuneError, StudyError
 from bstune.core.secrets import redact_patterns
 
 WRITE_TRIES = 11  # of a file, a second apart, where a full disk or a mount may come back, as after these errors:
-PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOENT, errno.ESTALE)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+PASSING = (*FULL, errno.EIO, errno.ENOENT, errno.ESTALE)
 
 
 def expand_home(text: str) -> str:
@@ -115,6 +116,17 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
             sleep(1.0)
         else:
             return
+
+
+def full_disk(error: BaseException) -> StudyError | None:
+    """Return the plain error that a full disk, or quota, ends the command with; None for any other error."""
+    reason = None if isinstance(error, BstuneError) else error
+    while reason is not None and not (isinstance(reason, OSError) and reason.errno in FULL):
+        reason = reason.__cause__ or reason.__context__
+    if not isinstance(reason, OSError):
+        return None
+    what = f"{reason.filename or 'a file'} cannot be written: {reason.strerror}"
+    return StudyError(f"{what}; what has finished is stored: make room, and run the same command again")
 
 
 def check_writable(path: Path, what: str) -> None:
