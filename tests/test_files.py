@@ -98,7 +98,7 @@ def test_places_are_checked_without_writing(tmp_path):
 
 
 def test_only_files_of_the_studys_own_trials_are_deleted(tmp_path):
-    keep_trials(tmp_path / "missing", {0}, {})  # there may be none
+    keep_trials(tmp_path / "missing", {0}, set)  # there may be none
     theirs = [
         "trial-best.pt",
         "trial-notes.txt",
@@ -109,6 +109,6 @@ def test_only_files_of_the_studys_own_trials_are_deleted(tmp_path):
     ]
     for name in ("trial-1.ckpt", "trial-2.ckpt", "trial-3.ckpt", "trial-4.ckpt.partial", "trial-31.ckpt", *theirs):
         (tmp_path / name).touch()
-    keep_trials(tmp_path, {1, 2, 3, 4, 31}, {1, 7})
+    keep_trials(tmp_path, {1, 2, 3, 4, 31}, lambda: {1, 7})
     assert entries(tmp_path) == sorted(["trial-1.ckpt", *theirs])
     assert Output(tmp_path).checkpoint(1).name == Output(tmp_path).state(1).name == "trial-1.ckpt"

@@ -90,11 +90,13 @@ class Output:
         return Output(self.root / f"trial-B{batch_size}-lr{lr:.6g}-seed{seed}")
 
 
-def keep_trials(folder: Path, trials: Collection[int], keep: Collection[int]) -> None:
+def keep_trials(folder: Path, trials: Collection[int], keep: Callable[[], Collection[int]]) -> None:
     """Delete the files of ``trials``, by number, from ``folder``, but for those to ``keep``; nothing else."""
-    for path in folder.glob("trial-*"):
-        match = re.fullmatch(r"trial-(\d+)\.ckpt(\.partial)?", path.name)
-        if match and (number := int(match[1])) in trials and number not in keep:
+    matches = [(path, re.fullmatch(r"trial-(\d+)\.ckpt(\.partial)?", path.name)) for path in folder.glob("trial-*")]
+    found = {path: number for path, match in matches if match and (number := int(match[1])) in trials}
+    kept = keep() if found else ()  # takes long after many trials; replayed ones leave no files
+    for path, number in found.items():
+        if number not in kept:
             path.unlink(missing_ok=True)  # a trial deletes the state that it could not read
 
 
