@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from bstune.study.storage import CUT_SHORT
 
 DEEDS = """
 import ctypes, multiprocessing, os, signal, sys, threading
+from contextlib import suppress
 from pathlib import Path
 from bstune.workloads.classifier import Classifier
 
@@ -69,6 +71,18 @@ class Does(Classifier):
                 threading.Thread(target=threading.Event().wait).start()
             case "leaves the folder":
                 os.chdir("/")
+            case "fills the disk":
+                with suppress(OSError), open("full/other", "ab", buffering=0) as other:
+                    while other.write(bytes(512)):
+                        pass
+"""
+IMPATIENT = """
+from bstune.__main__ import command
+from bstune.core import files
+from bstune.study import patience
+
+files.WRITE_TRIES, patience.RETRY_SECONDS = 2, 1.0
+command()
 """
 TRIAL_SECONDS = 10.0
 TOO_LONG = "took longer than protocol.trial_seconds=10"
@@ -108,7 +122,7 @@ def command(tmp_path, deeds):
     started = []
 
     def start(*arguments):
-        line = [sys.executable, "-m", "bstune", *OPTIONS, *arguments]
+        line = [sys.executable, "-c", IMPATIENT, *OPTIONS, *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = subprocess.Popen(line, cwd=tmp_path, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
         started.append(process)
@@ -158,6 +172,50 @@ def test_a_signal_ends_a_step_that_never_ends(command, tmp_path):
     assert "Traceback" not in err
     first, cut = trials_of(tmp_path / "outputs" / "digits")
     assert (first.status, cut.status, cut.message) == ("censored", "failed", CUT_SHORT)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Return a folder on a disk of its own."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    mount = ("mount", "-t", "tmpfs", "-o", "size=1m", "none", folder)
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(("umount", "-l", folder), check=True)
+
+
+NEVER, EASILY = "workload.target.value=0.0001", "workload.target.value=2.1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((EASILY, "output=full/s"), r"\S+/full/s/\S+ cannot be written: No space left"),  # first a checkpoint
+        ((NEVER, "output=full/s", "sampler=frontier"), r"\S+/full/s/\S+ cannot be written: No space left"),  # a state
+        ((NEVER, "output=full/s"), r"\S+/s/trials.jsonl cannot be written: No space left on device; tried 2 times"),
+        ((NEVER, "storage=sqlite:///full/s.db"), "the storage does not answer: .*(disk is full|disk I/O error)"),
+    ],
+)
+def test_a_full_disk_ends_the_study_in_a_line(command, tmp_path, small_disk, arguments, message):
+    study = (does("nothing", "fills the disk", "nothing"), "search.trials=3", *arguments)
+    process = command(*study)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 2
+    assert re.search(f"error: {message}", " ".join(err.split())), err
+    assert "Traceback" not in err
+    (small_disk / "other").unlink()
+    files = small_disk / "s" if "output=full/s" in arguments else tmp_path / "outputs" / "digits"
+    first, *_ = trials_of(files)
+    again = command(*study)
+    _, err = again.communicate(timeout=100)
+    assert (again.returncode, err) == (0, "")
+    trials = trials_of(files)
+    assert trials[0] == first
+    assert sorted(trial.trial_index for trial in trials if trial.message != CUT_SHORT) == [0, 1, 2]
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 RAISES = """

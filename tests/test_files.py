@@ -61,8 +61,13 @@ def test_a_body_that_fails_at_once_leaves_what_was_there(tmp_path):
         (MINE, True, ""),
         (replace(MINE, id=None), True, ""),  # a survey's, before the study began
         (replace(MINE, id="2"), False, "is of the study 's' in sqlite:///a.db, but of an earlier one of this name"),
-        (replace(MINE, study="other"), False, "is of the study 'other' in sqlite:///a.db: choose another"),
-        (replace(MINE, storage="sqlite:///b.db"), False, "is of the study 's' in sqlite:///b.db: choose another"),
+        (replace(MINE, storage="grpc://host:13000"), True, ""),  # another way to the same storage
+        (replace(MINE, study="other", id="2"), False, "is of the study 'other' in sqlite:///a.db: choose another"),
+        (
+            replace(MINE, storage="sqlite:///b.db", id=None),
+            False,
+            "is of the study 's' in sqlite:///b.db: choose another",
+        ),
     ],
 )
 def test_a_folder_is_this_studys_or_refused_and_left_as_it_is(tmp_path, content, mine, message):
@@ -76,7 +81,8 @@ def test_a_folder_is_this_studys_or_refused_and_left_as_it_is(tmp_path, content,
         with owned(output, MINE):
             write_text(output.trials, "")
         assert entries(output.root) == ["study.json", "trials.jsonl"]
-        assert json.loads(output.identity.read_text()) == asdict(MINE)
+        kept = content if isinstance(content, Identity) and content.id is not None else MINE
+        assert json.loads(output.identity.read_text()) == asdict(kept)
     else:
         with pytest.raises(StudyError, match=f"output={output.root} {message}"), owned(output, MINE):
             pytest.fail("not ours")

@@ -37,6 +37,7 @@ from bstune.study.storage import (
     cut_short,
     distributions,
     ended_below_limit,
+    find_study,
     finish_abandoned,
     free_indices,
     open_study,
@@ -349,10 +350,22 @@ def test_a_study_of_another_version_or_of_somebody_else_is_refused(opened, tmp_p
 )
 def test_storages_that_cannot_be_are_refused(tmp_path, storage, message):
     (tmp_path / "notes.txt").write_text("no database at all, " * 100)
-    with pytest.raises(StudyError, match=message):
-        check_storage(storage.format(tmp=tmp_path))
+    for look in (check_storage, partial(find_study, "toy")):
+        with pytest.raises(StudyError, match=message):
+            look(storage.format(tmp=tmp_path))
     check_storage(url(tmp_path))
+    with pytest.raises(StudyError, match="has no study 'toy', but none at all: begin it there with"):
+        find_study("toy", url(tmp_path))
     assert entries(tmp_path) == ["notes.txt"], "checking writes nothing"
+
+
+@pytest.mark.usefixtures("study")
+def test_a_storage_of_another_version_of_optuna_is_named_as_such(opened, tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'v2.6.0.a'")
+    for look in (opened, lambda: find_study("toy", url(tmp_path))):
+        with pytest.raises(StudyError, match=r"study\.db cannot be read: The runtime optuna version .* upgrade"):
+            look()
 
 
 def test_a_storage_that_does_not_answer_is_reported(study, tmp_path, monkeypatch):

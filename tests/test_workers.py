@@ -248,7 +248,7 @@ def open_train(arguments, trial_index, what):
     def train(spec, output, parent):
         output.states.mkdir(exist_ok=True)
         checkpoint, state = output.checkpoint(spec.number), output.state(spec.number)
-        partial = {checkpoint: checkpoint.with_suffix(".partial"), state: state.with_name(state.name + ".partial")}
+        partial = {path: path.with_name(path.name + ".partial") for path in (checkpoint, state)}
         for path in partial.values():
             path.write_text("what another process tidies up meanwhile must leave this alone")
         result = table(spec, output, parent)

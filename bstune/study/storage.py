@@ -69,19 +69,25 @@ def engine_arguments(url: str) -> dict[str, Any]:
         backend = make_url(url).get_backend_name()
     except ArgumentError as error:
         raise StudyError(
-            f"storage={url} is no database URL: use one such as sqlite:///bstune.db or postgresql://user@host/name"
+            f"storage={url} is no database URL: use one such as sqlite:///bstune.db or postgresql+psycopg2://user@host/name"
         ) from error
     option = "timeout" if backend == "sqlite" else "connect_timeout"
     return {"connect_args": {option: CONNECT_SECONDS}}
 
 
+def _file(url: str) -> Path | None:
+    """Return the file of a SQLite database; None where a server, or this process's memory, holds it."""
+    place = make_url(url)
+    in_file = place.get_backend_name() == "sqlite" and place.database not in (None, "", ":memory:")
+    return Path(str(place.database)) if in_file else None
+
+
 def check_storage(url: str) -> None:
     """Connect to the storage and disconnect, writing nothing; StudyError if it is no database or does not answer."""
     arguments = engine_arguments(url)
-    database = make_url(url)
-    proxy = database.get_backend_name() == GRPC
-    if database.get_backend_name() == "sqlite" and database.database not in (None, "", ":memory:"):
-        path = Path(database.database)
+    proxy = make_url(url).get_backend_name() == GRPC
+    path = _file(url)
+    if path is not None:
         check_writable(path, f"storage={url}")
         if not path.absolute().parent.is_dir():
             raise StudyError(f"storage={url}: the folder {path.parent} does not exist: make it, or choose another")
@@ -111,7 +117,8 @@ def check_storage(url: str) -> None:
         reason = (str(error) or f"no answer within {2 * CONNECT_SECONDS} s").splitlines()[0]
         raise StudyError(
             f"the storage does not answer: storage={url}: {reason}; "
-            "start it, install its driver, or use another one, such as storage=sqlite:///bstune.db"
+            "start it, install its driver (psycopg2-binary for postgresql+psycopg2://, pymysql for mysql+pymysql://, "
+            "grpcio for grpc://), or use another one, such as storage=sqlite:///bstune.db"
         ) from error
 
 
@@ -138,6 +145,8 @@ def _open_database(url: str) -> BaseStorage:
             if wait is None:
                 raise
             time.sleep(wait)
+        except RuntimeError as error:  # tables of another version of Optuna
+            raise StudyError(f"storage={url} cannot be read: {error}") from error
     if storage.engine.dialect.name in ("mysql", "mariadb"):
         _widen(storage.engine, url)
     return storage
@@ -212,13 +221,17 @@ def _being_made(study: optuna.Study) -> bool:
 
 def find_study(name: str, url: str) -> optuna.Study:
     """Return a study that another process has begun; StudyError if there is none."""
+    check_storage(url)
+    path = _file(url)
+    names: list[str] = []
     with answering(url):
-        storage = connect(url)
-        names = optuna.get_all_study_names(storage)
+        if path is None or path.exists():  # connecting would make it
+            storage = connect(url)
+            names = optuna.get_all_study_names(storage)
         if name not in names:
             raise StudyError(
-                f"storage={url} has no study {name!r}, but {', '.join(names) or 'none at all'}: begin it with "
-                "bstune workload=NAME, then join it"
+                f"storage={url} has no study {name!r}, but {', '.join(names) or 'none at all'}: begin it there with "
+                f"bstune workload=NAME storage=... study={name}, then join it"
             )
         study = optuna.load_study(study_name=name, storage=storage)
         _check_format(study)
