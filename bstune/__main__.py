@@ -6,6 +6,7 @@ once an interruption ends in a line.
 """
 
 import argparse
+import faulthandler
 import importlib
 import io
 import os
@@ -44,6 +45,7 @@ HYDRAS_OWN = {
 def command() -> None:
     """Run the command as a process of its own, which SIGINT and SIGTERM end within seconds."""
     interruption.install()
+    faulthandler.enable()  # a crash of the user's code in this process, as in a rehearsal, says where it was
     status = main()
     for number in interruption.SIGNALS:
         signal.signal(number, signal.SIG_DFL)  # from here on there is nothing to clean up

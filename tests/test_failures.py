@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from toolbox import trials_of
@@ -61,7 +60,6 @@ class Does(Classifier):
             case "is killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "never ends":
-                Path("endless").touch()
                 threading.Event().wait()
             case "forks":
                 if os.fork() == 0:
@@ -97,7 +95,6 @@ FAILURES = {
     "never ends": TOO_LONG,
     "never validates": TOO_LONG,
 }
-SLOW = [pytest.param(deed, marks=pytest.mark.soak) for deed in FAILURES if deed != "exits at once"]
 HARMLESS = ("nothing", "forks", "starts a thread", "leaves the folder")
 OPTIONS = ("workload=digits", "mlflow.enabled=false", "device=cpu", "hardware.enabled=false", "sampler=random")
 OPTIONS += ("search.replicates=0", "search.batch_size.low=32", "search.batch_size.high=64", "workload.target.value=0.3")
@@ -147,7 +144,7 @@ def test_what_the_users_code_does_in_one_trial_is_that_trials_own_end(command, t
         assert deed not in FAILURES or re.fullmatch(FAILURES[deed], trial.message), (deed, trial)
 
 
-@pytest.mark.parametrize("deed", ["exits at once", *SLOW])
+@pytest.mark.parametrize("deed", ["exits at once", pytest.param("raises", marks=pytest.mark.soak)])
 def test_what_it_does_in_every_trial_ends_the_study(bstune, tmp_path, deeds, deed):
     status, _, err = bstune(*OPTIONS, does(deed), f"protocol.trial_seconds={TRIAL_SECONDS}")
     assert status == 2
@@ -158,20 +155,6 @@ def test_what_it_does_in_every_trial_ends_the_study(bstune, tmp_path, deeds, dee
         assert re.search(rf"\n  {tmp_path}/deeds.py:\d+ in \w+: ", err)
     assert [trial.status for trial in trials_of(tmp_path / "outputs" / "digits")] == ["failed"] * 3
     assert multiprocessing.active_children() == []
-
-
-@pytest.mark.soak
-def test_a_signal_ends_a_step_that_never_ends(command, tmp_path):
-    study = command(does("nothing", "never ends"))
-    while not (tmp_path / "endless").exists():
-        assert study.poll() is None, study.communicate()
-        time.sleep(0.05)
-    study.send_signal(signal.SIGTERM)
-    _, err = study.communicate(timeout=10)
-    assert study.returncode in (130, 143)
-    assert "Traceback" not in err
-    first, cut = trials_of(tmp_path / "outputs" / "digits")
-    assert (first.status, cut.status, cut.message) == ("censored", "failed", CUT_SHORT)
 
 
 @pytest.fixture
@@ -242,6 +225,17 @@ def test_what_cannot_be_trained_at_all_is_said_before_any_trial(bstune, tmp_path
     assert f"error: the workload cannot be trained: {message}" in err
     assert f" in training_step: raise {error}\n" in err
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.slow
+def test_a_crash_before_any_trial_says_where(command, tmp_path):
+    (tmp_path / "deeds.py").write_text(DEEDS + RAISES.format(first=0, error="ctypes.string_at(0)"))
+    process = command(does("nothing"))
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == -signal.SIGSEGV
+    assert re.search(r"Fatal Python error: Segmentation fault\n(?s:.*)deeds.py\", line \d+ in training_step\n", err), (
+        err
+    )
 
 
 def test_a_trial_by_itself_that_fails_leaves_its_record(bstune, tmp_path, deeds):
