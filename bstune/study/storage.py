@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from secrets import randbelow
 from typing import Any
 
 import optuna
@@ -373,8 +374,8 @@ class Claim:
         return index
 
 
-def claim(study: optuna.Study, trial_index: int, worker: str = "") -> Claim | int:
-    """Begin a trial at an index; if another process has done so before, return how many others were too late as well.
+def claim(study: optuna.Study, trial_index: int, worker: str = "") -> Claim | None:
+    """Begin a trial at an index; None if another process has begun one there before.
 
     The trial's number and its index are stored in one transaction, and numbers count up: of two trials at one index the
     one with the smaller number stays.
@@ -384,27 +385,26 @@ def claim(study: optuna.Study, trial_index: int, worker: str = "") -> Claim | in
     trial_id = study._storage.create_new_trial(study._study_id, template)
     trials = read(study)
     own = next(one for one in trials if one._trial_id == trial_id)
-    earlier = [one for one in trials if one.number < own.number and one.user_attrs.get(TRIAL_INDEX) == trial_index]
-    for first in (one for one in earlier if one.state in TAKEN):
+    earlier = (one for one in trials if one.number < own.number and one.state in TAKEN)
+    for first in [one for one in earlier if one.user_attrs.get(TRIAL_INDEX) == trial_index]:
         if first.user_attrs.get(WORKER) != worker:
             _end(study, trial_id, TrialState.FAIL)
-            return sum(one.number > first.number for one in earlier)
+            return None
         # The storage made it without answering, and was asked again.
         _end(study, first._trial_id, TrialState.FAIL)
     return Claim(own, trials)
 
 
 def claim_free(study: optuna.Study, count: int, worker: str = "") -> Claim | None:
-    """Begin a trial at a free index below ``count``; None if there is none.
+    """Begin a trial at a free index below ``count``, the first one if this process is alone; None if there is none.
 
-    Processes that look at once find the same index free. Those that were too late spread over the next ones.
+    Processes that look at once find the same indices free: each takes any of as many as there are processes.
     """
-    late = 0
-    while free := free_indices(study, count):
-        claimed = claim(study, free[min(late, len(free) - 1)], worker)
-        if isinstance(claimed, Claim):
+    while free := free_indices(trials := read(study), count):
+        others = len(working(trials) - {worker})
+        claimed = claim(study, free[randbelow(min(others + 1, len(free)))], worker)
+        if claimed is not None:
             return claimed
-        late = claimed
     return None
 
 
@@ -471,7 +471,7 @@ def ask_replicate(
     """
     trial_index = budget.replicate_index(original.trial_index, replicate)
     claimed = claim(study, trial_index, worker)
-    if not isinstance(claimed, Claim):
+    if claimed is None:
         return None
     first = claimed.trials[original.number]
     trial = _suggested(study, claimed, space, RandomSampler(seed=0), dict(first.params))
