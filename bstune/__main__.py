@@ -6,6 +6,7 @@ once an interruption ends in a line.
 """
 
 import argparse
+import faulthandler
 import importlib
 import io
 import os
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 from bstune.core import interruption
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
-from bstune.core.files import expand_home
+from bstune.core.files import expand_home, full_disk
 from bstune.core.secrets import redact, remember, secrets_in_environment
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ HYDRAS_OWN = {
 def command() -> None:
     """Run the command as a process of its own, which SIGINT and SIGTERM end within seconds."""
     interruption.install()
+    faulthandler.enable()  # a crash of the user's code in this process, as in a rehearsal, says where it was
     status = main()
     for number in interruption.SIGNALS:
         signal.signal(number, signal.SIG_DFL)  # from here on there is nothing to clean up
@@ -70,7 +72,7 @@ def main() -> int:
             return status or Interrupted.exit_status
         if not isinstance(error, Exception):
             raise
-        return explain(error, any(one.lower() in ("debug=true", "debug=1") for one in given))
+        return explain(full_disk(error) or error, any(one.lower() in ("debug=true", "debug=1") for one in given))
     return 0
 
 
@@ -130,7 +132,7 @@ def _job(config: "DictConfig") -> None:
     except Exception as error:  # all of them: Hydra would print the job's options with it
         if interruption.status() is not None and not isinstance(error, BstuneError):
             raise KeyboardInterrupt from error
-        sys.exit(explain(error, bool(config.get("debug"))))
+        sys.exit(explain(full_disk(error) or error, bool(config.get("debug"))))
 
 
 def _job_arguments() -> list[str]:
@@ -200,7 +202,7 @@ def worker(arguments: list[str]) -> None:
     try:
         url = expand_home(str(OmegaConf.create({"storage": given["storage"]}).storage))  # it may be ${oc.env:...}
     except ValueError as error:
-        raise ConfigError(f"storage: {error}") from error
+        raise ConfigError(f"storage: {str(error).splitlines()[0]}") from error
     remember(url)
     study = find_study(given["study"], url)
     config = compose_joined(study, arguments)

@@ -30,9 +30,9 @@ FAIL = optuna.trial.TrialState.FAIL
 class Sleeping(ReplayBackend):
     """Answers from the table, after ``seconds``; a stopped trial leaves its state in the folder of its machine."""
 
-    def __init__(self, config, seconds=0.0, kind="", states=False):
+    def __init__(self, config, seconds=0.0, states=False):
         super().__init__(config, make_protocol(config))
-        self.seconds, self.device_kind, self.states = seconds, kind, states
+        self.seconds, self.states = seconds, states
         self.train_examples = 1 if states else None
 
     def run(self, spec, folder, resumed_from):

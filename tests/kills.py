@@ -1,23 +1,40 @@
-"""Runs replayed studies that are killed at their n-th commit, rename or unlink: ``kills.py POINTS SEED ARGUMENT...``.
+"""Runs replayed studies that are killed at commits, renames and unlinks, then continued: ``kills.py STUDIES KILLS``.
 
-Each run is a fork of this process, which has imported what a study needs. It prints a line of JSON for each point.
+So many studies of different arguments, each killed so many times at points that are drawn from all of its own; every
+kill is of a study in a new folder, which the same command then continues. It prints a line of JSON for each study.
+Each run is a fork of this process, which has imported what a study needs.
 """
 
 import json
 import os
 import random
+import shutil
 import signal
+import sqlite3
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+
 from rich import console  # noqa: F401 (before the forks, as the next ones)
 from sqlalchemy.engine.default import DefaultDialect
+from toolbox import table_rows, write_rows
 
 from bstune.__main__ import main
 from bstune.study import report, run  # noqa: F401
+from bstune.study.tracking import make_database
+
+STUDY = ("workload=replay", "workload.target.value=0.14", "search.trials=5", "study=s", "output=outputs")
+STUDY += ("search.lease_seconds=3600",)  # no beats, so that two runs commit the same
+SAMPLERS, OBJECTIVES = ("frontier", "random", "tpe"), ("steps", "time", "both", "curve")
+OWN_DATABASE = 5  # every so many studies make MLflow's database, which takes seconds; the others find it made
+UNEQUAL = ("wall_seconds", "eval_seconds", "startup_seconds")  # from run to run
+TRIAL, DONE = "bstune.trial", "bstune.result_trials"
 
 
 class Killer:
@@ -43,29 +60,39 @@ class Killer:
         return counted
 
 
-def run_in(folder: Path, arguments: list[str], at: int = 0, after: bool = False) -> int:
-    """Run the command in a folder, killed at a call; return its status as a shell does."""
+def forked(call: Callable[[], int]) -> int:
+    """Call in a fork of this process; return its status as a shell does."""
     child = os.fork()
     if child == 0:
+        status = 1
+        try:
+            status = call()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def run_in(folder: Path, arguments: list[str], at: int = 0, after: bool = False) -> int:
+    """Run the command in a folder, killed at a call; return its status."""
+
+    def command() -> int:
         os.chdir(folder)
         output = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
         killer = Killer(at, after)
         sys.argv = ["bstune", *arguments]
-        status = 1
-        try:
-            status = main()
-        finally:
-            Path("calls").write_text(str(killer.calls))
-            sys.stdout.flush()
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        status = main()
+        Path("calls").write_text(str(killer.calls))
+        return status
+
+    return forked(command)
 
 
 def history(folder: Path) -> dict[int, Any]:
     """Return what came of each trial index; numbers count the trials that were cut short, too."""
-    trials = [json.loads(line) for line in next(folder.glob("outputs/*/trials.jsonl")).read_text().splitlines()]
+    trials = [json.loads(line) for line in (folder / "outputs" / "trials.jsonl").read_text().splitlines()]
     index = {trial["number"]: trial["trial_index"] for trial in trials}
     links = ("resumed_from", "replicate_of")
     fields = ("batch_size", "lr", "seed", "status", "steps", "history")
@@ -76,29 +103,82 @@ def history(folder: Path) -> dict[int, Any]:
     }
 
 
+def tracked(folder: Path) -> list[Any]:
+    """Return what MLflow holds of the study: its run, and those of the trials that were not cut short."""
+    with closing(sqlite3.connect(folder / "mlflow.db")) as database:
+
+        def of(run: str, what: str) -> list[Any]:
+            return database.execute(f"SELECT {what} WHERE run_uuid = ?", (run,)).fetchall()
+
+        found = []
+        for run, status in database.execute("SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active'"):
+            tags, params = dict(of(run, "key, value FROM tags")), dict(of(run, "key, value FROM params"))
+            metrics = sorted(of(run, "key, step, value FROM metrics"))
+            metrics = [metric for metric in metrics if metric[0].rpartition("/")[2] not in UNEQUAL]
+            if tags.get("bstune.status") != "failed":
+                found.append([tags["bstune.kind"], params.get("trial_index"), status, metrics])
+    return sorted(found, key=str)
+
+
+def complete(folder: Path) -> bool:
+    """Return whether MLflow has each trial of the study once, those that were cut short too, and all have ended."""
+    numbers = [json.loads(line)["number"] for line in (folder / "outputs" / "trials.jsonl").read_text().splitlines()]
+    with closing(sqlite3.connect(folder / "mlflow.db")) as database:
+        active = database.execute("SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active'").fetchall()
+        tags = database.execute("SELECT run_uuid, key, value FROM tags").fetchall()
+    values = {key: [one for of, name, one in tags if name == key and of in dict(active)] for key in (TRIAL, DONE)}
+    ended = all(status != "RUNNING" for _, status in active)
+    return ended and sorted(map(int, values[TRIAL])) == numbers and values[DONE] == [str(len(numbers))]
+
+
 def left(folder: Path) -> list[str]:
-    """Return the names of the files below a folder."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    """Return the names of the files below a folder, MLflow's copies of them under one name without its partial ones."""
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    copies = {path.name for path in files if path.parts[0] == "mlruns"}
+    copies = {name for name in copies if not name.startswith(".artifact.uploading")}
+    return sorted([*copies, *(str(path) for path in files if path.parts[0] != "mlruns")])
 
 
-def check(points: int, seed: int, arguments: list[str]) -> None:
-    """Kill studies at sampled points, continue each with the same command, and print what differs from a whole one."""
+def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any]:
+    """Kill one of the studies at sampled points, continue each with the same command; return what differs."""
+    sampler, objective, replicates = SAMPLERS[number % 3], OBJECTIVES[number % 4], 1 - number // 4 % 2
+    arguments = [*STUDY, f"workload.table={table}", f"search.objective={objective}", f"seed={number}"]
+    arguments += [f"search.replicates={replicates}", "mlflow.uri=sqlite:///mlflow.db"]
+    arguments += [] if sampler == "frontier" else [f"sampler={sampler}"]
+    start = time.monotonic()
+
+    def study(name: str, at: int = 0, after: bool = False) -> Path:
+        folder = Path(name)
+        if number % OWN_DATABASE:
+            shutil.copy(database, folder / "mlflow.db")
+        assert run_in(folder, arguments, at, after) == (-signal.SIGKILL if at else 0), (folder / "log").read_text()
+        return folder
+
     with tempfile.TemporaryDirectory() as name:
-        whole = Path(name)
-        assert run_in(whole, arguments) == 0, (whole / "log").read_text()
-        calls, expected, files = int((whole / "calls").read_text()), history(whole), left(whole)
-        for at in sorted(random.Random(seed).sample(range(1, calls + 1), min(points, calls))):
-            for after in (False, True):
-                with tempfile.TemporaryDirectory() as again:
-                    folder = Path(again)
-                    killed = run_in(folder, arguments, at, after)
-                    status = run_in(folder, arguments)
-                    same = status == 0 and history(folder) == expected and left(folder) == files
-                    log = "" if same else (folder / "log").read_text()[-2000:]
-                    line = {"at": at, "after": after, "of": calls, "killed": killed, "status": status, "same": same}
-                    extra = [] if status else sorted(set(left(folder)) ^ set(files))
-                    print(json.dumps({**line, "files": extra, "log": log}), flush=True)
+        whole = study(name)
+        calls, expected, sent, files = int((whole / "calls").read_text()), history(whole), tracked(whole), left(whole)
+        assert complete(whole)
+    counts, different = dict.fromkeys(("kills", "equal", "mlflow"), 0), []
+    points = [(at, after) for at in range(1, calls + 1) for after in (False, True)]
+    for at, after in sorted(random.Random(number).sample(points, min(kills, len(points)))):
+        with tempfile.TemporaryDirectory() as name:
+            folder = study(name, at, after)
+            status = run_in(folder, arguments)
+            equal = status == 0 and history(folder) == expected and left(folder) == files
+            mlflow = status == 0 and complete(folder) and tracked(folder) == sent
+            for key, one in (("kills", True), ("equal", equal), ("mlflow", mlflow)):
+                counts[key] += one
+            if not (equal and mlflow):
+                extra = sorted({*left(folder)} ^ {*files})
+                log = (folder / "log").read_text()[-2000:]
+                different.append({"at": at, "after": after, "status": status, "files": extra, "log": log})
+    what = {"study": number, "sampler": sampler, "objective": objective, "replicates": replicates, "calls": calls}
+    return {**what, **counts, "seconds": round(time.monotonic() - start), "different": different}
 
 
 if __name__ == "__main__":
-    check(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    with tempfile.TemporaryDirectory() as scratch:
+        rows, empty = write_rows(Path(scratch) / "t.jsonl", table_rows()), Path(scratch) / "mlflow.db"
+        assert forked(lambda: make_database(empty) or 0) == 0
+        for one in range(int(sys.argv[1])):
+            print(json.dumps(check(one, int(sys.argv[2]), rows, empty)), flush=True)

@@ -206,20 +206,6 @@ def test_another_folder_and_changed_settings_are_refused(study, bstune, monkeypa
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
-# Other studies
-
-
-def test_mlflow_being_down_stops_no_study_and_its_password_is_written_nowhere(bstune, tmp_path, caplog):
-    status, out, err = bstune(*EASY, "mlflow.uri=http://me:s3cret@127.0.0.1:9")
-    assert status == 0
-    warnings = [record.getMessage() for record in caplog.records if record.name == "bstune.study.tracking"]
-    assert len(warnings) == 1
-    assert "The next run of the same command sends what is missing" in warnings[0]
-    assert "s3cret" not in out + err + warnings[0]
-    for path in (tmp_path / "outputs").rglob("*"):
-        assert path.is_dir() or b"s3cret" not in path.read_bytes(), path
-
-
 # What is no study
 
 

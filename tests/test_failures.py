@@ -3,10 +3,10 @@
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from toolbox import trials_of
@@ -16,6 +16,7 @@ from bstune.study.storage import CUT_SHORT
 
 DEEDS = """
 import ctypes, multiprocessing, os, signal, sys, threading
+from contextlib import suppress
 from pathlib import Path
 from bstune.workloads.classifier import Classifier
 
@@ -59,7 +60,6 @@ class Does(Classifier):
             case "is killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "never ends":
-                Path("endless").touch()
                 threading.Event().wait()
             case "forks":
                 if os.fork() == 0:
@@ -69,6 +69,18 @@ class Does(Classifier):
                 threading.Thread(target=threading.Event().wait).start()
             case "leaves the folder":
                 os.chdir("/")
+            case "fills the disk":
+                with suppress(OSError), open("full/other", "ab", buffering=0) as other:
+                    while other.write(bytes(512)):
+                        pass
+"""
+IMPATIENT = """
+from bstune.__main__ import command
+from bstune.core import files
+from bstune.study import patience
+
+files.WRITE_TRIES, patience.RETRY_SECONDS = 2, 1.0
+command()
 """
 TRIAL_SECONDS = 10.0
 TOO_LONG = "took longer than protocol.trial_seconds=10"
@@ -83,7 +95,6 @@ FAILURES = {
     "never ends": TOO_LONG,
     "never validates": TOO_LONG,
 }
-SLOW = [pytest.param(deed, marks=pytest.mark.soak) for deed in FAILURES if deed != "exits at once"]
 HARMLESS = ("nothing", "forks", "starts a thread", "leaves the folder")
 OPTIONS = ("workload=digits", "mlflow.enabled=false", "device=cpu", "hardware.enabled=false", "sampler=random")
 OPTIONS += ("search.replicates=0", "search.batch_size.low=32", "search.batch_size.high=64", "workload.target.value=0.3")
@@ -108,7 +119,7 @@ def command(tmp_path, deeds):
     started = []
 
     def start(*arguments):
-        line = [sys.executable, "-m", "bstune", *OPTIONS, *arguments]
+        line = [sys.executable, "-c", IMPATIENT, *OPTIONS, *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = subprocess.Popen(line, cwd=tmp_path, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
         started.append(process)
@@ -133,7 +144,7 @@ def test_what_the_users_code_does_in_one_trial_is_that_trials_own_end(command, t
         assert deed not in FAILURES or re.fullmatch(FAILURES[deed], trial.message), (deed, trial)
 
 
-@pytest.mark.parametrize("deed", ["exits at once", *SLOW])
+@pytest.mark.parametrize("deed", ["exits at once", pytest.param("raises", marks=pytest.mark.soak)])
 def test_what_it_does_in_every_trial_ends_the_study(bstune, tmp_path, deeds, deed):
     status, _, err = bstune(*OPTIONS, does(deed), f"protocol.trial_seconds={TRIAL_SECONDS}")
     assert status == 2
@@ -146,18 +157,48 @@ def test_what_it_does_in_every_trial_ends_the_study(bstune, tmp_path, deeds, dee
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.soak
-def test_a_signal_ends_a_step_that_never_ends(command, tmp_path):
-    study = command(does("nothing", "never ends"))
-    while not (tmp_path / "endless").exists():
-        assert study.poll() is None, study.communicate()
-        time.sleep(0.05)
-    study.send_signal(signal.SIGTERM)
-    _, err = study.communicate(timeout=10)
-    assert study.returncode in (130, 143)
+@pytest.fixture
+def small_disk(tmp_path):
+    """Return a folder on a disk of its own."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    mount = ("mount", "-t", "tmpfs", "-o", "size=1m", "none", folder)
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(("umount", "-l", folder), check=True)
+
+
+NEVER, EASILY = "workload.target.value=0.0001", "workload.target.value=2.1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((EASILY, "output=full/s"), r"\S+/full/s/\S+ cannot be written: No space left"),  # first a checkpoint
+        ((NEVER, "output=full/s", "sampler=frontier"), r"\S+/full/s/\S+ cannot be written: No space left"),  # a state
+        ((NEVER, "output=full/s"), r"\S+/s/trials.jsonl cannot be written: No space left on device; tried 2 times"),
+        ((NEVER, "storage=sqlite:///full/s.db"), "the storage does not answer: .*(disk is full|disk I/O error)"),
+    ],
+)
+def test_a_full_disk_ends_the_study_in_a_line(command, tmp_path, small_disk, arguments, message):
+    study = (does("nothing", "fills the disk", "nothing"), "search.trials=3", *arguments)
+    process = command(*study)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 2
+    assert re.search(f"error: {message}", " ".join(err.split())), err
     assert "Traceback" not in err
-    first, cut = trials_of(tmp_path / "outputs" / "digits")
-    assert (first.status, cut.status, cut.message) == ("censored", "failed", CUT_SHORT)
+    (small_disk / "other").unlink()
+    files = small_disk / "s" if "output=full/s" in arguments else tmp_path / "outputs" / "digits"
+    first, *_ = trials_of(files)
+    again = command(*study)
+    _, err = again.communicate(timeout=100)
+    assert (again.returncode, err) == (0, "")
+    trials = trials_of(files)
+    assert trials[0] == first
+    assert sorted(trial.trial_index for trial in trials if trial.message != CUT_SHORT) == [0, 1, 2]
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 RAISES = """
@@ -184,6 +225,17 @@ def test_what_cannot_be_trained_at_all_is_said_before_any_trial(bstune, tmp_path
     assert f"error: the workload cannot be trained: {message}" in err
     assert f" in training_step: raise {error}\n" in err
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.slow
+def test_a_crash_before_any_trial_says_where(command, tmp_path):
+    (tmp_path / "deeds.py").write_text(DEEDS + RAISES.format(first=0, error="ctypes.string_at(0)"))
+    process = command(does("nothing"))
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == -signal.SIGSEGV
+    assert re.search(r"Fatal Python error: Segmentation fault\n(?s:.*)deeds.py\", line \d+ in training_step\n", err), (
+        err
+    )
 
 
 def test_a_trial_by_itself_that_fails_leaves_its_record(bstune, tmp_path, deeds):

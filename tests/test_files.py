@@ -61,8 +61,13 @@ def test_a_body_that_fails_at_once_leaves_what_was_there(tmp_path):
         (MINE, True, ""),
         (replace(MINE, id=None), True, ""),  # a survey's, before the study began
         (replace(MINE, id="2"), False, "is of the study 's' in sqlite:///a.db, but of an earlier one of this name"),
-        (replace(MINE, study="other"), False, "is of the study 'other' in sqlite:///a.db: choose another"),
-        (replace(MINE, storage="sqlite:///b.db"), False, "is of the study 's' in sqlite:///b.db: choose another"),
+        (replace(MINE, storage="grpc://host:13000"), True, ""),  # another way to the same storage
+        (replace(MINE, study="other", id="2"), False, "is of the study 'other' in sqlite:///a.db: choose another"),
+        (
+            replace(MINE, storage="sqlite:///b.db", id=None),
+            False,
+            "is of the study 's' in sqlite:///b.db: choose another",
+        ),
     ],
 )
 def test_a_folder_is_this_studys_or_refused_and_left_as_it_is(tmp_path, content, mine, message):
@@ -76,7 +81,8 @@ def test_a_folder_is_this_studys_or_refused_and_left_as_it_is(tmp_path, content,
         with owned(output, MINE):
             write_text(output.trials, "")
         assert entries(output.root) == ["study.json", "trials.jsonl"]
-        assert json.loads(output.identity.read_text()) == asdict(MINE)
+        kept = content if isinstance(content, Identity) and content.id is not None else MINE
+        assert json.loads(output.identity.read_text()) == asdict(kept)
     else:
         with pytest.raises(StudyError, match=f"output={output.root} {message}"), owned(output, MINE):
             pytest.fail("not ours")
@@ -98,7 +104,7 @@ def test_places_are_checked_without_writing(tmp_path):
 
 
 def test_only_files_of_the_studys_own_trials_are_deleted(tmp_path):
-    keep_trials(tmp_path / "missing", {0}, {})  # there may be none
+    keep_trials(tmp_path / "missing", {0}, set)  # there may be none
     theirs = [
         "trial-best.pt",
         "trial-notes.txt",
@@ -109,6 +115,6 @@ def test_only_files_of_the_studys_own_trials_are_deleted(tmp_path):
     ]
     for name in ("trial-1.ckpt", "trial-2.ckpt", "trial-3.ckpt", "trial-4.ckpt.partial", "trial-31.ckpt", *theirs):
         (tmp_path / name).touch()
-    keep_trials(tmp_path, {1, 2, 3, 4, 31}, {1, 7})
+    keep_trials(tmp_path, {1, 2, 3, 4, 31}, lambda: {1, 7})
     assert entries(tmp_path) == sorted(["trial-1.ckpt", *theirs])
     assert Output(tmp_path).checkpoint(1).name == Output(tmp_path).state(1).name == "trial-1.ckpt"

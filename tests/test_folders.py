@@ -41,9 +41,8 @@ def test_a_foreign_folder_is_refused_and_stays_as_it_is(bstune, table, tmp_path,
     [
         (("study=b",), "is of the study 'a' in sqlite:///"),
         (("study=b", *SINGLE), "is of the study 'a' in sqlite:///"),
-        (("study=a", "storage=sqlite:///other.db"), "is of the study 'a' in sqlite:///"),
     ],
-    ids=["another study", "another trial", "another storage"],
+    ids=["another study", "another trial"],
 )
 def test_the_output_of_another_study_is_refused(bstune, table, tmp_path, second, message):
     assert bstune(*REPLAY, "study=a", "output=o")[0] == 0

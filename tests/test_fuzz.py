@@ -14,26 +14,18 @@ STUDY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.1
 STUDY += ("search.trials=2", "search.replicates=0")
 NUMBERS = ("nan", "inf", "-inf", "1e300", "-1e300", "1e-320", "-1", "0", "0.5", "1", str(2**31), str(2**32), str(2**63))
 OTHERS = ("null", "[]", "{}", "true", "false", "[1]", "[nan]", "{a: 1}", "???", "${seed}", "${nothing}", "~/x")
-TEXTS = (
-    "",
-    " ",
-    "null",
-    "7",
-    "1e3",
-    "-1",
-    "a/b",
-    "../x",
-    "/",
-    ".",
-    "~",
-    "~nobody/x",
-    "a\0b",
-    "a\nb",
-    "\udcff",
-    "😀",
+TEXTS = ("", " ", "null", "7", "1e3", "-1", "a/b", "../x", "/", ".", "~", "~nobody/x", "a\0b", "a\nb", "\udcff", "😀")
+TEXTS += (
     "**",
+    "x" * 300,
+    "x" * 100_000,
+    "http://[::1",
+    "sqlite:///",
+    "sqlite:///../x/y.db",
+    "[bold]",
+    "%s{0}",
+    "a b,c",
 )
-TEXTS += ("x" * 300, "x" * 100_000, "http://[::1", "sqlite:///", "sqlite:///../x/y.db", "[bold]", "%s{0}", "a b,c")
 PLACES = ("output", "storage", "mlflow.uri")  # these may lie outside of the working directory
 COMMANDS, GUARD_SECONDS = 120, 60
 

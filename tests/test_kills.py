@@ -12,31 +12,20 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from toolbox import table_rows, write_rows
 
-POINTS = 12  # each before and after; all of them are some hundreds
+STUDIES, KILLS = 2, 6  # 20 and 10 for the figures in benchmarks/README.md
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("sampler", ["random", "frontier"])
-def test_a_study_killed_at_any_durable_step_goes_on(tmp_path, sampler):
-    write_rows(tmp_path / "t.jsonl", table_rows())
-    arguments = ("workload=replay", f"workload.table={tmp_path}/t.jsonl", "workload.target.value=0.14")
-    arguments += ("mlflow.enabled=false", "search.objective=steps", "search.trials=5", "search.replicates=1")
-    if sampler != "frontier":
-        arguments += (f"sampler={sampler}",)
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("kills.py"), str(POINTS), "0", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=600,
-    )
+def test_studies_killed_at_any_durable_step_go_on_and_mlflow_is_complete():
+    command = [sys.executable, Path(__file__).with_name("kills.py"), str(STUDIES), str(KILLS)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
-    points = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(points) == 2 * POINTS
-    assert {point["killed"] for point in points} == {-9}
-    assert [point for point in points if not point["same"]] == []
+    studies = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [[study[name] for name in ("kills", "equal", "mlflow")] for study in studies] == [[KILLS] * 3] * STUDIES, (
+        studies
+    )
 
 
 MARK = b"BSTUNE_TEST_INTERRUPTED=1"
@@ -47,7 +36,8 @@ def started(folder, *arguments, **pipes):
     name, value = MARK.decode().split("=")
     environment = {**os.environ, name: value, "BSTUNE_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-u", "-m", "bstune", *arguments]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, **pipes)
+    pipes = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True, **pipes}
+    return subprocess.Popen(command, cwd=folder, env=environment, **pipes)
 
 
 def marked():
@@ -64,22 +54,25 @@ def handles_sigterm(process):
     return int(caught[1], 16) >> (signal.SIGTERM - 1) & 1
 
 
+REPLAY = ("workload=replay", "workload.table=fashion_mlp", "mlflow.enabled=false", "search.trials=8")
 DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("send", [os.kill, os.killpg])  # a terminal's Ctrl-C goes to the whole group
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("workload=replay", "workload.table=fashion_mlp", "mlflow.enabled=false"), ""),  # at the first import
-        (("workload=replay", "workload.table=fashion_mlp", "mlflow.enabled=false"), "trial 2/"),
+        (REPLAY, ""),  # at the first import
+        (REPLAY, "trial 2/"),
+        (REPLAY, "the plan is done"),  # the report
         (DIGITS, "fits"),  # a survey's probes
         ((*DIGITS, "hardware.enabled=false"), "trial 1/"),
         ((*DIGITS, "hardware.enabled=false", "search.workers=0"), "trial 1/"),
     ],
 )
-def test_a_signal_ends_the_command_in_time_with_a_line_and_nothing_left(tmp_path, number, status, arguments, line):
+def test_a_signal_ends_the_command_in_time_with_a_line(tmp_path, send, number, status, arguments, line):
     process = started(tmp_path, *arguments, stderr=subprocess.PIPE)
     if line:
         assert any(line in printed for printed in process.stdout)
@@ -87,8 +80,8 @@ def test_a_signal_ends_the_command_in_time_with_a_line_and_nothing_left(tmp_path
         while not handles_sigterm(process.pid):
             assert process.poll() is None
     start = time.monotonic()
-    process.send_signal(number)
-    process.send_signal(number)  # impatience changes nothing
+    send(process.pid, number)
+    send(process.pid, number)  # impatience changes nothing
     _, errors = process.communicate(timeout=60)
     assert time.monotonic() - start < 5
     assert process.returncode == status
@@ -98,6 +91,10 @@ def test_a_signal_ends_the_command_in_time_with_a_line_and_nothing_left(tmp_path
     if "trial" in line:
         with closing(sqlite3.connect(tmp_path / "bstune.db")) as database:
             assert database.execute("SELECT count(*) FROM trials WHERE state = 'RUNNING'").fetchone() == (0,)
+    if arguments is REPLAY:
+        again = started(tmp_path, *arguments, stderr=subprocess.PIPE)
+        assert again.communicate(timeout=60)[1] == ""
+        assert again.returncode == 0
 
 
 @pytest.mark.soak

@@ -1,6 +1,5 @@
 """Several machines on one study: who may join, what ends when one of them dies or stops, and where states lie."""
 
-import json
 import os
 import signal
 import socket
@@ -135,20 +134,6 @@ def test_an_owner_that_was_stopped_beyond_its_lease_ends_in_a_line(machine, watc
 
 
 @pytest.mark.soak
-def test_a_killed_workers_trial_is_asked_again(machine, watch, tmp_path):
-    options = ("search.trials=10", "sampler=random", "search.lease_seconds=2")
-    owner = machine("owner", "a", *options, seconds=2)
-    wait_for(watch.finished, "trial")
-    worker = machine("worker", "b", *options[2:], seconds=600)
-    wait_for(lambda: watch.training() == 2, "trial of the worker's")
-    os.kill(inner(worker), signal.SIGKILL)
-    assert owner.wait(GUARD) == 0
-    assert watch.finished() == dict.fromkeys(range(10), 1)
-    failed = [trial for trial in watch.trials(fleet.FAIL) if "bstune:spec" in trial.user_attrs]
-    assert len(failed) == 1, "the worker's, which had been asked to the end"
-
-
-@pytest.mark.soak
 def test_states_stay_with_their_machine_and_the_report_says_who_has_a_checkpoint(machine, watch, tmp_path):
     """A continuation without its state in its own folder would fail."""
     options = ("search.trials=24", "search.lease_seconds=20", "search.seconds=null")
@@ -169,22 +154,6 @@ def test_states_stay_with_their_machine_and_the_report_says_who_has_a_checkpoint
 
 
 @pytest.mark.soak
-def test_seconds_are_those_of_one_kind_of_device(machine, watch, tmp_path):
-    """Trials of a worker on another kind give steps, which count; its seconds do not."""
-    options = ("search.trials=16", "sampler=random", "search.lease_seconds=20")
-    owner = machine("owner", "a", *options, seconds=1, kind="A")
-    wait_for(watch.finished, "trial")
-    worker = machine("worker", "b", *options[2:], seconds=0.1, kind="B")
-    assert owner.wait(GUARD) == 0, log(tmp_path, "a")
-    assert worker.wait(GUARD) == 0, log(tmp_path, "b")
-    assert "its seconds are those of A: trials on B give steps only" in log(tmp_path, "b")
-    trials = watch.trials(*fleet.DONE)
-    own = trials[0].user_attrs["bstune:worker"]
-    for trial in trials:
-        timed = json.loads(trial.user_attrs["bstune:record"])["seconds_per_step"] is not None
-        assert timed == (trial.user_attrs["bstune:worker"] == own)
-
-
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as free:
         return free.getsockname()[1]

@@ -7,14 +7,26 @@ from dataclasses import replace
 import optuna
 import pytest
 from rich.console import Console
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 from toolbox import make_result, table_rows, trials_of, write_rows
 
 from bstune.core.errors import StudyError
 from bstune.study.lease import Leases
-from bstune.study.prepare import compose_checked, prepare
+from bstune.study.prepare import compose_checked, compose_joined, prepare
 from bstune.study.run import run_study, run_worker
 from bstune.study.search import check_failures
-from bstune.study.storage import CUT_SHORT, TRIAL_INDEX, claim, claim_free, connect, find_study, free_indices, running
+from bstune.study.storage import (
+    CUT_SHORT,
+    TRIAL_INDEX,
+    claim,
+    claim_free,
+    connect,
+    find_study,
+    free_indices,
+    open_study,
+    running,
+)
 from bstune.trial.backend import TrialBackend
 from bstune.trial.workers import InProcess, failed
 
@@ -144,6 +156,27 @@ def test_each_index_is_claimed_once_however_many_claim_at_once(study, tmp_path):
         thread.join()
     done = optuna.load_study(study_name="s", storage=storage).get_trials(states=(optuna.trial.TrialState.COMPLETE,))
     assert sorted(one.user_attrs[TRIAL_INDEX] for one in done) == list(range(12))
+
+
+def test_a_trial_takes_few_statements_of_the_storage(study):
+    """Each is a round trip to a server: 43 to a trial, and 65 where every question reads all trials."""
+    statements = []
+
+    def note(*call):
+        statements.append(call[2])
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        done = run(study(Answers(), "search.trials=12"))
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert len(statements) < 60 * len(done), "the study's start and report among them"
+
+
+def test_only_the_owner_sends_to_mlflow(study, tmp_path):
+    frozen = study(Answers()).frozen_settings
+    begun = open_study("replay", "sqlite:///bstune.db", "steps", frozen, tmp_path, arguments=OPTIONS[:3])
+    assert compose_joined(begun, ["mlflow.enabled=true"]).mlflow.enabled is False
 
 
 def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_path, capsys):

@@ -33,10 +33,6 @@ def test_a_long_text_takes_no_minutes(text):
     [
         ("at mysql://me:pw@host/db and http://host:80/x@y", "at mysql://me:***@host/db and http://host:80/x@y"),
         ("x://:pw@h/db", "x://:***@h/db"),
-        ("x://me:p/w@h/db", "x://me:***@h/db"),
-        ("x://me:p@w@h/db", "x://me:***@h/db"),
-        ("x://me:p:w@h/db", "x://me:***@h/db"),
-        ("x://me:p w@h/db", "x://me:***@h/db"),
         ("x://me@example.org:pw@h", "x://me@example.org:***@h"),
         ("http://me:p/w@h:80", "http://me:***@h:80"),
         ("https://token@h/repository", "https://***@h/repository"),

@@ -7,12 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from toolbox import make_result, make_spec, make_survey, table_rows, trials_of, write_rows
+from toolbox import make_result, make_spec, make_survey, trials_of
 from torch._utils import ExceptionWrapper
 
 from bstune.core.errors import ConfigError
@@ -231,69 +230,6 @@ def test_the_precision_is_checked_where_all_earlier_trials_are_done(trial_indice
     assert sorted(trial.trial_index for trial in _first_trials(trials)) == list(range(whole))
 
 
-# Studies, answered from a table by processes that import no more than that takes.
-
-REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")
-REPLAY += ("search.objective=steps", "search.replicates=1")
-
-ANSWERS = """
-import multiprocessing, os, signal, threading
-from pathlib import Path
-from bstune.study.prepare import compose_checked, prepare
-
-
-def open_train(arguments, trial_index, what):
-    table = prepare(compose_checked(list(arguments))).backend.run
-
-    def train(spec, output, parent):
-        output.states.mkdir(exist_ok=True)
-        checkpoint, state = output.checkpoint(spec.number), output.state(spec.number)
-        partial = {checkpoint: checkpoint.with_suffix(".partial"), state: state.with_name(state.name + ".partial")}
-        for path in partial.values():
-            path.write_text("what another process tidies up meanwhile must leave this alone")
-        result = table(spec, output, parent)
-        if spec.trial_index == trial_index:
-            once(what)
-        for path, begun in partial.items():
-            begun.replace(path)
-        return result
-
-    return train
-
-
-def once(what):
-    if what == "dies":
-        os._exit(9)
-    if what == "raises once" and not Path("once").exists():
-        Path("once").touch()
-        raise ValueError("two are too many")
-    if what == "interrupts" and not Path("once").exists():
-        Path("once").touch()
-        os.kill(multiprocessing.parent_process().pid, signal.SIGINT)
-        threading.Event().wait()
-"""
-
-
-@pytest.fixture
-def side_by_side(bstune, tmp_path, monkeypatch, write_module):
-    """Run the command on a table with two processes, of which one does something unusual at a trial."""
-    write_rows(tmp_path / "t.jsonl", table_rows())
-    answers = write_module("answers", ANSWERS)
-
-    def run(*arguments, trial_index=None, does=""):
-        def prepared(*given):
-            study = prepare(*given)
-            study.config.search.workers = 2
-            opens = partial(answers.open_train, REPLAY, trial_index, does)
-            return replace(study, workers=partial(Workers, opens))
-
-        monkeypatch.setattr("bstune.study.prepare.prepare", prepared)
-        status, _, err = bstune(*REPLAY, *arguments)
-        return status, " ".join(err.split()), trials_of(tmp_path / "outputs" / "replay")
-
-    return run
-
-
 def check_indices(trials, count):
     """Each index has one trial that was not cut short, and no two trials go on from the same one."""
     searched = [trial for trial in trials if trial.replicate_of is None and trial.status != "failed"]
@@ -301,45 +237,6 @@ def check_indices(trials, count):
     continued = [trial.resumed_from for trial in searched if trial.resumed_from is not None]
     assert len(set(continued)) == len(continued)
     return searched
-
-
-TPE = ("search.trials=12", "sampler=tpe")
-
-
-@pytest.mark.slow
-def test_an_interrupted_study_goes_on(side_by_side, caplog):
-    status, err, before = side_by_side(*TPE, trial_index=6, does="interrupts")
-    assert status == 130, err
-    assert "interrupted: every finished trial is stored" in err
-    assert 6 in {trial.trial_index for trial in before if trial.status == "failed"}
-    assert "was cut short; the finished ones are stored" in caplog.text
-    status, _, after = side_by_side(*TPE, trial_index=6, does="interrupts")
-    assert status == 0
-    check_indices(after, 12)
-    assert after[: len(before)] == before
-
-
-def test_a_trial_whose_process_always_dies_is_asked_elsewhere_and_ends_the_study(side_by_side):
-    status, err, trials = side_by_side(*TPE, trial_index=2, does="dies")
-    assert status == 2
-    assert "the last 10 trials failed, the last one with its process ended with status 9" in err
-    asked = [(trial.batch_size, trial.lr) for trial in trials if trial.trial_index == 2]
-    assert len(asked) >= 10
-    points = asked[::2]  # the study may end at the first try of one
-    assert asked[1::2] == points[: len(asked) // 2], "each point is tried twice"
-    assert len(set(asked)) == len(points)
-    status, _, trials = side_by_side(*TPE)
-    assert status == 0
-    check_indices(trials, 12)
-
-
-def test_a_trial_that_raises_once_is_asked_again(side_by_side):
-    status, err, trials = side_by_side(*TPE, trial_index=3, does="raises once")
-    assert status == 0, err
-    (failed,) = [trial for trial in trials if trial.status == "failed"]
-    assert re.fullmatch(r"ValueError: two are too many \(answers.py:\d+\)", failed.message)
-    again = next(trial for trial in check_indices(trials, 12) if trial.trial_index == 3)
-    assert (again.batch_size, again.lr, again.seed) == (failed.batch_size, failed.lr, failed.seed)
 
 
 # Training.

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bstune.core.errors import StudyError
+from bstune.core.errors import BstuneError, StudyError
 from bstune.core.secrets import redact_patterns
 
 WRITE_TRIES = 11  # of a file, a second apart, where a full disk or a mount may come back, as after these errors:
-PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOENT, errno.ESTALE)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+PASSING = (*FULL, errno.EIO, errno.ENOENT, errno.ESTALE)
 
 
 def expand_home(text: str) -> str:
@@ -53,8 +54,9 @@ class Identity:
 
     def of_same_study(self, other: "Identity") -> bool:
         """Return whether both may be the same study's."""
-        same = (self.study, self.storage) == (other.study, other.storage)
-        return same and (self.id == other.id or self.id is None or other.id is None)
+        if self.id is not None and other.id is not None:
+            return self.id == other.id  # a server has several names, and a proxy another
+        return (self.study, self.storage) == (other.study, other.storage)
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,13 @@ class Output:
         return Output(self.root / f"trial-B{batch_size}-lr{lr:.6g}-seed{seed}")
 
 
-def keep_trials(folder: Path, trials: Collection[int], keep: Collection[int]) -> None:
+def keep_trials(folder: Path, trials: Collection[int], keep: Callable[[], Collection[int]]) -> None:
     """Delete the files of ``trials``, by number, from ``folder``, but for those to ``keep``; nothing else."""
-    for path in folder.glob("trial-*"):
-        match = re.fullmatch(r"trial-(\d+)\.ckpt(\.partial)?", path.name)
-        if match and (number := int(match[1])) in trials and number not in keep:
+    matches = [(path, re.fullmatch(r"trial-(\d+)\.ckpt(\.partial)?", path.name)) for path in folder.glob("trial-*")]
+    found = {path: number for path, match in matches if match and (number := int(match[1])) in trials}
+    kept = keep() if found else ()  # takes long after many trials; replayed ones leave no files
+    for path, number in found.items():
+        if number not in kept:
             path.unlink(missing_ok=True)  # a trial deletes the state that it could not read
 
 
@@ -117,6 +121,17 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
             return
 
 
+def full_disk(error: BaseException) -> StudyError | None:
+    """Return the plain error that a full disk, or quota, ends the command with; None for any other error."""
+    reason = None if isinstance(error, BstuneError) else error
+    while reason is not None and not (isinstance(reason, OSError) and reason.errno in FULL):
+        reason = reason.__cause__ or reason.__context__
+    if not isinstance(reason, OSError):
+        return None
+    what = f"{reason.filename or 'a file'} cannot be written: {reason.strerror}"
+    return StudyError(f"{what}; what has finished is stored: make room, and run the same command again")
+
+
 def check_writable(path: Path, what: str) -> None:
     """Refuse, without writing, a ``path`` that cannot be created or written, or is below no folder."""
     try:
@@ -133,17 +148,17 @@ def check_writable(path: Path, what: str) -> None:
         raise StudyError(f"{what}: folder {parent} is not writable: choose another place, or run from another folder")
 
 
-def check_owner(output: Output, identity: Identity) -> None:
-    """Refuse a folder with something in it that is not this study's, so that no file of others is written over."""
+def check_owner(output: Output, identity: Identity) -> Identity | None:
+    """Return whose the folder is, None if it is empty; refuse one with something in it that is not this study's."""
     if not output.root.is_dir() or not any(output.root.iterdir()):
-        return
+        return None
     try:
         found = Identity(**json.loads(output.identity.read_text(encoding="utf-8")))
     except (FileNotFoundError, json.JSONDecodeError, TypeError):
         what = "is not empty and no study's"
     else:
         if found.of_same_study(identity):
-            return
+            return found
         what = f"is of the study {found.study!r} in {found.storage}"
         if (found.study, found.storage) == (identity.study, identity.storage):
             what += ", but of an earlier one of this name"
@@ -155,11 +170,11 @@ def check_owner(output: Output, identity: Identity) -> None:
 @contextmanager
 def owned(output: Output, identity: Identity) -> Iterator[None]:
     """Make the output folder this study's, or check that it is. A body that leaves nothing in it takes it away."""
-    check_owner(output, identity)
+    found = check_owner(output, identity)
     created = [path for path in (output.root, *output.root.parents) if not path.exists()]
     try:
         output.root.mkdir(parents=True, exist_ok=True)
-        if identity.id is not None or not output.identity.exists():
+        if found is None or (found.id is None and identity.id is not None):
             write_text(output.identity, json.dumps(asdict(identity)) + "\n")
     except OSError as error:
         what = f"output={output.root} cannot be written: {error.strerror}"

@@ -50,6 +50,8 @@ class SearchBudget:
 
     def spent(self, results: Iterable[TrialResult]) -> str | None:
         """Return the sentence that says which of the two limits in seconds is spent; None if neither."""
+        if self.seconds is None and self.wall_seconds is None:
+            return None
         done = [result for result in results if result.replicate_of is None]
         train, wall = sum(r.train_seconds for r in done), sum(r.wall_seconds for r in done)
         if self.seconds is not None and train >= self.seconds:

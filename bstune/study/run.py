@@ -25,7 +25,7 @@ from bstune.study.lease import Leases
 from bstune.study.plan import max_seconds, remaining_seconds
 from bstune.study.prepare import PreparedStudy
 from bstune.study.report import report_study
-from bstune.study.search import Search, write_trials
+from bstune.study.search import Search
 from bstune.study.storage import (
     DEVICE,
     OUTPUT,
@@ -151,11 +151,8 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
 
             tracking = open_tracking(prepared, study)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
-        try:
-            with progress.live or nullcontext():
-                stop_reason = Search(prepared, study, leases, tracking, progress.show).run()
-        finally:  # a trial that was cut short is a record too
-            write_trials(files, results(study))
+        with progress.live or nullcontext():
+            stop_reason = Search(prepared, study, leases, tracking, progress.show).run()
         console.print(stop_reason)
         report_study(prepared, study, tracking, stop_reason, arguments, console)
         return results(study)

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial
 
 from bstune.core.console import format_count
 from bstune.core.errors import StudyError
-from bstune.core.files import Output, keep_trials, write_text
+from bstune.core.files import keep_trials, write_text
 from bstune.core.records import Objective, TrialResult
 from bstune.study.lease import Leases
 from bstune.study.model import b_crit_interval, sampler_context, study_posterior
@@ -42,6 +42,7 @@ from bstune.study.storage import (
     working,
 )
 from bstune.study.summary import winners
+from bstune.trial.backend import stops_trials
 from bstune.trial.workers import Finished, Runner, with_solo_step_time
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ ABANDON_FACTOR = 1.2  # a stopped trial beyond this many times the best trial's 
 MAX_STATES = 32
 MAX_FAILURES = 10  # trials in a row that failed end the study, as do ...
 FIRST_FAILURES = 3  # ... this many if they are the first of it
+UNWRITTEN = 1.01  # times the trials in trials.jsonl: it is written again once there are so many, and at the end
 WAIT_SECONDS = 0.5  # between looks at what other processes do
 
 
@@ -72,14 +74,23 @@ class Search:
         self._tracking, self._show = tracking, show
         self._budget, self._worker = prepared.budget, leases.own.id
         self._asked: dict[int, optuna.Trial] = {}
+        self._ended: set[int] = set()  # numbers of the finished trials
         self._lines: dict[int, str] = {}  # of trials.jsonl, by number
         self._looked = 0
         self.ran = 0  # trials that this process ran
         self._files_kept_here = leases.own.role == "owner" or str(prepared.files.root) != study.user_attrs[OUTPUT]
+        self._stops = prepared.backend.stops and stops_trials(prepared.config.sampler)
         self._times = study.user_attrs[DEVICE] == prepared.backend.device_kind
 
     def run(self) -> str:
         """Search, then run the winners again on fresh seeds; return what ended the search, as a line."""
+        try:
+            return self._run()
+        finally:  # a trial that was cut short is a record too
+            if self._files_kept_here:
+                self._write_trials(results(self._study))
+
+    def _run(self) -> str:
         with cut_short(self._study, self._budget.objective, self._worker):
             with self._prepared.open_runner() as runner:
                 try:
@@ -157,7 +168,7 @@ class Search:
         prepared, claimed = self._prepared, claim_free(self._study, self._budget.trials, self._worker)
         if claimed is None:
             return None
-        context = sampler_context(prepared, ended_below_limit(claimed.trials))
+        context = sampler_context(prepared, ended_below_limit(claimed.trials) if self._stops else ())
         sampler = build_sampler(prepared.config.sampler, self._budget, claimed.trial_index, context, attempt(claimed))
         return ask(self._study, claimed, self._budget, prepared.space, sampler, prepared.backend.stops)
 
@@ -176,27 +187,41 @@ class Search:
         """Write and show the finished trials, delete the files that nothing needs any more, and return the records."""
         files, objective = self._prepared.files, self._budget.objective
         done = results(trials)
-        fresh = {result.number: result.to_json() + "\n" for result in done if result.number not in self._lines}
-        self._lines = dict(sorted((self._lines | fresh).items()))
-        if self._files_kept_here and fresh:
-            write_text(files.trials, "".join(self._lines.values()))
-            ended = {trial.number for trial in done}
-            winning = [*winners(done).values(), *candidates(done, objective, self._budget.candidates)]
-            keep_trials(files.checkpoints, ended, {trial.number for trial in winning})
-            read = {spec.resumed_from for spec in running(trials) if spec.resumed_from is not None}
-            keep_trials(files.states, ended, worth_continuing(done, objective) | read)
+        ended = {result.number for result in done}
+
+        def winning() -> set[int]:
+            first = [*winners(done).values(), *candidates(done, objective, self._budget.candidates)]
+            return {trial.number for trial in first}
+
+        def continued() -> set[int]:
+            needed = {spec.resumed_from for spec in running(trials) if spec.resumed_from is not None}
+            return worth_continuing(done, objective) | needed
+
+        if self._files_kept_here and ended != self._ended:
+            self._ended = ended
+            if len(ended) >= UNWRITTEN * len(self._lines):
+                self._write_trials(done)
+            keep_trials(files.checkpoints, ended, winning)
+            keep_trials(files.states, ended, continued)
         if self._tracking is not None:
             for result in done:
                 self._tracking.send_trial(result)
         self._show(done)
         return done
 
+    def _write_trials(self, done: Sequence[TrialResult]) -> None:
+        """Write ``trials.jsonl``: one record a trial, in order of their numbers."""
+        self._lines = {trial.number: self._lines.get(trial.number) or trial.to_json() + "\n" for trial in done}
+        write_text(self._prepared.files.trials, "".join(self._lines.values()))
+
     def _stop_reason(self, done: Sequence[TrialResult]) -> str | None:
         """Return the limit that ends the search, as a line; None while it goes on."""
-        first = _first_trials(_searched(done))
         spent = self._budget.spent(done)
-        if spent is not None or len(first) <= self._looked:
+        if spent is not None or self._budget.precision is None:
             return spent
+        first = _first_trials(_searched(done))
+        if len(first) <= self._looked:
+            return None
         self._looked = len(first)
         return self._precise(first)
 
@@ -265,8 +290,3 @@ def worth_continuing(done: Sequence[TrialResult], objective: Objective) -> set[i
     stopped = (trial for trial in _searched(done) if trial.status == "censored" and trial.number not in resumed)
     last = sorted(stopped, key=lambda trial: (may_win(trial), trial.number))
     return {trial.number for trial in last[-MAX_STATES:]}
-
-
-def write_trials(files: Output, done: Sequence[TrialResult]) -> None:
-    """Write ``trials.jsonl``: one record a trial, in order of their numbers."""
-    write_text(files.trials, "".join(result.to_json() + "\n" for result in done))

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from secrets import randbelow
 from typing import Any
 
 import optuna
@@ -69,19 +70,25 @@ def engine_arguments(url: str) -> dict[str, Any]:
         backend = make_url(url).get_backend_name()
     except ArgumentError as error:
         raise StudyError(
-            f"storage={url} is no database URL: use one such as sqlite:///bstune.db or postgresql://user@host/name"
+            f"storage={url} is no database URL: use one such as sqlite:///bstune.db or postgresql+psycopg2://user@host/name"
         ) from error
     option = "timeout" if backend == "sqlite" else "connect_timeout"
     return {"connect_args": {option: CONNECT_SECONDS}}
 
 
+def _file(url: str) -> Path | None:
+    """Return the file of a SQLite database; None where a server, or this process's memory, holds it."""
+    place = make_url(url)
+    in_file = place.get_backend_name() == "sqlite" and place.database not in (None, "", ":memory:")
+    return Path(str(place.database)) if in_file else None
+
+
 def check_storage(url: str) -> None:
     """Connect to the storage and disconnect, writing nothing; StudyError if it is no database or does not answer."""
     arguments = engine_arguments(url)
-    database = make_url(url)
-    proxy = database.get_backend_name() == GRPC
-    if database.get_backend_name() == "sqlite" and database.database not in (None, "", ":memory:"):
-        path = Path(database.database)
+    proxy = make_url(url).get_backend_name() == GRPC
+    path = _file(url)
+    if path is not None:
         check_writable(path, f"storage={url}")
         if not path.absolute().parent.is_dir():
             raise StudyError(f"storage={url}: the folder {path.parent} does not exist: make it, or choose another")
@@ -111,7 +118,8 @@ def check_storage(url: str) -> None:
         reason = (str(error) or f"no answer within {2 * CONNECT_SECONDS} s").splitlines()[0]
         raise StudyError(
             f"the storage does not answer: storage={url}: {reason}; "
-            "start it, install its driver, or use another one, such as storage=sqlite:///bstune.db"
+            "start it, install its driver (psycopg2-binary for postgresql+psycopg2://, pymysql for mysql+pymysql://, "
+            "grpcio for grpc://), or use another one, such as storage=sqlite:///bstune.db"
         ) from error
 
 
@@ -138,6 +146,8 @@ def _open_database(url: str) -> BaseStorage:
             if wait is None:
                 raise
             time.sleep(wait)
+        except RuntimeError as error:  # tables of another version of Optuna
+            raise StudyError(f"storage={url} cannot be read: {error}") from error
     if storage.engine.dialect.name in ("mysql", "mariadb"):
         _widen(storage.engine, url)
     return storage
@@ -212,13 +222,17 @@ def _being_made(study: optuna.Study) -> bool:
 
 def find_study(name: str, url: str) -> optuna.Study:
     """Return a study that another process has begun; StudyError if there is none."""
+    check_storage(url)
+    path = _file(url)
+    names: list[str] = []
     with answering(url):
-        storage = connect(url)
-        names = optuna.get_all_study_names(storage)
+        if path is None or path.exists():  # connecting would make it
+            storage = connect(url)
+            names = optuna.get_all_study_names(storage)
         if name not in names:
             raise StudyError(
-                f"storage={url} has no study {name!r}, but {', '.join(names) or 'none at all'}: begin it with "
-                "bstune workload=NAME, then join it"
+                f"storage={url} has no study {name!r}, but {', '.join(names) or 'none at all'}: begin it there with "
+                f"bstune workload=NAME storage=... study={name}, then join it"
             )
         study = optuna.load_study(study_name=name, storage=storage)
         _check_format(study)
@@ -360,8 +374,8 @@ class Claim:
         return index
 
 
-def claim(study: optuna.Study, trial_index: int, worker: str = "") -> Claim | int:
-    """Begin a trial at an index; if another process has done so before, return how many others were too late as well.
+def claim(study: optuna.Study, trial_index: int, worker: str = "") -> Claim | None:
+    """Begin a trial at an index; None if another process has begun one there before.
 
     The trial's number and its index are stored in one transaction, and numbers count up: of two trials at one index the
     one with the smaller number stays.
@@ -371,27 +385,26 @@ def claim(study: optuna.Study, trial_index: int, worker: str = "") -> Claim | in
     trial_id = study._storage.create_new_trial(study._study_id, template)
     trials = read(study)
     own = next(one for one in trials if one._trial_id == trial_id)
-    earlier = [one for one in trials if one.number < own.number and one.user_attrs.get(TRIAL_INDEX) == trial_index]
-    for first in (one for one in earlier if one.state in TAKEN):
+    earlier = (one for one in trials if one.number < own.number and one.state in TAKEN)
+    for first in [one for one in earlier if one.user_attrs.get(TRIAL_INDEX) == trial_index]:
         if first.user_attrs.get(WORKER) != worker:
             _end(study, trial_id, TrialState.FAIL)
-            return sum(one.number > first.number for one in earlier)
+            return None
         # The storage made it without answering, and was asked again.
         _end(study, first._trial_id, TrialState.FAIL)
     return Claim(own, trials)
 
 
 def claim_free(study: optuna.Study, count: int, worker: str = "") -> Claim | None:
-    """Begin a trial at a free index below ``count``; None if there is none.
+    """Begin a trial at a free index below ``count``, the first one if this process is alone; None if there is none.
 
-    Processes that look at once find the same index free. Those that were too late spread over the next ones.
+    Processes that look at once find the same indices free: each takes any of as many as there are processes.
     """
-    late = 0
-    while free := free_indices(study, count):
-        claimed = claim(study, free[min(late, len(free) - 1)], worker)
-        if isinstance(claimed, Claim):
+    while free := free_indices(trials := read(study), count):
+        others = len(working(trials) - {worker})
+        claimed = claim(study, free[randbelow(min(others + 1, len(free)))], worker)
+        if claimed is not None:
             return claimed
-        late = claimed
     return None
 
 
@@ -458,7 +471,7 @@ def ask_replicate(
     """
     trial_index = budget.replicate_index(original.trial_index, replicate)
     claimed = claim(study, trial_index, worker)
-    if not isinstance(claimed, Claim):
+    if claimed is None:
         return None
     first = claimed.trials[original.number]
     trial = _suggested(study, claimed, space, RandomSampler(seed=0), dict(first.params))

@@ -4,6 +4,7 @@ The file is Lightning's own checkpoint with what Lightning leaves out: the rando
 stream of batches, and bstune's own progress. It is loaded as plain data: nothing in it is executed.
 """
 
+import io
 import pickle
 import struct
 import zipfile
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from bstune.core.clock import Phase, TrialClock
@@ -25,6 +27,20 @@ KEY = "bstune"
 # Of modules and data modules, which are built anew: they may hold any object, and none of these loads as plain data.
 UNUSED = ("hyper_parameters", "hparams_type", "datamodule_hyper_parameters", "datamodule_hparams_type")
 DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error)  # errors of reading such an archive
+
+
+class InPlace(TorchCheckpointIO):
+    """Writes a checkpoint where it is to lie: Lightning would write it in the system's temporary folder and move it."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write the file; the error of a full disk says which."""
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        try:
+            Path(path).write_bytes(buffer.getbuffer())
+        except OSError as error:
+            error.filename = str(path)
+            raise
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from bstune.core.clock import Phase, TrialClock, seconds_per_step
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec, is_near, next_evaluation
 from bstune.trial.batches import micro_batch_sizes, random_state, set_random_state, stream_of, weight_micro_batches
-from bstune.trial.checkpoint import StateWriter, Stopped, TrialState, read_state
+from bstune.trial.checkpoint import InPlace, StateWriter, Stopped, TrialState, read_state
 from bstune.trial.compile import USER_CODE_ERRORS, Compiling, first_line, is_out_of_memory, warn_once
 from bstune.trial.device import device_name, synchronize, versions
 from bstune.trial.noise_scale import NoiseScale
@@ -134,6 +134,7 @@ def _train(
     for name in ("training_step", "validation_step"):
         setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
     trainer = make_trainer(protocol.trainer, accumulate_grad_batches=len(sizes), callbacks=[loop])
+    trainer.strategy.checkpoint_io = InPlace()
     train, validation = workload.train_batches(spec), workload.validation_batches
     options: dict[str, Any] = {"weights_only": True}
     if resume is not None and progress.state is not None:
@@ -152,9 +153,12 @@ def _train(
         if not trainer.should_stop:  # the batches have no end
             raise RuntimeError(f"the training ended by itself at step {progress.steps}, as a StopIteration ends it")
         if progress.status == "reached" and checkpoint is not None:
-            partial = checkpoint.with_suffix(".partial")
-            trainer.save_checkpoint(partial, weights_only=True)
-            partial.replace(checkpoint)
+            partial = checkpoint.with_name(checkpoint.name + ".partial")
+            try:
+                trainer.save_checkpoint(partial, weights_only=True)
+                partial.replace(checkpoint)
+            finally:
+                partial.unlink(missing_ok=True)
         if progress.status == "censored" and loop.writer is not None:
             loop.writer.keep()
     finally:

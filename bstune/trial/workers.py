@@ -26,7 +26,7 @@ from typing import Any, Protocol, Self
 import bstune
 from bstune.core import interruption
 from bstune.core.errors import BstuneError
-from bstune.core.files import Output
+from bstune.core.files import Output, full_disk
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.secrets import redact
 
@@ -87,7 +87,12 @@ def described(error: BaseException) -> tuple[str, str]:
 
 
 def failed(spec: TrialSpec, error: BaseException, seconds: float) -> Finished:
-    """Return a trial that an error of the user's code ended, with the frames of the user's own files."""
+    """Return a trial that an error of the user's code ended, with the frames of the user's own files.
+
+    A full disk is no error of that code: every trial would fail.
+    """
+    if (full := full_disk(error)) is not None:
+        return Finished(spec, error=full)
     message, frames = described(error)
     return Finished(spec, TrialResult.unmeasured(spec, "failed", message=message, wall_seconds=seconds), frames=frames)
 
