@@ -94,7 +94,7 @@ def test_noiseless_points_return_the_parameters(batch_sizes, s_min, b_crit):
     assert fit.points == tuple(points)
 
 
-@pytest.mark.parametrize(("b_crit", "b_opt"), [(1000, 200), (300, 600), (4000, 90)])
+@pytest.mark.parametrize(("b_crit", "b_opt"), [(1000, 200), (300, 600), (4000, 200)])
 def test_noiseless_points_with_a_small_batch_term_return_the_parameters(b_crit, b_opt):
     points = true_points(2.0 ** np.arange(4, 15), 50, b_crit, b_opt)
     fit = fit_curve(points)
