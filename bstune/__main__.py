@@ -214,12 +214,18 @@ def worker(arguments: list[str]) -> None:
 def fit(arguments: list[str]) -> None:
     """Print the fit of a CSV file of points as JSON."""
     # scipy, which a mistake need not wait for
-    from bstune.core.curve import fit_curve, read_points
+    from bstune.core.curve import LAWS, fit_curve, read_points
     from bstune.core.records import dump_json
 
-    parser = argparse.ArgumentParser(prog="bstune fit", description="Fits S*(B) = S_min (1 + B_crit/B) to points.")
+    parser = argparse.ArgumentParser(
+        prog="bstune fit", description="Fits S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2) to points."
+    )
     parser.add_argument("points", type=Path, help="CSV file: batch_size, steps, and optionally censored (0 or 1)")
-    print(dump_json(asdict(fit_curve(read_points(parser.parse_args(arguments).points))), indent=2))
+    parser.add_argument(
+        "--law", choices=LAWS, default="auto", help="auto: the third term only where the points ask for it"
+    )
+    options = parser.parse_args(arguments)
+    print(dump_json(asdict(fit_curve(read_points(options.points), law=options.law)), indent=2))
 
 
 if __name__ == "__main__":

@@ -235,3 +235,10 @@ def test_fit_prints_the_curve_of_a_file(bstune, tmp_path):
     status, out, err = bstune("fit", "points.csv")
     assert (status, err) == (0, "")
     assert json.loads(out)["b_crit"] == pytest.approx(64, rel=0.1)
+    assert json.loads(out)["law"] == "two-terms"
+    status, out, err = bstune("fit", "points.csv", "--law", "three-terms")
+    assert (status, err, json.loads(out)["law"]) == (0, "", "three-terms")
+    (tmp_path / "points.csv").write_text("batch_size,steps\n64,100\n64,120\n64,110\n")
+    status, out, err = bstune("fit", "points.csv")
+    assert (status, out) == (2, "")
+    assert "known are 100 to 120 steps at batch sizes 64 to 64" in err

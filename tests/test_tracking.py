@@ -389,15 +389,6 @@ def test_a_request_that_was_repeated_leaves_nothing_twice(uri, monkeypatch):
     assert [run.info.status for run in runs(uri, "trial")] == ["FINISHED"]
 
 
-def test_parent_half_described_is_completed(uri, monkeypatch):
-    with monkeypatch.context() as patch:
-        break_method(patch, "log_batch")
-        opened(uri, "half")
-    assert parent_of(uri, "half").data.params == {}
-    opened(uri, "half")
-    assert parent_of(uri, "half").data.params["data"] == "digits"
-
-
 CURVES = {
     "steps_to_target": [(32, 1000.0), (64, 512.0), (64, 600.0), (100, None), (128, math.nan)],
     "time_to_target": [(32, 0.0), (33, 0.25)],
@@ -443,30 +434,26 @@ def test_the_results_of_a_continued_study_are_written_anew(uri):
     assert parent_of(uri).info.run_id == new.info.run_id
 
 
-# Where sending the results of a first or of a continued study may be cut: the client's method, and its call.
-METHODS = ("log_batch", "log_artifact", "set_terminated", "set_tag")
-CUTS = [(continued, method, 0) for continued in (False, True) for method in METHODS]
-CUTS += [(True, "create_run", 0), (True, "delete_run", 0)]
-CUTS += [(True, "set_tag", calls) for calls in (1, 2, 3)]  # in the end, the children have not all moved
+# Where sending the results of a continued study may be cut: the client's method, and its call.
+CUTS = [("log_artifact", 0), ("set_tag", 3), *(("set_tag", calls) for calls in (0, 1, 2))]  # not all children moved
+CUTS += [(method, 0) for method in ("log_batch", "set_terminated", "create_run", "delete_run")]
 
 
 @pytest.mark.parametrize(
-    ("continued", "method", "calls_before"),
-    [cut if cut in (CUTS[1], CUTS[-1]) else pytest.param(*cut, marks=pytest.mark.slow) for cut in CUTS],
+    ("method", "calls_before"), [*CUTS[:2], *(pytest.param(*cut, marks=pytest.mark.slow) for cut in CUTS[2:])]
 )
-def test_results_half_sent_are_sent_again_whole(uri, continued, method, calls_before, monkeypatch):
+def test_results_half_sent_are_sent_again_whole(uri, method, calls_before, monkeypatch):
     tracking = opened(uri)
     tracking.send_trial(trial(0))
-    if continued:
-        finish(tracking)
-        tracking.send_trial(trial(1))
+    finish(tracking)
+    tracking.send_trial(trial(1))
     with monkeypatch.context() as patch:
         break_method(patch, method, calls_before)
         finish(tracking)
     finish(opened(uri))
     parent = parent_of(uri)
     assert len(points(uri, parent, "curve/steps_to_target")) == 2
-    assert parent.data.tags["bstune.result_trials"] == ("2" if continued else "1")
+    assert parent.data.tags["bstune.result_trials"] == "2"
     assert {run.data.tags["mlflow.parentRunId"] for run in runs(uri, "trial")} == {parent.info.run_id}
 
 

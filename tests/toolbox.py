@@ -147,7 +147,8 @@ def hand_fit(b_crit: float | None, low: float | None, high: float | None) -> Cur
     """Return a fit with this B_crit and interval, to points of S = 100 (1 + 300/B)."""
     points = tuple(FrontierPoint(size, 100.0 * (1 + 300.0 / size), False, None) for size in (16, 64, 256, 1024, 4096))
     below, above = (None, None) if b_crit is None else (b_crit / 9, b_crit * 9)
-    return CurveFit(100.0, b_crit, low, high, None, below, above, 0.9, 0.05, None, points)
+    b_opt = (None, None, None)
+    return CurveFit("two-terms", 100.0, b_crit, low, high, *b_opt, None, below, above, 0.9, 0.05, None, points)
 
 
 def data_root(folder: str) -> str:

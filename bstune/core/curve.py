@@ -1,26 +1,31 @@
-"""Fits S*(B) = S_min (1 + B_crit/B) to a few noisy points, some of them bounds, with an interval for B_crit.
+"""Fits S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2) to a few noisy points, some of them bounds, with intervals.
 
-The curve is McCandlish et al. 2018, arXiv 1812.06162, eq. 2.11. The error model is ours:
+The curve's first two terms are McCandlish et al. 2018, arXiv 1812.06162, eq. 2.11. The third, for small batches that
+waste examples, and the error model are ours:
 
-1. At a reference batch size B_ref the curve is S(B) = S(B_ref) (1 - p + p B_ref/B) with p = B_crit/(B_crit + B_ref).
-   p = 0 (S constant) and p = 1 (perfect scaling) belong to the family, so that "B_crit is infinite" has a likelihood
-   of its own and needs no large number in its place.
+1. At a reference batch size B_ref the curve is S(B) = h (1 - p + p r + v r^2) with r = B_ref/B, p = B_crit/(B_crit +
+   B_ref) and v (B_ref/B_opt)^2 = 1 - p. p = 0 (S constant but for the third term) and p = 1 (S_min is 0) belong to the
+   family, so that "B_crit is infinite" has a likelihood of its own and needs no large number in its place.
 2. The residuals of log S are normal with standard deviation sigma, or, with probability ``OUTLIER_SHARE``, off by a
    further normal error of ``OUTLIER_SPREAD``: one bad point is outvoted and leaves sigma as it was. A censored point
    contributes the probability that S exceeds its bound.
 3. sigma has a scaled inverse chi-square prior, as if ``PRIOR_WEIGHT`` residuals of size ``PRIOR_NOISE`` had been seen.
-4. An end of the interval is where the deviance (-2 log likelihood, S(B_ref) and sigma profiled out) rises above its
-   minimum by N log(1 + t^2/(N - 2)), with N = reached points + PRIOR_WEIGHT and t the two-sided quantile of Student's
-   t with N - 2 degrees of freedom. That is exact for a linear model with normal residuals and no prior; here it is an
-   approximation, chosen because a chi-square quantile is too small for few points. In simulations with six points
-   up to B_crit/2 or nine up to 8 B_crit, the nominal 90% covered 91 to 93% at 10% noise (2000 curves a case), 96 to
-   99% at 5% and 84 to 88% at 20% (500 curves each): the prior errs to the wide side when the noise is small.
+4. An end of an interval is where the deviance (-2 log likelihood, all else profiled out) rises above its minimum by
+   N log(1 + t^2/(N - k)), with N = reached points + PRIOR_WEIGHT, k terms of the law, and t the two-sided quantile of
+   Student's t with N - k degrees of freedom. That is exact for a linear model with normal residuals and no prior; here
+   it is an approximation, chosen because a chi-square quantile is too small for few points. In simulations with six
+   points up to B_crit/2 or nine up to 8 B_crit, the nominal 90% covered 91 to 93% at 10% noise (2000 curves a case), 96
+   to 99% at 5% and 84 to 88% at 20% (500 curves each): the prior errs to the wide side when the noise is small.
+5. The third term (v > 0) is fitted where it lowers the deviance by more than the rise of point 4 at the level
+   ``EVIDENCE``: a likelihood-ratio test. Where it lowers it by ``DOUBT`` only, the points do not decide, and B_crit's
+   interval holds both laws'. tests/benchmarks/README.md compares this rule with information criteria.
 """
 
 import csv
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +43,9 @@ OUTLIER_SHARE = 0.05
 OUTLIER_SPREAD = 1.0  # in log S: a bad point is typically off by a factor of up to e
 USABLE = "a positive, finite number (below 1e100)"
 FLAGS = {"0": False, "false": False, "1": True, "true": True}
+LAWS = ("auto", "two-terms", "three-terms")
+EVIDENCE = 0.97  # two-sided; as only v > 0 counts, a false alarm in 1.5% of the curves that two terms made
+DOUBT = 2.0  # where the information criterion of Akaike 1974 prefers one more parameter
 REACH = math.log(1e4)  # B_crit is sought within this factor of the batch sizes, and at 0 and infinity
 MAX_POINTS = 1000  # the fit's arrays grow with the points; a frontier has one per half octave
 
@@ -58,17 +66,24 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class CurveFit:
-    """S*(B) = S_min (1 + B_crit/B) as far as the points determine it; None is what they do not determine."""
+    """S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2) as far as the points determine it, else None."""
 
+    law: str  # two-terms or three-terms
     s_min: float | None  # fewest steps, at unlimited batch size; None where B_crit may be infinite
     # The most likely critical batch size, in examples. None where 0 or infinity is nearly as likely (deviance at most 1
     # higher): then even a 68% interval is open.
     b_crit: float | None
     b_crit_low: float | None  # end of its interval; None where every smaller value fits the points
     b_crit_high: float | None  # likewise every larger one
-    e_min: float | None  # fewest examples, S_min B_crit; None where B_crit may be 0
-    perfect_scaling_below: float | None  # B_crit/9
-    maximal_data_parallelism_above: float | None  # 9 B_crit
+    # The batch size with the fewest examples, likewise; of three terms only: of two, the smaller the fewer.
+    b_opt: float | None
+    b_opt_low: float | None
+    b_opt_high: float | None
+    e_min: float | None  # fewest examples, S_min (B_crit + 2 B_opt), at B_opt; None where they may be 0
+    # Where the slope of log S* is -0.9 and -0.1: B_crit/9 and 9 B_crit of two terms, both larger of three. There the
+    # slope is under -1 below B_opt, where perfect scaling says only that a smaller batch is no better.
+    perfect_scaling_below: float | None
+    maximal_data_parallelism_above: float | None
     level: float  # nominal coverage of the interval
     noise: float  # sigma, the standard deviation of log S around the curve; 0.1 is about 10%
     note: str | None  # what to run where an end is None
@@ -97,9 +112,10 @@ class _Observed:
 
 @dataclass(frozen=True)
 class _Profile:
-    """The deviance minimised over log S(B_ref) and log sigma; shape (m,), ``odds`` is log(B_crit/B_ref)."""
+    """The deviance minimised over the other parameters, shape (m,); ``odds`` is log(B_crit/B_ref), ``small`` log v."""
 
     odds: Array
+    small: Array
     deviance: Array
     log_height: Array
     log_sigma: Array
@@ -124,45 +140,77 @@ def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
     ]
 
 
-def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90) -> CurveFit:
-    """Return the fit of S*(B) = S_min (1 + B_crit/B) in log S, with a profile-likelihood interval for B_crit.
+def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "auto") -> CurveFit:
+    """Return the fit of S*(B) in log S, with profile-likelihood intervals for B_crit and B_opt.
 
     Args:
         points: batch sizes in examples and steps to target. Three or more that are not censored, at two or more batch
-            sizes, and any number of bounds.
-        level: nominal coverage of the interval, between 0 and 1.
+            sizes, and any number of bounds; the third term takes four, at three batch sizes.
+        level: nominal coverage of the intervals, between 0 and 1.
+        law: ``two-terms``, ``three-terms``, or ``auto``: three where the points ask for them.
 
     Returns:
-        S_min in steps, B_crit in examples and its interval, E_min in examples, the bounds of the regimes and the noise;
-        None for each that the points do not determine.
+        S_min in steps, B_crit and B_opt in examples with their intervals, E_min in examples, the bounds of the regimes
+        and the noise; None for each that the points do not determine.
 
     Raises:
         CurveError: for fewer points, for values that are not positive and finite (NaN too), and for another level.
     """
     points = tuple(points)
+    if law not in LAWS:
+        raise CurveError(f"the law must be one of {', '.join(LAWS)}, but got {law}")
     observed = _observe(points)
-    rise = _rise(observed, level)
-    profile = _locate(observed, rise)
-    k = int(profile.deviance.argmin())
-    low, high = _ends(profile, rise)
-    nearly = profile.deviance[k] + min(1.0, rise)  # 1 is the 68% quantile of chi-square
-    open_below, open_above = bool(profile.deviance[0] <= nearly), bool(profile.deviance[-1] <= nearly)
-    # S_min = S(B_ref) (1 - p) and E_min = S(B_ref) B_ref p, at the limit p = 0 or 1 where the points allow it
+    reached, sizes = int((~observed.censored).sum()), np.unique(observed.x[~observed.censored]).size
+    testable = reached >= 4 and sizes >= 3
+    if law == "three-terms" and not testable:
+        got = f"{reached} at {sizes}: run more, or fit two terms"
+        raise CurveError(f"three terms need at least 4 points that reached the target, at 3 batch sizes, but got {got}")
+    best, rise = _locate(observed, 2, level), _rise(observed, 2, level)
+    low, high = _ends(best, rise)
+    used, b_opt, b_opt_low, b_opt_high = "two-terms", 0.0, None, None
+    doubt = None
+    if testable:
+        three, three_rise = _locate(observed, 3, level), _rise(observed, 3, level)
+        ends = _ends(three, three_rise)
+        gain = best.deviance.min() - three.deviance.min()
+        asked = gain > _rise(observed, 3, EVIDENCE)
+        if law == "three-terms" or (law == "auto" and asked):
+            best, rise, used, (low, high) = three, three_rise, "three-terms", ends
+            b_opt, b_opt_low, b_opt_high = _b_opt(observed, three, rise)
+            b_opt_low = b_opt_low if gain > rise else None
+        elif law == "auto" and gain > DOUBT:
+            low = None if low is None or ends[0] is None else min(low, ends[0])
+            high = None if high is None or ends[1] is None else max(high, ends[1])
+            doubt = "small batches may waste examples, so the interval of B_crit holds that law's too: run them again"
+        elif asked:
+            doubt = "small batches waste examples, so three terms fit better, with another B_crit: allow them"
+    elif law == "auto":
+        doubt = "whether small batches waste examples is not known: that takes 4 points at 3 batch sizes"
+    k = int(best.deviance.argmin())
+    nearly = best.deviance[k] + min(1.0, rise)  # 1 is the 68% quantile of chi-square
+    open_below, open_above = bool(best.deviance[0] <= nearly), bool(best.deviance[-1] <= nearly)
+    # S_min = h (1 - p), and E(B) = h B_ref (p + (1 - p)/r + v r) is least where r^2 = (1 - p)/v; at the limit p = 0 or
+    # 1 where the points allow it
     at = 0 if open_below else -1 if open_above else k
-    log_s_min = profile.log_height[at] + log_expit(-profile.odds[at])
-    log_e_min = profile.log_height[at] + log_expit(profile.odds[at]) + observed.log_reference
-    b_crit = None if open_below or open_above else math.exp(profile.odds[k] + observed.log_reference)
+    log_s_min = best.log_height[at] + log_expit(-best.odds[at])
+    fewest = np.logaddexp(log_expit(best.odds), math.log(2.0) + 0.5 * (best.small + log_expit(-best.odds)))
+    log_e_min = best.log_height[at] + fewest[at] + observed.log_reference
+    b_crit = None if open_below or open_above else math.exp(best.odds[k] + observed.log_reference)
     return CurveFit(
+        law=used,
         s_min=None if open_above else math.exp(log_s_min),
         b_crit=b_crit,
         b_crit_low=None if low is None else math.exp(low + observed.log_reference),
         b_crit_high=None if high is None else math.exp(high + observed.log_reference),
-        e_min=None if open_below else math.exp(log_e_min),
-        perfect_scaling_below=None if b_crit is None else b_crit / SLOPE_RATIO,
-        maximal_data_parallelism_above=None if b_crit is None else b_crit * SLOPE_RATIO,
+        b_opt=None if used == "two-terms" or open_above or gain <= min(1.0, rise) else b_opt,
+        b_opt_low=b_opt_low,
+        b_opt_high=b_opt_high,
+        e_min=math.exp(log_e_min) if log_e_min > -math.inf else None,
+        perfect_scaling_below=None if b_crit is None else _batch_at(b_crit, b_opt, 1.0 / SLOPE_RATIO),
+        maximal_data_parallelism_above=None if b_crit is None else _batch_at(b_crit, b_opt, SLOPE_RATIO),
         level=level,
-        noise=math.exp(profile.log_sigma[k]),
-        note=_note(points, low is None, high is None),
+        noise=math.exp(best.log_sigma[k]),
+        note=_note(points, low is None, high is None, doubt),
         points=points,
     )
 
@@ -172,21 +220,33 @@ def predict_steps(fit: CurveFit, batch_sizes: ArrayLike) -> CurveBand:
     batch = np.asarray(batch_sizes, dtype=np.float64)
     log_batch = _log(batch.reshape(-1).tolist(), "batch_size")
     observed = _observe(fit.points)
-    rise = _rise(observed, fit.level)
-    profile = _locate(observed, rise)
+    terms = 2 if fit.law == "two-terms" else 3
+    rise = _rise(observed, terms, fit.level)
+    profile = _locate(observed, terms, fit.level)
     k = int(profile.deviance.argmin())
+    best = _shape(profile.odds[[k]], profile.small[[k]], log_batch - observed.log_reference)[0] + profile.log_height[k]
     inside = np.flatnonzero(profile.deviance <= profile.deviance[k] + rise)
+    odds, small, log_height, log_sigma = (
+        values[inside] for values in (profile.odds, profile.small, profile.log_height, profile.log_sigma)
+    )
+    if terms == 3:  # a few curves for each of a few B_crit: from one end of the small-batch term to the other
+        kept = np.unique(np.linspace(0, inside.size - 1, 11).astype(int))
+        lowest, highest = _small_ends(observed, odds[kept], small[kept], profile.deviance[k] + rise)
+        small = np.linspace(lowest, highest, 7, axis=1).reshape(-1)
+        odds = np.repeat(odds[kept], 7)
+        again = _profile(observed, odds, small)
+        log_height, log_sigma = again.log_height, again.log_sigma
     # heights around the most likely one, sigma minimised again at each: shape (curves, heights)
     offsets = np.linspace(-6.0, 6.0, 49)
-    heights = profile.log_height[inside, None] + offsets * np.exp(profile.log_sigma[inside, None])
-    flat = _profile(observed, np.repeat(profile.odds[inside], offsets.size), heights.reshape(-1))
+    heights = log_height[:, None] + offsets * np.exp(log_sigma[:, None])
+    flat = _profile(observed, np.repeat(odds, 49), np.repeat(small, 49), heights.reshape(-1))
     excess = flat.deviance.reshape(heights.shape) - profile.deviance[k] - rise
     edges = [_crossings(line, gap) for line, gap in zip(heights, excess, strict=True)]
     bottom, top = (np.array([edge[side] for edge in edges]) for side in (0, 1))
-    shape = _shape(profile.odds[inside], log_batch - observed.log_reference)
-    best = np.exp(profile.log_height[k] + shape[inside.tolist().index(k)])
-    low, high = np.exp(shape + bottom[:, None]).min(0), np.exp(shape + top[:, None]).max(0)
-    return CurveBand(batch, *(values.reshape(batch.shape) for values in (best, low, high)))
+    shape = _shape(odds, small, log_batch - observed.log_reference)
+    low, high = (np.exp(shape + ends[:, None]) for ends in (bottom, top))
+    low, high = np.minimum(low.min(0), np.exp(best)), np.maximum(high.max(0), np.exp(best))
+    return CurveBand(batch, *(values.reshape(batch.shape) for values in (np.exp(best), low, high)))
 
 
 def log_slope(points: Iterable[FrontierPoint]) -> float:
@@ -214,7 +274,15 @@ def _observe(points: tuple[FrontierPoint, ...]) -> _Observed:
     censored = np.array([point.censored for point in points], dtype=np.bool_)
     reached, sizes = int((~censored).sum()), np.unique(log_batch[~censored]).size
     if reached < 3 or sizes < 2:
-        got = f"{reached} at {sizes} (and {len(points) - reached} censored): run more batch sizes to the target"
+        known = "no steps to target are known"
+        if reached:
+            span = [
+                f"{values.min():.6g} to {values.max():.6g}" for values in np.exp((log_steps, log_batch))[:, ~censored]
+            ]
+            known = f"known are {span[0]} steps at batch sizes {span[1]}, and no curve through them"
+        got = (
+            f"{reached} at {sizes} (and {len(points) - reached} censored): {known}; run more batch sizes to the target"
+        )
         raise CurveError(f"the curve needs at least 3 points that reached the target, at 2 batch sizes, but got {got}")
     if len(points) > MAX_POINTS:
         raise CurveError(f"the curve takes at most {MAX_POINTS} points, but got {len(points)}: keep the best per B")
@@ -222,25 +290,25 @@ def _observe(points: tuple[FrontierPoint, ...]) -> _Observed:
     return _Observed(log_batch - log_reference, log_steps, censored, log_reference)
 
 
-def _rise(observed: _Observed, level: float) -> float:
+def _rise(observed: _Observed, terms: int, level: float) -> float:
     """Return by how much the deviance rises to an end of the interval (point 4 of the module's docstring)."""
     if not 0.0 < level < 1.0:
         raise CurveError(f"the level of an interval must be between 0 and 1, such as 0.9, but got {level}")
     n = float((~observed.censored).sum()) + PRIOR_WEIGHT
-    t = stdtrit(n - 2.0, (1.0 + level) / 2.0)
-    return float(n * np.log1p(t * t / (n - 2.0)))
+    t = stdtrit(n - terms, (1.0 + level) / 2.0)
+    return float(n * np.log1p(t * t / (n - terms)))
 
 
-def _shape(odds: Array, x: Array) -> Array:
-    """Return log(S(B)/S(B_ref)) = log(1 - p + p B_ref/B), shape (m, n), for p = expit(odds), infinite ones too."""
-    return np.asarray(np.logaddexp(log_expit(-odds)[:, None], log_expit(odds)[:, None] - x))
+def _shape(odds: Array, small: Array, x: Array) -> Array:
+    """Return log(1 - p + p r + v r^2), r = B_ref/B, p = expit(odds) and v = exp(small), infinite ones too."""
+    two = np.logaddexp(log_expit(-odds)[..., None], log_expit(odds)[..., None] - x)
+    return np.asarray(np.logaddexp(two, small[..., None] - 2.0 * x))
 
 
-def _deviance(residual: Array, censored: NDArray[np.bool_], log_height: Array, log_sigma: Array) -> Array:
-    """Return -2 log likelihood up to a constant, shape (m, k), for residuals (m, n) and parameters (m, k)."""
+def _deviance(gap: Array, censored: NDArray[np.bool_], log_sigma: Array) -> Array:
+    """Return -2 log likelihood up to a constant, shape (m, k), for errors of log S (m, k, n) and log_sigma (m, k)."""
     sigma = np.exp(log_sigma)[..., None]
     wide = np.hypot(sigma, OUTLIER_SPREAD)
-    gap = residual[:, None, :] - log_height[..., None]
     square = gap[..., ~censored] ** 2
     core = math.log1p(-OUTLIER_SHARE) - log_sigma[..., None] - square / (2.0 * sigma**2)
     bad = math.log(OUTLIER_SHARE) - np.log(wide) - square / (2.0 * wide**2)
@@ -253,49 +321,98 @@ def _deviance(residual: Array, censored: NDArray[np.bool_], log_height: Array, l
     return np.asarray(2.0 * (prior - likelihood))
 
 
-def _profile(observed: _Observed, odds: Array, log_height: Array | None = None) -> _Profile:
-    """Minimise the deviance over sigma, and over S(B_ref) unless it is given, for each of ``odds`` at once."""
+def _profile(observed: _Observed, odds: Array, small: Array | None = None, log_height: Array | None = None) -> _Profile:
+    """Minimise the deviance over sigma, and over the small-batch term and the height unless given, for all of odds."""
     # A pattern search of shrinking steps, from the best of a grid of starts: the outlier mixture has several minima.
-    residual = observed.log_steps - _shape(odds, observed.x)
-    if log_height is None:
-        heights = np.quantile(residual[:, ~observed.censored], np.linspace(0.0, 1.0, 9), axis=1).T
-        moves = np.array([(i, j) for i in (-1.0, 0.0, 1.0) for j in (-1.0, 0.0, 1.0)])
+    odds, rows = odds[:, None], np.arange(odds.size)
+    if (
+        small is None
+    ):  # starts where the third term is from a tenth of the steps at the smallest batch size to nearly all
+        edge = observed.x.min(keepdims=True)
+        third = _shape(odds, np.array([-np.inf]), edge)[..., 0] + 2.0 * edge + np.array([-2.0, 1.0, 4.0, 7.0])
     else:
-        heights, moves = log_height[:, None], np.array([(0.0, -1.0), (0.0, 0.0), (0.0, 1.0)])
+        third = small[:, None]
+    shape = _shape(odds, third, observed.x)  # (m, k, n)
+    if log_height is None:
+        height = np.quantile((observed.log_steps - shape)[..., ~observed.censored], np.linspace(0.0, 1.0, 9), axis=-1)
+        height = np.moveaxis(height, 0, -1).reshape(odds.size, -1)
+        third, shape = np.repeat(third, 9, axis=1), np.repeat(shape, 9, axis=1)
+    else:
+        height = log_height[:, None]
     sigmas = np.log([0.03, 0.1, 0.3, 1.0])
-    height = np.repeat(heights, sigmas.size, axis=1)
-    log_sigma = np.tile(sigmas, (odds.size, heights.shape[1]))
-    rows = np.arange(odds.size)
+    log_sigma = np.tile(sigmas, height.shape)
+    height, third, shape = (np.repeat(values, sigmas.size, axis=1) for values in (height, third, shape))
+    free = (small is None, log_height is None, True)
+    moves = np.array(list(product(*((-1.0, 0.0, 1.0) if one else (0.0,) for one in free))))
     step = 0.6
-    for _ in range(22):
-        deviance = _deviance(residual, observed.censored, height, log_sigma)
+    for turn in range(22 if small is not None else 34):
+        deviance = _deviance(observed.log_steps - shape - height[..., None], observed.censored, log_sigma)
         k = deviance.argmin(1)
-        best = _Profile(odds, deviance[rows, k], height[rows, k], log_sigma[rows, k])
+        best = _Profile(odds[:, 0], third[rows, k], deviance[rows, k], height[rows, k], log_sigma[rows, k])
         scale = step * np.exp(best.log_sigma)
-        height = best.log_height[:, None] + scale[:, None] * moves[:, 0]
-        log_sigma = best.log_sigma[:, None] + step * moves[:, 1]
-        step *= 0.7
+        height = best.log_height[:, None] + scale[:, None] * moves[:, 1]
+        log_sigma = best.log_sigma[:, None] + step * moves[:, 2]
+        shape = np.repeat(shape[rows, k][:, None], len(moves), axis=1)
+        third = best.small[:, None] + 2.0 * step * moves[:, 0]
+        if small is None:  # the height gives way, so that the curve stays among the points
+            middle = shape.mean(-1)
+            shape = _shape(odds, third, observed.x)
+            height += middle - shape.mean(-1)
+        step = 0.3 if small is None and turn == 11 else 0.7 * step  # three parameters take a second search
     return best
 
 
-def _locate(observed: _Observed, rise: float) -> _Profile:
+def _locate(observed: _Observed, terms: int, level: float) -> _Profile:
     """Return the profile on a grid that resolves its minimum and the interval; its first and last odds are infinite."""
+
+    def minimise(odds: Array) -> _Profile:
+        return _profile(observed, odds, np.full(odds.size, -np.inf) if terms == 2 else None)
+
+    rise = _rise(observed, terms, level)
     first, last = observed.x.min() - REACH, observed.x.max() + REACH
-    limits = _profile(observed, np.array([-np.inf, np.inf]))
-    inner = _profile(observed, np.linspace(first, last, 96))
+    limits = minimise(np.array([-np.inf, np.inf]))
+    inner = minimise(np.linspace(first, last, 96))
     for _ in range(2):  # twice: the first grid may see the interval as a single point
         lowest = min(inner.deviance.min(), limits.deviance.min())
         inside = np.flatnonzero(inner.deviance <= max(lowest + rise, inner.deviance.min()))
         low, high = inner.odds[max(inside[0] - 1, 0)], inner.odds[min(inside[-1] + 1, inner.odds.size - 1)]
-        inner = _profile(observed, np.linspace(low, high, 41))
+        inner = minimise(np.linspace(low, high, 41))
     finer = inner
     for _ in range(3):
         k = int(finer.deviance.argmin())
         low, high = finer.odds[max(k - 1, 0)], finer.odds[min(k + 1, finer.odds.size - 1)]
-        finer = _profile(observed, np.linspace(low, high, 9))
+        finer = minimise(np.linspace(low, high, 9))
     columns = [np.concatenate(parts) for parts in zip(*(vars(g).values() for g in (limits, inner, finer)), strict=True)]
     order = np.argsort(columns[0], kind="stable")
     return _Profile(*(column[order] for column in columns))
+
+
+def _small_ends(observed: _Observed, odds: Array, small: Array, threshold: float) -> tuple[Array, Array]:
+    """Return the smallest and largest small-batch term at each of odds whose deviance is below the threshold."""
+    low, high = small - 8.0, small + 8.0
+    for count in (25, 13):
+        grid = np.linspace(low, high, count, axis=1)
+        deviance = _profile(observed, np.repeat(odds, count), grid.reshape(-1)).deviance.reshape(grid.shape)
+        ends = np.array([_crossings(line, d - threshold) for line, d in zip(grid, deviance, strict=True)])
+        low, high = ends[:, 0] - 0.5, ends[:, 1] + 0.5
+    return ends[:, 0], ends[:, 1]
+
+
+def _b_opt(observed: _Observed, profile: _Profile, rise: float) -> tuple[float, float, float | None]:
+    """Return B_opt and its range in the likelihood region, with None for an end where every larger one fits."""
+    k = int(profile.deviance.argmin())
+    inside = np.flatnonzero(profile.deviance <= profile.deviance[k] + rise)
+    inside = inside[np.linspace(0, inside.size - 1, 15).astype(int)]
+    ends = _small_ends(observed, profile.odds[inside], profile.small[inside], profile.deviance[k] + rise)
+    # B_opt^2 = B_ref^2 v/(1 - p)
+    low, high = (0.5 * (end - log_expit(-profile.odds[inside])) + observed.log_reference for end in ends)
+    best = 0.5 * (profile.small[k] - log_expit(-profile.odds[k])) + observed.log_reference
+    return math.exp(best), math.exp(low.min()), None if profile.odds[inside[-1]] == np.inf else math.exp(high.max())
+
+
+def _batch_at(b_crit: float, b_opt: float, factor: float) -> float:
+    """Return the batch size at which the slope of log S* is -1/(1 + factor): factor B_crit without a B_opt."""
+    return 0.5 * factor * (b_crit + math.hypot(b_crit, 2.0 * b_opt * math.sqrt(1.0 + 2.0 * factor) / factor))
 
 
 def _ends(profile: _Profile, rise: float) -> tuple[float | None, float | None]:
@@ -323,14 +440,17 @@ def _crossings(x: Array, excess: Array) -> tuple[float, float]:
     return ends[0], ends[1]
 
 
-def _note(points: tuple[FrontierPoint, ...], no_low: bool, no_high: bool) -> str | None:
-    sizes = [point.batch_size for point in points if not point.censored]
+def _note(points: tuple[FrontierPoint, ...], no_low: bool, no_high: bool, doubt: str | None) -> str | None:
+    sizes = [point.batch_size for point in points]
     above, below = f"above {max(sizes):.10g}", f"below {min(sizes):.10g}"
+    notes = [doubt] if doubt else []
     if no_low and no_high:
-        return f"the points do not bracket B_crit: run batch sizes {below} and {above}, or more trials"
-    if no_high:
-        return f"no point near or above B_crit, so it has no upper end: run batch sizes {above}"
-    return f"no point near or below B_crit, so it has no lower end: run batch sizes {below}" if no_low else None
+        notes.append(f"the points do not bracket B_crit: run batch sizes {below} and {above}, or more trials")
+    elif no_high:
+        notes.append(f"no point near or above B_crit, so it has no upper end: run batch sizes {above}")
+    elif no_low:
+        notes.append(f"no point near or below B_crit, so it has no lower end: run batch sizes {below}")
+    return "; ".join(notes) or None
 
 
 def read_points(path: Path) -> list[FrontierPoint]:
