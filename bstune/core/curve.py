@@ -44,7 +44,7 @@ OUTLIER_SPREAD = 1.0  # in log S: a bad point is typically off by a factor of up
 USABLE = "a positive, finite number (below 1e100)"
 FLAGS = {"0": False, "false": False, "1": True, "true": True}
 LAWS = ("auto", "two-terms", "three-terms")
-EVIDENCE = 0.97  # two-sided; as only v > 0 counts, a false alarm in 1.5% of the curves that two terms made
+EVIDENCE = 0.98  # two-sided; as only v > 0 counts, a false alarm in 1% of the curves that two terms made
 DOUBT = 2.0  # where the information criterion of Akaike 1974 prefers one more parameter
 REACH = math.log(1e4)  # B_crit is sought within this factor of the batch sizes, and at 0 and infinity
 MAX_POINTS = 1000  # the fit's arrays grow with the points; a frontier has one per half octave
@@ -183,7 +183,7 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
             high = None if high is None or ends[1] is None else max(high, ends[1])
             doubt = "small batches may waste examples, so the interval of B_crit holds that law's too: run them again"
         elif asked:
-            doubt = "small batches waste examples, so three terms fit better, with another B_crit: allow them"
+            doubt = "small batches waste examples, so three terms fit better, with another B_crit: let the law be auto"
     elif law == "auto":
         doubt = "whether small batches waste examples is not known: that takes 4 points at 3 batch sizes"
     k = int(best.deviance.argmin())
@@ -325,9 +325,7 @@ def _profile(observed: _Observed, odds: Array, small: Array | None = None, log_h
     """Minimise the deviance over sigma, and over the small-batch term and the height unless given, for all of odds."""
     # A pattern search of shrinking steps, from the best of a grid of starts: the outlier mixture has several minima.
     odds, rows = odds[:, None], np.arange(odds.size)
-    if (
-        small is None
-    ):  # starts where the third term is from a tenth of the steps at the smallest batch size to nearly all
+    if small is None:  # from a tenth of the steps at the smallest batch size to nearly all of them
         edge = observed.x.min(keepdims=True)
         third = _shape(odds, np.array([-np.inf]), edge)[..., 0] + 2.0 * edge + np.array([-2.0, 1.0, 4.0, 7.0])
     else:
