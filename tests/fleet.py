@@ -20,7 +20,8 @@ from bstune.trial.backend import make_protocol
 from bstune.trial.replay import ReplayBackend
 
 CONTEXT = multiprocessing.get_context("forkserver")
-PRELOAD = ["bstune.study.run", "bstune.trial.replay", "alembic.command"]  # on the fork server's path, as we are not
+# On the fork server's path, as we are not.
+PRELOAD = ["bstune.study.run", "bstune.trial.replay", "alembic.command", "optuna.storages._rdb.models"]
 STUDY = ("workload=replay", "workload.table=fashion_mlp", "search.objective=steps", "search.precision=null", "study=s")
 STUDY += ("search.replicates=0", "mlflow.enabled=false")
 DONE = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)

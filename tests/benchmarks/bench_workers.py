@@ -19,8 +19,6 @@ import time
 from pathlib import Path
 
 import optuna
-from common import machine
-from torch import device
 
 sys.path.append(str(Path(__file__).parents[1]))
 import fleet
@@ -135,6 +133,10 @@ def main() -> None:
     kind.set_defaults(run=regret)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # Not above: each of the fleet's processes imports this file, and a trial that sleeps needs no torch.
+    from common import machine
+    from torch import device
+
     machine(device("cpu"), 1)
     options.run(options)
 
