@@ -44,9 +44,13 @@ HYDRAS_OWN = {
 
 def command() -> None:
     """Run the command as a process of its own, which SIGINT and SIGTERM end within seconds."""
-    interruption.install()
-    faulthandler.enable()  # a crash of the user's code in this process, as in a rehearsal, says where it was
-    status = main()
+    try:
+        interruption.install()
+        faulthandler.enable()  # a crash of the user's code in this process, as in a rehearsal, says where it was
+        status = main()
+    except KeyboardInterrupt:  # just before main() minds it, or just after
+        sys.stderr.write("interrupted\n")
+        status = interruption.status() or Interrupted.exit_status
     for number in interruption.SIGNALS:
         signal.signal(number, signal.SIG_DFL)  # from here on there is nothing to clean up
     if interruption.received is not None:

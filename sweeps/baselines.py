@@ -29,7 +29,8 @@ from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.search_space import van_der_corput
 from bstune.search.acquisition import b_crit_quantiles
 from bstune.search.sampler import BATCH_SIZE, LR, RECORD, RESUMED_FROM, FrontierSampler
-from bstune.sweeps.search_problem import MAX_TRIALS, Problem, Search, stopping_step
+from bstune.study.model import MOVES
+from bstune.sweeps.search_problem import MAX_TRIALS, Problem, Search, least, merit, stopping_step
 
 Form = Literal["pruned", "bound"]
 FORMS: tuple[Form, ...] = ("pruned", "bound")
@@ -38,6 +39,7 @@ SAMPLERS = ("random", "qmc", "tpe", "gp")
 BLIND = ("random", "qmc")  # they never look at values: one form
 FRONTIER = "bstune"
 FRONTIER_RULES = ("none", "linear")  # as prior mean, besides the square root
+REPORT_PARTICLES = 1000  # as a study reports; with those of a decision, intervals come out too narrow
 PRUNING_ROUNDS = 2  # of Zeus
 # Optuna's GP takes 0.1 to 0.2 s a trial, a hundred times what TPE takes: 60 of them, 10 to 12 s, for each seed.
 MAX_GP_TRIALS = 60
@@ -120,9 +122,9 @@ class OptunaSearch(Search):
 
     The parameters are ``batch_size`` (log integer) and ``lr`` (log) or, with a rule, ``delta`` = log2(lr / rule(B)),
     half of the learning rates' range in octaves to either side; the learning rate is then clipped into the range. The
-    value is the logarithm of seconds to target. A trial that did not reach the target is ``pruned``, with its last
-    distance from the target as the intermediate value that ranks it, or complete at its ``bound``: the seconds at which
-    it would have been stopped. That holds for a diverged trial too, whose own seconds would make it look fast.
+    value is the logarithm of seconds (or steps) to target. A trial that did not reach the target is ``pruned``, with
+    its last distance from the target as the intermediate value that ranks it, or complete at its ``bound``: the seconds
+    at which it would have been stopped. That holds for a diverged trial too, whose own seconds would make it look fast.
     """
 
     def __init__(
@@ -131,6 +133,10 @@ class OptunaSearch(Search):
         self._problem, self._seed, self._rule, self._form = problem, seed, rule, form
         self.study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.NopPruner())
         self._asked: tuple[optuna.Trial, int] | None = None
+
+    def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
+        """Return the trial that is best by the objective."""
+        return least(finished, self._problem.objective)
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
         """Tell the last trial, ask for the next."""
@@ -164,11 +170,11 @@ class OptunaSearch(Search):
 
     def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
         """Tell the study the result of a trial that was to end at step ``last``."""
-        seconds = result.time_to_target
-        if seconds is not None:
-            self.study.tell(trial, math.log(seconds))
-        elif self._form == "bound":
-            self.study.tell(trial, math.log(last * self._problem.tau(result.batch_size)))
+        cost = result.time_to_target
+        if cost is None and self._form == "bound":
+            cost = last * self._problem.tau(result.batch_size)
+        if cost is not None:
+            self.study.tell(trial, math.log(merit(self._problem.objective, cost, result.batch_size)))
         else:
             values = [value for _, value in result.history if value is not None]
             if values:  # at step 1 for all: TPE ranks by step first, and steps differ with the batch size
@@ -332,11 +338,10 @@ class FrontierSearch(OptunaSearch):
 
     def b_crit_quantiles(self, shares: Sequence[float]) -> list[float] | None:
         """Return quantiles of the posterior of B_crit; None while no trial that the study knows reached the target."""
-        posterior = self.sampler.posterior(self.study)
+        posterior = self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES)
         if posterior is None or not any(one.status == "reached" for one in posterior.observations):
             return None
-        rng = np.random.default_rng(len(posterior.observations))
-        return [float(value) for value in b_crit_quantiles(posterior, shares, rng)]
+        return [float(value) for value in b_crit_quantiles(posterior, shares)]
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
         """Return the posterior's median."""

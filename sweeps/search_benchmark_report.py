@@ -101,12 +101,12 @@ def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> S
     objective = benchmark.problem.objective
     marks = []
     for index, multiple in enumerate(MULTIPLES[objective]):
-        if objective == "time":
+        if objective != "curve":
             values = [ratio_after(run.path, multiple) for run in runs]
         else:
             values = [factor(run.b_crit[index]) for run in runs]
         marks.append(Mark(multiple, statistics.median(values), percentile(values, 0.9)))
-    spending = [spending_within(run.path) if objective == "time" else math.inf for run in runs]
+    spending = [spending_within(run.path) if objective != "curve" else math.inf for run in runs]
     within = statistics.median(spending), percentile(spending, 0.9)
     trials = statistics.median(run.trials for run in runs)
     return Standing(
@@ -173,7 +173,7 @@ def row(one: Standing, objective: Objective) -> dict[str, Any]:
     cells: dict[str, Any] = {"table": one.table, "search": one.entry.group, "form": one.entry.form or ""}
     for mark in one.marks:
         cells[f"{mark.spending:g}x"] = f"{_number(mark.median)}/{_number(mark.p90)}"
-    if objective == "time":
+    if objective != "curve":
         median = one.within[0]
         cells[f"to_{WITHIN:g}"] = f"{median:.1f}" if math.isfinite(median) else f"> {MULTIPLES['time'][-1]:g}"
     return cells | {"trials": f"{one.trials:g}{'*' if one.cut_short else ''}"}
@@ -271,7 +271,7 @@ def paint(benchmarks: Sequence[Benchmark], standings: Sequence[Standing], figure
         for index, name in enumerate(names):
             if name not in lines:
                 continue
-            if benchmark.problem.objective == "time":
+            if benchmark.problem.objective != "curve":
                 _draw_line(axes, lines[name], COLOURS[index], name in banded)
             else:
                 _draw_bars(axes, lines[name], index, len(names))
@@ -316,7 +316,7 @@ def _finish(axes: "Axes", benchmark: Benchmark) -> None:
     axes.minorticks_off()
     axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.set_title(f"{benchmark.name}: {benchmark.problem.target}")
-    if objective == "time":
+    if objective != "curve":
         axes.set_xlabel("spending / cost of the best trial")
         axes.set_ylabel("incumbent's time / best time, median over seeds")
     else:

@@ -17,9 +17,10 @@ from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Budget, Status, Target, TrialResult, TrialSpec
 from bstune.trial.replay import Table, replay, unusable_target
 
-Objective = Literal["time", "curve"]
+Objective = Literal["time", "steps", "curve"]
 # Spendings at which searches are compared, in Benchmark.unit
-MULTIPLES: dict[Objective, tuple[float, ...]] = {"time": (5.0, 10.0, 20.0, 40.0, 60.0), "curve": (1.0, 3.0, 10.0)}
+OF_BEST = (5.0, 10.0, 20.0, 40.0, 60.0)
+MULTIPLES: dict[Objective, tuple[float, ...]] = {"time": OF_BEST, "steps": OF_BEST, "curve": (1.0, 3.0, 10.0)}
 STOP_FACTOR = 2.0  # a trial is stopped once it has cost this many times the best so far
 BUDGET_FACTOR = 4.0  # the first budget over what the best cell needs
 WITHIN = 1.25
@@ -40,7 +41,7 @@ class Problem:
     lr_low: float
     lr_high: float
     target: Target
-    objective: Objective  # time: the least time to target; curve: B_crit
+    objective: Objective  # time: the least time to target; steps: the fewest steps, costs in examples; curve: B_crit
     reference_batch_size: float  # B0 of the scaling rules
     reference_lr: float
     budget: Budget
@@ -77,7 +78,7 @@ class Search(Protocol):
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
         """Return the trial whose batch size and learning rate would be used now, None if none reached the target."""
-        return fastest(finished)
+        return least(finished)
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
         """Return the estimate of B_crit, None if there is none."""
@@ -91,14 +92,26 @@ class Benchmark:
     name: str  # of the table
     table: Table
     problem: Problem
-    best: tuple[int, float, float]  # batch size, lr and seconds of the fastest cell, the median over its seeds
+    # Batch size, lr and cost of the best cell, the median over its seeds: the fastest or, for the objective steps, the
+    # one of the fewest steps. A cost is in seconds, or in examples for steps.
+    best: tuple[int, float, float]
     frontier_seconds: float  # the sum over batch sizes of the fastest cell that reached the target
     b_crit: float | None  # of the dense fit to the median runs of all cells; None where they do not determine it
 
     @property
     def unit(self) -> float:
-        """Seconds that spending is counted in: the best trial's cost, or the frontier's for ``curve``."""
-        return self.best[2] if self.problem.objective == "time" else self.frontier_seconds
+        """What spending is counted in: the best trial's cost, or the frontier's for ``curve``."""
+        return self.frontier_seconds if self.problem.objective == "curve" else self.best[2]
+
+    def ratio(self, batch_size: int, lr: float) -> float | None:
+        """Return a point's median seconds (steps) over the best cell's; None if half of its runs miss the target."""
+        cost = median_time(self.table, batch_size, lr, self.problem.target)
+        return (
+            None
+            if cost is None
+            else merit(self.problem.objective, cost, batch_size)
+            / merit(self.problem.objective, self.best[2], self.best[0])
+        )
 
 
 @dataclass(frozen=True)
@@ -126,14 +139,16 @@ def make_benchmark(
     for option, factor in (("lr_factor", lr_factor), ("budget_factor", budget_factor)):
         if not (math.isfinite(factor) and factor > 0):
             raise ConfigError(f"sweep.experiment.{option} must be a positive number, but got {factor}")
+    if objective == "steps":  # hardware has no part in it
+        table = Table(tuple(replace(run, seconds_per_step=float(run.batch_size)) for run in table.runs))
     times = {cell: time for cell in table.cells if (time := median_time(table, *cell, target)) is not None}
     if not times:
         why = unusable_target(table, target) or (
             f"in no cell do more than half the runs reach {target}: choose a target that is easier to reach"
         )
         raise TableError(f"{name}: {why}")
-    fastest_cell = min(times, key=lambda cell: (times[cell], cell))
-    best = (*fastest_cell, times[fastest_cell])
+    best_cell = min(times, key=lambda cell: (merit(objective, times[cell], cell[0]), times[cell], cell))
+    best = (*best_cell, times[best_cell])
     b_crit = critical(dense_points(table, target))
     if objective == "curve" and b_crit is None:
         raise TableError(
@@ -161,6 +176,11 @@ def make_benchmark(
     for (batch_size, _), time in times.items():
         cheapest[batch_size] = min(time, cheapest.get(batch_size, math.inf))
     return Benchmark(name, table, problem, best, sum(cheapest.values()), b_crit)
+
+
+def merit(objective: Objective, cost: float, batch_size: int) -> float:
+    """Return what is minimised, by the cost of a run to the target: seconds, or steps where costs are examples."""
+    return cost / batch_size if objective == "steps" else cost
 
 
 def median_time(table: Table, batch_size: float, lr: float, target: Target) -> float | None:
@@ -198,9 +218,13 @@ def critical(points: Sequence[FrontierPoint]) -> float | None:
         return None
 
 
-def fastest(finished: Sequence[TrialResult]) -> TrialResult | None:
-    """Return the trial with the least time to target, the first of equals; None if none reached it."""
-    times = [(time, trial.number, trial) for trial in finished if (time := trial.time_to_target) is not None]
+def least(finished: Sequence[TrialResult], objective: Objective = "time") -> TrialResult | None:
+    """Return the trial with the least time to target, or the fewest steps, the first of equals; None if none did."""
+    times = [
+        (merit(objective, time, trial.batch_size), trial.number, trial)
+        for trial in finished
+        if (time := trial.time_to_target) is not None
+    ]
     return min(times)[2] if times else None
 
 
@@ -208,17 +232,20 @@ def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialRes
     """Return the last step of a trial at ``batch_size`` under the rule that all general searches follow.
 
     While nothing has reached the target it is the budget's. After that, for ``time``, a trial ends once it has cost
-    ``STOP_FACTOR`` times the seconds of the fastest. For ``curve`` that would cut off both ends of the frontier: there
-    a trial ends once it has taken as many times the steps of a trial at no larger a batch size, or the examples of one
-    at no smaller: S* falls and B S* rises with B. No trial runs past the budget.
+    ``STOP_FACTOR`` times the seconds of the fastest (for ``steps``, the steps of the one with the fewest). For
+    ``curve`` that would cut off both ends of the frontier: there a trial ends once it has taken as many times the steps
+    of a trial at no larger a batch size, or the examples of one at no smaller: S* falls and B S* rises with B. No trial
+    runs past the budget.
     """
     budget = problem.budget.last_step(batch_size)
     reached = [trial for trial in finished if trial.reached]
-    best = fastest(reached)
+    best = least(reached, problem.objective)
     if best is None or best.time_to_target is None:
         return budget
     if problem.objective == "time":
         steps = best.time_to_target / problem.tau(batch_size)
+    elif problem.objective == "steps":
+        steps = float(best.steps)
     else:
         steps = min(t.steps if t.batch_size <= batch_size else t.examples / batch_size for t in reached)
     return max(1, min(budget, math.floor(STOP_FACTOR * steps * ROUNDING)))
@@ -247,8 +274,7 @@ def run_search(
         incumbent = search.incumbent(finished)
         if incumbent is None:
             continue
-        seconds = median_time(benchmark.table, incumbent.batch_size, incumbent.lr, benchmark.problem.target)
-        ratio = None if seconds is None else seconds / benchmark.best[2]
+        ratio = benchmark.ratio(incumbent.batch_size, incumbent.lr)
         if not path or path[-1][1] != ratio:
             path.append((spent / benchmark.unit, ratio))
     return SearchRun(tuple(path), tuple(estimates), len(finished), spent / benchmark.unit, trial is not None)

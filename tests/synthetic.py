@@ -27,9 +27,11 @@ STEEPNESS = 0.7  # of the metric's power law in steps
 class Law:
     """Steps and seconds of every (batch size B, learning rate lr); all that is needed to know the best of them.
 
-    S*(B) = S_min (1 + B_crit/B) (McCandlish et al. 2018, eq. 2.11). Off the best learning rate, with delta =
-    log2(lr/lr*(B)) octaves, log S rises by ``left`` or ``right`` times delta^2: an assumption. The fastest batch size
-    is sqrt(B_crit overhead/per_example), a stationary point of S*(B) tau(B).
+    S*(B) = S_min (1 + B_crit/B) (McCandlish et al. 2018, eq. 2.11), or another of ``kind``, whose slope of log S* over
+    log B is -1/2 at B_crit too: ``power`` S_min (1 + (k/B)^p), ``knee`` S_min (1 + (B_crit/B)^p)^(1/p), and
+    ``u_shape`` S_min (1 + B_crit/B + (p B_crit/B)^2), which is judged by its own B_crit. Off the best learning rate,
+    with delta = log2(lr/lr*(B)) octaves, log S rises by ``left`` or ``right`` times delta^2: an assumption. The fastest
+    batch size of the first is sqrt(B_crit overhead/per_example), a stationary point of S*(B) tau(B).
     """
 
     s_min: float = 200.0  # fewest steps, at unlimited batch size
@@ -43,12 +45,21 @@ class Law:
     noise: float = 0.0  # standard deviation of log S from run to run
     overhead: float = 1e-3  # seconds per step that do not depend on the batch size
     per_example: float = 5e-6  # seconds per step and example
+    kind: str = "two_terms"
+    parameter: float = 1.0  # p of another kind
+    luck: float = 0.0  # share of the runs that reach the target at half of their steps
+    cadence: float = CADENCE  # ratio of evaluated steps
 
     def best_lr(self, batch_size: float) -> float:
         return self.lr * float((batch_size / self.batch_size) ** self.exponent)
 
     def frontier(self, batch_size: float) -> float:
-        return self.s_min * (1.0 + self.b_crit / batch_size)
+        ratio, p = self.b_crit / batch_size, self.parameter
+        if self.kind == "power":  # the slope is -p r/(1 + r), r = (k/B)^p
+            return self.s_min * (1.0 + ratio**p / (2.0 * p - 1.0))
+        if self.kind == "knee":
+            return self.s_min * float((1.0 + ratio**p) ** (1.0 / p))
+        return self.s_min * (1.0 + ratio + (0.0 if self.kind == "two_terms" else (p * ratio) ** 2))
 
     def steps(self, batch_size: float, lr: float) -> float | None:
         """Return steps to target S(B, lr) without noise; None where the run diverges."""
@@ -92,6 +103,8 @@ def _run(law: Law, metric_noise: float, batch_size: int, lr: float, seed: int) -
     rng = np.random.default_rng([seed, batch_size, *cell.tolist()])
     steps = law.steps(batch_size, lr)
     scatter = math.exp(law.noise * rng.standard_normal())
+    if law.luck and rng.random() < law.luck:
+        scatter *= 0.5
     if steps is None:
         end = max(1, round(law.frontier(batch_size) * DIVERGES_AFTER))
         evaluated = _evaluated(end)
@@ -99,12 +112,14 @@ def _run(law: Law, metric_noise: float, batch_size: int, lr: float, seed: int) -
     else:
         reached_at = max(1, round(steps * scatter))
         end = min(reached_at, max(1, round(law.frontier(batch_size) * LONGEST)))
-        evaluated = _evaluated(end)
+        if law.cadence > CADENCE:  # on a grid that does not know the run: it ends after it has reached the target
+            end = math.ceil(10.0 * law.cadence ** math.ceil(math.log(max(end, 10) / 10.0) / math.log(law.cadence)))
+        evaluated = _evaluated(end, law.cadence)
         values = metric_history(evaluated, reached_at, metric_noise, rng)
     return Run(batch_size, lr, seed, evaluated, values, law.tau(batch_size), diverged=steps is None)
 
 
-def _evaluated(end: int) -> tuple[int, ...]:
-    """Return steps at most ``CADENCE`` apart in ratio, or one step, the last of them ``end``."""
-    count = math.ceil(math.log(end) / math.log(CADENCE))
-    return tuple(sorted({max(1, round(end * CADENCE**-k)) for k in range(count + 1)}))
+def _evaluated(end: int, cadence: float = CADENCE) -> tuple[int, ...]:
+    """Return steps at most ``cadence`` apart in ratio, or one step, the last of them ``end``."""
+    count = math.ceil(math.log(end) / math.log(cadence))
+    return tuple(sorted({max(1, round(end * cadence**-k)) for k in range(count + 1)}))

@@ -33,9 +33,9 @@ def draws(prior, exponents, b_crit=128.0, bend=0.0):
 
 def posterior_of(prior, theta, sizes=(8, 16, 32, 64, 256, 1024), status="reached"):
     logs = [math.log2(size) for size in sizes]
-    seen = tuple(Observation(i, status, 100, 0.01, x, -4.0, (), None, 0.0, stuck=False) for i, x in enumerate(logs))
+    seen = tuple(Observation(i, status, 100, 99, 0.01, x, -4.0, (), None, 0.0, stuck=False) for i, x in enumerate(logs))
     tau = StepTimes(StepTime(1.0, 1.0))
-    return Posterior(seen, likelihood_data(seen, 0), theta, tau, 1.0, prior, math.inf)
+    return Posterior(seen, likelihood_data(seen, prior), theta, tau, 1.0, prior, math.inf)
 
 
 def fitted(exponents, *observed, b_crit=128.0, high=HIGH):
@@ -128,7 +128,7 @@ def test_exponents_of_the_five_rules(noise_scale, expected):
     assert list(found.values()) == sorted(found.values())
 
 
-BELOW = "posterior's B_crit: between"
+BELOW = "critical batch size: between"
 
 
 @pytest.mark.parametrize(

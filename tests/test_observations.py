@@ -11,7 +11,10 @@ from bstune.search.observations import (
     log_excess,
     reached_rate,
 )
+from bstune.search.posterior import make_prior
 
+STUDY = {"log_budget": 7.0, "sigma": 1.0, "exponent_sigma": 0.3, "noise_scale": None, "others": 1}
+PRIOR = make_prior(low=8, high=4096, rule=lambda x: 0.5 * x, **STUDY)
 ERROR, ACCURACY = Target("error", 0.1, "min"), Target("accuracy", 0.9, "max")
 LAST = 30_000  # steps to target of the histories below
 
@@ -127,7 +130,7 @@ def test_steps_since_the_last_evaluation_count_as_done():
 @pytest.mark.parametrize(
     ("status", "log_factor", "spread", "low", "high", "bound"),
     [
-        ("reached", None, 0.0, 0.0, 0.0, False),
+        ("reached", None, 0.0, 0.5 * math.log(0.8), 0.5 * math.log(0.8), False),  # the middle of its interval
         ("diverged", None, 0.0, 0.0, 0.0, False),
         ("censored", None, 0.0, 0.0, 0.0, True),  # not extrapolated: S is above the steps done
         ("censored", 0.5, 0.2, 0.5, 0.5, False),
@@ -136,9 +139,19 @@ def test_steps_since_the_last_evaluation_count_as_done():
     ],
 )
 def test_the_likelihood_of_an_observation(status, log_factor, spread, low, high, bound):
-    one = Observation(0, status, 1000, 1e-3, 7.0, -3.0, (0.5,), log_factor, spread, stuck=False)
-    data = likelihood_data([one], 1)
-    assert low <= data.y[0] - math.log(1000) <= high
-    assert (data.x[0], data.z[0], bool(data.bound[0]), data.other.tolist()) == (7.0, -3.0, bound, [[0.5]])
+    one = Observation(0, status, 1000, 800, 1e-3, 7.0, -3.0, (0.5,), log_factor, spread, stuck=False)
+    data = likelihood_data([one], PRIOR)
+    assert low - 1e-9 <= data.y[0] - math.log(1000) <= high + 1e-9
+    at = data.points
+    assert (at.x[0], at.z[0], bool(data.bound[0]), at.other.tolist()) == (7.0, -3.0, bound, [[0.5]])
     assert bool(data.diverged[0]) == (status == "diverged")
-    assert status != "reached" or data.spread[0] == 0.0
+    assert status != "reached" or data.spread[0] == pytest.approx(math.log(1.25) / math.sqrt(12.0))
+    # An estimate is known to lie above what has run.
+    assert data.least[0] == (math.log(1000) if log_factor == 0.5 else -math.inf)
+
+
+def test_a_trial_that_reached_the_target_at_its_first_evaluation_is_an_estimate():
+    one = Observation(0, "reached", 1000, 0, 1e-3, 7.0, -3.0, (0.5,), None, 0.0, stuck=False)
+    data = likelihood_data([one], PRIOR)
+    assert data.y[0] == pytest.approx(math.log(1000 * math.sqrt(0.5)))
+    assert data.spread[0] == pytest.approx(math.log(2.0) / math.sqrt(12.0))

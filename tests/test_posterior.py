@@ -3,11 +3,11 @@ import math
 import numpy as np
 import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
-from scipy import stats
+from scipy import integrate, stats
 from toolbox import make_result
 
 from bstune.search import posterior as model
-from bstune.search.posterior import B_CRIT, LEVEL, OTHER, OUTLIER_SHARE, SHIFT, SHIFT_FREEDOM, LikelihoodData
+from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, OTHER, OUTLIER_SHARE, SHIFT, SHIFT_FREEDOM, LikelihoodData
 from bstune.search.sampler import FrontierSampler
 
 LOW, HIGH = 8, 8192
@@ -33,22 +33,51 @@ def at(prior, **values):
 
 
 def observed(*trials):
-    """Return trials of (log2 B, log2 lr, log S, its spread, status) as the likelihood takes them."""
+    """Return trials of (log2 B, log2 lr, log S, its spread, status, maybe log of the least S) for the likelihood."""
     x, z, y, spread = np.array([trial[:4] for trial in trials], dtype=float).reshape(-1, 4).T
     status = np.array([trial[4] for trial in trials], dtype=str)
-    return LikelihoodData(x, z, np.zeros((len(x), 0)), y, spread, status == "bound", status == "diverged")
+    least = np.array([trial[5] if len(trial) > 5 else -np.inf for trial in trials])
+    return LikelihoodData(make().at(x, z), y, spread, least, status == "bound", status == "diverged")
 
 
 NOTHING = observed()
 
 
-def test_the_frontier_is_that_of_mccandlish():
+@pytest.mark.parametrize(("b_crit", "b_opt"), [(16.0, 1e-9), (1e5, 1e-9), (300.0, 40.0)])
+def test_the_frontier_is_that_of_mccandlish_with_a_small_batch_term(b_crit, b_opt):
     prior, x = make(), np.linspace(3.0, 13.0, 11)
-    for b_crit in (16.0, 1e5):
-        theta = at(prior, level=5.0, b_crit=math.log(b_crit / 2**MIDDLE))
-        s_min = math.exp(5.0) / (1.0 + b_crit / 2**MIDDLE)
-        found = np.exp(model.frontier(theta, x, prior)[0])
-        np.testing.assert_allclose(found, s_min * (1.0 + b_crit / 2**x), rtol=1e-12)
+
+    def law(size):
+        return 1.0 + b_crit / size + (b_opt / size) ** 2
+
+    theta = at(prior, level=5.0, b_crit=math.log(b_crit / 2**MIDDLE), b_opt=math.log(b_opt / 2**MIDDLE))
+    steps = np.exp(model.frontier(theta, prior.at(x), prior)[0])
+    np.testing.assert_allclose(steps, math.exp(5.0) * law(2**x) / law(2**MIDDLE), rtol=1e-9)
+    term = model.log_small_batch_term(theta, prior.at(x), prior)[0]
+    np.testing.assert_allclose(np.exp(term), law(2**x) / (1.0 + b_crit / 2**x), rtol=1e-9)
+    if b_opt > 1.0:  # the fewest examples
+        sizes = np.geomspace(10.0, 1000.0, 2000)
+        examples = sizes * np.exp(model.frontier(theta, prior.at(np.log2(sizes)), prior)[0])
+        assert sizes[examples.argmin()] == pytest.approx(b_opt, rel=0.01)
+
+
+def test_the_discrepancy_is_linear_between_its_knots():
+    prior = make()
+    theta = at(prior, roughness=math.log(0.2))
+    count = prior.knots.size
+    theta[0, -count:] = np.arange(count) ** 2
+    x = np.array([-5.0, *prior.knots, 0.5 * (prior.knots[2] + prior.knots[3]), 40.0])
+    expected = 0.2 * np.array([0.0, *np.arange(count) ** 2, 0.5 * (4 + 9), (count - 1) ** 2])
+    found = model.frontier(theta, prior.at(x), prior) - model.frontier(at(prior), prior.at(x), prior)
+    np.testing.assert_allclose(found[0], expected, atol=1e-12)
+    assert np.diff(prior.knots) == pytest.approx(1.5, abs=0.15)
+
+
+def test_the_penalty_may_be_steeper_at_large_batch_sizes():
+    prior = make()
+    points = prior.at(np.array([MIDDLE - 2.0, MIDDLE, MIDDLE + 3.0]))
+    plain, tilted = (model.off_optimum(at(prior, tilt=tilt), points, prior)[0] for tilt in (0.0, 0.2))
+    np.testing.assert_allclose(tilted, plain * np.exp(0.2 * np.array([-2.0, 0.0, 3.0])))
 
 
 def test_the_cost_of_being_off_the_optimum():
@@ -63,7 +92,7 @@ def test_the_optimum_follows_the_rule_and_bends_at_b_crit():
     prior = make()
     theta = at(prior, shift=0.7, exponent=0.2, bend=-0.4, b_crit=math.log(2.0**2))
     x = np.array([MIDDLE, -20.0, -21.0, 40.0, 41.0])
-    best = model.optimum(theta, x, prior)[0]
+    best = model.optimum(theta, prior.at(x), prior)[0]
     assert best[0] == pytest.approx(sqrt_rule(np.array(MIDDLE)) + 0.7)
     assert best[1] - best[2] == pytest.approx(0.5 + 0.2)  # far below B_crit
     assert best[4] - best[3] == pytest.approx(0.5 + 0.2 - 0.4)  # far above
@@ -76,12 +105,14 @@ def test_the_optimum_follows_the_rule_and_bends_at_b_crit():
 def test_other_hyper_parameters_cost_a_parabola_and_shift_the_learning_rate():
     prior = make(others=2)
     theta = at(prior)
-    theta[0, OTHER:] = [0.2, math.log(3.0), 1.5, 0.9, math.log(0.5), -2.0]
-    x, z, other = np.array([5.0]), np.array([-1.0]), np.array([[0.7, 0.4]])
-    d = z[0] - model.optimum(theta, x, prior)[0, 0] - 1.5 * 0.2 + 2.0 * -0.1
-    assert model.off_optimum(theta, x, z, other, prior)[0, 0] == pytest.approx(d)
-    expected = model.frontier(theta, x, prior) + model.penalty(theta, np.array([[d]])) + 3.0 * 0.5**2 + 0.5 * 0.5**2
-    assert model.log_steps(theta, x, z, other, prior)[0, 0] == pytest.approx(expected[0, 0])
+    theta[0, OTHER : OTHER + 6] = [0.2, math.log(3.0), 1.5, 0.9, math.log(0.5), -2.0]
+    points = prior.at(np.array([5.0]), np.array([-1.0]), np.array([[0.7, 0.4]]))
+    d = -1.0 - model.optimum(theta, points, prior)[0, 0] - 1.5 * 0.2 + 2.0 * -0.1
+    assert model.off_optimum(theta, points, prior)[0, 0] == pytest.approx(d)
+    expected = (
+        model.frontier(theta, points, prior) + model.penalty(theta, np.array([[d]])) + 3.0 * 0.5**2 + 0.5 * 0.5**2
+    )
+    assert model.log_steps(theta, points, prior)[0, 0] == pytest.approx(expected[0, 0])
 
 
 def test_the_prior_is_centred_on_the_budget_the_rule_and_the_noise_scale():
@@ -93,7 +124,9 @@ def test_the_prior_is_centred_on_the_budget_the_rule_and_the_noise_scale():
     assert make(noise_scale=1000.0).spread[B_CRIT] == math.log(4.0) < plain.spread[B_CRIT]
     assert measured.spread[B_CRIT] == pytest.approx(math.hypot(math.log(4.0), 1.5))
     assert math.exp(plain.mean[LEVEL]) < 4000.0  # the budget is more than enough
-    assert make(others=3).mean.size == OTHER + 9
+    assert make(others=3).mean.size == make().mean.size + 9
+    assert make(others=3).others == 3
+    assert plain.mean[B_OPT] + 2.0 * plain.spread[B_OPT] < math.log(LOW / 2**MIDDLE) + 1.5  # at none
 
 
 def test_the_prior_density_is_normal_and_students():
@@ -117,24 +150,30 @@ def test_the_likelihood_is_the_sum_over_trials():
     prior = make()
     theta = model.draw_prior(prior, 6, np.random.default_rng(2))
     reached = [(6.0, -1.0, 7.0, 0.0, "reached"), (9.0, 0.0, 6.0, 0.0, "reached"), (4.0, -2.0, 9.0, 0.5, "reached")]
-    trials = observed(*reached, (8.0, -6.0, 8.0, 0.05, "bound"), (5.0, 1.0, 0.0, 0.0, "diverged"))
+    estimated = (7.0, -1.0, 7.5, 0.4, "reached", 7.2)  # it is known to take more than e^7.2 steps
+    trials = observed(*reached, estimated, (8.0, -6.0, 8.0, 0.05, "bound"), (5.0, 1.0, 0.0, 0.0, "diverged"))
     expected = np.zeros(6)
     for i, row in enumerate(theta):
         noise = math.exp(row[model.NOISE])
-        *means, bounded, _ = model.log_steps(row[None], trials.x, trials.z, trials.other, prior)[0]
-        for mean, (_, _, y, spread, _) in zip(means, reached, strict=True):
+        *means, bounded, _ = model.log_steps(row[None], trials.points, prior)[0]
+        for mean, (_, _, y, spread, _, *least) in zip(means, [*reached, estimated], strict=True):
             sigma = math.hypot(noise, spread)
             core = stats.norm.pdf(y, mean, sigma)
+            if least:  # log S is near the model's and the estimate, and above the least
+                density = lambda s: stats.norm.pdf(s, mean, noise) * stats.norm.pdf(y, s, spread)  # noqa: B023, E731
+                core = integrate.quad(density, least[0], 20.0, points=[mean, y], epsabs=1e-13)[0]
             wide = stats.norm.pdf(y, mean, math.hypot(sigma, model.OUTLIER_SPREAD))
             mixture = (1.0 - OUTLIER_SHARE) * core + OUTLIER_SHARE * wide
             expected[i] += math.log(mixture) + 0.5 * math.log(2.0 * math.pi)
         above = stats.norm.sf(8.0, bounded, math.hypot(noise, 0.05))
         expected[i] += math.log(above + OUTLIER_SHARE / 4.0)
-        high = max(1.0 - model.optimum(row[None], np.array([5.0]), prior)[0, 0], 0.0)
+        high = max(1.0 - model.optimum(row[None], prior.at(np.array([5.0])), prior)[0, 0], 0.0) * math.exp(
+            row[model.TILT] * (5.0 - MIDDLE)
+        )
         over = model.penalty(row[None], np.array([[high]]))[0, 0] - model.DIVERGED_PENALTY
         expected[i] += math.log(stats.norm.cdf(over / model.DIVERGED_SPREAD) + OUTLIER_SHARE / 4.0)
     found = model.log_likelihood(theta, trials, prior)
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(found, expected, rtol=1e-7)
     assert not model.log_likelihood(theta, NOTHING, prior).any()
 
 
@@ -171,10 +210,12 @@ def simulated(theta, prior, rng, trials):
     """Return trials that the model itself would have made: normal noise and censoring at a limit."""
     x, other = rng.uniform(3.0, 13.0, trials), rng.random((trials, 1))
     z = sqrt_rule(x) + rng.uniform(-2.5, 2.5, trials)
-    mean = model.log_steps(theta[None], x, z, other, prior)[0]
+    points = prior.at(x, z, other)
+    mean = model.log_steps(theta[None], points, prior)[0]
     y = mean + math.exp(theta[model.NOISE]) * rng.standard_normal(trials)
     limit = theta[LEVEL] + rng.uniform(0.0, 3.0, trials)
-    return LikelihoodData(x, z, other, np.minimum(y, limit), np.zeros(trials), y > limit, np.full(trials, False))
+    least, nothing = np.full(trials, -np.inf), np.zeros(trials)
+    return LikelihoodData(points, np.minimum(y, limit), nothing, least, y > limit, np.full(trials, False))
 
 
 def test_truths_drawn_from_the_prior_are_covered():
@@ -263,15 +304,15 @@ def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_a_given_one_co
 
 def test_the_row_of_the_report():
     found = trials([100.0, 100.0, 100.0, 100.0])
-    row = model.noise_scale_row(found, (20.0, 50.0, 90.0), 200.0)
-    values = {"noise_scale": 100.0, "low": 100.0, "high": 100.0, "ratio_to_posterior": 2.0, "ratio_to_fit": 0.5}
+    row = model.noise_scale_row(found, 50.0, 200.0)
+    values = {"noise_scale": 100.0, "low": 100.0, "high": 100.0, "ratio_to_critical": 2.0, "ratio_to_fit": 0.5}
     rest = {"level": 0.9, "trials": 4, "steps": 16, "undetermined": None}
     assert row == rest | {name: pytest.approx(value) for name, value in values.items()}
     row = model.noise_scale_row(found, None, None)
-    assert (row["ratio_to_posterior"], row["ratio_to_fit"]) == (None, None)
+    assert (row["ratio_to_critical"], row["ratio_to_fit"]) == (None, None)
     for scales, reason in (
         ([100.0], "4 trials that reach the target are needed"),
         (LOST, "|G|^2 does not differ from 0"),
     ):
-        row = model.noise_scale_row(trials(scales), (20.0, 50.0, 90.0), 200.0)
+        row = model.noise_scale_row(trials(scales), 50.0, 200.0)
         assert [row[name] for name in (*values, "undetermined") if name != "low"] == [None] * 4 + [reason]

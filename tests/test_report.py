@@ -1,15 +1,16 @@
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
-from toolbox import hand_fit, make_result, make_trial
+from toolbox import hand_critical, make_result, make_trial
 
-from bstune.core.curve import predict_steps
+from bstune.core.curve import CurveBand
 from bstune.core.files import Output
 from bstune.core.records import Target
-from bstune.study.report import best_yaml, curves, scalars
+from bstune.study.report import best_yaml, curves, load_caveat, scalars
 from bstune.study.summary import summarize
 
 
@@ -29,14 +30,35 @@ def test_the_command_of_a_winner_ends_with_it_where_its_schedule_has_no_horizon(
 
 def test_curves_and_scalars_to_track():
     trials = [make_trial(0, 64, steps=500), make_trial(1, 256, steps=200), make_trial(2, 1024, status="censored")]
-    fit = hand_fit(300.0, 190.0, 480.0)
-    summary = summarize(trials, Target("val/error", 0.1, "min"), fit)
-    found = curves(summary, fit)
+    band = CurveBand(*np.array([[64, 256, 1024], [500, 210, 130], [400, 200, 100], [600, 300, 200]], dtype=float))
+    critical = hand_critical(300.0, 190.0, 480.0)
+    summary = summarize(trials, Target("val/error", 0.1, "min"), "no fit", critical=critical)
+    found = curves(summary, band)
     assert found["steps_to_target"] == [(64, 500), (256, 200)]
     assert found["examples_to_target"] == [(64, 32000), (256, 51200)]
-    sizes, steps = zip(*found["steps_to_target_fit"], strict=True)
-    assert (sizes[0], sizes[-1]) == (64, 1024)
-    assert steps == tuple(predict_steps(fit, sizes).steps)
+    assert found["steps_to_target_fit"] == [(64, 500.0), (256, 210.0), (1024, 130.0)]
+    assert found["examples_to_target_fit"][1] == (256, 256 * 210.0)
     assert curves(summary, None).keys() == {"steps_to_target", "time_to_target", "examples_to_target"}
     numbers = scalars(summary)
     assert (numbers["b_crit"], numbers["best_by_steps/steps"], numbers["best_by_time/batch_size"]) == (300.0, 200, 256)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        ((1.0, 1.05, 1.1, 1.15, 1.19), False),
+        ((1.0, 1.1, 1.2, 1.3, 1.4), True),
+        ((2.0,) * 5, False),  # slower than the survey, but evenly
+        ((1.0, 3.0, 1.0, 3.0), False),  # too few
+        ((None,) * 8, False),  # there was no survey
+    ],
+)
+def test_a_machine_whose_steps_differ_is_said(ratios, said):
+    trials = [
+        make_result(number=i, seconds_per_step=0.01, own_seconds_per_step=ratio and 0.01 * ratio)
+        for i, ratio in enumerate(ratios)
+    ]
+    lines = load_caveat(trials)
+    assert bool(lines) == said
+    if said:
+        assert lines[0].startswith("a noisy machine: the trials' own steps took 1.00 to 1.40 times as long")

@@ -20,7 +20,7 @@ from bstune.sweeps import search_benchmark, search_problem
 from bstune.sweeps.baselines import AXES, MAX_GP_TRIALS, EachBatchSize, FrontierSearch, OptunaSearch, Zeus, rule_of
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
 from bstune.sweeps.search_benchmark_report import best_by, make_finding, sentence, standing
-from bstune.sweeps.search_problem import Search, SearchRun, fastest, make_benchmark, run_search, stopping_step
+from bstune.sweeps.search_problem import Search, SearchRun, least, make_benchmark, run_search, stopping_step
 from bstune.trial.replay import Run, Table
 
 TARGET = Target("error", 0.1, "min")
@@ -103,8 +103,8 @@ def test_every_trial_is_charged_and_counts_from_when_it_has_finished():
     result = run_search(Scripted((40, 1.0)), posed(), (5.0, 60.0), max_trials=4)
     assert (result.path, result.trials, result.complete, result.spent) == (((1.6, 1.6),), 4, False, 6.4)
     finished = scripted_trials(*script, (40, 0.1))
-    assert fastest(finished) == finished[2]  # the first of equals
-    assert fastest(finished[:1]) is None
+    assert least(finished) == finished[2]  # the first of equals
+    assert least(finished[:1]) is None
 
 
 def test_a_continued_trial_pays_what_it_adds():
@@ -369,7 +369,7 @@ def test_the_incumbent_is_the_posteriors_not_the_fastest(searched, monkeypatch):
     first, other = reached[0], max(reached, key=lambda trial: trial.time_to_target)
     monkeypatch.setattr(search.sampler, "recommended", lambda study: other.number)
     before = search.incumbent(trials[: first.number])  # its last trial did not reach the target
-    assert search.incumbent(trials[: other.number + 1]) == other != fastest(trials)
+    assert search.incumbent(trials[: other.number + 1]) == other != least(trials)
     assert before != other
 
 
@@ -579,7 +579,7 @@ def test_a_rule_without_a_noise_scale_is_left_out(folder):
         ({"tables": ["two.jsonl"]}, "two.jsonl is not one of bstune's own tables"),
         ({"tables": ["easy"], "target": 0.01}, "is never reached in this table; lowest val/error 0.1"),
         ({"seeds": 0}, "seeds and .workers must be at least 1, but got 0"),
-        ({"objective": "steps"}, "objective must be one of time, curve, but got 'steps'"),
+        ({"objective": "price"}, "objective must be one of time, steps, curve, but got 'price'"),
         ({"runs": "two.jsonl/x"}, "sweep.experiment.runs=two.jsonl/x"),
     ],
 )

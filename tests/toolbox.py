@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from bstune.core.curve import CurveFit, FrontierPoint
 from bstune.core.records import Budget, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.hardware.memory import Ceiling, MemoryModel, Outcome, ProbeResult
 from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import Survey
 from bstune.hardware.timing import Measured, StepTiming
+from bstune.study.critical import CriticalBatch
 
 EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
 TRAINER = {"accelerator": "cpu", "devices": 1}
@@ -143,12 +143,13 @@ def make_trial(
     return make_result(**{**values, **changes})
 
 
-def hand_fit(b_crit: float | None, low: float | None, high: float | None) -> CurveFit:
-    """Return a fit with this B_crit and interval, to points of S = 100 (1 + 300/B)."""
-    points = tuple(FrontierPoint(size, 100.0 * (1 + 300.0 / size), False, None) for size in (16, 64, 256, 1024, 4096))
+def hand_critical(
+    b_crit: float | None, low: float | None, high: float | None, smallest: int = 16, largest: int = 4096
+) -> CriticalBatch:
+    """Return a critical batch size with this interval, of S = 100 (1 + B_crit/B)."""
     below, above = (None, None) if b_crit is None else (b_crit / 9, b_crit * 9)
-    b_opt = (None, None, None)
-    return CurveFit("two-terms", 100.0, b_crit, low, high, *b_opt, None, below, above, 0.9, 0.05, None, points)
+    e_min = None if b_crit is None else 100.0 * b_crit
+    return CriticalBatch(b_crit, low, high, 0.9, 100.0, e_min, None, None, None, below, above, smallest, largest, ())
 
 
 def data_root(folder: str) -> str:

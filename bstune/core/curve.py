@@ -43,6 +43,7 @@ OUTLIER_SHARE = 0.05
 OUTLIER_SPREAD = 1.0  # in log S: a bad point is typically off by a factor of up to e
 USABLE = "a positive, finite number (below 1e100)"
 FLAGS = {"0": False, "false": False, "1": True, "true": True}
+SLOPE_WIDTH = 1.0  # octaves over which a slope is averaged
 LAWS = ("auto", "two-terms", "three-terms")
 EVIDENCE = 0.98  # two-sided; as only v > 0 counts, a false alarm in 1% of the curves that two terms made
 DOUBT = 2.0  # where the information criterion of Akaike 1974 prefers one more parameter
@@ -206,8 +207,8 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
         b_opt_low=b_opt_low,
         b_opt_high=b_opt_high,
         e_min=math.exp(log_e_min) if log_e_min > -math.inf else None,
-        perfect_scaling_below=None if b_crit is None else _batch_at(b_crit, b_opt, 1.0 / SLOPE_RATIO),
-        maximal_data_parallelism_above=None if b_crit is None else _batch_at(b_crit, b_opt, SLOPE_RATIO),
+        perfect_scaling_below=None if b_crit is None else batch_at(b_crit, b_opt, 1.0 / SLOPE_RATIO),
+        maximal_data_parallelism_above=None if b_crit is None else batch_at(b_crit, b_opt, SLOPE_RATIO),
         level=level,
         noise=math.exp(best.log_sigma[k]),
         note=_note(points, low is None, high is None, doubt),
@@ -257,6 +258,31 @@ def log_slope(points: Iterable[FrontierPoint]) -> float:
         raise CurveError(f"a slope needs reached points at two or more batch sizes, but got {np.unique(x).size}")
     x = x - x.mean()
     return float(x @ (y - y.mean()) / (x @ x))
+
+
+def half_slope(log_batch: Array, log_steps: Array) -> Array:
+    """Return log B where the slope of log S over log B is -1/2: B_crit of S_min (1 + B_crit/B).
+
+    The slope is that of a least-squares line with normal weights, ``SLOPE_WIDTH`` octaves wide, so that one batch size
+    does not decide; where it crosses -1/2 more than once, the answer is the mean of where it falls and where it rises.
+
+    Args:
+        log_batch: rising at even distances, shape (n,), well beyond the batch sizes that are asked about.
+        log_steps: curves, shape (m, n).
+
+    Returns:
+        Shape (m,); an end of ``log_batch`` where the slope does not cross.
+    """
+    away = log_batch[None, :] - log_batch[:, None]
+    weight = np.exp(-0.5 * (away / (SLOPE_WIDTH * math.log(2.0))) ** 2)
+    weight /= weight.sum(axis=1, keepdims=True)
+    away = away - (weight * away).sum(axis=1, keepdims=True)
+    line = weight * away / (weight * away**2).sum(axis=1, keepdims=True)
+    slope = log_steps @ line.T
+    distance = log_batch[1] - log_batch[0]
+    # How much of log B is steeper; within a step of the crossing the slope, whose own is 1/4, counts in part.
+    steeper = np.clip(0.5 - (slope + 0.5) / (0.25 * distance), 0.0, 1.0)
+    return np.asarray(log_batch[0] + distance * (steeper.sum(axis=1) - 0.5))
 
 
 def _usable(value: float, name: str) -> float:
@@ -408,7 +434,7 @@ def _b_opt(observed: _Observed, profile: _Profile, rise: float) -> tuple[float, 
     return math.exp(best), math.exp(low.min()), None if profile.odds[inside[-1]] == np.inf else math.exp(high.max())
 
 
-def _batch_at(b_crit: float, b_opt: float, factor: float) -> float:
+def batch_at(b_crit: float, b_opt: float, factor: float) -> float:
     """Return the batch size at which the slope of log S* is -1/(1 + factor): factor B_crit without a B_opt."""
     return 0.5 * factor * (b_crit + math.hypot(b_crit, 2.0 * b_opt * math.sqrt(1.0 + 2.0 * factor) / factor))
 

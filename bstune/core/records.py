@@ -116,7 +116,8 @@ class TrialResult:
         eval_seconds: evaluation, and the passes that measure the noise scale beside the training, in seconds.
         startup_seconds: from the trial's start to its first training step, evaluation at step 0 left out.
         wall_seconds: the trial as a whole.
-        seconds_per_step: tau(B), the median over segments after warm-up; None if no step was finished.
+        seconds_per_step: tau(B): the survey's, where there is one, so that a machine under load does not decide; else
+            the trial's own. None if no step was finished.
         device: name of the device.
         versions: versions of the packages that the result depends on.
         history: (step, value) pairs of the target's metric, from the first step; a value that was not finite is None.
@@ -126,6 +127,7 @@ class TrialResult:
         noise_scale: (step, |G|^2, tr Sigma) of the steps at which it was measured (:mod:`bstune.core.noise_scale`),
             those of the trial that it continues included; steps that a gradient scaler skips are counted.
         hyperparameters: further ones that the study searches, by name.
+        own_seconds_per_step: the trial's own, the median over segments after warm-up; None where it is no other.
     """
 
     number: int
@@ -151,6 +153,7 @@ class TrialResult:
     replicate_of: int | None = None
     noise_scale: tuple[tuple[int, float, float], ...] = ()
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
+    own_seconds_per_step: float | None = None
 
     @classmethod
     def unmeasured(cls, spec: TrialSpec, status: Status, **values: Any) -> "TrialResult":

@@ -3,9 +3,9 @@
 A decision is one draw of the posterior (Thompson sampling): the best candidate of this draw, for its cost, is run. It
 is first given a share of its expected cost, then continued from its checkpoint as long as draws still prefer it.
 
-A draw of the frontier is the model's, at its best learning rates, plus a draw of the residual. Its B_crit is that of
-S_min (1 + B_crit/B) fitted to it by least squares in log S, even in log B: the number that a dense sweep over batch
-sizes would end with. The model's own parameter leans on the batch sizes that were tried most.
+B_crit of a draw is where the slope of its frontier, log S*(B) over log B, its small-batch term left out, is -1/2: for
+S_min (1 + B_crit/B) that is B_crit itself, and where the law does not hold, it is what a dense sweep over batch sizes
+would show, while the model's own parameter leans on the batch sizes that were tried most.
 """
 
 import math
@@ -15,12 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.core.curve import CurveBand
+from bstune.core.curve import SLOPE_RATIO, CurveBand, half_slope
 from bstune.core.errors import ConfigError
 from bstune.search import observations
-from bstune.search.gaussian_process import draw_process
 from bstune.search.observations import Observation, Posterior, Weight, objective_so_far, smoothed
-from bstune.search.posterior import B_CRIT, NOISE, OTHER, frontier, log_steps, optimum
+from bstune.search.posterior import NOISE, OTHER, Points, Prior, frontier, log_small_batch_term, log_steps, optimum
 
 Array = NDArray[np.float64]
 Pending = Sequence[tuple[float, float, int | None]]  # log2 B, log2 lr and resumed_from of the trials that run now
@@ -30,13 +29,12 @@ ROOM = 0.1  # octaves below a batch size that ran out of memory
 MAX_LUCK = 1.5  # the least own result divided by its smoothed value counts for at most this
 
 # Of a frontier's draw, and of the choice for the objective curve.
-PER_OCTAVE = 2  # batch sizes at which a frontier is drawn
-MAX_PENALTY = 0.7  # in log S: trials with a larger one carry little information on the frontier
-MAX_GAP = 1.0  # in log S: a trial further off its draw is taken for an outlier
-REACH = math.log(100.0)  # B_crit is sought within this factor of the batch sizes
-B_CRIT_GRID = 400  # values of B_crit that are tried
-DECISION_DRAWS = 64
+PER_OCTAVE = 4  # batch sizes at which a frontier is drawn
+REACH = 7  # octaves beyond the batch sizes within which B_crit is sought
 SETUP = 0.2  # what a trial costs beside its steps, over the cheapest one's cost: few trials rather than many
+LOOK_SHARE = 0.25  # of what was spent, that a look at a regime where nothing has reached the target may cost
+EDGE = 0.25  # octaves: a look lies so far within a regime, as its edge moves, or so near to the end of the range
+APART = 1.0  # octaves, at least, between the batch sizes of trials that are named together
 GIVEN_UP_AT = 1.6  # times the steps that are expected of a trial: where it ends
 MISFIT = 0.14  # in log S: what one more trial at a place still misses of the frontier there
 
@@ -104,6 +102,10 @@ class Candidates:
     other: Array
     done: Array
 
+    def points(self, posterior: Posterior) -> Points:
+        """Return them as the model takes them."""
+        return posterior.prior.at(self.x, self.z, self.other)
+
     def suggestion(self, chosen: int, max_steps: float) -> Suggestion:
         """Return one of them; it is given one step more than it has, at least."""
         return Suggestion(
@@ -129,7 +131,7 @@ def suggest(
     """Return the next trial for the objective ``time``, ``steps`` or ``curve``; ``budget`` is a scale, not a limit."""
     weight = observations.objective_weight(objective, posterior.tau)
     reached = [one for one in posterior.observations if one.status == "reached"]
-    ranked = sorted(smoothed(posterior, objective, rng), key=lambda pair: pair[0])
+    ranked = sorted(smoothed(posterior, objective), key=lambda pair: pair[0])
     least = min((objective_so_far(one, weight) for one in reached), default=math.inf)
     incumbent = min(ranked[0][0], MAX_LUCK * least) if ranked else None
     maps = objective == "curve"
@@ -139,7 +141,8 @@ def suggest(
     maps &= bool(reached)  # before that, the objective ``curve`` too looks for what is fast
     options = _candidates(posterior, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
     if maps:
-        chosen, expected = max_variance_reduction(posterior, options, pending, rng)
+        unseen = unseen_regime(posterior, options, pending)
+        chosen, expected = unseen or max_variance_reduction(posterior, options, pending)
         probe = policy.probe_fraction * expected
         max_steps = GIVEN_UP_AT * expected if options.done[chosen] >= probe else probe
         return options.suggestion(chosen, max(max_steps, 1.3 * float(options.done[chosen])))
@@ -186,7 +189,8 @@ def _candidates(
     x = rng.uniform(low, high, n)
     x[:2] = low, high
     rows = theta[rng.integers(len(theta), size=-(-n // 8))]
-    best = [optimum(row[None], x[8 * i : 8 * i + 8], posterior.prior)[0] for i, row in enumerate(rows)]
+    prior = posterior.prior
+    best = [optimum(row[None], prior.at(x[8 * i : 8 * i + 8]), prior)[0] for i, row in enumerate(rows)]
     z = np.concatenate(best)[:n] + rng.normal(0.0, 0.5, n)
     other = rng.random((n, domain.others))
     for j in range(domain.others):
@@ -219,9 +223,7 @@ def thompson_sample(
     rng: np.random.Generator,
 ) -> tuple[int, float]:
     """Return the candidate with the least objective in one draw, in cost too if nearly equal, and its steps there."""
-    drawn = log_steps(draw[None], candidates.x, candidates.z, candidates.other, posterior.prior)[0]
-    at = np.column_stack([candidates.x, candidates.z, candidates.other])
-    drawn = np.minimum(drawn + observations.residual_process(posterior, draw, weight, rng).draw(at, rng), 50.0)
+    drawn = np.minimum(log_steps(draw[None], candidates.points(posterior), posterior.prior)[0], 50.0)
     score = drawn + np.log(weight(candidates.x))
     cost = np.exp(drawn) * posterior.tau(np.exp2(candidates.x))
     to_go = cost * np.maximum(1.0 - candidates.done / np.exp(drawn), 0.0)
@@ -232,62 +234,18 @@ def thompson_sample(
     return chosen, float(np.exp(drawn[chosen]))
 
 
-@dataclass(frozen=True)
-class Frontiers:
-    """Draws of the frontier over log2 batch sizes ``x`` (g,)."""
-
-    theta: Array  # the model's parameters, shape (m, p)
-    x: Array
-    residual: Array  # of log S*, shape (m, g)
-    log_b_crit: Array  # of each draw, in examples, shape (m,)
-    log_steps: Array  # log S*, shape (m, g)
+def log_b_crit(theta: Array, prior: Prior) -> Array:
+    """Return log B_crit, B in examples, of each draw of the parameters: (m, p) gives (m,)."""
+    x = np.arange(prior.log_low - REACH, prior.log_high + REACH, 1.0 / PER_OCTAVE)
+    points = prior.at(x)
+    return half_slope(x * math.log(2.0), frontier(theta, points, prior) - log_small_batch_term(theta, points, prior))
 
 
-def draw_frontiers(posterior: Posterior, count: int, rng: np.random.Generator) -> Frontiers:
-    """Return draws of the frontier, one for each of ``count`` draws of the posterior (all, if there are fewer)."""
-    prior, data = posterior.prior, posterior.data
-    theta = posterior.theta[rng.permutation(len(posterior.theta))[:count]]
-    high = max(prior.log_low, min(prior.log_high, posterior.too_large))
-    x = np.linspace(prior.log_low, high, 1 + round(PER_OCTAVE * (high - prior.log_low)))
-    log_front = frontier(theta, x, prior)
-    best = optimum(theta, x, prior)
-    fitted = log_steps(theta, data.x, data.z, data.other, prior)
-    gap, off = data.y - fitted, fitted - frontier(theta, data.x, prior)
-    near = ~data.diverged & ~data.bound & (off < MAX_PENALTY) & (np.abs(gap) < MAX_GAP)
-    at = np.column_stack([data.x, data.z])
-    residual = np.empty_like(log_front)
-    for i, row in enumerate(theta):
-        use = near[i]
-        variance = data.spread[use] ** 2 + math.exp(2.0 * row[NOISE])
-        process = draw_process(at[use], gap[i, use], variance, rng)
-        residual[i] = process.draw(np.column_stack([x, best[i]]), rng)
-    drawn = log_front + residual
-    if x.size <= PER_OCTAVE:  # less than an octave shows no curve: the model's own B_crit stands
-        return Frontiers(theta, x, residual, prior.log_mid * math.log(2.0) + theta[:, B_CRIT], drawn)
-    log_batch = x * math.log(2.0)
-    tried = np.linspace(log_batch[0] - REACH, log_batch[-1] + REACH, B_CRIT_GRID)
-    shape = np.logaddexp(0.0, tried[:, None] - log_batch)
-    shape -= shape.mean(axis=1, keepdims=True)
-    centred = drawn - drawn.mean(axis=1, keepdims=True)
-    # The square of the difference, but for what all values of B_crit share.
-    error = (shape**2).sum(axis=1) - 2.0 * centred @ shape.T
-    return Frontiers(theta, x, residual, tried[error.argmin(axis=1)], drawn)
-
-
-def max_variance_reduction(
-    posterior: Posterior, candidates: Candidates, pending: Pending, rng: np.random.Generator
-) -> tuple[int, float]:
+def max_variance_reduction(posterior: Posterior, candidates: Candidates, pending: Pending) -> tuple[int, float]:
     """Return the candidate with the largest reduction of Var[log B_crit] per unit cost, and its expected steps."""
-    # Jointly normal, one log S reduces it by cov(log S, log B_crit)^2 / (var log S + noise^2).
     x, z, done = candidates.x, candidates.z, candidates.done
-    drawn = draw_frontiers(posterior, DECISION_DRAWS, rng)
-    nearest = np.abs(x[:, None] - drawn.x).argmin(axis=1)
-    steps = log_steps(drawn.theta, x, z, candidates.other, posterior.prior) + drawn.residual[:, nearest]
-    noise = float(np.mean(np.exp(2.0 * drawn.theta[:, NOISE]))) + MISFIT**2
-    centred = steps - steps.mean(axis=0)
-    b_crit = drawn.log_b_crit - drawn.log_b_crit.mean()
-    gain = (centred.T @ b_crit / len(b_crit)) ** 2 / (centred.var(axis=0) + noise)
-    expected = np.exp(np.minimum(np.median(steps, axis=0), 50.0))
+    expected, centred, b_crit, noise = _jointly(posterior, candidates.points(posterior))
+    gain = _gain(centred, b_crit, noise)
     whole = expected * posterior.tau(np.exp2(x))
     to_go = whole * np.maximum(1.0 - done / expected, 0.1) + SETUP * whole.min()
     # A stopped trial past its expected steps shows that the model is wrong there: more steps of it add nothing.
@@ -298,26 +256,82 @@ def max_variance_reduction(
     return chosen, float(expected[chosen])
 
 
-def b_crit_quantiles(posterior: Posterior, shares: Collection[float], rng: np.random.Generator) -> Array:
-    """Return quantiles of B_crit over draws of the frontier, in examples."""
-    drawn = draw_frontiers(posterior, len(posterior.theta), rng)
-    return np.asarray(np.exp(np.quantile(drawn.log_b_crit, list(shares))))
+def unseen_regime(posterior: Posterior, candidates: Candidates, pending: Pending) -> tuple[int, float] | None:
+    """Return the cheapest candidate in a regime where nothing has reached the target, and its expected steps.
+
+    The law says what S is there; that it holds there is seen by looking. None where both ends are seen, or where a look
+    costs more than ``LOOK_SHARE`` of what was spent.
+    """
+    prior, x = posterior.prior, candidates.x
+    middle = float(np.median(log_b_crit(posterior.theta, prior))) / math.log(2.0)
+    bottom, top = prior.log_low, min(prior.log_high, posterior.too_large - ROOM)
+    low, high = middle - math.log2(SLOPE_RATIO), middle + math.log2(SLOPE_RATIO)
+    looked = [one.x for one in posterior.observations if one.status == "reached"] + [size for size, _, _ in pending]
+    beyond = np.zeros(x.size, dtype=np.bool_)
+    if min(looked) > max(low, bottom + EDGE):
+        beyond |= x <= max(low - EDGE, bottom + EDGE)
+    if max(looked) < min(high, top - EDGE):
+        beyond |= x >= min(high + EDGE, top - EDGE)
+    steps = np.exp(np.minimum(np.median(log_steps(posterior.theta, candidates.points(posterior), prior), axis=0), 50.0))
+    beyond &= candidates.done < GIVEN_UP_AT * steps
+    to_go = np.where(beyond, np.maximum(steps - candidates.done, 0.1 * steps) * posterior.tau(np.exp2(x)), np.inf)
+    chosen = int(to_go.argmin())
+    return (chosen, float(steps[chosen])) if to_go[chosen] <= LOOK_SHARE * posterior.spent else None
 
 
-def steps_band(
-    posterior: Posterior, batch_sizes: Sequence[int], interval: tuple[float, float], rng: np.random.Generator
-) -> CurveBand:
-    """Return the median of S*(B) and two quantiles over drawn frontiers, each continued by its own B_crit."""
-    drawn = draw_frontiers(posterior, len(posterior.theta), rng)
+def _jointly(posterior: Posterior, points: Points) -> tuple[Array, Array, Array, float]:
+    """Return steps expected at n points; log S there (m, n) and log B_crit (m,), each less its mean; noise variance."""
+    steps = log_steps(posterior.theta, points, posterior.prior)
+    # What lies beyond the end of a trial is not seen.
+    middle = np.median(steps, axis=0)
+    steps = np.minimum(steps, middle + math.log(GIVEN_UP_AT))
+    b_crit = log_b_crit(posterior.theta, posterior.prior)
+    noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE]))) + MISFIT**2
+    return np.exp(np.minimum(middle, 50.0)), steps - steps.mean(axis=0), b_crit - b_crit.mean(), noise
+
+
+def _gain(centred: Array, b_crit: Array, noise: float) -> Array:
+    """Return by how much one log S reduces Var[log B_crit], were they jointly normal: cov^2 / (var + noise), (n,)."""
+    return np.asarray((centred.T @ b_crit / len(b_crit)) ** 2 / (centred.var(axis=0) + noise))
+
+
+def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, float]]:
+    """Return log2 B, log2 lr and expected steps of the trials that together tell most of B_crit for their cost."""
+    prior = posterior.prior
+    high = max(prior.log_low, min(prior.log_high, posterior.too_large - ROOM))
+    x = np.arange(prior.log_low, high + 1e-9, 1.0 / PER_OCTAVE)
+    z = np.median(optimum(posterior.theta, prior.at(x), prior), axis=0)
+    expected, centred, b_crit, noise = _jointly(posterior, prior.at(x, z, np.full((x.size, prior.others), 0.5)))
+    cost = expected * posterior.tau(np.exp2(x))
+    chosen: list[int] = []
+    while len(chosen) < count:
+        gain = _gain(centred, b_crit, noise) / (cost + SETUP * cost.min())
+        gain[(np.abs(x[:, None] - x[chosen]) < APART).any(axis=1)] = 0.0
+        best = int(gain.argmax())
+        if gain[best] == 0.0:  # no room for more
+            break
+        chosen.append(best)
+        # What is left of all once this one is known, by regression on it.
+        seen = centred[:, best] / (centred[:, best].var() + noise)
+        b_crit = b_crit - seen * float(centred[:, best] @ b_crit) / len(b_crit)
+        centred = centred - np.outer(seen, centred[:, best] @ centred / len(b_crit))
+    return [(float(x[i]), float(z[i]), float(expected[i])) for i in sorted(chosen)]
+
+
+def b_crit_quantiles(posterior: Posterior, shares: Collection[float]) -> Array:
+    """Return quantiles of B_crit over the posterior, in examples."""
+    return np.asarray(np.exp(np.quantile(log_b_crit(posterior.theta, posterior.prior), list(shares))))
+
+
+def steps_band(posterior: Posterior, batch_sizes: Sequence[int], interval: tuple[float, float]) -> CurveBand:
+    """Return the median of S*(B) and two quantiles over the posterior."""
     sizes = np.array(batch_sizes, dtype=np.float64)
-    within = np.array([np.interp(np.log2(sizes), drawn.x, row) for row in drawn.log_steps])
-    last = drawn.x[-1] * math.log(2.0)
-    scale = drawn.log_b_crit[:, None]
-    beyond = np.logaddexp(0.0, scale - np.maximum(np.log(sizes), last)) - np.logaddexp(0.0, scale - last)
-    low, middle, high = np.exp(np.quantile(within + beyond, (interval[0], 0.5, interval[1]), axis=0))
+    drawn = frontier(posterior.theta, posterior.prior.at(np.log2(sizes)), posterior.prior)
+    low, middle, high = np.exp(np.quantile(drawn, (interval[0], 0.5, interval[1]), axis=0))
     return CurveBand(sizes, middle, low, high)
 
 
 def best_learning_rate(posterior: Posterior, batch_size: float) -> float:
     """Return the posterior's median of the best learning rate at a batch size, other hyper-parameters in the middle."""
-    return float(np.median(np.exp2(optimum(posterior.theta, np.array([math.log2(batch_size)]), posterior.prior))))
+    at = posterior.prior.at(np.array([math.log2(batch_size)]))
+    return float(np.median(np.exp2(optimum(posterior.theta, at, posterior.prior))))

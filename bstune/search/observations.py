@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import StepTime, StepTimes, fit_step_times
-from bstune.search.gaussian_process import GaussianProcess, draw_process
-from bstune.search.posterior import NOISE, OTHER, LikelihoodData, Prior, log_steps, sample_posterior
+from bstune.search.posterior import NOISE, LikelihoodData, Prior, log_steps, sample_posterior
 
 Array = NDArray[np.float64]
 Weight = Callable[[Array], Array]
 Curve = Sequence[tuple[float, float]]  # (log step, log excess) of a trial's evaluations
-SMOOTHING_DRAWS = 4  # of the posterior, for the mean
-TAIL = 1.5  # in log T: what is further from the best does not matter to it
+MISFIT = 0.1  # in log S: what the model misses at one point
+LEAST_SHARE = 0.5  # of the steps of a trial that reached the target at its first evaluation: those that missed it
 SIMILAR = 8  # trials that reached the target, whose rates a stopped one is shrunk towards
 
 
@@ -33,6 +32,7 @@ class Observation:
     number: int
     status: str
     steps: int
+    steps_low: int  # of a reached one: the last step that missed the target, 0 if it was not looked at before
     seconds_per_step: float | None
     x: float  # log2 of the batch size
     z: float  # log2 of the learning rate
@@ -83,7 +83,7 @@ def infer(
     # A trial's own steps: those that it continues are not paid again.
     spent = sum(float(max(t.steps - before[t.number], 0) * tau(np.array(float(t.batch_size)))) for t in trials)
     too_large = min((trial.batch_size for trial in trials if trial.status == "oom"), default=math.inf)
-    data = likelihood_data(observations, (prior.mean.size - OTHER) // 3)
+    data = likelihood_data(observations, prior)
     theta = sample_posterior(data, prior, rng, particles, moves)
     return Posterior(observations, data, theta, tau, spent, prior, math.log2(too_large))
 
@@ -106,6 +106,7 @@ def _observation(
         number=trial.number,
         status=trial.status,
         steps=max(trial.steps, 1),
+        steps_low=trial.steps_low,
         seconds_per_step=trial.seconds_per_step,
         x=math.log2(trial.batch_size),
         z=math.log2(trial.lr),
@@ -116,24 +117,26 @@ def _observation(
     )
 
 
-def likelihood_data(observations: Sequence[Observation], others: int) -> LikelihoodData:
+def likelihood_data(observations: Sequence[Observation], prior: Prior) -> LikelihoodData:
     """Return the observations, a stopped one as an estimate where its history allows it and as a bound elsewhere."""
     seen = []
     for one in observations:
-        done = math.log(one.steps)
+        done, least = math.log(one.steps), -math.inf
         if one.status == "reached":
-            values = done, 0.0, False
+            # S lies between the last evaluation that missed the target and the first one that reached it.
+            width = math.log(one.steps / max(one.steps_low, LEAST_SHARE * one.steps))
+            values = done - 0.5 * width, width / math.sqrt(12.0), False
         elif one.log_factor is None:
             values = done, 0.05, True
         elif one.log_factor > 1.6 and one.spread > 0.5 * one.log_factor:
             values = done + max(one.log_factor - one.spread, 0.0), min(one.spread, 0.5), True
         else:
-            values = done + one.log_factor, one.spread, False
-        seen.append((one.x, one.z, *values))
-    x, z, y, spread, bound = np.array(seen, dtype=np.float64).reshape(-1, 5).T
+            values, least = (done + one.log_factor, one.spread, False), done
+        seen.append((one.x, one.z, *values, least))
+    x, z, y, spread, bound, leasts = np.array(seen, dtype=np.float64).reshape(-1, 6).T
     diverged = np.array([one.status == "diverged" for one in observations], dtype=np.bool_)
-    other = np.array([one.other for one in observations], dtype=np.float64).reshape(len(observations), others)
-    return LikelihoodData(x, z, other, y, spread, (bound > 0.0) & ~diverged, diverged)
+    other = np.array([one.other for one in observations], dtype=np.float64).reshape(len(observations), prior.others)
+    return LikelihoodData(prior.at(x, z, other), y, spread, leasts, (bound > 0.0) & ~diverged, diverged)
 
 
 def objective_weight(objective: str, tau: StepTimes) -> Weight:
@@ -146,38 +149,21 @@ def objective_so_far(observation: Observation, weight: Weight) -> float:
     return observation.steps * float(weight(np.array(observation.x)))
 
 
-def residual_process(posterior: Posterior, draw: Array, weight: Weight, rng: np.random.Generator) -> GaussianProcess:
-    """Return the process of the trials' residuals around one draw of the parameters."""
-    data = posterior.data
-    fitted = log_steps(draw[None], data.x, data.z, data.other, posterior.prior)[0]
-    gap = data.y - fitted
-    # A bound matters where it lies above the draw. Where both the draw and the trial are far from the best, the
-    # residual would only learn the tails' shape.
-    use = ~data.diverged & (~data.bound | (gap > 0))
-    gap = np.clip(gap, -TAIL, TAIL)
-    level = np.minimum(data.y, fitted) + np.log(weight(data.x))
-    if use.any():
-        use &= level < level[use].min() + TAIL
-    variance = data.spread**2 + math.exp(2.0 * draw[NOISE])
-    at = np.column_stack([data.x, data.z, data.other])
-    return draw_process(at[use], gap[use], variance[use], rng)
+def smoothed(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:
+    """Return the reached observations with what fresh seeds are predicted to give of the objective.
 
-
-def smoothed(posterior: Posterior, objective: str, rng: np.random.Generator) -> list[tuple[float, Observation]]:
-    """Return the reached observations with the posterior mean of their objective, which leans on all trials around."""
-    reached = [one for one in posterior.observations if one.status == "reached"]
+    It is the posterior mean of log S, which leans on all trials around, drawn to the trial's own as far as the noise
+    from seed to seed is small beside what the model misses at one point.
+    """
+    reached = [i for i, one in enumerate(posterior.observations) if one.status == "reached"]
     if not reached:
         return []
+    expected = log_steps(posterior.theta, posterior.data.points, posterior.prior).mean(axis=0)
+    noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
+    own = MISFIT**2 / (MISFIT**2 + noise)
     weight = objective_weight(objective, posterior.tau)
-    x, z = np.array([one.x for one in reached]), np.array([one.z for one in reached])
-    other = np.array([one.other for one in reached]).reshape(len(reached), -1)
-    total = np.zeros(len(reached))
-    for _ in range(SMOOTHING_DRAWS):
-        draw = posterior.theta[int(rng.integers(len(posterior.theta)))]
-        total += log_steps(draw[None], x, z, other, posterior.prior)[0]
-        total += residual_process(posterior, draw, weight, rng).mean(np.column_stack([x, z, other]))
-    values = np.exp(total / SMOOTHING_DRAWS + np.log(weight(x)))
-    return list(zip(values.tolist(), reached, strict=True))
+    values = np.exp(expected + own * (posterior.data.y - expected)) * weight(posterior.data.points.x)
+    return [(float(values[i]), posterior.observations[i]) for i in reached]
 
 
 RATE = 0.4  # of error in steps where nothing has reached the target yet

@@ -2,27 +2,32 @@
 
 The model of log S is
 
-    log S(B, lr) = level + log((1 + B_crit/B) / (1 + B_crit/B_mid)) + penalty(d) + residual,  d = log2 lr - optimum(B),
+    log S(B, lr) = level + log(f(B)/f(B_mid)) + g(B) + penalty(d),  f(B) = 1 + B_crit/B + (B_opt/B)^2,
+    d = (log2 lr - optimum(B)) exp(tilt log2(B/B_mid)),
 
 - the frontier S*(B) = S_min (1 + B_crit/B) (McCandlish et al. 2018, arXiv 1812.06162, eq. 2.11), B_mid the geometric
-  middle of the batch sizes;
+  middle of the batch sizes; the small-batch term is ours: the examples B S*(B) are fewest at B_opt, and its prior lies
+  below the smallest batch size, where the term changes nothing;
+- g, the discrepancy, what the law misses of the frontier: piecewise linear in log2 B, its values at the knots normal
+  with a standard deviation that is a parameter. It is sampled with the others, so that a wrong law widens what is said
+  of B_crit;
 - optimum(B), log2 of the best learning rate: the scaling rule plus a shift at B_mid and a deviation of the exponent,
   with a bend at B_crit, above which the exponent may differ (the rule is the prior mean, never the model);
 - the cost of being off the optimum, ours: below, where S grows as lr falls (at most as 1/lr, log 2 an octave),
   a hyperbola of slope ``low_slope`` an octave; above, a parabola, whose curvature soon means that nothing is reached;
+  both may be steeper or broader at large batch sizes than at small ones (the tilt);
 - other hyper-parameters, each scaled to [0, 1]: a parabola around a best value, and a shift of the best learning rate
-  in proportion to it (as momentum shifts it);
-- the residual, a Gaussian process over (log2 B, log2 lr), so that a wrong shape cannot trap the search
-  (see :mod:`bstune.search.gaussian_process`).
+  in proportion to it (as momentum shifts it).
 
 The posterior of the parameters is sampled by sequential Monte Carlo: particles from the prior, tempered to the
-likelihood, moved by random-walk Metropolis steps at each temperature. Reached trials are normal in log S with an
-outlier mixture, censored ones are bounds (or estimates, where their history can be extrapolated), and a diverged one
-means a large penalty. The draws depend on the data and the generator alone: the same study asks the same trials.
+likelihood, moved by Metropolis steps at each temperature. Reached trials are normal in log S with an
+outlier mixture, censored ones are bounds (or estimates above their bound, where their history can be extrapolated), and
+a diverged one means a large penalty. The draws depend on the data and the generator alone: the same study asks the same
+trials.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +39,28 @@ from bstune.core.noise_scale import MIN_BLOCKS, NoiseScaleEstimate, estimate_noi
 from bstune.core.records import TrialResult
 
 Array = NDArray[np.float64]
-LEVEL, B_CRIT, SHIFT, EXPONENT, BEND, LOW_SLOPE, LOW_WIDTH, HIGH_WIDTH, NOISE = range(9)  # see make_prior
-OTHER = 9  # then three for each other hyper-parameter: its best value, log curvature, shift
+# Places of the parameters, see make_prior.
+LEVEL, B_CRIT, SHIFT, EXPONENT, BEND, LOW_SLOPE, LOW_WIDTH, HIGH_WIDTH, NOISE, TILT, B_OPT, ROUGHNESS = range(12)
+OTHER = 12  # then three for each other hyper-parameter: its best value, log curvature, shift; then the knots
+KNOT_OCTAVES = 1.5  # from knot to knot of the discrepancy, about
 OUTLIER_SHARE = 0.04
 OUTLIER_SPREAD = 0.8  # in log S
 OTHER_NORMAL = [(0.5, 0.35), (math.log(0.3), 1.0), (0.0, 1.0)]  # mean and standard deviation of each of them
 DIVERGED_PENALTY = 1.5  # a trial that diverged is at least this far above the frontier, in log S ...
 DIVERGED_SPREAD = 0.4  # ... give or take this
+KEPT = (0.3, 0.7, 0.95)  # of a particle by a step towards the fitted normal distribution, in its deviations
 SHIFT_FREEDOM = 3.0  # degrees of freedom of Student's t: the reference learning rate may be wrong by ten times
+
+
+@dataclass(frozen=True)
+class Points:
+    """Where log S is asked for: arrays of shape (n,), and what the model needs of them."""
+
+    x: Array  # log2 of the batch size
+    z: Array  # log2 of the learning rate
+    other: Array  # the other hyper-parameters, each in [0, 1], shape (n, k); k may be 0
+    rule: Array  # log2 of the rule's learning rate
+    hats: Array  # weights of the discrepancy's knots, shape (n, knots)
 
 
 @dataclass(frozen=True)
@@ -51,36 +70,39 @@ class Prior:
     log_low: float  # log2 of the smallest batch size
     log_high: float
     rule: Callable[[Array], Array]  # log2 of the rule's learning rate over log2 B
-    mean: Array  # (p,), in the order of the places above, three for each other hyper-parameter
+    mean: Array  # (p,), in the order of the places above
     spread: Array
+    knots: Array  # log2 of the batch sizes at which the discrepancy is a parameter
 
     @property
     def log_mid(self) -> float:
         """Log2 of B_mid."""
         return 0.5 * (self.log_low + self.log_high)
 
+    @property
+    def others(self) -> int:
+        """How many other hyper-parameters there are."""
+        return (self.mean.size - OTHER - self.knots.size) // 3
+
+    def at(self, x: Array, z: Array | None = None, other: Array | None = None) -> Points:
+        """Return points for :func:`log_steps`; the frontier and its optimum need no more than ``x``."""
+        z = np.zeros(x.shape) if z is None else z
+        other = np.zeros((x.size, 0)) if other is None else other
+        # Piecewise-linear interpolation of the unit vectors, constant beyond the ends.
+        hats = np.stack([np.interp(x, self.knots, unit) for unit in np.eye(self.knots.size)], axis=1)
+        return Points(x, z, other, self.rule(x), hats)
+
 
 @dataclass(frozen=True)
 class LikelihoodData:
     """Trials as the likelihood takes them: arrays of shape (n,)."""
 
-    x: Array  # log2 of the batch size
-    z: Array  # log2 of the learning rate
-    other: Array  # the other hyper-parameters, each in [0, 1], shape (n, k); k may be 0
+    points: Points
     y: Array  # log of steps to target where known, of the estimate or the bound elsewhere
-    spread: Array  # standard deviation of y beside the noise from seed to seed: 0 where the target was reached
+    spread: Array  # standard deviation of y beside the noise from seed to seed
+    least: Array  # log of the steps at which the target was still missed, of an estimate; else -inf
     bound: NDArray[np.bool_]  # whether log S lies above y rather than around it
     diverged: NDArray[np.bool_]  # y is not read then
-
-
-def optimum(theta: Array, x: Array, prior: Prior) -> Array:
-    """Return log2 of the best learning rate: parameters (m, p) and log2 batch sizes (n,) give (m, n)."""
-    t = theta[:, :, None]
-    away = x[None, :] - prior.log_mid
-    corner = t[:, B_CRIT] / math.log(2.0)
-    # softplus with a width of an octave, zero at B_mid: the bend is where the frontier flattens
-    bend = _softplus(away - corner) - _softplus(-corner)
-    return np.asarray(prior.rule(x)[None, :] + t[:, SHIFT] + t[:, EXPONENT] * away + t[:, BEND] * bend)
 
 
 def make_prior(
@@ -111,21 +133,45 @@ def make_prior(
         (math.log(1.2), 0.5),  # low width, log of: octaves below the optimum over which the slope sets in
         (math.log(1.2), 0.4),  # high width, log of: octaves above the optimum at which S is e^(1/2) times as large
         (math.log(0.12), 0.5),  # noise, log of: standard deviation of log S from seed to seed
+        (0.0, 0.12),  # tilt: of the log of the penalty's steepness, an octave of B
+        ((log_low - log_mid) * math.log(2.0) - 1.5, 1.25),  # log(B_opt/B_mid)
+        (math.log(0.08), 0.8),  # roughness, log of: standard deviation of the discrepancy in log S
     ]
-    mean, spread = np.array(normal + OTHER_NORMAL * others).T
-    return Prior(log_low, log_high, rule, mean, spread)
+    count = 1 + max(1, round((log_high - log_low) / KNOT_OCTAVES))
+    normal += OTHER_NORMAL * others + [(0.0, 1.0)] * count  # the knots, in units of the roughness
+    mean, spread = np.array(normal).T
+    return Prior(log_low, log_high, rule, mean, spread, np.linspace(log_low, log_high, count))
 
 
 def _softplus(value: Array) -> Array:
     return np.logaddexp(0.0, 2.0 * value) / 2.0
 
 
-def frontier(theta: Array, x: Array, prior: Prior) -> Array:
+def optimum(theta: Array, points: Points, prior: Prior) -> Array:
+    """Return log2 of the best learning rate: parameters (m, p) and n points give (m, n)."""
+    t = theta[:, :, None]
+    away = points.x[None, :] - prior.log_mid
+    corner = t[:, B_CRIT] / math.log(2.0)
+    # softplus with a width of an octave, zero at B_mid: the bend is where the frontier flattens
+    bend = _softplus(away - corner) - _softplus(-corner)
+    return np.asarray(points.rule[None, :] + t[:, SHIFT] + t[:, EXPONENT] * away + t[:, BEND] * bend)
+
+
+def log_small_batch_term(theta: Array, points: Points, prior: Prior) -> Array:
+    """Return log((1 + B_crit/B + (B_opt/B)^2)/(1 + B_crit/B)), shape (m, n)."""
+    t = theta[:, :, None]
+    away = (points.x[None, :] - prior.log_mid) * math.log(2.0)
+    return np.asarray(np.log1p(np.exp(2.0 * (t[:, B_OPT] - away) - np.logaddexp(0.0, t[:, B_CRIT] - away))))
+
+
+def frontier(theta: Array, points: Points, prior: Prior) -> Array:
     """Return log S*(B), shape (m, n)."""
     t = theta[:, :, None]
-    scale = t[:, B_CRIT]
-    away = (x[None, :] - prior.log_mid) * math.log(2.0)
-    return np.asarray(t[:, LEVEL] + np.logaddexp(0.0, scale - away) - np.logaddexp(0.0, scale))
+    away = (points.x[None, :] - prior.log_mid) * math.log(2.0)
+    law = np.log1p(np.exp(t[:, B_CRIT] - away) + np.exp(2.0 * (t[:, B_OPT] - away)))
+    middle = np.log1p(np.exp(t[:, B_CRIT]) + np.exp(2.0 * t[:, B_OPT]))
+    knots = np.exp(theta[:, ROUGHNESS, None]) * theta[:, theta.shape[1] - prior.knots.size :]
+    return np.asarray(t[:, LEVEL] + law - middle + knots @ points.hats.T)
 
 
 def penalty(theta: Array, d: Array) -> Array:
@@ -136,20 +182,20 @@ def penalty(theta: Array, d: Array) -> Array:
     return np.asarray(low + 0.5 * above**2 * np.exp(-2.0 * t[:, HIGH_WIDTH]))
 
 
-def off_optimum(theta: Array, x: Array, z: Array, other: Array, prior: Prior) -> Array:
-    """Return how many octaves the learning rate lies above the best one, shape (m, n)."""
-    d = z[None, :] - optimum(theta, x, prior)
-    for j in range(other.shape[1]):
-        d = d - theta[:, OTHER + 3 * j + 2, None] * (other[None, :, j] - 0.5)
-    return np.asarray(d)
+def off_optimum(theta: Array, points: Points, prior: Prior) -> Array:
+    """Return how many octaves the learning rate lies above the best one, as the tilt counts them, shape (m, n)."""
+    d = points.z[None, :] - optimum(theta, points, prior)
+    for j in range(prior.others):
+        d = d - theta[:, OTHER + 3 * j + 2, None] * (points.other[None, :, j] - 0.5)
+    return np.asarray(d * np.exp(theta[:, TILT, None] * (points.x - prior.log_mid)))
 
 
-def log_steps(theta: Array, x: Array, z: Array, other: Array, prior: Prior) -> Array:
-    """Return log S without the residual, shape (m, n), for parameters (m, p) and points (n,), (n,) and (n, k)."""
-    total = frontier(theta, x, prior) + penalty(theta, off_optimum(theta, x, z, other, prior))
-    for j in range(other.shape[1]):
+def log_steps(theta: Array, points: Points, prior: Prior) -> Array:
+    """Return log S, shape (m, n), for parameters (m, p) and n points."""
+    total = frontier(theta, points, prior) + penalty(theta, off_optimum(theta, points, prior))
+    for j in range(prior.others):
         best, curvature = theta[:, OTHER + 3 * j, None], np.exp(theta[:, OTHER + 3 * j + 1, None])
-        total = total + curvature * (other[None, :, j] - best) ** 2
+        total = total + curvature * (points.other[None, :, j] - best) ** 2
     return np.asarray(total)
 
 
@@ -162,28 +208,33 @@ def log_prior(theta: Array, prior: Prior) -> Array:
 
 def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Return the log likelihood, shape (m,); zero without observations."""
-    total = np.zeros(len(theta))
+    above = np.maximum(off_optimum(theta, data.points, prior), 0.0)[:, data.diverged]
+    expected = log_steps(theta, data.points, prior)
     exact = ~data.bound & ~data.diverged
     noise = np.exp(theta[:, NOISE, None])
-    if exact.any():
-        gap = data.y[exact] - log_steps(theta, data.x[exact], data.z[exact], data.other[exact], prior)
-        sigma = np.hypot(noise, data.spread[exact])
-        wide = np.hypot(sigma, OUTLIER_SPREAD)
-        core = math.log1p(-OUTLIER_SHARE) - np.log(sigma) - 0.5 * (gap / sigma) ** 2
-        bad = math.log(OUTLIER_SHARE) - np.log(wide) - 0.5 * (gap / wide) ** 2
-        total += np.logaddexp(core, bad).sum(axis=1)
-    if data.bound.any():
-        at = data.x[data.bound], data.z[data.bound], data.other[data.bound]
-        over = log_steps(theta, *at, prior) - data.y[data.bound]
-        sigma = np.hypot(noise, data.spread[data.bound])
-        total += np.logaddexp(log_ndtr(over / sigma), math.log(OUTLIER_SHARE / 4.0)).sum(axis=1)
-    if data.diverged.any():
-        at = data.x[data.diverged], data.z[data.diverged], data.other[data.diverged]
-        # Only too high a learning rate makes a trial diverge.
-        above = np.maximum(off_optimum(theta, *at, prior), 0.0)
-        over = penalty(theta, above) - DIVERGED_PENALTY
-        total += np.logaddexp(log_ndtr(over / DIVERGED_SPREAD), math.log(OUTLIER_SHARE / 4.0)).sum(axis=1)
-    return np.asarray(total)
+    gap = data.y[exact] - expected[:, exact]
+    sigma = np.hypot(noise, data.spread[exact])
+    wide = np.hypot(sigma, OUTLIER_SPREAD)
+    core = math.log1p(-OUTLIER_SHARE) - np.log(sigma) - 0.5 * (gap / sigma) ** 2
+    core += _above(data, exact & np.isfinite(data.least), expected, noise)[:, exact]
+    bad = math.log(OUTLIER_SHARE) - np.log(wide) - 0.5 * (gap / wide) ** 2
+    over = expected[:, data.bound] - data.y[data.bound]
+    sigma = np.hypot(noise, data.spread[data.bound])
+    bounds = np.logaddexp(log_ndtr(over / sigma), math.log(OUTLIER_SHARE / 4.0))
+    # Only too high a learning rate makes a trial diverge.
+    over = (penalty(theta, above) - DIVERGED_PENALTY) / DIVERGED_SPREAD
+    diverged = np.logaddexp(log_ndtr(over), math.log(OUTLIER_SHARE / 4.0))
+    return np.asarray(np.logaddexp(core, bad).sum(axis=1) + bounds.sum(axis=1) + diverged.sum(axis=1))
+
+
+def _above(data: LikelihoodData, use: NDArray[np.bool_], expected: Array, noise: Array) -> Array:
+    """Return the log of the probability that S exceeds what an estimated trial has run, given its estimate: (m, n)."""
+    total = np.zeros(expected.shape)
+    # log S given the model and the estimate is normal, its precision the sum of theirs.
+    own, given = noise**-2.0, data.spread[use] ** -2.0
+    mean = (own * expected[:, use] + given * data.y[use]) / (own + given)
+    total[:, use] = log_ndtr((mean - data.least[use]) * np.sqrt(own + given))
+    return total
 
 
 def draw_prior(prior: Prior, count: int, rng: np.random.Generator) -> Array:
@@ -196,7 +247,7 @@ def draw_prior(prior: Prior, count: int, rng: np.random.Generator) -> Array:
 def sample_posterior(data: LikelihoodData, prior: Prior, rng: np.random.Generator, count: int, moves: int) -> Array:
     """Return ``count`` draws of the posterior, shape (count, p); ``moves`` are Metropolis steps at each temperature."""
     theta = draw_prior(prior, count, rng)
-    if not data.x.size:
+    if not data.y.size:
         return theta
     likelihood = log_likelihood(theta, data, prior)
     temperature = 0.0
@@ -239,19 +290,23 @@ def _move(
     moves: int,
 ) -> tuple[Array, Array]:
     before = log_prior(theta, prior)
-    dimensions = theta.shape[1]
     for i in range(moves):
-        # Alternately a normal step with the particles' covariance and the difference of two particles.
+        correction: Array | float = 0.0
+        # Alternately towards a normal distribution fitted to the particles, which moves far in many dimensions, and by
+        # the difference of two particles, which does not trust that shape.
         if i % 2 == 0:
             root = np.linalg.cholesky(np.cov(theta.T) + 1e-6 * np.diag(prior.spread**2))
-            scale = 2.38 / math.sqrt(dimensions) * rng.choice([0.3, 0.7, 1.0])
-            proposed = theta + scale * rng.standard_normal(theta.shape) @ root.T
+            mean, keep = theta.mean(axis=0), rng.choice(KEPT, (len(theta), 1))
+            white = np.linalg.solve(root, (theta - mean).T).T
+            fresh = keep * white + np.sqrt(1.0 - keep**2) * rng.standard_normal(theta.shape)
+            proposed = mean + fresh @ root.T
+            correction = 0.5 * ((fresh**2).sum(axis=1) - (white**2).sum(axis=1))
         else:
             a, b = rng.permutation(len(theta)), rng.permutation(len(theta))
-            scale = 2.38 / math.sqrt(2.0 * dimensions) * rng.uniform(0.3, 1.0, (len(theta), 1))
+            scale = 2.38 / math.sqrt(2.0 * theta.shape[1]) * rng.uniform(0.3, 1.0, (len(theta), 1))
             proposed = theta + scale * (theta[a] - theta[b]) + 1e-3 * prior.spread * rng.standard_normal(theta.shape)
         after, likelihood_after = log_prior(proposed, prior), log_likelihood(proposed, data, prior)
-        ratio = temperature * (likelihood_after - likelihood) + after - before
+        ratio = temperature * (likelihood_after - likelihood) + after - before + correction
         accepted = np.log(rng.random(len(theta))) < ratio
         theta = np.where(accepted[:, None], proposed, theta)
         likelihood = np.where(accepted, likelihood_after, likelihood)
@@ -291,7 +346,7 @@ def noise_scale_prior(trials: Iterable[TrialResult]) -> tuple[float | None, floa
 
 
 def noise_scale_row(
-    trials: Iterable[TrialResult], posterior: Sequence[float] | None, fit_b_crit: float | None
+    trials: Iterable[TrialResult], b_crit: float | None, fit_b_crit: float | None
 ) -> dict[str, Any] | None:
     """Return the measured noise scale and its ratios to B_crit for ``curve.json``; None where none was measured."""
     # The prior of the posterior's B_crit was the noise scale itself: only the ratio to the fit is of two measurements.
@@ -313,6 +368,6 @@ def noise_scale_row(
         "trials": estimate.measurements,
         "steps": steps,
         "undetermined": undetermined if value is None else None,
-        "ratio_to_posterior": ratio(None if posterior is None else posterior[1]),
+        "ratio_to_critical": ratio(b_crit),
         "ratio_to_fit": ratio(fit_b_crit),
     }

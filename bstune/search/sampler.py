@@ -19,7 +19,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
 
@@ -41,6 +41,7 @@ from bstune.search.posterior import make_prior, noise_scale_prior
 logger = logging.getLogger(__name__)
 RECORD = "bstune:record"  # the trial's record, as JSON, among its user attributes
 RESUMED_FROM = "bstune:resumed_from"  # number of the trial that it continues
+BELOW, ABOVE, GRID = 1.0, 12.0, 0.25  # octaves beyond the batch sizes, and between two, of the rule as tabulated
 BATCH_SIZE, LR, DELTA = "batch_size", "lr", "delta"
 
 
@@ -245,7 +246,7 @@ class FrontierSampler(BaseSampler):
     def recommended(self, study: optuna.Study) -> int | None:
         """Return the number of the reached trial best by the posterior's mean (``both``: by time), else None."""
         posterior, objective = self.posterior(study), "steps" if self.objective == "steps" else "time"
-        ranked = [] if posterior is None else smoothed(posterior, objective, self._rng)
+        ranked = [] if posterior is None else smoothed(posterior, objective)
         return min(ranked, key=lambda pair: pair[0])[1].number if ranked else None
 
     def _records(
@@ -332,12 +333,15 @@ class Coordinates:
             raise ConfigError(f"{self._axis} must be a float parameter over positive rates, but got {rates}")
         self._rates = rates
         middle = math.sqrt(rates.low * rates.high) if self._axis == LR else 1.0
-        rule = rule or (lambda batch_size: middle * math.sqrt(batch_size / math.sqrt(self.low * self.high)))
-        self._rule = cache(rule)  # a decision asks for thousands of the same, and a call through Hydra takes 0.1 ms
+        self._rule = rule or (lambda batch_size: middle * math.sqrt(batch_size / math.sqrt(self.low * self.high)))
 
-    def log_rule(self, x: Array) -> Array:
-        """Return log2 of the rule's learning rate at log2 batch sizes."""
-        return np.array([math.log2(self._rule(2.0**value)) for value in np.ravel(x)]).reshape(np.shape(x))
+    @cached_property
+    def log_rule(self) -> Callable[[Array], Array]:
+        """Log2 of the rule's learning rate over log2 batch sizes, in their shape; constant far beyond the range."""
+        # A decision asks for hundreds, and a call through Hydra takes 0.1 ms.
+        grid = np.arange(math.log2(self.low) - BELOW, math.log2(self.high) + ABOVE, GRID)
+        values = [math.log2(self._rule(2.0**x)) for x in grid.tolist()]
+        return lambda x: np.interp(x, grid, values)
 
     @property
     def columns(self) -> int:
@@ -444,7 +448,7 @@ def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -
         spec,
         "reached" if complete else trial.user_attrs.get("status", "censored"),
         steps=steps,
-        steps_low=0 if complete else steps,
+        steps_low=steps - 1 if complete else steps,
         examples=steps * spec.batch_size,
         train_seconds=0.0 if seconds is None else steps * seconds,
         seconds_per_step=seconds,

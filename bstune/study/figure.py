@@ -6,14 +6,13 @@ matplotlib is imported in functions here, once a figure is drawn: it takes 0.4 s
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bstune.core.console import format_count, format_number, time_unit
-from bstune.core.curve import CurveFit, predict_steps
+from bstune.core.curve import CurveBand
 from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.records import TrialResult
 from bstune.study.summary import REGIMES, WINNERS, Row, Summary, counts_text, critical_text, trial_row
@@ -25,18 +24,18 @@ if TYPE_CHECKING:
 
 FIGURE_INCHES = (13.0, 6.5)
 REGIME_TINTS = dict(zip(REGIMES, ("#e6f0f8", "#f7f7f7", "#fcf1e2"), strict=True))
-CURVE_LABEL = r"$S_\mathrm{{min}}\,(1 + B_\mathrm{{crit}}/B)$ and its {:.0%} band"
+CURVE_LABEL = "S*(B) by all trials, {:.0%} band"
 FOOT_MARKERS = {"diverged": ("x", "diverged"), "oom": ("s", "out of memory"), "failed": ("P", "failed")}
 COLOUR_LABELS = {"delta": "delta = log2(learning rate / rule(B)), in octaves", "lr": "learning rate"}
 
 
-def draw_curve(trials: Sequence[TrialResult], summary: Summary, fit: CurveFit | None, title: str, path: Path) -> None:
+def draw_curve(trials: Sequence[TrialResult], summary: Summary, band: CurveBand | None, title: str, path: Path) -> None:
     """Write ``curve.png``: steps to target over batch size on the left, time to target on the right."""
-    save_figure(lambda figure: paint_curve(figure, trials, summary, fit, title), FIGURE_INCHES, path)
+    save_figure(lambda figure: paint_curve(figure, trials, summary, band, title), FIGURE_INCHES, path)
 
 
 def paint_curve(
-    figure: "Figure", trials: Sequence[TrialResult], summary: Summary, fit: CurveFit | None, title: str
+    figure: "Figure", trials: Sequence[TrialResult], summary: Summary, band: CurveBand | None, title: str
 ) -> None:
     """Draw what :func:`draw_curve` writes; target, device and number of trials are added to the title."""
     left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.06})
@@ -45,14 +44,14 @@ def paint_curve(
     times = [row["time_to_target"] or row["time_low"] for row in rows]
     scale, unit = time_unit(min((time for time in times if time), default=1.0))
     # B_crit is in the figure where it is near enough to leave the points room.
-    b_crit = None if fit is None else fit.b_crit
+    b_crit = (summary["critical"] or {}).get("b_crit")
     near = [b_crit] if b_crit is not None and min(sizes) / 8.0 <= b_crit <= max(sizes) * 8.0 else []
     _draw_panel(left, rows, summary, ("steps_low", "steps", "best_by_steps"), 1.0, [*sizes, *near])
     _draw_panel(right, rows, summary, ("time_low", "time_to_target", "best_by_time"), scale, sizes)
     left.set_ylabel("steps to target S (optimizer steps)")
     right.set_ylabel(f"time to target T = S x tau(B) ({unit} of training)")
     _draw_foot(left, trials)
-    _draw_fit(left, summary, fit)
+    _draw_curve(left, summary, band)
     if rows:
         from matplotlib.cm import ScalarMappable  # matplotlib takes 0.4 s to import
 
@@ -62,7 +61,7 @@ def paint_curve(
     legend = {label: handle for handle, label in pairs}
     figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
     lines = [title, "; ".join([f"target {summary['target']}", *summary["devices"], counts_text(summary)])]
-    lines += [note for note in (summary["note"], summary["fit_note"]) if note]
+    lines += [summary["note"]] if summary["note"] else []
     figure.suptitle("\n".join(textwrap.fill(line, 155) for line in lines), fontsize=10.5, parse_math=False)
     _label_regimes(figure, left, summary["regimes"])
 
@@ -172,30 +171,30 @@ def _draw_foot(axes: "Axes", trials: Sequence[TrialResult]) -> None:
             axes.scatter(sizes, [0.025] * len(sizes), marker=marker, **style)
 
 
-def _draw_fit(axes: "Axes", summary: Summary, fit: CurveFit | None) -> None:
+def _draw_curve(axes: "Axes", summary: Summary, band: CurveBand | None) -> None:
     """Draw the regimes, B_crit with its interval, the curve with its band, and the slope of perfect scaling."""
     limits = {"xlim": axes.get_xlim(), "ylim": axes.get_ylim()}
     low, high = limits["xlim"]
-    x = np.geomspace(low, high, 200)
     examples = next((row["examples"] for row in summary["points"] if row["examples"]), None)
-    if fit is not None:
-        for regime in summary["regimes"]:
-            tint = REGIME_TINTS[regime["name"]]
-            axes.axvspan(regime["from"] or low, regime["to"] or high, color=tint, linewidth=0, zorder=-2)
-        label = f"critical batch size {critical_text(asdict(fit))}"
-        if fit.b_crit is not None:
-            off = "" if low <= fit.b_crit <= high else ", beyond this plot"
-            axes.axvline(fit.b_crit, color=PURPLE, linewidth=1.5, zorder=3, label=label + off)
-        if fit.b_crit_low is not None or fit.b_crit_high is not None:
+    critical = summary["critical"]
+    for regime in summary["regimes"]:
+        axes.axvspan(regime["from"], regime["to"], color=REGIME_TINTS[regime["name"]], linewidth=0, zorder=-2)
+    if critical is not None:
+        label = f"critical batch size {critical_text(critical)}"
+        if critical["b_crit"] is not None:
+            off = "" if low <= critical["b_crit"] <= high else ", beyond this plot"
+            axes.axvline(critical["b_crit"], color=PURPLE, linewidth=1.5, zorder=3, label=label + off)
+        if critical["b_crit_low"] is not None or critical["b_crit_high"] is not None:
             span: dict[str, Any] = {"color": PURPLE, "alpha": 0.1, "linewidth": 0, "zorder": -1}
-            name = label if fit.b_crit is None else "_interval"  # matplotlib's legend leaves out a leading underscore
-            axes.axvspan(fit.b_crit_low or low, fit.b_crit_high or high, label=name, **span)
-        band = predict_steps(fit, x)
-        axes.fill_between(x, band.low, band.high, color=BLUE, alpha=0.2, linewidth=0, zorder=1.5)
-        axes.plot(x, band.steps, color=BLUE, linewidth=1.8, zorder=3, label=CURVE_LABEL.format(fit.level))
-        examples = fit.e_min or examples
+            name = label if critical["b_crit"] is None else "_interval"  # matplotlib's legend leaves out an underscore
+            axes.axvspan(critical["b_crit_low"] or low, critical["b_crit_high"] or high, label=name, **span)
+        examples = critical["e_min"] or examples
+    if band is not None and critical is not None:
+        axes.fill_between(band.batch_size, band.low, band.high, color=BLUE, alpha=0.2, linewidth=0, zorder=1.5)
+        label = CURVE_LABEL.format(critical["level"])
+        axes.plot(band.batch_size, band.steps, color=BLUE, linewidth=1.8, zorder=3, label=label)
     if examples is not None:
-        label = "perfect scaling: slope -1"
+        x, label = np.geomspace(low, high, 200), "perfect scaling: slope -1"
         axes.plot(x, examples / x, color=INK, linewidth=0.8, linestyle="--", label=label, zorder=1.6)
     axes.set(**limits)
 
@@ -203,7 +202,7 @@ def _draw_fit(axes: "Axes", summary: Summary, fit: CurveFit | None) -> None:
 def _label_regimes(figure: "Figure", axes: "Axes", regimes: Sequence[Row]) -> None:
     """Write each regime's name above its span; a name wider than the visible span is left out."""
     low, high = axes.get_xlim()
-    spans = [(row["name"], max(row["from"] or low, low), min(row["to"] or high, high)) for row in regimes]
+    spans = [(row["name"], max(row["from"], low), min(row["to"], high)) for row in regimes]
     labels = [
         (axes.text(math.sqrt(start * end), 1.01, name.replace(" ", "\n", 1), transform=axes.get_xaxis_transform(),
                    ha="center", va="bottom", fontsize=8.5, color="#555555"), start, end)

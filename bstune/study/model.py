@@ -1,8 +1,8 @@
-"""The posterior of a study's frontier, the interval of B_crit, and the exponent of lr*(B) with the rules that fit it.
+"""The posterior of a study's frontier, and the exponent of lr*(B) with the rules that fit it.
 
 The exponent over a range of batch sizes is the least-squares slope of log2 lr*(B) over log2 B there, one for each draw
-of the posterior (the model's optimum, its residual left out). The prior's own interval, by the same arithmetic, stands
-beside it: an exponent that the trials do not narrow is not identified.
+of the posterior (the model's optimum, other hyper-parameters left out). The prior's own interval, by the same
+arithmetic, stands beside it: an exponent that the trials do not narrow is not identified.
 """
 
 import math
@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.console import format_count, plural
-from bstune.core.records import TrialResult
+from bstune.core.records import Target, TrialResult
 from bstune.core.scaling import linear, none, saturating, sqrt, surge
-from bstune.search.acquisition import b_crit_quantiles
 from bstune.search.observations import Posterior, ideal_value
 from bstune.search.posterior import Prior, draw_prior, optimum
 from bstune.search.sampler import FrontierSampler
@@ -24,7 +23,6 @@ from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import distributions
 
 Array = NDArray[np.float64]
-INTERVAL = (0.05, 0.95)  # of B_crit's posterior, for search.precision
 MOVES = 10  # of its sampler: at the few of a decision, intervals come out too narrow
 LEVEL = 0.9  # of the exponents' intervals
 GRID = 33  # batch sizes of a slope, even in log B
@@ -53,21 +51,18 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
     }
 
 
-def study_posterior(prepared: PreparedStudy, done: Sequence[TrialResult], particles: int) -> Posterior:
-    """Return the posterior of the frontier after these trials, whatever sampler suggested them."""
+def study_posterior(
+    prepared: PreparedStudy, done: Sequence[TrialResult], particles: int, target: Target | None = None
+) -> Posterior:
+    """Return the posterior of the frontier after these trials, whatever sampler suggested them; ``target``: theirs."""
     prior, scale = prepared.config.prior, prepared.config.scaling.noise_scale
     sigmas = {"sigma": prior.level_sigma, "exponent_sigma": prior.exponent_sigma}
-    sampler = FrontierSampler(**sampler_context(prepared), **sigmas, noise_scale=scale)
+    context = sampler_context(prepared) | ({} if target is None else {"target": target})
+    sampler = FrontierSampler(**context, **sigmas, noise_scale=scale)
     rng = np.random.default_rng(prepared.budget.seed)
     posterior = sampler.posterior(done, particles=particles, moves=MOVES, rng=rng)
     assert posterior is not None  # noqa: S101 - its search space is given
     return posterior
-
-
-def b_crit_interval(prepared: PreparedStudy, posterior: Posterior) -> list[float]:
-    """Return the low end, the median and the high end of B_crit's interval, in examples."""
-    rng = np.random.default_rng([prepared.budget.seed, len(posterior.observations)])
-    return [float(value) for value in b_crit_quantiles(posterior, (INTERVAL[0], 0.5, INTERVAL[1]), rng)]
 
 
 @dataclass(frozen=True)
@@ -118,7 +113,7 @@ def _exponent(posterior: Posterior, start: float, end: float) -> LrExponent:
 def slopes(theta: Array, prior: Prior, low: float, high: float) -> Array:
     """Return the least-squares slope of log2 lr*(B) over log2 B from ``low`` to ``high``: draws (m, p) give (m,)."""
     x = np.linspace(math.log2(low), math.log2(high), GRID)
-    return np.asarray(_slope(x, optimum(theta, x, prior)))
+    return np.asarray(_slope(x, optimum(theta, prior.at(x), prior)))
 
 
 def rule_exponents(low: float, high: float, noise_scale: float) -> dict[str, float]:
@@ -160,11 +155,11 @@ def _text(whole: LrExponent, below: LrExponent | None, b_crit: float, noise_scal
     edge = format_count(float(f"{b_crit:.2g}"))
     if below is None:
         few = "there are too few batch sizes or reached trials"
-        return f"{everywhere}; below the posterior's B_crit, {edge}, {few}"
+        return f"{everywhere}; below the critical batch size, {edge}, {few}"
     if below.end >= whole.end:
-        where = f"up to B = {format_count(below.end)}, all of it below the posterior's B_crit"
+        where = f"up to B = {format_count(below.end)}, all of it below the critical batch size"
         return _clause(below, where, noise_scale)
-    near = _clause(below, f"up to B = {edge}, the posterior's B_crit", noise_scale)
+    near = _clause(below, f"up to B = {edge}, the critical batch size", noise_scale)
     return f"{near}; {everywhere}"
 
 

@@ -12,12 +12,14 @@ import yaml
 from rich.console import Console
 
 from bstune.config import overrides
-from bstune.core.curve import CurveError, CurveFit, fit_curve, frontier_points, predict_steps
+from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
 from bstune.core.files import write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.core.secrets import redact_patterns, reference
+from bstune.search.acquisition import b_crit_quantiles, steps_band
+from bstune.study.critical import INTERVAL, critical_batch, over_targets
 from bstune.study.figure import draw_curve
-from bstune.study.model import b_crit_interval, fit_lr_exponent, study_posterior
+from bstune.study.model import fit_lr_exponent, sampler_context, study_posterior
 from bstune.study.prepare import PreparedStudy
 from bstune.study.scale_out import draw_scale_out, scale_out, scale_out_table
 from bstune.study.storage import results, trained_by
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
     from bstune.study.tracking import Tracking
 
 TESTS = "bstune:tests"  # attribute in the storage: test metrics by trial number
-REPORT_PARTICLES = 1000  # of the posterior for the report
+REPORT_PARTICLES = 1000  # of the posterior for the report ...
+TARGET_PARTICLES = 400  # ... and at each easier target
+LOAD = 0.2  # by how much steps at one batch size may differ, before the report says so ...
+MIN_TIMED = 5  # ... of so many trials
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 
 
@@ -48,20 +53,32 @@ def report_study(
     except CurveError as error:
         fit = str(error)
     posterior = study_posterior(prepared, done, REPORT_PARTICLES)
-    b_crit = b_crit_interval(prepared, posterior)
-    exponent = fit_lr_exponent(posterior, space.low, space.high, b_crit[1], prepared.config.scaling.noise_scale)
+    critical = critical_batch(posterior, prepared.budget.objective != "steps")
+    middle = float(b_crit_quantiles(posterior, (0.5,))[0])
+    exponent = fit_lr_exponent(posterior, space.low, space.high, middle, prepared.config.scaling.noise_scale)
+    band = None
+    if critical is not None:  # where the study looked
+        ratio = critical.largest / critical.smallest
+        ladder = sorted({round(critical.smallest * ratio ** (i / CURVE_LADDER)) for i in range(CURVE_LADDER + 1)})
+        band = steps_band(posterior, ladder, INTERVAL)
+    easier = over_targets(
+        [trial for trial in done if trial.status != "failed"],
+        prepared.protocol.target,
+        sampler_context(prepared)["ideal"],
+        lambda trials, target: study_posterior(prepared, trials, TARGET_PARTICLES, target),
+    )
     ideal, real = scale_out(prepared, posterior) if any(trial.reached for trial in done) else ([], [])
     summary = {
         "study": prepared.config.study,
         "workload": prepared.config.workload.name,
-        **summarize(done, prepared.protocol.target, fit, exponent, stop_reason, b_crit),
+        **summarize(done, prepared.protocol.target, fit, exponent, stop_reason, critical),
+        "over_target": easier,
         "test": _test_winners(prepared, study, best),
         "scale_out": {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]},
     }
     write_text(files.curve, dump_json(summary, indent=2) + "\n")
     write_text(files.best, best_yaml(best, arguments, prepared))
-    curve = fit if isinstance(fit, CurveFit) else None
-    draw_curve(done, summary, curve, summary["workload"], files.figure)
+    draw_curve(done, summary, band, summary["workload"], files.figure)
     shown = {"figure": files.figure, "curve": files.curve, "trials": files.trials, "winners": files.best}
     if ideal:
         draw_scale_out(ideal, real, summary["workload"], files.scale_out)
@@ -74,7 +91,7 @@ def report_study(
 
         kept = [files.figure, files.trials, files.curve, files.best, files.config]
         kept += [path for path in (files.scale_out, files.survey, files.roofline) if path.exists()]
-        tracking.finish_study(curves(summary, curve), scalars(summary), kept)
+        tracking.finish_study(curves(summary, band), scalars(summary), kept)
         ui = ui_command(tracking_uri(prepared.config.mlflow))
     print_final(console, summary, shown, ui)
     trained = prepared.backend.train_examples is not None
@@ -83,8 +100,24 @@ def report_study(
         f"the checkpoint of trial {number} is not in {files.checkpoints}, but with {trained_by(study, number)}"
         for number in sorted(away)
     ]
-    for line in (*prepared.caveats, *elsewhere):
+    for line in (*prepared.caveats, *load_caveat(done), *elsewhere):
         console.print(line, soft_wrap=True)
+
+
+def load_caveat(done: Sequence[TrialResult]) -> list[str]:
+    """Return a line where trials' own steps differ from the survey's by more than ``LOAD`` from one to the other."""
+    pairs = [(trial.own_seconds_per_step, trial.seconds_per_step) for trial in done]
+    ratios = sorted(own / tau for own, tau in pairs if own is not None and tau)
+    if len(ratios) < MIN_TIMED:
+        return []
+    low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
+    if high <= (1.0 + LOAD) * low:
+        return []
+    return [
+        f"a noisy machine: the trials' own steps took {low:.2f} to {high:.2f} times as long as the survey's (the "
+        "middle 80% of trials); seconds are steps times the survey's, so that this decides nothing "
+        "(hardware.refresh=true surveys again)"
+    ]
 
 
 def _test_winners(
@@ -129,27 +162,26 @@ def _without_secret(argument: str) -> str:
     return argument if redact_patterns(argument) == argument else f"{option}={reference(option)}"
 
 
-def curves(summary: Summary, fit: CurveFit | None) -> dict[str, list[tuple[int, float | None]]]:
-    """Return the curves to track over batch size: the frontier points', and the fit's at a ladder of batch sizes."""
+def curves(summary: Summary, band: CurveBand | None) -> dict[str, list[tuple[int, float | None]]]:
+    """Return the curves to track over batch size: the frontier points', and S*(B) as all trials have it."""
     points = [point for point in summary["points"] if not point["censored"]]
     fields = {"steps_to_target": "steps", "time_to_target": "time_to_target", "examples_to_target": "examples"}
     named: dict[str, list[tuple[int, float | None]]] = {
         name: [(point["batch_size"], point[field]) for point in points] for name, field in fields.items()
     }
-    if fit is None or not points:
-        return named
-    low, high = (edge(point["batch_size"] for point in summary["points"]) for edge in (min, max))
-    ladder = sorted({round(low * (high / low) ** (i / CURVE_LADDER)) for i in range(CURVE_LADDER + 1)})
-    steps = predict_steps(fit, ladder).steps.tolist()
-    named["steps_to_target_fit"] = list(zip(ladder, steps, strict=True))
-    named["examples_to_target_fit"] = [(size, size * one) for size, one in zip(ladder, steps, strict=True)]
+    if band is not None:
+        sizes = map(round, band.batch_size.tolist())
+        fitted = list(zip(sizes, band.steps.tolist(), strict=True))
+        named["steps_to_target_fit"] = [*fitted]
+        named["examples_to_target_fit"] = [(size, size * steps) for size, steps in fitted]
     return named
 
 
 def scalars(summary: Summary) -> dict[str, float | None]:
-    """Return the numbers of a study to track: the fit's, and the winners'."""
-    fit = summary["fit"] or {}
-    named = {name: fit.get(name) for name in ("s_min", "b_crit", "b_crit_low", "b_crit_high", "e_min")}
+    """Return the numbers of a study to track: the critical batch size and what goes with it, and the winners'."""
+    critical = summary["critical"] or {}
+    names = ("s_min", "b_crit", "b_crit_low", "b_crit_high", "e_min", "b_opt")
+    named = {name: critical.get(name) for name in names}
     for winner in WINNERS:
         row = summary[winner] or {}
         for field in ("batch_size", "lr", "steps", "time_to_target"):

@@ -23,7 +23,7 @@ from bstune.core.figures import BLUE, GREY, INK, VERMILION, save_figure
 from bstune.core.step_time import fit_step_times, fit_sync, iteration_seconds, sync_seconds
 from bstune.search.acquisition import best_learning_rate, steps_band
 from bstune.search.observations import Posterior
-from bstune.study.model import INTERVAL
+from bstune.study.critical import INTERVAL
 from bstune.study.prepare import PreparedStudy
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def scale_out(prepared: PreparedStudy, posterior: Posterior) -> tuple[list[Scale
     reduce = settings.all_reduce
     planned = partial(
         plan,
-        lambda batches: steps_band(posterior, batches, INTERVAL, np.random.default_rng(prepared.budget.seed)),
+        lambda batches: steps_band(posterior, batches, INTERVAL),
         lambda size: float(tau(np.array(float(size)))),
         partial(best_learning_rate, posterior),
         list(settings.devices),

@@ -16,8 +16,9 @@ from bstune.core.console import format_count
 from bstune.core.errors import StudyError
 from bstune.core.files import keep_trials, write_text
 from bstune.core.records import Objective, TrialResult
+from bstune.study.critical import critical_batch
 from bstune.study.lease import Leases
-from bstune.study.model import b_crit_interval, sampler_context, study_posterior
+from bstune.study.model import sampler_context, study_posterior
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import candidates, next_replicate
 from bstune.study.storage import (
@@ -43,7 +44,7 @@ from bstune.study.storage import (
 )
 from bstune.study.summary import winners
 from bstune.trial.backend import stops_trials
-from bstune.trial.workers import Finished, Runner, with_solo_step_time
+from bstune.trial.workers import Finished, Runner, with_step_time
 
 if TYPE_CHECKING:
     from bstune.study.tracking import Tracking
@@ -152,8 +153,9 @@ class Search:
         self.ran += 1
         if not self._times:
             result = replace(result, seconds_per_step=None)
-        if self._prepared.config.search.workers > 1 and spec.replicate_of is None:
-            result = with_solo_step_time(result, self._prepared.backend.step_time)
+        survey = self._prepared.survey
+        if survey is not None and survey.step_time is not None:
+            result = with_step_time(result, survey.step_time)
         trial, files = self._asked.pop(spec.number), self._prepared.files
         try:
             tell(self._study, trial, result, self._budget.objective, self._prepared.protocol.target)
@@ -231,8 +233,9 @@ class Search:
         if precision is None or reached < MIN_REACHED:
             return None
         posterior = study_posterior(self._prepared, searched, PRECISION_PARTICLES)
-        low, _, high = b_crit_interval(self._prepared, posterior)
-        if high / low >= precision:
+        found = critical_batch(posterior)
+        low, high = (None, None) if found is None else (found.b_crit_low, found.b_crit_high)
+        if low is None or high is None or high / low >= precision:
             return None
         return (
             f"stopped: B_crit lies between {format_count(low)} and {format_count(high)}, "

@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
-from bstune.core.curve import SLOPE_RATIO, CurveFit, FrontierPoint, frontier_points, log_slope
+from bstune.core.curve import CurveFit, FrontierPoint, frontier_points, log_slope
 from bstune.core.records import STATUSES, Target, TrialResult
 from bstune.search.posterior import noise_scale_row
+from bstune.study.critical import CriticalBatch
 from bstune.study.replicates import Merit, confirmed, confirmed_row, ranked, time_order
 
 Summary = dict[str, Any]
@@ -37,7 +38,6 @@ WINNERS = {
     "best_by_time": Criterion("time", "least time", "time_to_target", format_seconds),
     "best_by_steps": Criterion("steps", "fewest steps", "steps", format_count),
 }
-LEVEL = 0.9  # of the posterior's interval
 SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
 REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
 WHAT_TO_CHANGE = (
@@ -53,18 +53,17 @@ def summarize(
     fit: CurveFit | str,
     lr_exponent: Row | None = None,
     stop_reason: str | None = None,
-    b_crit: Sequence[float] | None = None,
+    critical: CriticalBatch | None = None,
 ) -> Summary:
-    """Return the content of ``curve.json``; ``fit`` is the curve through the frontier's points, or why there is none.
+    """Return the content of ``curve.json``: ``critical`` is the one answer that every trial informs.
 
-    ``b_crit`` is the low end, median and high end of its interval in the posterior, which every trial informs.
+    ``fit``, the curve through the frontier's points or why there is none, and the noise scale are diagnostics.
     """
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
     fitted = None if isinstance(fit, str) else fit
     last = _last_parts(trials)
     reached = any(trial.reached for trial in trials)
-    interval = None if b_crit is None else dict(zip(("b_crit_low", "b_crit", "b_crit_high"), b_crit, strict=True))
     best: dict[str, Any] = dict.fromkeys(WINNERS)
     for name, trial in winners(trials).items():
         found = confirmed(trials, WINNERS[name].objective)
@@ -78,12 +77,14 @@ def summarize(
         "statuses": {status: sum(trial.status == status for trial in last) for status in STATUSES},
         "note": None if reached else _never_reached(trials, target),
         "points": [_point_row(point, trials) for point in points],
+        "critical": None if critical is None else asdict(critical),
+        "regimes": [] if critical is None else _regimes(critical),
         "small_end": _small_end(points),
         "fit": None if fitted is None else {k: v for k, v in asdict(fitted).items() if k != "points"},
         "fit_note": fit if isinstance(fit, str) else fit.note,
-        "regimes": [] if fitted is None else _regimes(fitted),
-        "posterior": interval if reached else None,
-        "noise_scale": noise_scale_row(trials, b_crit, None if fitted is None else fitted.b_crit),
+        "noise_scale": noise_scale_row(
+            trials, None if critical is None else critical.b_crit, None if fitted is None else fitted.b_crit
+        ),
         "lr_exponent": lr_exponent,
         **best,
         "pareto": [_winner_row(trial) for trial in pareto_front(trials)],
@@ -156,16 +157,14 @@ def _small_end(points: Sequence[FrontierPoint]) -> dict[str, Any] | None:
     return {"slope": slope, "standard_error": error, "batch_sizes": [point.batch_size for point in near]}
 
 
-def _regimes(fit: CurveFit) -> list[dict[str, Any]]:
-    """Return the regimes that the fit identifies and their bounds in examples, null for an open end."""
-    # Where B_crit is not determined, an end of its interval still bounds a regime.
-    smallest = fit.b_crit_low if fit.b_crit is None else fit.b_crit
-    largest = fit.b_crit_high if fit.b_crit is None else fit.b_crit
-    low = None if smallest is None else smallest / SLOPE_RATIO
-    high = None if largest is None else largest * SLOPE_RATIO
-    identified = (low is not None, fit.b_crit is not None, high is not None)
-    rows = zip(REGIMES, ((None, low), (low, high), (high, None)), identified, strict=True)
-    return [{"name": name, "from": start, "to": end} for name, (start, end), keep in rows if keep]
+def _regimes(critical: CriticalBatch) -> list[dict[str, Any]]:
+    """Return the regimes within the batch sizes that reached the target, and their bounds in examples."""
+    low, high = critical.perfect_scaling_below, critical.maximal_data_parallelism_above
+    if low is None or high is None:
+        return []
+    start, end = float(critical.smallest), float(critical.largest)
+    rows = zip(REGIMES, ((start, low), (max(start, low), min(end, high)), (high, end)), strict=True)
+    return [{"name": name, "from": first, "to": last} for name, (first, last) in rows if first < last]
 
 
 def _never_reached(trials: Sequence[TrialResult], target: Target) -> str:
@@ -206,8 +205,7 @@ def trials_table(trials: Sequence[TrialResult], target: Target, rows: int = 12) 
 
 def final_table(summary: Summary) -> Group:
     """Return a study's results for 80 columns: the winners side by side, then B_crit and the regimes in words."""
-    noise_scale, exponent, small_end = (summary[name] for name in ("noise_scale", "lr_exponent", "small_end"))
-    posterior, regimes = summary["posterior"], summary["regimes"]
+    noise_scale, exponent, critical = (summary[name] for name in ("noise_scale", "lr_exponent", "critical"))
     front = [
         f"B = {format_count(row['batch_size'])} ({format_count(row['steps'])} steps, "
         f"{format_seconds(row['time_to_target'])})"
@@ -217,14 +215,12 @@ def final_table(summary: Summary) -> Group:
         "target": f"{summary['target']}: {counts_text(summary)}",
         "stop reason": summary["stop_reason"],
         "note": summary["note"],
-        # The posterior's comes first: it uses every trial, and search.precision stops by it. The fit has the points.
-        **({"critical batch": f"{critical_text(posterior)}, from all trials, stopped ones too"} if posterior else {}),
-        "fit to points" if posterior else "critical batch": critical_text(summary["fit"]),
+        "critical batch": critical and critical_text(critical),
+        "narrow it": critical and next_text(critical["next_trials"]),
+        "fewest examples": critical and _fewest_text(critical),
+        "regimes": critical and regimes_text(summary["regimes"], critical),
         "noise scale": noise_scale and noise_scale_text(noise_scale),
-        "regimes": regimes and regimes_text(regimes, summary["points"]),
         "scaling rule": exponent and exponent["text"],
-        "small end": small_end and _small_end_text(small_end),
-        "fit": summary["fit_note"],
         "Pareto front": "; ".join(front) if len(front) > 1 else None,
     }
     facts = Table.grid(padding=(0, 2))
@@ -310,10 +306,8 @@ def counts_text(summary: Summary) -> str:
     return f"reached by {summary['statuses']['reached']} of {plural(summary['trials'], 'trial')}{tail}"
 
 
-def critical_text(fit: Mapping[str, Any] | None) -> str:
-    """Return a fit's or the posterior's B_crit: ``520 examples (90% interval 310 to 880)``; None is not fitted."""
-    if fit is None:
-        return "not fitted"
+def critical_text(fit: Row) -> str:
+    """Return B_crit: ``520 examples (90% interval 310 to 880)``."""
     middle, low, high = (format_number(fit[name], 2) for name in ("b_crit", "b_crit_low", "b_crit_high"))
     match low, high:
         case "-", "-":
@@ -325,7 +319,7 @@ def critical_text(fit: Mapping[str, Any] | None) -> str:
         case _:
             interval = f"{low} to {high}"
     value = "undetermined" if middle == "-" else f"{middle} examples"
-    return f"{value} ({fit.get('level', LEVEL):.0%} interval {interval})"
+    return f"{value} ({fit['level']:.0%} interval {interval})"
 
 
 def noise_scale_text(row: Row) -> str:
@@ -335,30 +329,38 @@ def noise_scale_text(row: Row) -> str:
         return f"undetermined: {row['undetermined']} ({measured})"
     interval = f"{row['level']:.0%} interval {format_number(row['low'], 2)} to {format_number(row['high'], 2)}"
     text = f"{format_number(row['noise_scale'], 2)} examples ({interval}; {measured})"
-    ratios = {"critical batch": row["ratio_to_posterior"], "fit's": row["ratio_to_fit"]}
-    texts = [f"{format_number(ratio, 2)} times the {name}" for name, ratio in ratios.items() if ratio is not None]
-    return ", ".join([text, " and ".join(texts)]) if texts else text
+    ratio = row["ratio_to_critical"]
+    return text if ratio is None else f"{text}, {format_number(ratio, 2)} times the critical batch"
 
 
-def regimes_text(regimes: Sequence[Row], points: Sequence[Row]) -> str:
-    """Return the regimes as a sentence; bounds outside the batch sizes that were run are said to be extrapolated."""
-    bounds = {row["name"]: [format_number(row[end], 2) for end in ("from", "to")] for row in regimes}
-    if len(bounds) == len(REGIMES):
-        low, high = bounds["diminishing returns"]
-        parts = [f"perfect scaling up to B = {low}", f"diminishing returns to {high}", "maximal data parallelism above"]
-    else:
-        ends = {"perfect scaling": "up to at least B = {1}", "maximal data parallelism": "from B = {0} at the latest"}
-        parts = [f"{name} {ends[name].format(*bounds[name])}" for name in bounds]
-        parts.append("the points do not identify the rest")
-    sizes = [point["batch_size"] for point in points]
-    edges = [edge for row in regimes for edge in (row["from"], row["to"]) if edge is not None]
-    if sizes and not all(min(sizes) <= edge <= max(sizes) for edge in edges):
-        parts.append(f"outside B = {format_count(min(sizes))} to {format_count(max(sizes))} this is extrapolated")
+def regimes_text(regimes: Sequence[Row], critical: Row) -> str:
+    """Return the regimes as a sentence; one beyond the batch sizes that were run is said not to be seen."""
+    words = {
+        REGIMES[0]: "perfect scaling up to B = {1}",
+        REGIMES[1]: "diminishing returns from {0} to {1}",
+        REGIMES[2]: "maximal data parallelism above {0}",
+    }
+    seen = {row["name"]: [format_number(row[end], 2) for end in ("from", "to")] for row in regimes}
+    parts = [words[name].format(*bounds) for name, bounds in seen.items()]
+    missing = [name for name in REGIMES if name not in seen]
+    if missing:
+        span = f"B = {format_count(critical['smallest'])} to {format_count(critical['largest'])}"
+        parts.append(f"{' and '.join(missing)} not seen within {span}")
     return "; ".join(parts)
 
 
-def _small_end_text(small_end: Mapping[str, Any]) -> str:
-    error, sizes = small_end["standard_error"], small_end["batch_sizes"]
-    spread = "" if error is None else f" +- {format_number(error, 2)}"
-    span = f"{format_count(sizes[0])} to {format_count(sizes[-1])}"
-    return f"log S over log B has slope {small_end['slope']:.2f}{spread} over B = {span} (perfect scaling: -1)"
+def next_text(trials: Sequence[Row]) -> str | None:
+    """Return the trials that would narrow the interval, in words; None where it is narrow."""
+    texts = []
+    for row in trials:
+        seconds = "" if row["seconds"] is None else f", {format_seconds(row['seconds'])}"
+        steps = format_number(row["steps"], 2)
+        texts.append(f"B = {format_count(row['batch_size'])} at {format_number(row['lr'], 2)} ({steps} steps{seconds})")
+    return f"trials at {'; '.join(texts)}" if texts else None
+
+
+def _fewest_text(critical: Row) -> str | None:
+    if critical["b_opt"] is None:
+        return None
+    low, middle, high = (format_number(critical[name], 2) for name in ("b_opt_low", "b_opt", "b_opt_high"))
+    return f"at B = {middle} ({critical['level']:.0%} interval {low} to {high}): smaller batches need more examples"

@@ -144,11 +144,12 @@ class InProcess:
         return iter(())
 
 
-def with_solo_step_time(result: TrialResult, step_time: Callable[[float], float]) -> TrialResult:
-    """Return the record of a trial that trained beside others with the seconds per step that were measured alone."""
-    if result.seconds_per_step is None:
+def with_step_time(result: TrialResult, step_time: Callable[[float], float]) -> TrialResult:
+    """Return a trial's record with the seconds per step that were measured before the study, with nothing beside it."""
+    own = result.seconds_per_step
+    if own is None:
         return result
-    return replace(result, seconds_per_step=float(step_time(result.batch_size)))
+    return replace(result, seconds_per_step=float(step_time(result.batch_size)), own_seconds_per_step=own)
 
 
 class Workers:

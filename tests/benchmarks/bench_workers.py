@@ -27,7 +27,7 @@ from postgres import Postgres, program
 from bstune.study.model import sampler_context
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.storage import ask, build_sampler, claim_free, ended_below_limit, results, tell
-from bstune.sweeps.search_problem import fastest, make_benchmark, median_time
+from bstune.sweeps.search_problem import least, make_benchmark, median_time
 from bstune.trial.replay import read_index, read_table
 
 MULTIPLES = (10.0, 20.0, 40.0)
@@ -98,7 +98,7 @@ def play(table: str, workers: int, seed: int, most: float) -> list[float]:
             found.append(ratio)
             due.pop(0)
         tell(study, trial, record, "time", source.target)
-        best = fastest(results(study))
+        best = least(results(study))
         if best is not None:
             seconds = median_time(bench.table, best.batch_size, best.lr, source.target)
             ratio = float("inf") if seconds is None else seconds / bench.best[2]

@@ -1,0 +1,160 @@
+"""The critical batch size that a study ends with, its interval, and the trials that would narrow it.
+
+There is one estimate, the same in the console, the figure, ``curve.json`` and MLflow: the median over the posterior of
+all trials, stopped ones too, of where the slope of log S* over log B is -1/2
+(:func:`bstune.search.acquisition.log_b_crit`). What lies more than an octave outside of the batch sizes that reached
+the target is not claimed.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bstune.core.curve import SLOPE_RATIO, batch_at
+from bstune.core.records import Target, TrialResult
+from bstune.search.acquisition import log_b_crit, most_telling
+from bstune.search.observations import Posterior
+from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior
+
+NOMINAL = 0.9  # coverage of ...
+INTERVAL = (0.05, 0.95)  # ... the interval of B_crit's posterior; search.precision stops by it
+ROOM = 2.0  # times the largest batch size that reached the target, and of the smallest: as far as the curve is known
+ODDS, SHARE = 10.0, 0.9  # of a small-batch term: least Bayes factor, and least posterior probability, to report it
+NARROW = 3.0  # times the interval's low end: a wider interval asks for trials ...
+NEXT_TRIALS = 3  # ... so many
+EASIER = (1.25, 1.6, 2.0, 2.5, 3.2)  # targets, as multiples of the target's distance from the ideal value
+MIN_PASSED, MIN_SPAN = 8, 8.0  # trials that passed an easier target, and their batch sizes' largest over smallest
+MAX_UNSEEN = 0.2  # of them, the share that passed it before the first evaluation
+
+
+@dataclass(frozen=True)
+class NextTrial:
+    """A trial that would narrow the interval: steps are those that the posterior expects to the target."""
+
+    batch_size: int
+    lr: float
+    steps: float
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class CriticalBatch:
+    """B_crit in examples and what goes with it; None is what the batch sizes that reached the target leave open."""
+
+    b_crit: float | None
+    b_crit_low: float | None
+    b_crit_high: float | None
+    level: float  # nominal coverage of the interval
+    s_min: float | None  # fewest steps, at unlimited batch size
+    e_min: float | None  # fewest examples
+    b_opt: float | None  # batch size with the fewest examples; None where the trials ask for no small-batch term
+    b_opt_low: float | None
+    b_opt_high: float | None
+    perfect_scaling_below: float | None  # B_crit/9 without a small-batch term: the slope is -0.9
+    maximal_data_parallelism_above: float | None  # 9 B_crit: the slope is -0.1
+    smallest: int  # batch size that reached the target
+    largest: int
+    next_trials: tuple[NextTrial, ...]  # that would narrow a wide interval
+
+
+def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBatch | None:
+    """Return the critical batch size by all trials; None where none reached the target."""
+    sizes = [round(2.0**one.x) for one in posterior.observations if one.status == "reached"]
+    if not sizes:
+        return None
+    smallest, largest = min(sizes), max(sizes)
+
+    def known(value: float) -> float | None:
+        return value if smallest / ROOM <= value <= largest * ROOM else None
+
+    theta, prior = posterior.theta, posterior.prior
+    low, middle, high = np.exp(np.quantile(log_b_crit(theta, prior), (INTERVAL[0], 0.5, INTERVAL[1]))).tolist()
+    middle_size = 2.0**prior.log_mid
+    scale, opt = np.exp(theta[:, B_CRIT]), np.exp(theta[:, B_OPT])
+    s_min = np.exp(theta[:, LEVEL]) / (1.0 + scale + opt**2)
+    b_opt = _b_opt(posterior, smallest)
+    fewest = s_min * middle_size * (scale + (0.0 if b_opt is None else 2.0 * opt))
+    b_crit, wide = known(middle), high > NARROW * low
+    small_batch = 0.0 if b_opt is None else b_opt[1]
+    rows = most_telling(posterior, NEXT_TRIALS) if wide or known(low) is None or known(high) is None else ()
+    return CriticalBatch(
+        b_crit=b_crit,
+        b_crit_low=known(low),
+        b_crit_high=known(high),
+        level=NOMINAL,
+        s_min=None if known(high) is None else float(np.median(s_min)),
+        e_min=None if known(low) is None else float(np.median(fewest)),
+        b_opt=None if b_opt is None else b_opt[1],
+        b_opt_low=None if b_opt is None else b_opt[0],
+        b_opt_high=None if b_opt is None else b_opt[2],
+        perfect_scaling_below=None if b_crit is None else batch_at(b_crit, small_batch, 1.0 / SLOPE_RATIO),
+        maximal_data_parallelism_above=None if b_crit is None else batch_at(b_crit, small_batch, SLOPE_RATIO),
+        smallest=smallest,
+        largest=largest,
+        next_trials=tuple(
+            NextTrial(round(2.0**x), 2.0**z, steps, steps * float(posterior.tau(np.exp2(x))) if in_seconds else None)
+            for x, z, steps in rows
+        ),
+    )
+
+
+def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
+    """Return the interval of B_opt, its median between, if the trials say that it lies above the smallest size."""
+    edge = math.log(smallest / 2.0**posterior.prior.log_mid)
+    share = float(np.mean(posterior.theta[:, B_OPT] > edge))
+    before = float(np.mean(draw_prior(posterior.prior, 4000, np.random.default_rng(0))[:, B_OPT] > edge))
+    # The Bayes factor of the two halves of the prior, to a draw's accuracy.
+    odds = (share + 1e-3) / (1.0 - share + 1e-3) * (1.0 - before + 1e-3) / (before + 1e-3)
+    if share < SHARE or odds < ODDS:
+        return None
+    quantiles = np.quantile(posterior.theta[:, B_OPT], (INTERVAL[0], 0.5, INTERVAL[1]))
+    return [float(value) for value in 2.0**posterior.prior.log_mid * np.exp(quantiles)]
+
+
+def easier_targets(done: Sequence[TrialResult], target: Target, ideal: float | None) -> list[Target]:
+    """Return the targets, the nearest first, that enough trials passed on their way; none without an ideal value."""
+    if ideal is None:
+        return []
+    targets = [replace(target, value=ideal + times * (target.value - ideal)) for times in EASIER]
+    chosen = []
+    for easier in targets:
+        passed = [trial for trial in (passing(one, easier) for one in done) if trial.reached]
+        sizes = [trial.batch_size for trial in passed]
+        unseen = sum(trial.steps_low == 0 for trial in passed)
+        if len(passed) >= MIN_PASSED and max(sizes) >= MIN_SPAN * min(sizes) and unseen <= MAX_UNSEEN * len(passed):
+            chosen.append(easier)
+    return chosen
+
+
+def passing(trial: TrialResult, target: Target) -> TrialResult:
+    """Return the record as it would stand had the trial ended where its history first meets ``target``."""
+    before = 0
+    for step, value in trial.history:
+        if step > 0 and value is not None and target.gap(value) <= 0.0:
+            examples = step * trial.batch_size
+            return replace(trial, status="reached", steps=step, steps_low=before, examples=examples)
+        before = step
+    return trial
+
+
+def over_targets(
+    done: Sequence[TrialResult],
+    target: Target,
+    ideal: float | None,
+    infer: Callable[[Sequence[TrialResult], Target], Posterior],
+) -> list[dict[str, Any]]:
+    """Return B_crit with its interval at easier targets, from the same histories: it grows as the target gets harder.
+
+    (Kaplan et al. 2020, arXiv 2001.08361, section 5.1; McCandlish et al. 2018.)
+    """
+    rows = []
+    for easier in easier_targets(done, target, ideal):
+        passed = [passing(trial, easier) for trial in done]
+        found = critical_batch(infer(passed, easier))
+        if found is not None:
+            ends = {"b_crit": found.b_crit, "b_crit_low": found.b_crit_low, "b_crit_high": found.b_crit_high}
+            rows.append({"target": easier.value, "passed": sum(trial.reached for trial in passed), **ends})
+    return rows

@@ -1,0 +1,136 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from toolbox import make_result
+
+from bstune.core.records import Target
+from bstune.core.step_time import StepTime, StepTimes
+from bstune.search.acquisition import most_telling
+from bstune.search.observations import Observation, Posterior, likelihood_data
+from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior, make_prior
+from bstune.study.critical import critical_batch, easier_targets, over_targets, passing
+
+LOW, HIGH = 8, 2048  # B_mid is 128
+MIDDLE = math.log(128.0)
+TARGET = Target("val/error", 0.1, "min")
+
+
+def posterior_of(b_crit, b_opt=None, s_min=100.0, sizes=(8, 32, 128, 512, 2048), status="reached", spread=0.1):
+    """Return a posterior whose draws follow the law with these medians, and trials at these batch sizes."""
+    settings = {"log_budget": 7.0, "sigma": 1.0, "exponent_sigma": 0.3, "noise_scale": None, "others": 0}
+    prior = make_prior(low=LOW, high=HIGH, rule=lambda x: 0.5 * x - 6.0, **settings)
+    theta = draw_prior(prior, 200, np.random.default_rng(0))
+    theta[:, -prior.knots.size :] = 0.0
+    theta[:, B_CRIT] = math.log(b_crit) - MIDDLE + np.linspace(-spread, spread, 200)
+    if b_opt is not None:
+        theta[:, B_OPT] = math.log(b_opt) - MIDDLE + np.linspace(-spread, spread, 200)[::-1]
+    theta[:, LEVEL] = math.log(s_min) + np.log(1.0 + np.exp(theta[:, B_CRIT]) + np.exp(2.0 * theta[:, B_OPT]))
+    logs = [math.log2(size) for size in sizes]
+    seen = tuple(Observation(i, status, 100, 99, 0.01, x, -4.0, (), None, 0.0, stuck=False) for i, x in enumerate(logs))
+    tau = StepTimes(StepTime(1e-3, 0.0))
+    return Posterior(seen, likelihood_data(seen, prior), theta, tau, 1.0, prior, math.inf)
+
+
+def test_the_law_gives_its_own_numbers():
+    found = critical_batch(posterior_of(200.0))
+    assert (found.smallest, found.largest, found.level) == (8, 2048, pytest.approx(0.9))
+    assert (found.b_crit, found.s_min, found.e_min) == pytest.approx((200.0, 100.0, 20_000.0), rel=0.02)
+    ends = 200.0 * math.exp(-0.09), 200.0 * math.exp(0.09)
+    assert (found.b_crit_low, found.b_crit_high) == pytest.approx(ends, rel=0.02)
+    assert (found.perfect_scaling_below, found.maximal_data_parallelism_above) == pytest.approx(
+        (found.b_crit / 9, found.b_crit * 9)
+    )
+    assert found.b_opt is None
+    assert found.next_trials == ()  # it is narrow
+
+
+@pytest.mark.parametrize(
+    ("sizes", "known"),
+    [
+        ((8, 2048), (True, True, True)),
+        ((8, 110), (True, True, True)),  # an octave beyond the largest one that reached the target
+        ((8, 95), (True, False, False)),
+        ((8, 64), (False, False, False)),
+        ((410, 2048), (False, False, True)),
+    ],
+)
+def test_what_lies_beyond_the_batch_sizes_that_reached_the_target_is_open(sizes, known):
+    found = critical_batch(posterior_of(200.0, sizes=sizes))
+    ends = (found.b_crit_low, found.b_crit, found.b_crit_high)
+    assert tuple(end is not None for end in ends) == known
+    assert (found.s_min is None, found.e_min is None) == (not known[2], not known[0])
+    assert (found.perfect_scaling_below is None) == (not known[1])
+    assert bool(found.next_trials) == (known != (True, True, True))
+
+
+def test_nothing_reached_gives_nothing():
+    assert critical_batch(posterior_of(200.0, status="censored")) is None
+
+
+def test_a_small_batch_term_is_reported_where_the_trials_ask_for_it():
+    found = critical_batch(posterior_of(200.0, 40.0))
+    assert (found.b_opt, found.b_opt_low, found.b_opt_high) == pytest.approx(
+        (40.0, 40.0 * math.exp(-0.09), 40.0 * math.exp(0.09)), rel=0.02
+    )
+    assert found.b_crit == pytest.approx(200.0, rel=0.02)  # its own, without the term
+    assert found.e_min == pytest.approx(100.0 * (200.0 + 2.0 * 40.0), rel=0.03)
+    assert found.maximal_data_parallelism_above > 9 * found.b_crit
+    assert critical_batch(posterior_of(200.0, 5.0)).b_opt is None  # below the smallest batch size it changes nothing
+
+
+def test_the_trials_that_would_narrow_it_are_on_both_sides_at_the_best_rate():
+    posterior = posterior_of(200.0, spread=2.0)
+    found = critical_batch(posterior).next_trials
+    sizes = [trial.batch_size for trial in found]
+    assert sizes == sorted(set(sizes))
+    assert len(sizes) == 3
+    assert sizes[0] < 64 < 128 < sizes[-1]
+    for trial in found:
+        assert trial.seconds == pytest.approx(1e-3 * trial.steps)
+    assert critical_batch(posterior, in_seconds=False).next_trials[0].seconds is None
+    no_room = replace(posterior, too_large=6.0)
+    assert max(x for x, _, _ in most_telling(no_room, 3)) < 6.0  # it would not fit
+
+
+HISTORY = ((10, 0.5), (20, 0.3), (30, None), (40, 0.19), (50, 0.21), (60, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("value", "steps", "steps_low", "status"),
+    [
+        (0.5, 10, 0, "reached"),
+        (0.25, 40, 30, "reached"),
+        (0.2, 40, 30, "reached"),
+        (0.1, 60, 50, "reached"),
+        (0.05, 77, 70, "censored"),  # as it stood
+    ],
+)
+def test_a_record_at_an_easier_target(value, steps, steps_low, status):
+    trial = make_result(batch_size=32, status="censored", steps=77, steps_low=70, history=HISTORY)
+    found = passing(trial, replace(TARGET, value=value))
+    assert (found.steps, found.steps_low, found.status) == (steps, steps_low, status)
+    assert status == "censored" or found.examples == 32 * steps
+
+
+def falling(number, batch_size, last):
+    history = tuple((step, 0.1 * last / step) for step in range(5, last + 1, 5))
+    return make_result(number=number, batch_size=batch_size, status="reached", steps=last, history=history)
+
+
+def test_b_crit_over_targets_that_enough_trials_passed():
+    done = [falling(i, 16 * 2**i, round(4000 / 2**i)) for i in range(8)]
+    assert [one.value for one in easier_targets(done, TARGET, 0.0)] == pytest.approx([0.125, 0.16, 0.2, 0.25, 0.32])
+    assert easier_targets(done[:7], TARGET, 0.0) == easier_targets(done[:1] * 9, TARGET, 0.0) == []
+    assert easier_targets(done, TARGET, None) == []
+    asked = []
+
+    def infer(trials, target):
+        asked.append([trial.steps for trial in trials])
+        return posterior_of(1000.0 * target.value, spread=0.3)
+
+    rows = over_targets(done, TARGET, 0.0, infer)
+    assert [row["b_crit"] for row in rows] == pytest.approx([1000.0 * row["target"] for row in rows], rel=0.03)
+    assert {row["passed"] for row in rows} == {8}
+    assert all(before > after for before, after in zip(asked[0], asked[-1], strict=True))
