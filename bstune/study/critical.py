@@ -21,7 +21,7 @@ from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior
 
 NOMINAL = 0.9  # coverage of ...
 INTERVAL = (0.05, 0.95)  # ... the interval of B_crit's posterior; search.precision stops by it
-ROOM = 2.0  # times the largest batch size that reached the target, and of the smallest: as far as the curve is known
+ROOM = 2.0  # times the largest batch size that reached the target, and of the smallest: as far as the curve is claimed
 ODDS, SHARE = 10.0, 0.9  # of a small-batch term: least Bayes factor, and least posterior probability, to report it
 NARROW = 3.0  # times the interval's low end: a wider interval asks for trials ...
 NEXT_TRIALS = 3  # ... so many
@@ -67,7 +67,7 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
         return None
     smallest, largest = min(sizes), max(sizes)
 
-    def known(value: float) -> float | None:
+    def claimed(value: float) -> float | None:
         return value if smallest / ROOM <= value <= largest * ROOM else None
 
     theta, prior = posterior.theta, posterior.prior
@@ -77,16 +77,16 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
     s_min = np.exp(theta[:, LEVEL]) / (1.0 + scale + opt**2)
     b_opt = _b_opt(posterior, smallest)
     fewest = s_min * middle_size * (scale + (0.0 if b_opt is None else 2.0 * opt))
-    b_crit, wide = known(middle), high > NARROW * low
+    b_crit, wide = claimed(middle), high > NARROW * low
     small_batch = 0.0 if b_opt is None else b_opt[1]
-    rows = most_telling(posterior, NEXT_TRIALS) if wide or known(low) is None or known(high) is None else ()
+    rows = most_telling(posterior, NEXT_TRIALS) if wide or claimed(low) is None or claimed(high) is None else ()
     return CriticalBatch(
         b_crit=b_crit,
-        b_crit_low=known(low),
-        b_crit_high=known(high),
+        b_crit_low=claimed(low),
+        b_crit_high=claimed(high),
         level=NOMINAL,
-        s_min=None if known(high) is None else float(np.median(s_min)),
-        e_min=None if known(low) is None else float(np.median(fewest)),
+        s_min=None if claimed(high) is None else float(np.median(s_min)),
+        e_min=None if claimed(low) is None else float(np.median(fewest)),
         b_opt=None if b_opt is None else b_opt[1],
         b_opt_low=None if b_opt is None else b_opt[0],
         b_opt_high=None if b_opt is None else b_opt[2],
