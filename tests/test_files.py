@@ -7,7 +7,7 @@ import pytest
 from toolbox import FakeTime, entries
 
 from bstune.core.errors import StudyError
-from bstune.core.files import Identity, Output, check_writable, keep_trials, owned, write_text
+from bstune.core.files import Identity, Output, check_writable, full_disk, keep_trials, owned, write_text
 
 MINE = Identity("s", "sqlite:///a.db", "1")
 
@@ -118,3 +118,11 @@ def test_only_files_of_the_studys_own_trials_are_deleted(tmp_path):
     keep_trials(tmp_path, {1, 2, 3, 4, 31}, lambda: {1, 7})
     assert entries(tmp_path) == sorted(["trial-1.ckpt", *theirs])
     assert Output(tmp_path).checkpoint(1).name == Output(tmp_path).state(1).name == "trial-1.ckpt"
+
+
+def test_a_full_disk_is_found_among_causes_that_may_form_a_ring():
+    full, cause, other = OSError(errno.ENOSPC, "No space left on device", "x"), ValueError("a"), KeyError("b")
+    cause.__cause__, other.__cause__ = other, cause
+    assert full_disk(cause) is None
+    cause.__cause__ = full
+    assert "x cannot be written: No space left on device" in str(full_disk(other))

@@ -124,8 +124,12 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
 def full_disk(error: BaseException) -> StudyError | None:
     """Return the plain error that a full disk, or quota, ends the command with; None for any other error."""
     reason = None if isinstance(error, BstuneError) else error
+    seen: set[int] = set()  # causes may form a ring, as where an error is raised again from what it caused
     while reason is not None and not (isinstance(reason, OSError) and reason.errno in FULL):
+        seen.add(id(reason))
         reason = reason.__cause__ or reason.__context__
+        if id(reason) in seen:
+            reason = None
     if not isinstance(reason, OSError):
         return None
     what = f"{reason.filename or 'a file'} cannot be written: {reason.strerror}"
