@@ -29,7 +29,7 @@ from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.search_space import van_der_corput
 from bstune.search.acquisition import b_crit_quantiles
 from bstune.search.sampler import BATCH_SIZE, LR, RECORD, RESUMED_FROM, FrontierSampler
-from bstune.study.model import MOVES
+from bstune.study.model import MOVES, REPORT_PARTICLES
 from bstune.sweeps.search_problem import MAX_TRIALS, Problem, Search, least, merit, stopping_step
 
 Form = Literal["pruned", "bound"]
@@ -39,7 +39,6 @@ SAMPLERS = ("random", "qmc", "tpe", "gp")
 BLIND = ("random", "qmc")  # they never look at values: one form
 FRONTIER = "bstune"
 FRONTIER_RULES = ("none", "linear")  # as prior mean, besides the square root
-REPORT_PARTICLES = 1000  # as a study reports; with those of a decision, intervals come out too narrow
 PRUNING_ROUNDS = 2  # of Zeus
 # Optuna's GP takes 0.1 to 0.2 s a trial, a hundred times what TPE takes: 60 of them, 10 to 12 s, for each seed.
 MAX_GP_TRIALS = 60

@@ -58,6 +58,13 @@ RULES: dict[Objective, tuple[str, ...]] = {
         f"All but bstune's own stop a trial once it has cost {STOP_FACTOR:g} times the fastest so far, in seconds.",
         *COMMON_RULES,
     ),
+    "steps": (
+        "Cells: the incumbent's steps (the table's median over seeds at its batch size and learning rate) over the "
+        "fewest of all cells, median/90th percentile over seeds, after spending so many times the cost of the trial "
+        f"with the fewest, in examples; 'to {WITHIN:g}': median spending until it is first at most {WITHIN:g}.",
+        f"All but bstune's own stop a trial once it has taken {STOP_FACTOR:g} times the steps of the best so far.",
+        *COMMON_RULES,
+    ),
     "curve": (
         "Cells: B_crit over the table's dense fit, as max(x, 1/x), median/90th percentile over seeds; spending is in "
         "multiples of the frontier's cost: the sum over batch sizes of the fastest cell that reached the target.",

@@ -55,7 +55,7 @@ def test_curves_and_scalars_to_track():
 )
 def test_a_machine_whose_steps_differ_is_said(ratios, said):
     trials = [
-        make_result(number=i, seconds_per_step=0.01, own_seconds_per_step=ratio and 0.01 * ratio)
+        make_result(number=i, seconds_per_step=0.01, measured_seconds_per_step=ratio and 0.01 * ratio)
         for i, ratio in enumerate(ratios)
     ]
     lines = load_caveat(trials)

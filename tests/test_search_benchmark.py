@@ -19,8 +19,8 @@ from bstune.core.records import Target, TrialResult, TrialSpec, dump_json
 from bstune.sweeps import search_benchmark, search_problem
 from bstune.sweeps.baselines import AXES, MAX_GP_TRIALS, EachBatchSize, FrontierSearch, OptunaSearch, Zeus, rule_of
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
-from bstune.sweeps.search_benchmark_report import best_by, make_finding, sentence, standing
-from bstune.sweeps.search_problem import Search, SearchRun, least, make_benchmark, run_search, stopping_step
+from bstune.sweeps.search_benchmark_report import RULES, best_by, make_finding, sentence, standing
+from bstune.sweeps.search_problem import MULTIPLES, Search, SearchRun, least, make_benchmark, run_search, stopping_step
 from bstune.trial.replay import Run, Table
 
 TARGET = Target("error", 0.1, "min")
@@ -597,3 +597,7 @@ def test_an_interruption_names_the_file_of_kept_runs(folder, monkeypatch):
     monkeypatch.setattr(search_benchmark.Case, "run", interrupted)
     with pytest.raises(Interrupted, match=r"kept in out/runs\.jsonl; the same command goes on"):
         go(tables=["easy"], searches=["zeus"])
+
+
+def test_every_objective_has_its_rules_in_the_report():
+    assert RULES.keys() == MULTIPLES.keys()

@@ -217,7 +217,7 @@ def test_a_process_ends_with_the_one_that_started_it(toy_train, tmp_path):
 
 def test_seconds_per_step_are_those_measured_alone():
     found = with_step_time(make_result(batch_size=64, seconds_per_step=3.0), lambda batch_size: batch_size / 6400)
-    assert found == make_result(batch_size=64, seconds_per_step=0.01, own_seconds_per_step=3.0)
+    assert found == make_result(batch_size=64, seconds_per_step=0.01, measured_seconds_per_step=3.0)
     assert with_step_time(make_result(seconds_per_step=None), lambda batch_size: 1.0).seconds_per_step is None
 
 
@@ -282,7 +282,7 @@ def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, 
     model = surveyed().step_time
     timed = [trial for trial in trials if trial.status != "failed"]
     assert [trial.seconds_per_step for trial in timed] == [model(trial.batch_size) for trial in timed]
-    assert all(trial.own_seconds_per_step not in (None, trial.seconds_per_step) for trial in timed)
+    assert all(trial.measured_seconds_per_step not in (None, trial.seconds_per_step) for trial in timed)
     assert all(trial.train_seconds > 0 for trial in searched)
     fresh = [trial for trial in trials if trial.replicate_of is not None]
     assert all(trial.number > max(other.number for other in searched) for trial in fresh), "after the search"

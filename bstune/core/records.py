@@ -127,7 +127,7 @@ class TrialResult:
         noise_scale: (step, |G|^2, tr Sigma) of the steps at which it was measured (:mod:`bstune.core.noise_scale`),
             those of the trial that it continues included; steps that a gradient scaler skips are counted.
         hyperparameters: further ones that the study searches, by name.
-        own_seconds_per_step: the trial's own, the median over segments after warm-up; None where it is no other.
+        measured_seconds_per_step: the trial's own, the median over segments after warm-up; None where it is no other.
     """
 
     number: int
@@ -153,7 +153,7 @@ class TrialResult:
     replicate_of: int | None = None
     noise_scale: tuple[tuple[int, float, float], ...] = ()
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
-    own_seconds_per_step: float | None = None
+    measured_seconds_per_step: float | None = None
 
     @classmethod
     def unmeasured(cls, spec: TrialSpec, status: Status, **values: Any) -> "TrialResult":

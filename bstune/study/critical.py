@@ -15,7 +15,7 @@ import numpy as np
 
 from bstune.core.curve import SLOPE_RATIO, batch_at
 from bstune.core.records import Target, TrialResult
-from bstune.search.acquisition import log_b_crit, most_telling
+from bstune.search.acquisition import b_crit_quantiles, most_telling
 from bstune.search.observations import Posterior
 from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior
 
@@ -71,7 +71,7 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
         return value if smallest / ROOM <= value <= largest * ROOM else None
 
     theta, prior = posterior.theta, posterior.prior
-    low, middle, high = np.exp(np.quantile(log_b_crit(theta, prior), (INTERVAL[0], 0.5, INTERVAL[1]))).tolist()
+    low, middle, high = b_crit_quantiles(posterior, (INTERVAL[0], 0.5, INTERVAL[1])).tolist()
     middle_size = 2.0**prior.log_mid
     scale, opt = np.exp(theta[:, B_CRIT]), np.exp(theta[:, B_OPT])
     s_min = np.exp(theta[:, LEVEL]) / (1.0 + scale + opt**2)

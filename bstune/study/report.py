@@ -19,7 +19,7 @@ from bstune.core.secrets import redact_patterns, reference
 from bstune.search.acquisition import b_crit_quantiles, steps_band
 from bstune.study.critical import INTERVAL, critical_batch, over_targets
 from bstune.study.figure import draw_curve
-from bstune.study.model import fit_lr_exponent, sampler_context, study_posterior
+from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, study_posterior
 from bstune.study.prepare import PreparedStudy
 from bstune.study.scale_out import draw_scale_out, scale_out, scale_out_table
 from bstune.study.storage import results, trained_by
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from bstune.study.tracking import Tracking
 
 TESTS = "bstune:tests"  # attribute in the storage: test metrics by trial number
-REPORT_PARTICLES = 1000  # of the posterior for the report ...
-TARGET_PARTICLES = 400  # ... and at each easier target
+TARGET_PARTICLES = 400  # of the posterior at each easier target
 LOAD = 0.2  # by how much steps at one batch size may differ, before the report says so ...
 MIN_TIMED = 5  # ... of so many trials
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
@@ -106,7 +105,7 @@ def report_study(
 
 def load_caveat(done: Sequence[TrialResult]) -> list[str]:
     """Return a line where trials' own steps differ from the survey's by more than ``LOAD`` from one to the other."""
-    pairs = [(trial.own_seconds_per_step, trial.seconds_per_step) for trial in done]
+    pairs = [(trial.measured_seconds_per_step, trial.seconds_per_step) for trial in done]
     ratios = sorted(own / tau for own, tau in pairs if own is not None and tau)
     if len(ratios) < MIN_TIMED:
         return []

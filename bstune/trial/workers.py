@@ -149,7 +149,7 @@ def with_step_time(result: TrialResult, step_time: Callable[[float], float]) -> 
     own = result.seconds_per_step
     if own is None:
         return result
-    return replace(result, seconds_per_step=float(step_time(result.batch_size)), own_seconds_per_step=own)
+    return replace(result, seconds_per_step=float(step_time(result.batch_size)), measured_seconds_per_step=own)
 
 
 class Workers:
