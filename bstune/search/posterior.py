@@ -144,7 +144,8 @@ def make_prior(
 
 
 def _softplus(value: Array) -> Array:
-    return np.logaddexp(0.0, 2.0 * value) / 2.0
+    # numpy's logaddexp(0, 2 value)/2 takes three times as long.
+    return np.asarray(np.maximum(value, 0.0) + 0.5 * np.log1p(np.exp(-2.0 * np.abs(value))))
 
 
 def optimum(theta: Array, points: Points, prior: Prior) -> Array:
@@ -192,7 +193,12 @@ def off_optimum(theta: Array, points: Points, prior: Prior) -> Array:
 
 def log_steps(theta: Array, points: Points, prior: Prior) -> Array:
     """Return log S, shape (m, n), for parameters (m, p) and n points."""
-    total = frontier(theta, points, prior) + penalty(theta, off_optimum(theta, points, prior))
+    return _log_steps_off(theta, off_optimum(theta, points, prior), points, prior)
+
+
+def _log_steps_off(theta: Array, d: Array, points: Points, prior: Prior) -> Array:
+    """Return log S where the learning rates are known to lie ``d`` (m, n) octaves off the best ones."""
+    total = frontier(theta, points, prior) + penalty(theta, d)
     for j in range(prior.others):
         best, curvature = theta[:, OTHER + 3 * j, None], np.exp(theta[:, OTHER + 3 * j + 1, None])
         total = total + curvature * (points.other[None, :, j] - best) ** 2
@@ -208,8 +214,9 @@ def log_prior(theta: Array, prior: Prior) -> Array:
 
 def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Return the log likelihood, shape (m,); zero without observations."""
-    above = np.maximum(off_optimum(theta, data.points, prior), 0.0)[:, data.diverged]
-    expected = log_steps(theta, data.points, prior)
+    d = off_optimum(theta, data.points, prior)
+    expected = _log_steps_off(theta, d, data.points, prior)
+    above = np.maximum(d[:, data.diverged], 0.0)
     exact = ~data.bound & ~data.diverged
     noise = np.exp(theta[:, NOISE, None])
     gap = data.y[exact] - expected[:, exact]

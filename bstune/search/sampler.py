@@ -19,7 +19,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -422,10 +422,13 @@ def _nearest(value: float, distribution: IntDistribution | FloatDistribution) ->
     return round(value) if isinstance(distribution, IntDistribution) else value
 
 
+_parsed = lru_cache(maxsize=4096)(TrialResult.from_json)  # every decision reads all records, most of them once more
+
+
 def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -> TrialResult | None:
     """Return a finished trial's record, or one made of a foreign trial's attributes; None without usable numbers."""
     if RECORD in trial.user_attrs:
-        return TrialResult.from_json(trial.user_attrs[RECORD])
+        return _parsed(trial.user_attrs[RECORD])
     complete = trial.state == TrialState.COMPLETE
     history = tuple(sorted(trial.intermediate_values.items()))
     steps = trial.user_attrs.get("steps")

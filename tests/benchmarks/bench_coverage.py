@@ -164,12 +164,15 @@ def main() -> None:
     kinds.choices["laws"].add_argument("--runs", type=int, default=8, help="runs in a cell of the tables")
     options = parser.parse_args()
     about = machine(device("cpu"), options.studies)
-    jobs = list(product(options.cells, options.objectives, range(options.studies)))
+    # Seed by seed, so that a run that is cut short has judged every cell as often.
+    jobs = [(*job, seed) for seed in range(options.studies) for job in product(options.cells, options.objectives)]
     run = of_table if options.what == "tables" else partial(of_law, runs=options.runs)
+    rows = []
     with ProcessPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(run, jobs))
+        for row in pool.map(run, jobs):
+            rows.append(row)
+            write(options.json, about, rows)
     show(rows)
-    write(options.json, about, rows)
 
 
 if __name__ == "__main__":
