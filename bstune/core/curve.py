@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -227,8 +228,9 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
         note=contradiction or "; ".join(note for note in notes if note) or None,
         points=points,
     )
-    numbers = [name for name in vars(fit) if name not in ("law", "level", "noise", "note", "points")]
-    return fit if contradiction is None else replace(fit, **dict.fromkeys(numbers))
+    kept = ("law", "level", "noise", "note", "points")
+    unknown: dict[str, Any] = {name: None for name in vars(fit) if name not in kept}
+    return fit if contradiction is None else replace(fit, **unknown)
 
 
 def predict_steps(fit: CurveFit, batch_sizes: ArrayLike) -> CurveBand:

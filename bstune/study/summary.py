@@ -41,8 +41,8 @@ WINNERS = {
 SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
 REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
 WHAT_TO_CHANGE = (
-    "a larger budget (budget.steps, budget.examples), an easier target (workload.target.value) or another reference "
-    "learning rate (scaling.lr)"
+    "more trials (search.trials), a larger budget (budget.steps, budget.examples), an easier target "
+    "(workload.target.value) or another reference learning rate (scaling.lr)"
 )
 SINGLE_RUNS = "of single runs, not repeated on fresh seeds: optimistic"
 
@@ -215,8 +215,8 @@ def final_table(summary: Summary) -> Group:
         "target": f"{summary['target']}: {counts_text(summary)}",
         "stop reason": summary["stop_reason"],
         "note": summary["note"],
-        "critical batch": critical and critical_text(critical),
-        "narrow it": critical and next_text(critical["next_trials"]),
+        "critical batch": critical_text(critical) if critical else "not known, as no trial reached the target",
+        "narrow it": critical and next_text(critical),
         "fewest examples": critical and _fewest_text(critical),
         "regimes": critical and regimes_text(summary["regimes"], critical),
         "noise scale": noise_scale and noise_scale_text(noise_scale),
@@ -308,7 +308,12 @@ def counts_text(summary: Summary) -> str:
 
 def critical_text(fit: Row) -> str:
     """Return B_crit: ``520 examples (90% interval 310 to 880)``."""
-    middle, low, high = (format_number(fit[name], 2) for name in ("b_crit", "b_crit_low", "b_crit_high"))
+    value = "undetermined" if fit["b_crit"] is None else f"{format_number(fit['b_crit'], 2)} examples"
+    return f"{value} ({_interval_text(fit, 'b_crit')})"
+
+
+def _interval_text(fit: Row, name: str) -> str:
+    low, high = (format_number(fit[f"{name}_{end}"], 2) for end in ("low", "high"))
     match low, high:
         case "-", "-":
             interval = "open at both ends"
@@ -318,8 +323,7 @@ def critical_text(fit: Row) -> str:
             interval = f"below {high}"
         case _:
             interval = f"{low} to {high}"
-    value = "undetermined" if middle == "-" else f"{middle} examples"
-    return f"{value} ({fit['level']:.0%} interval {interval})"
+    return f"{fit['level']:.0%} interval {interval}"
 
 
 def noise_scale_text(row: Row) -> str:
@@ -335,6 +339,8 @@ def noise_scale_text(row: Row) -> str:
 
 def regimes_text(regimes: Sequence[Row], critical: Row) -> str:
     """Return the regimes as a sentence; one beyond the batch sizes that were run is said not to be seen."""
+    if critical["b_crit"] is None:
+        return "not known, as B_crit is not"
     words = {
         REGIMES[0]: "perfect scaling up to B = {1}",
         REGIMES[1]: "diminishing returns from {0} to {1}",
@@ -349,18 +355,19 @@ def regimes_text(regimes: Sequence[Row], critical: Row) -> str:
     return "; ".join(parts)
 
 
-def next_text(trials: Sequence[Row]) -> str | None:
-    """Return the trials that would narrow the interval, in words; None where it is narrow."""
+def next_text(critical: Row) -> str | None:
+    """Return what would narrow the interval, in words; None where it is narrow."""
     texts = []
-    for row in trials:
+    for row in critical["next_trials"]:
         seconds = "" if row["seconds"] is None else f", {format_seconds(row['seconds'])}"
         steps = format_number(row["steps"], 2)
         texts.append(f"B = {format_count(row['batch_size'])} at {format_number(row['lr'], 2)} ({steps} steps{seconds})")
-    return f"trials at {'; '.join(texts)}" if texts else None
+    trials = f"trials at {'; '.join(texts)}" if texts else None
+    return "; ".join(text for text in (trials, critical["note"]) if text) or None
 
 
 def _fewest_text(critical: Row) -> str | None:
     if critical["b_opt"] is None:
         return None
-    low, middle, high = (format_number(critical[name], 2) for name in ("b_opt_low", "b_opt", "b_opt_high"))
-    return f"at B = {middle} ({critical['level']:.0%} interval {low} to {high}): smaller batches need more examples"
+    middle, interval = format_number(critical["b_opt"], 2), _interval_text(critical, "b_opt")
+    return f"at B = {middle} ({interval}): smaller batches need more examples"
