@@ -52,7 +52,8 @@ def test_the_law_gives_its_own_numbers():
         ((8, 2048), 0.1, (True, True, True)),
         ((8, 110), 0.1, (True, True, True)),  # an octave beyond the largest one that reached the target
         ((8, 95), 0.1, (True, False, False)),
-        ((8, 64), 0.1, (False, False, False)),
+        ((8, 64), 0.1, (True, False, False)),  # above an octave beyond
+        ((900, 2048), 0.1, (False, False, True)),
         ((410, 2048), 0.1, (False, False, True)),
         ((200, 200), 2.0, (False, False, False)),  # in the middle of an interval without an end is the prior's guess
     ],
@@ -61,6 +62,7 @@ def test_what_lies_beyond_the_batch_sizes_that_reached_the_target_is_open(sizes,
     found = critical_batch(posterior_of(200.0, sizes=sizes, spread=spread))
     ends = (found.b_crit_low, found.b_crit, found.b_crit_high)
     assert tuple(end is not None for end in ends) == known
+    assert all(end is None or min(sizes) / 2 <= end <= max(sizes) * 2 for end in ends)
     assert (found.s_min is None, found.e_min is None) == (not known[2], not known[0])
     assert (found.perfect_scaling_below is None) == (not known[1])
     assert bool(found.next_trials) == (known != (True, True, True))

@@ -78,7 +78,9 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
     s_min = np.exp(theta[:, LEVEL]) / (1.0 + scale + opt**2)
     b_opt = _b_opt(posterior, smallest)
     fewest = s_min * middle_size * (scale + (0.0 if b_opt is None else 2.0 * opt))
-    ends_open = (claimed(low) is None) + (claimed(high) is None)
+    # Of an end beyond what is claimed it is claimed that it lies beyond.
+    claimed_low, claimed_high = claimed(min(low, largest * ROOM)), claimed(max(high, smallest / ROOM))
+    ends_open = (claimed_low is None) + (claimed_high is None)
     b_crit = None if ends_open == 2 else claimed(middle)  # of an interval without an end the prior chooses the middle
     small_batch = 0.0 if b_opt is None else b_opt[1]
     # Ends beyond a range whose own end was reached are shown by no trial of this search.
@@ -90,11 +92,11 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
     options = ["a smaller search.batch_size.low"] * (below > 0) + ["a larger search.batch_size.high"] * (above > 0)
     return CriticalBatch(
         b_crit=b_crit,
-        b_crit_low=claimed(low),
-        b_crit_high=claimed(high),
+        b_crit_low=claimed_low,
+        b_crit_high=claimed_high,
         level=NOMINAL,
-        s_min=None if claimed(high) is None else float(np.median(s_min)),
-        e_min=None if claimed(low) is None else float(np.median(fewest)),
+        s_min=None if claimed_high is None else float(np.median(s_min)),
+        e_min=None if claimed_low is None else float(np.median(fewest)),
         b_opt=None if b_opt is None else claimed(b_opt[1]),
         b_opt_low=None if b_opt is None else claimed(b_opt[0]),
         b_opt_high=None if b_opt is None else claimed(b_opt[2]),

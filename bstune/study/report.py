@@ -87,7 +87,7 @@ def report_study(
         draw_scale_out(ideal, real, summary["workload"], files.scale_out)
         shown["devices"] = files.scale_out
         link = "with the" if real else "without an"
-        title = f"several devices, each as fast as this one, {link} all-reduce, up to B = {format_count(claimed)}"
+        title = f"several devices, each as fast as this one, {link} all-reduce\n(up to B = {format_count(claimed)})"
         console.print(scale_out_table(real or ideal, title))
     ui = "not logged (mlflow.enabled=false)"
     if tracking is not None:

@@ -207,7 +207,7 @@ def final_table(summary: Summary) -> Group:
     """Return a study's results for 80 columns: the winners side by side, then B_crit and the regimes in words."""
     noise_scale, exponent, critical = (summary[name] for name in ("noise_scale", "lr_exponent", "critical"))
     front = [
-        f"B = {format_count(row['batch_size'])} ({format_count(row['steps'])} steps, "
+        f"B = {format_count(row['batch_size'])} ({plural(row['steps'], 'step')}, "
         f"{format_seconds(row['time_to_target'])})"
         for row in summary["pareto"]
     ]
