@@ -241,4 +241,4 @@ def test_fit_prints_the_curve_of_a_file(bstune, tmp_path):
     (tmp_path / "points.csv").write_text("batch_size,steps\n64,100\n64,120\n64,110\n")
     status, out, err = bstune("fit", "points.csv")
     assert (status, out) == (2, "")
-    assert "known are 100 to 120 steps at batch sizes 64 to 64" in err
+    assert "known is 100 to 120 steps to target at batch size 64;" in err

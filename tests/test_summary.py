@@ -98,8 +98,8 @@ CLOSE = make_trial(0, 64, status="censored", history=((10, 0.5), (400, 0.2)))
 NOISY = make_trial(1, 256, 0.4, status="censored", history=((10, 0.6), (300, 0.1324), (400, None)))
 NEVER = "was never reached in"
 CHANGE = (
-    ": try a larger budget (budget.steps, budget.examples), an easier target (workload.target.value) or another"
-    " reference learning rate (scaling.lr)"
+    ": try more trials (search.trials), a larger budget (budget.steps, budget.examples), an easier target "
+    "(workload.target.value) or another reference learning rate (scaling.lr)"
 )
 SEEN = f"the closest value seen was {{}}, at batch size {{}} and learning rate {{}} after {{}} steps{CHANGE}"
 UPWARDS = Target("val/accuracy", 0.9, "max")
@@ -126,6 +126,7 @@ def test_never_reached_says_the_closest_value(trials, target, note):
     json.loads(dump_json(summary))
     text = report(trials, "too few points", target=target)
     assert note in text
+    assert "critical batch not known, as no trial reached the target" in text
     assert "best by" not in text
 
 
@@ -154,7 +155,7 @@ def test_censored_point_has_a_lower_end_only():
         (
             hand_critical(None, 450.0, None),
             "undetermined (90% interval above 450)",
-            "perfect scaling and diminishing returns and maximal data parallelism not seen within B = 16 to 4096",
+            "not known, as B_crit is not",
         ),
     ],
 )

@@ -12,13 +12,14 @@ import yaml
 from rich.console import Console
 
 from bstune.config import overrides
+from bstune.core.console import format_count
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
 from bstune.core.files import write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.core.secrets import redact_patterns, reference
-from bstune.search.acquisition import b_crit_quantiles, steps_band
+from bstune.search.acquisition import steps_band
 from bstune.search.observations import fresh_steps
-from bstune.study.critical import INTERVAL, critical_batch, over_targets
+from bstune.study.critical import INTERVAL, ROOM, critical_batch, no_easier_target, over_targets
 from bstune.study.figure import draw_curve
 from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, study_posterior
 from bstune.study.prepare import PreparedStudy
@@ -56,25 +57,28 @@ def report_study(
     budget = prepared.budget
     best = winners(done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates)
     critical = critical_batch(posterior, budget.objective != "steps")
-    middle = float(b_crit_quantiles(posterior, (0.5,))[0])
-    exponent = fit_lr_exponent(posterior, space.low, space.high, middle, prepared.config.scaling.noise_scale)
+    b_crit = None if critical is None else critical.b_crit
+    exponent = fit_lr_exponent(posterior, space.low, space.high, b_crit, prepared.config.scaling.noise_scale)
     band = None
     if critical is not None:  # where the study looked
         ratio = critical.largest / critical.smallest
         ladder = sorted({round(critical.smallest * ratio ** (i / CURVE_LADDER)) for i in range(CURVE_LADDER + 1)})
         band = steps_band(posterior, ladder, INTERVAL)
+    ideal_value = sampler_context(prepared)["ideal"]
     easier = over_targets(
         [trial for trial in done if trial.status != "failed"],
         prepared.protocol.target,
-        sampler_context(prepared)["ideal"],
+        ideal_value,
         lambda trials, target: study_posterior(prepared, trials, TARGET_PARTICLES, target),
     )
-    ideal, real = scale_out(prepared, posterior) if any(trial.reached for trial in done) else ([], [])
+    claimed = 0 if critical is None else round(ROOM * critical.largest)
+    ideal, real = scale_out(prepared, posterior, claimed) if claimed else ([], [])
     summary = {
         "study": prepared.config.study,
         "workload": prepared.config.workload.name,
         **summarize(done, prepared.protocol.target, fit, exponent, stop_reason, critical, best),
         "over_target": easier,
+        "over_target_note": None if easier else no_easier_target(prepared.protocol.target, ideal_value),
         "test": _test_winners(prepared, study, best),
         "scale_out": {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]},
     }
@@ -86,7 +90,8 @@ def report_study(
         draw_scale_out(ideal, real, summary["workload"], files.scale_out)
         shown["devices"] = files.scale_out
         link = "with the" if real else "without an"
-        console.print(scale_out_table(real or ideal, f"several devices, each as fast as this one, {link} all-reduce"))
+        title = f"several devices, each as fast as this one, {link} all-reduce\n(up to B = {format_count(claimed)})"
+        console.print(scale_out_table(real or ideal, title))
     ui = "not logged (mlflow.enabled=false)"
     if tracking is not None:
         from bstune.study.tracking import tracking_uri, ui_command  # mlflow takes seconds to import

@@ -40,8 +40,8 @@ WINNERS = {
 SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
 REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
 WHAT_TO_CHANGE = (
-    "a larger budget (budget.steps, budget.examples), an easier target (workload.target.value) or another reference "
-    "learning rate (scaling.lr)"
+    "more trials (search.trials), a larger budget (budget.steps, budget.examples), an easier target "
+    "(workload.target.value) or another reference learning rate (scaling.lr)"
 )
 FRESH = "median and range over runs on fresh seeds"
 PREDICTED = "predicted of a fresh seed from all trials"
@@ -221,7 +221,7 @@ def final_table(summary: Summary) -> Group:
     """Return a study's results for 80 columns: the winners side by side, then B_crit and the regimes in words."""
     noise_scale, exponent, critical = (summary[name] for name in ("noise_scale", "lr_exponent", "critical"))
     front = [
-        f"B = {format_count(row['batch_size'])} ({format_count(row['steps'])} steps, "
+        f"B = {format_count(row['batch_size'])} ({plural(row['steps'], 'step')}, "
         f"{format_seconds(row['time_to_target'])})"
         for row in summary["pareto"]
     ]
@@ -230,8 +230,8 @@ def final_table(summary: Summary) -> Group:
         "stop reason": summary["stop_reason"],
         "note": summary["note"],
         "warning": "; ".join(summary["warnings"]),
-        "critical batch": critical and critical_text(critical),
-        "narrow it": critical and next_text(critical["next_trials"]),
+        "critical batch": critical_text(critical) if critical else "not known, as no trial reached the target",
+        "narrow it": critical and next_text(critical),
         "fewest examples": critical and _fewest_text(critical),
         "regimes": critical and regimes_text(summary["regimes"], critical),
         "noise scale": noise_scale and noise_scale_text(noise_scale),
@@ -319,7 +319,12 @@ def counts_text(summary: Summary) -> str:
 
 def critical_text(fit: Row) -> str:
     """Return B_crit: ``520 examples (90% interval 310 to 880)``."""
-    middle, low, high = (format_number(fit[name], 2) for name in ("b_crit", "b_crit_low", "b_crit_high"))
+    value = "undetermined" if fit["b_crit"] is None else f"{format_number(fit['b_crit'], 2)} examples"
+    return f"{value} ({_interval_text(fit, 'b_crit')})"
+
+
+def _interval_text(fit: Row, name: str) -> str:
+    low, high = (format_number(fit[f"{name}_{end}"], 2) for end in ("low", "high"))
     match low, high:
         case "-", "-":
             interval = "open at both ends"
@@ -329,8 +334,7 @@ def critical_text(fit: Row) -> str:
             interval = f"below {high}"
         case _:
             interval = f"{low} to {high}"
-    value = "undetermined" if middle == "-" else f"{middle} examples"
-    return f"{value} ({fit['level']:.0%} interval {interval})"
+    return f"{fit['level']:.0%} interval {interval}"
 
 
 def noise_scale_text(row: Row) -> str:
@@ -346,6 +350,8 @@ def noise_scale_text(row: Row) -> str:
 
 def regimes_text(regimes: Sequence[Row], critical: Row) -> str:
     """Return the regimes as a sentence; one beyond the batch sizes that were run is said not to be seen."""
+    if critical["b_crit"] is None:
+        return "not known, as B_crit is not"
     words = {
         REGIMES[0]: "perfect scaling up to B = {1}",
         REGIMES[1]: "diminishing returns from {0} to {1}",
@@ -360,18 +366,19 @@ def regimes_text(regimes: Sequence[Row], critical: Row) -> str:
     return "; ".join(parts)
 
 
-def next_text(trials: Sequence[Row]) -> str | None:
-    """Return the trials that would narrow the interval, in words; None where it is narrow."""
+def next_text(critical: Row) -> str | None:
+    """Return what would narrow the interval, in words; None where it is narrow."""
     texts = []
-    for row in trials:
+    for row in critical["next_trials"]:
         seconds = "" if row["seconds"] is None else f", {format_seconds(row['seconds'])}"
         steps = format_number(row["steps"], 2)
         texts.append(f"B = {format_count(row['batch_size'])} at {format_number(row['lr'], 2)} ({steps} steps{seconds})")
-    return f"trials at {'; '.join(texts)}" if texts else None
+    trials = f"trials at {'; '.join(texts)}" if texts else None
+    return "; ".join(text for text in (trials, critical["note"]) if text) or None
 
 
 def _fewest_text(critical: Row) -> str | None:
     if critical["b_opt"] is None:
         return None
-    low, middle, high = (format_number(critical[name], 2) for name in ("b_opt_low", "b_opt", "b_opt_high"))
-    return f"at B = {middle} ({critical['level']:.0%} interval {low} to {high}): smaller batches need more examples"
+    middle, interval = format_number(critical["b_opt"], 2), _interval_text(critical, "b_opt")
+    return f"at B = {middle} ({interval}): smaller batches need more examples"
