@@ -1,19 +1,24 @@
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bstune.core.records import Target
+from bstune.core.step_time import StepTime, StepTimes
 from bstune.search.observations import (
     SLOWDOWN,
     Observation,
+    Posterior,
     extrapolate,
     fit_slowdown,
+    fresh_steps,
     ideal_value,
     likelihood_data,
     log_excess,
     reached_rate,
 )
-from bstune.search.posterior import make_prior
+from bstune.search.posterior import LEVEL, NOISE, OTHER, make_prior
 
 STUDY = {"log_budget": 7.0, "sigma": 1.0, "exponent_sigma": 0.3, "noise_scale": None, "others": 1}
 PRIOR = make_prior(low=8, high=4096, rule=lambda x: 0.5 * x, **STUDY)
@@ -175,3 +180,30 @@ def test_a_trial_that_reached_the_target_at_its_first_evaluation_is_an_estimate(
     data = likelihood_data([one], PRIOR)
     assert data.y[0] == pytest.approx(math.log(1000 * math.sqrt(0.5)))
     assert data.spread[0] == pytest.approx(math.log(2.0) / math.sqrt(12.0))
+
+
+@pytest.mark.parametrize(
+    ("runs", "log_steps"),  # of one place where the posterior expects log S = 0, at a noise of 0.1 as large as MISFIT
+    [
+        ([("reached", 0.1)], 0.05),
+        ([("reached", 0.1), ("reached", 0.1)], 0.1 * 2 / 3),
+        ([("reached", 0.1), ("censored", 0.5)], 0.6 / 3),
+        ([("reached", 0.0), ("diverged", 9.0)], math.log(4.0) / 3),
+        ([("reached", -3.0)], 0.0),  # an outlier
+        ([("reached", -3.0), ("reached", 0.1), ("reached", 0.1)], 0.2 / 3),
+        ([("reached", 0.8)], 0.4),  # slow is not lucky
+        ([("censored", 0.1)], None),
+    ],
+)
+def test_what_a_fresh_seed_is_predicted_to_take_in_closed_form(runs, log_steps):
+    seen = tuple(
+        Observation(i, status, 1, 0, 0.01, PRIOR.log_mid, 0.5 * PRIOR.log_mid, (0.5,), None, 0.0, stuck=False)
+        for i, (status, _) in enumerate(runs)
+    )
+    data = replace(likelihood_data(seen, PRIOR), y=np.array([y for _, y in runs]))
+    theta = PRIOR.mean[None].copy()
+    theta[0, [LEVEL, NOISE]], theta[0, OTHER] = (0.0, math.log(0.1)), 0.5
+    posterior = Posterior(seen, data, theta, StepTimes(StepTime(0.0, 1.0)), 1.0, PRIOR, math.inf)
+    numbers = [one.number for one in seen if one.status == "reached"]
+    assert [*fresh_steps(posterior)] == numbers
+    assert all(math.log(steps) == pytest.approx(log_steps, abs=0.005) for steps in fresh_steps(posterior).values())

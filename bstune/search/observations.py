@@ -13,16 +13,26 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import StepTime, StepTimes, fit_step_times
-from bstune.search.posterior import NOISE, LikelihoodData, Prior, log_steps, sample_posterior
+from bstune.search.posterior import (
+    NOISE,
+    OUTLIER_SHARE,
+    OUTLIER_SPREAD,
+    LikelihoodData,
+    Prior,
+    log_steps,
+    sample_posterior,
+)
 
 Array = NDArray[np.float64]
 Weight = Callable[[Array], Array]
 Curve = Sequence[tuple[float, float]]  # (log step, log excess) of a trial's evaluations
 Slowdown = tuple[float, float]  # log of the rate of the rest over the recent one: mean and standard deviation
-MISFIT = 0.1  # in log S: what the model misses at one point
+MISFIT = 0.1  # in log S: what the model misses at one place
+FAILURE_FACTOR = 4.0  # times the steps expected: what a run counts as that diverged where others reached the target
 LEAST_SHARE = 0.5  # of the steps of a trial that reached the target at its first evaluation: those that missed it
 SIMILAR = 8  # trials that reached the target, whose rates a stopped one is shrunk towards
 
@@ -155,21 +165,37 @@ def objective_so_far(observation: Observation, weight: Weight) -> float:
     return observation.steps * float(weight(np.array(observation.x)))
 
 
-def smoothed(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:
-    """Return the reached observations with what fresh seeds are predicted to give of the objective.
+def fresh_steps(posterior: Posterior) -> dict[int, float]:
+    """Return the steps that a fresh seed is predicted to take at each reached observation, by its number.
 
-    It is the posterior mean of log S, which leans on all trials around, drawn to the trial's own as far as the noise
-    from seed to seed is small beside what the model misses at one point.
+    It is the posterior mean of log S, which leans on all trials around, drawn to the runs at the very place as far as
+    their noise from seed to seed is small beside what the model misses at one place. Of these runs a stopped one counts
+    as its estimate or bound, one that diverged as far slower than expected, and one that is much faster than expected
+    by the probability that it is no outlier of the likelihood.
     """
-    reached = [i for i, one in enumerate(posterior.observations) if one.status == "reached"]
-    if not reached:
-        return []
-    expected = log_steps(posterior.theta, posterior.data.points, posterior.prior).mean(axis=0)
+    data = posterior.data
+    expected = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
+    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - expected)
     noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
-    own = MISFIT**2 / (MISFIT**2 + noise)
-    weight = objective_weight(objective, posterior.tau)
-    values = np.exp(expected + own * (posterior.data.y - expected)) * weight(posterior.data.points.x)
-    return [(float(values[i]), posterior.observations[i]) for i in reached]
+    core, wide = noise + MISFIT**2, noise + MISFIT**2 + OUTLIER_SPREAD**2
+    log_odds = math.log(OUTLIER_SHARE / (1.0 - OUTLIER_SHARE)) + 0.5 * math.log(core / wide)
+    trust = expit(-log_odds - 0.5 * np.minimum(gap, 0.0) ** 2 * (1.0 / core - 1.0 / wide))
+    places: dict[tuple[float, float, tuple[float, ...]], list[int]] = {}
+    for i, one in enumerate(posterior.observations):
+        places.setdefault((one.x, one.z, one.other), []).append(i)
+    steps: dict[int, float] = {}
+    for runs in places.values():
+        own = MISFIT**2 * float(trust[runs] @ gap[runs]) / (MISFIT**2 * float(trust[runs].sum()) + noise)
+        reached = [i for i in runs if posterior.observations[i].status == "reached"]
+        steps |= {posterior.observations[i].number: math.exp(float(expected[i]) + own) for i in reached}
+    return steps
+
+
+def smoothed(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:
+    """Return the reached observations with what fresh seeds are predicted to give of the objective."""
+    steps, weight = fresh_steps(posterior), objective_weight(objective, posterior.tau)
+    reached = [one for one in posterior.observations if one.status == "reached"]
+    return [(steps[one.number] * float(weight(np.array(one.x))), one) for one in reached]
 
 
 RATE = 0.4  # of error in steps where nothing has reached the target yet
