@@ -27,11 +27,14 @@ from torch import device
 
 from bstune.core.curve import half_slope
 from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.search.acquisition import b_crit_quantiles
+from bstune.study.model import MOVES, REPORT_PARTICLES, slopes
 from bstune.sweeps.baselines import FrontierSearch
 from bstune.sweeps.search_problem import Benchmark, dense_points, factor, make_benchmark, run_search
 from bstune.trial.replay import read_index, read_table
 
 SPENDINGS = (20.0, 40.0)  # in the best trial's cost
+SHARES = (0.05, 0.5, 0.95)  # ends and middle of an interval
 OBJECTIVES = ("time", "steps", "curve")
 LRS = tuple(float(2.0**octave) for octave in np.arange(-11.0, 1.25, 0.5))
 MIDDLE = 181.0  # batch size, the geometric middle of the tables' 8 to 4096
@@ -49,12 +52,13 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Watched(FrontierSearch):
-    """bstune's own search, which keeps its interval of B_crit once each spending is reached."""
+    """bstune's own search; it keeps the intervals of B_crit and of lr*(B)'s exponent once each spending is reached."""
 
     def __init__(self, benchmark: Benchmark, unit: float, seed: int) -> None:
         super().__init__(benchmark.problem, seed)
         self._unit = unit
         self.intervals: list[Sequence[float]] = []
+        self.exponents: list[Sequence[float]] = []
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
         """Keep the interval, then propose."""
@@ -65,8 +69,16 @@ class Watched(FrontierSearch):
         return spec
 
     def look(self) -> None:
-        """Keep the interval of now: lower end, median and upper end."""
-        self.intervals.append(self.b_crit_quantiles((0.05, 0.5, 0.95)) or (0.0, math.nan, math.inf))
+        """Keep the intervals of now: lower end, median and upper end."""
+        posterior = self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES)
+        if posterior is None or not any(one.status == "reached" for one in posterior.observations):
+            self.intervals.append((0.0, math.nan, math.inf))
+            self.exponents.append((-math.inf, math.nan, math.inf))
+            return
+        self.intervals.append(b_crit_quantiles(posterior, SHARES).tolist())
+        prior = posterior.prior
+        exponents = slopes(posterior.theta, prior, 2.0**prior.log_low, 2.0**prior.log_high)
+        self.exponents.append(np.quantile(exponents, SHARES).tolist())
 
 
 def draw_law(seed: int, kind: str) -> Law:
@@ -100,7 +112,13 @@ def study(benchmark: Benchmark, truth: float, objective: str, seed: int) -> dict
     search = Watched(replace(benchmark, problem=replace(benchmark.problem, objective=objective)), unit, seed)
     run = run_search(search, benchmark, SPENDINGS)
     search.look()
-    return {"truth": truth, "trials": run.trials, "intervals": search.intervals, "path": run.path}
+    return {
+        "truth": truth,
+        "trials": run.trials,
+        "intervals": search.intervals,
+        "exponents": search.exponents,
+        "path": run.path,
+    }
 
 
 def of_law(job: tuple[str, str, int]) -> dict[str, Any]:
@@ -109,7 +127,8 @@ def of_law(job: tuple[str, str, int]) -> dict[str, Any]:
     law = draw_law(seed, kind)
     table = law_table(law, LRS, metric_noise=0.05)
     benchmark = make_benchmark(kind, table, Target("error", TARGET, "min"), "steps" if objective == "steps" else "time")
-    return {"cell": kind, "objective": objective, "seed": seed, **study(benchmark, law.b_crit, objective, seed)}
+    found = study(benchmark, law.b_crit, objective, seed)
+    return {"cell": kind, "objective": objective, "seed": seed, "exponent": law.exponent, **found}
 
 
 def of_table(job: tuple[str, str, int]) -> dict[str, Any]:
@@ -146,6 +165,11 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             )
     share = statistics.mean(low <= row["truth"] <= high for row in rows for low, _, high in row["intervals"])
     print(f"over all: covers {share:.1%}")
+    known = [(row["exponent"], *ends) for row in rows if "exponent" in row for ends in row["exponents"]]
+    if known:
+        share = statistics.mean(low <= truth <= high for truth, low, _, high in known)
+        width = statistics.median(high - low for _, low, _, high in known)
+        print(f"the exponent of lr*(B): covers {share:.1%}, width {width:.2f}")
 
 
 def main() -> None:
