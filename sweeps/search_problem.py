@@ -146,7 +146,7 @@ def make_benchmark(
         if not (math.isfinite(factor) and factor > 0):
             raise ConfigError(f"sweep.experiment.{option} must be a positive number, but got {factor}")
     if objective == "steps":  # hardware has no part in it
-        table = Table(tuple(replace(run, seconds_per_step=float(run.batch_size)) for run in table.runs))
+        table = replace(table, runs=tuple(replace(run, seconds_per_step=float(run.batch_size)) for run in table.runs))
     times = {cell: time for cell in table.cells if (time := median_time(table, *cell, target)) is not None}
     if not times:
         why = unusable_target(table, target) or (

@@ -4,10 +4,9 @@
     python tests/benchmarks/bench_coverage.py tables [--studies 12] [--jobs 2] [--json FILE]
 
 ``laws``: every study draws a law of a kind (S_min, B_crit, the exponent of lr*(B) and its level, the penalties, tau)
-and makes a table of it, the noise drawn anew for every run of a cell, so that few runs make trials at one place repeat
-each other, which no real seeds do. ``tables``: the tables that are shipped, judged by the same B_crit of all of their
-cells. bstune's own search spends 40 times the best trial's cost: the fastest cell's seconds or, for the objective
-steps, the examples of the one with the fewest steps. No clock goes into the results.
+and every trial draws its noise from it anew. ``tables``: the tables that are shipped, judged by the same B_crit of all
+of their cells. bstune's own search spends 40 times the best trial's cost: the fastest cell's seconds or, for the
+objective steps, the examples of the one with the fewest steps. No clock goes into the results.
 """
 
 import argparse
@@ -16,7 +15,6 @@ import statistics
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from typing import Any
 import numpy as np
 import optuna
 from common import machine, write
-from synthetic import TARGET, Law, synthetic_table
+from synthetic import TARGET, Law, law_table
 from torch import device
 
 from bstune.core.records import Target, TrialResult, TrialSpec
@@ -104,11 +102,11 @@ def study(benchmark: Benchmark, truth: float, objective: str, seed: int) -> dict
     return {"truth": truth, "trials": run.trials, "intervals": search.intervals, "path": run.path}
 
 
-def of_law(job: tuple[str, str, int], runs: int) -> dict[str, Any]:
+def of_law(job: tuple[str, str, int]) -> dict[str, Any]:
     """Run one study on a law of a kind."""
     kind, objective, seed = job
     law = draw_law(seed, kind)
-    table = synthetic_table(law, lrs=LRS, seeds=range(runs), metric_noise=0.05)
+    table = law_table(law, LRS, metric_noise=0.05)
     benchmark = make_benchmark(kind, table, Target("error", TARGET, "min"), "steps" if objective == "steps" else "time")
     return {"cell": kind, "objective": objective, "seed": seed, **study(benchmark, law.b_crit, objective, seed)}
 
@@ -154,12 +152,11 @@ def main() -> None:
         kind.add_argument("--objectives", nargs="+", default=list(OBJECTIVES), choices=OBJECTIVES)
         kind.add_argument("--jobs", type=int, default=2, help="processes")
         kind.add_argument("--json", type=Path, help="file for every study's numbers")
-    kinds.choices["laws"].add_argument("--runs", type=int, default=8, help="runs in a cell of the tables")
     options = parser.parse_args()
     about = machine(device("cpu"), options.studies)
     # Seed by seed, so that a run that is cut short has judged every cell as often.
     jobs = [(*job, seed) for seed in range(options.studies) for job in product(options.cells, options.objectives)]
-    run = of_table if options.what == "tables" else partial(of_law, runs=options.runs)
+    run = of_table if options.what == "tables" else of_law
     rows = []
     with ProcessPoolExecutor(options.jobs) as pool:
         for row in pool.map(run, jobs):
