@@ -25,12 +25,11 @@ from common import machine, write
 from synthetic import TARGET, Law, law_table
 from torch import device
 
-from bstune.core.curve import half_slope
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search.acquisition import b_crit_quantiles
 from bstune.study.model import MOVES, REPORT_PARTICLES, slopes
 from bstune.sweeps.baselines import FrontierSearch
-from bstune.sweeps.search_problem import Benchmark, dense_points, factor, make_benchmark, run_search
+from bstune.sweeps.search_problem import Benchmark, factor, make_benchmark, run_search
 from bstune.trial.replay import read_index, read_table
 
 SPENDINGS = (20.0, 40.0)  # in the best trial's cost
@@ -137,13 +136,7 @@ def of_table(job: tuple[str, str, int]) -> dict[str, Any]:
     source = read_index()[name]
     table = read_table(source.path)
     benchmark = make_benchmark(name, table, source.target, "steps" if objective == "steps" else "time")
-    points = [point for point in dense_points(table, source.target) if not point.censored]
-    log_batch, log_steps = (np.log([getattr(p, name) for p in points]) for name in ("batch_size", "steps"))
-    grid = np.linspace(log_batch[0] - 5.0, log_batch[-1] + 5.0, 400)
-    law = make_benchmark(name, table, source.target, "time").b_crit
-    frontier = np.log1p(law / np.exp(grid)) + np.interp(grid, log_batch, log_steps - np.log1p(law / np.exp(log_batch)))
-    truth = math.exp(half_slope(grid, frontier[None])[0])
-    return {"cell": name, "objective": objective, "seed": seed, **study(benchmark, truth, objective, seed)}
+    return {"cell": name, "objective": objective, "seed": seed, **study(benchmark, benchmark.b_crit, objective, seed)}
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
