@@ -7,9 +7,11 @@ import pytest
 from bstune.core.records import Target
 from bstune.core.step_time import StepTime, StepTimes
 from bstune.search.observations import (
+    SLOWDOWN,
     Observation,
     Posterior,
     extrapolate,
+    fit_slowdown,
     fresh_steps,
     ideal_value,
     likelihood_data,
@@ -120,6 +122,24 @@ def test_the_higher_and_the_slower_the_farther():
     assert rates[5] == pytest.approx(rates[4])  # one that gets worse is extrapolated as a flat one
     reached = [falling(0.7, LAST)] * 4
     assert extrapolated(line(0.0), 990, reached) > extrapolated(line(0.7), 990, reached)
+
+
+def test_the_slowdown_is_learned_from_the_trials_that_reached_the_target():
+    assert fit_slowdown([]) == SLOWDOWN == fit_slowdown([(falling(0.5, LAST)[-2:], math.log(LAST))])
+    power, spread = fit_slowdown([(falling(0.5, LAST), math.log(LAST))] * 20)  # a power law has none
+    assert abs(power) < 0.03
+    assert spread < 0.12
+    # One whose rate is 2 up to half of its steps, then 1/2: from a quarter on 5/4, from a half on 1/2.
+    steps = range(300, LAST, 90)
+    bent = [(math.log(s), 0.5 * math.log(LAST / s) + 1.5 * max(math.log(LAST / s / 2), 0.0)) for s in steps]
+    slowed = fit_slowdown([(bent, math.log(LAST))] * 20)
+    shown = 0.5 * (math.log(5 / 8) + math.log(1 / 4))
+    assert slowed[0] == pytest.approx((2 * SLOWDOWN[0] + 20 * shown) / 22, abs=0.03)
+    start = [(s, e) for s, e in bent if s < math.log(LAST / 3)]
+    end = math.exp(start[-1][0])
+    (near, _), (far, sure) = (extrapolate(start, round(end), [], one) for one in (SLOWDOWN, slowed))
+    assert near < far
+    assert abs(far - math.log(LAST / end)) < 1.5 * sure
 
 
 def test_steps_since_the_last_evaluation_count_as_done():

@@ -296,10 +296,10 @@ def half_slope(log_batch: Array, log_steps: Array) -> Array:
     away = away - (weight * away).sum(axis=1, keepdims=True)
     line = weight * away / (weight * away**2).sum(axis=1, keepdims=True)
     slope = log_steps @ line.T
-    distance = log_batch[1] - log_batch[0]
-    # How much of log B is steeper; within a step of the crossing the slope, whose own is 1/4, counts in part.
-    steeper = np.clip(0.5 - (slope + 0.5) / (0.25 * distance), 0.0, 1.0)
-    return np.asarray(log_batch[0] + distance * (steeper.sum(axis=1) - 0.5))
+    low, high = np.minimum(slope[:, :-1], slope[:, 1:]), np.maximum(slope[:, :-1], slope[:, 1:])
+    # The share of each step of log B in which the slope, linear between its ends, is steeper.
+    steeper = np.clip((-0.5 - low) / np.maximum(high - low, 1e-12), 0.0, 1.0)
+    return np.asarray(log_batch[0] + (log_batch[1] - log_batch[0]) * steeper.sum(axis=1))
 
 
 def _usable(value: float, name: str) -> float:

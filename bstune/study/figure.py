@@ -202,6 +202,8 @@ def _draw_curve(axes: "Axes", summary: Summary, band: CurveBand | None) -> None:
             span: dict[str, Any] = {"color": PURPLE, "alpha": 0.1, "linewidth": 0, "zorder": -1}
             name = label if critical["b_crit"] is None else "_interval"  # matplotlib's legend leaves out an underscore
             axes.axvspan(critical["b_crit_low"] or low, critical["b_crit_high"] or high, label=name, **span)
+        else:
+            axes.plot([], [], " ", label=label)
         examples = critical["e_min"] or examples
     if band is not None and critical is not None:
         axes.fill_between(band.batch_size, band.low, band.high, color=BLUE, alpha=0.2, linewidth=0, zorder=1.5)

@@ -23,7 +23,7 @@ from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import distributions
 
 Array = NDArray[np.float64]
-REPORT_PARTICLES = 1000  # of the posterior for a report
+REPORT_PARTICLES = 600  # of the posterior for a report
 MOVES = 10  # of its sampler: at the few of a decision, intervals come out too narrow
 LEVEL = 0.9  # of the exponents' intervals
 GRID = 33  # batch sizes of a slope, even in log B
