@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from bstune.core.curve import SLOPE_RATIO, CurveBand, half_slope
 from bstune.core.errors import ConfigError
 from bstune.search import observations
+from bstune.search.horizon import slack
 from bstune.search.observations import Observation, Posterior, Weight, objective_so_far, smoothed
 from bstune.search.posterior import NOISE, OTHER, Points, Prior, frontier, log_small_batch_term, log_steps, optimum
 
@@ -140,9 +141,17 @@ def suggest(
         maps = posterior.spent > policy.curve_after * cost and rng.random() < policy.curve_share
     maps &= bool(reached)  # before that, the objective ``curve`` too looks for what is fast
     options = _candidates(posterior, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
+
+    def with_horizon(chosen: int, most: float = math.inf, draw: Array | None = None) -> Suggestion:
+        """Return a candidate with the horizon for S of a draw, or of the posterior's mean; within the budget."""
+        longest = min(most, budget(float(np.exp2(options.x[chosen]))))
+        return options.suggestion(chosen, min(least_cost_horizon(posterior, options, chosen, draw), longest))
+
     if maps:
         unseen = unseen_regime(posterior, options, pending)
         chosen, expected = unseen or max_variance_reduction(posterior, options, pending)
+        if posterior.prior.horizon:
+            return with_horizon(chosen)
         probe = policy.probe_fraction * expected
         max_steps = GIVEN_UP_AT * expected if options.done[chosen] >= probe else probe
         return options.suggestion(chosen, max(max_steps, 1.3 * float(options.done[chosen])))
@@ -158,8 +167,12 @@ def suggest(
     if incumbent is None:
         growth = policy.max_growth if done else policy.max_first_growth
         first = max(policy.initial_fraction * budget(float(np.exp2(options.x[chosen]))), MIN_STEPS)
+        if posterior.prior.horizon:
+            return with_horizon(chosen, max(policy.max_growth * posterior.spent / seconds, first), draw)
         added = max(growth * posterior.spent / seconds, first)
         return options.suggestion(chosen, done + max(added, 0.4 * done))
+    if posterior.prior.horizon:  # a longer schedule than the incumbent's steps could only win by an early end
+        return with_horizon(chosen, incumbent / float(weight(options.x[chosen])), draw)
     cap = policy.stop_factor * incumbent / float(weight(options.x[chosen]))
     # A second stage: where nothing can be continued, the first probe is the last.
     probe = min(policy.probe_fraction * cap, policy.max_predicted_fraction * predicted)
@@ -232,6 +245,20 @@ def thompson_sample(
         score[(np.abs(candidates.x - x) < 0.3) & (np.abs(candidates.z - z) < 0.3)] += 0.3
     chosen = int(score.argmin())
     return chosen, float(np.exp(drawn[chosen]))
+
+
+def least_cost_horizon(posterior: Posterior, candidates: Candidates, chosen: int, draw: Array | None) -> float:
+    """Return the steps after which a candidate's schedule is to end: S of a draw, or of the mean, and the slack.
+
+    A draw of few steps is so put to the test at a horizon that few runs have shown to be too short.
+    """
+    prior = posterior.prior
+    at = prior.at(candidates.x[[chosen]], candidates.z[[chosen]], candidates.other[[chosen]])
+    steps = log_steps(posterior.theta, at, prior)[:, 0]
+    middle = float(steps.mean() if draw is None else log_steps(draw[None], at, prior)[0, 0])
+    noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
+    spread = math.sqrt(float(steps.var()) + noise)
+    return max(math.exp(min(middle + slack(spread), 50.0)), MIN_STEPS)
 
 
 def log_b_crit(theta: Array, prior: Prior) -> Array:

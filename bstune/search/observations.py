@@ -4,18 +4,21 @@ Extrapolation: metrics fall about as a power of the steps, ``log excess = -rate 
 distance from the best possible value over the target's own distance from it: 1 at the target. The rate over the rest
 is the trial's own recent one, shrunk towards those of the trials that reached the target, taken from the same excess
 on. That is an estimate with a wide error, never a bound: a trial that flattens out above the target has a rate near 0.
+Where schedules end with the trial, the metric over horizons takes the place of that (:mod:`bstune.search.horizon`).
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import StepTime, StepTimes, fit_step_times
-from bstune.search.posterior import NOISE, LikelihoodData, Prior, log_steps, sample_posterior
+from bstune.search.horizon import Ends, misfit
+from bstune.search.posterior import NOISE, LikelihoodData, Prior, log_steps, sample_posterior, steps_seen
 
 Array = NDArray[np.float64]
 Weight = Callable[[Array], Array]
@@ -40,6 +43,8 @@ class Observation:
     log_factor: float | None  # extrapolated log(steps to target/steps); None if the history does not allow it
     spread: float  # its standard deviation
     stuck: bool  # True if resuming added no steps (a replayed record ended)
+    horizon: int | None = None  # steps after which its schedule ends, where it ends with the trial
+    excess: float | None = None  # log excess at the horizon's end; None if the trial ended before, or has no metric
 
 
 @dataclass(frozen=True)
@@ -73,10 +78,12 @@ def infer(
     resumed = {trial.resumed_from for trial in usable}
     last = [trial for trial in usable if trial.number not in resumed]
     curves = {t.number: log_excess(t.history, target, ideal) if target is not None else [] for t in last}
-    reached = [t for t in last if t.reached and len(curves[t.number]) > 2]
+    reached = [t for t in last if t.reached and len(curves[t.number]) > 2 and not prior.horizon]
     steps = {trial.number: trial.steps for trial in trials}
     before = {t.number: 0 if t.resumed_from is None else steps.get(t.resumed_from, 0) for t in trials}
     observations = tuple(_observation(t, others.get(t.number, ()), before[t.number], curves, reached) for t in last)
+    if prior.horizon:
+        observations = tuple(_with_end(one, t, curves[t.number]) for one, t in zip(observations, last, strict=True))
     measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
     in_seconds = fit_step_times(measured, 2.0**prior.log_mid, step_time)
     tau = StepTimes(StepTime(0.0, 1.0)) if in_examples else in_seconds
@@ -117,12 +124,25 @@ def _observation(
     )
 
 
+def _with_end(one: Observation, trial: TrialResult, curve: Curve) -> Observation:
+    """Return the observation with how it ended its horizon, in place of what its history extrapolates to."""
+    horizon = max(one.steps, trial.horizon or 0)
+    excess = curve[-1][1] if curve and one.steps == horizon else None
+    return replace(one, horizon=horizon, excess=excess, log_factor=None, spread=0.0)
+
+
 def likelihood_data(observations: Sequence[Observation], prior: Prior) -> LikelihoodData:
     """Return the observations, a stopped one as an estimate where its history allows it and as a bound elsewhere."""
     seen = []
-    for one in observations:
+    ends = _ends(observations) if prior.horizon else None
+    misfits = None if ends is None else misfit(ends)
+    for i, one in enumerate(observations):
         done, least = math.log(one.steps), -math.inf
-        if one.status == "reached":
+        if misfits is not None:
+            missed = one.status == "censored"
+            values = done, float(misfits[i]), missed and one.excess is None
+            least = done if missed and one.excess is not None else -math.inf
+        elif one.status == "reached":
             # S lies between the last evaluation that missed the target and the first one that reached it.
             width = math.log(one.steps / max(one.steps_low, LEAST_SHARE * one.steps))
             values = done - 0.5 * width, width / math.sqrt(12.0), False
@@ -136,7 +156,18 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
     x, z, y, spread, bound, leasts = np.array(seen, dtype=np.float64).reshape(-1, 6).T
     diverged = np.array([one.status == "diverged" for one in observations], dtype=np.bool_)
     other = np.array([one.other for one in observations], dtype=np.float64).reshape(len(observations), prior.others)
-    return LikelihoodData(prior.at(x, z, other), y, spread, leasts, (bound > 0.0) & ~diverged, diverged)
+    return LikelihoodData(prior.at(x, z, other), y, spread, leasts, (bound > 0.0) & ~diverged, diverged, ends)
+
+
+def _ends(observations: Sequence[Observation]) -> Ends:
+    """Return how trials ended their horizons; one that missed has an excess above 0, whatever its metric's rounding."""
+    excess, early = np.zeros((2, len(observations)))
+    for i, one in enumerate(observations):
+        if one.excess is not None and one.status != "diverged":
+            excess[i] = min(one.excess, 0.0) if one.status == "reached" else max(one.excess, LEAST_EXCESS)
+        if one.status == "reached" and one.horizon is not None:
+            early[i] = math.log(one.steps / one.horizon)
+    return Ends(excess, early)
 
 
 def objective_weight(objective: str, tau: StepTimes) -> Weight:
@@ -160,12 +191,29 @@ def smoothed(posterior: Posterior, objective: str) -> list[tuple[float, Observat
         return []
     expected = log_steps(posterior.theta, posterior.data.points, posterior.prior).mean(axis=0)
     noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
-    own = MISFIT**2 / (MISFIT**2 + noise)
+    horizon = posterior.prior.horizon
+    spread = posterior.data.spread if horizon else np.zeros(expected.shape)
+    y = steps_seen(posterior.theta, posterior.data, posterior.prior).mean(axis=0)
+    own = MISFIT**2 / (MISFIT**2 + noise + spread**2)
+    log_s = expected + own * (y - expected)
+    steps = _steps_until_reached(posterior, log_s, y, math.sqrt(noise)) if horizon else np.exp(log_s)
     weight = objective_weight(objective, posterior.tau)
-    values = np.exp(expected + own * (posterior.data.y - expected)) * weight(posterior.data.points.x)
+    values = steps * weight(posterior.data.points.x)
     return [(float(values[i]), posterior.observations[i]) for i in reached]
 
 
+def _steps_until_reached(posterior: Posterior, log_s: Array, y: Array, noise: float) -> Array:
+    """Return steps on fresh seeds at the trials' own horizons; a run that misses costs its horizon, and is run again.
+
+    ``log_s`` is that of a fresh seed, ``y`` that of the trial's own: the difference is its luck.
+    """
+    horizon = np.log([float(one.horizon or one.steps) for one in posterior.observations])
+    reaches = np.maximum(ndtr((horizon - log_s) / noise), 1e-3)
+    steps = np.exp(np.minimum(posterior.data.y + log_s - y, horizon))
+    return np.asarray(steps + np.exp(horizon) * (1.0 - reaches) / reaches)
+
+
+LEAST_EXCESS = 0.003  # log excess of a trial that missed the target, at least
 RATE = 0.4  # of error in steps where nothing has reached the target yet
 RATE_SPREAD = 0.6  # standard deviation of its logarithm
 SIMILARITY = 0.2  # standard deviation of the logarithms of rates between trials, at least

@@ -24,7 +24,8 @@ MERITS: Mapping[Objective, tuple[Merit, ...]] = {
     "both": ("time", "steps"),
 }
 SAME_POINT = 0.2  # octaves: closer than this in both batch size and learning rate, two trials are at one point
-FAILURE_FACTOR = 4.0  # a replicate that diverged or ran out of memory counts as this many times the candidate's merit
+# A replicate that diverged, ran out of memory or missed the target over its horizon counts as this many times the
+FAILURE_FACTOR = 4.0  # candidate's merit
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,8 @@ def _confirmed_merit(candidate: TrialResult, runs: Runs, merit: Merit) -> float:
 def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> float:
     """Return a replicate's merit, or what it counts as where it did not reach the target."""
     own = _merit(candidate, merit)
-    if run.status in ("diverged", "oom"):
-        return FAILURE_FACTOR * own  # its steps bound nothing
+    if run.status in ("diverged", "oom") or (run.horizon is not None and not run.reached):
+        return FAILURE_FACTOR * own  # its steps bound nothing: after its horizon's end there is no going on
     tau = run.seconds_per_step or candidate.seconds_per_step
     unit = 1.0 if merit == "steps" or tau is None else tau
     # A stopped run is a bound, and no less than the candidate's merit: stopped early, it must not look fast.

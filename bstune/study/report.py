@@ -60,8 +60,9 @@ def report_study(
         ratio = critical.largest / critical.smallest
         ladder = sorted({round(critical.smallest * ratio ** (i / CURVE_LADDER)) for i in range(CURVE_LADDER + 1)})
         band = steps_band(posterior, ladder, INTERVAL)
+    # A run that passed an easier target on its way had a schedule for the harder one.
     easier = over_targets(
-        [trial for trial in done if trial.status != "failed"],
+        [trial for trial in done if trial.status != "failed" and not prepared.backend.horizon],
         prepared.protocol.target,
         sampler_context(prepared)["ideal"],
         lambda trials, target: study_posterior(prepared, trials, TARGET_PARTICLES, target),
@@ -135,17 +136,18 @@ def _test_winners(
 
 def best_yaml(best: Mapping[str, TrialResult], arguments: Sequence[str], prepared: PreparedStudy) -> str:
     """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again."""
-    fields = ("number", "batch_size", "lr", "seed", "steps", "steps_low", "seconds_per_step", "hyperparameters")
+    fields = ("number", "batch_size", "lr", "seed", "steps", "steps_low", "horizon", "seconds_per_step")
     kept = [_without_secret(argument) for argument in arguments if not argument.startswith("trial.")]
     values: dict[str, Any] = {}
     for name, trial in best.items():
         own = [f"trial.batch_size={trial.batch_size}", f"trial.lr={trial.lr!r}", f"trial.seed={trial.seed}"]
-        # Where trials stop early, what was evaluated depends on their limits.
-        own += [f"budget.steps={trial.steps}", "budget.examples=1"] if prepared.backend.stops else []
+        # Where trials stop early, what was evaluated depends on their limits; elsewhere the schedule does.
+        limit = trial.steps if prepared.backend.stops else trial.horizon
+        own += [] if limit is None else [f"budget.steps={limit}", "budget.examples=1"]
         own += overrides(prepared.config, trial.hyperparameters)
         checkpoint = prepared.files.checkpoint(trial.number)
         values[name] = {
-            **{field: getattr(trial, field) for field in fields},
+            **{field: getattr(trial, field) for field in (*fields, "hyperparameters")},
             "time_to_target": trial.time_to_target,
             "checkpoint": str(checkpoint.absolute()) if checkpoint.exists() else None,
             "command": shlex.join([sys.executable, "-m", "bstune", *kept, *own]),
