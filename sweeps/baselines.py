@@ -28,7 +28,9 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.search_space import van_der_corput
 from bstune.search.acquisition import b_crit_quantiles
+from bstune.search.observations import Posterior
 from bstune.search.sampler import BATCH_SIZE, LR, RECORD, RESUMED_FROM, FrontierSampler
+from bstune.study.critical import critical_batch
 from bstune.study.model import MOVES, REPORT_PARTICLES
 from bstune.sweeps.search_problem import MAX_TRIALS, Problem, Search, least, merit, stopping_step
 
@@ -285,7 +287,7 @@ def next_to_prune(batch_sizes: Sequence[int], default: int, tried: Sequence[Tria
 
 
 class FrontierSearch(OptunaSearch):
-    """bstune's sampler; its B_crit is the posterior's median.
+    """bstune's sampler; its B_crit is what a study would report.
 
     Every stopped trial can be continued, except one that ended before its ``max_steps``: its record goes no further.
     """
@@ -337,12 +339,16 @@ class FrontierSearch(OptunaSearch):
 
     def b_crit_quantiles(self, shares: Sequence[float]) -> list[float] | None:
         """Return quantiles of the posterior of B_crit; None while no trial that the study knows reached the target."""
-        posterior = self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES)
+        posterior = self._report_posterior()
         if posterior is None or not any(one.status == "reached" for one in posterior.observations):
             return None
         return [float(value) for value in b_crit_quantiles(posterior, shares)]
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
-        """Return the posterior's median."""
-        quantiles = self.b_crit_quantiles((0.5,))
-        return None if quantiles is None else quantiles[0]
+        """Return what a study would report: the posterior's median, None where that is not claimed."""
+        posterior = self._report_posterior()
+        found = None if posterior is None else critical_batch(posterior)
+        return None if found is None else found.b_crit
+
+    def _report_posterior(self) -> Posterior | None:
+        return self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES)

@@ -66,12 +66,23 @@ RULES: dict[Objective, tuple[str, ...]] = {
         *COMMON_RULES,
     ),
     "curve": (
-        "Cells: B_crit over the table's dense fit, as max(x, 1/x), median/90th percentile over seeds; spending is in "
-        "multiples of the frontier's cost: the sum over batch sizes of the fastest cell that reached the target.",
+        "Cells: B_crit over the table's own (by all cells, where the slope of log S* over log B is -1/2), as "
+        "max(x, 1/x), median/90th percentile over seeds; spending is in multiples of the frontier's cost: the sum over "
+        "batch sizes of the fastest cell that reached the target. A search without an estimate counts as infinitely "
+        "far off.",
         f"All but bstune's own stop a trial once it has taken {STOP_FACTOR:g} times the steps of the best at no larger "
         "a batch size, or the examples of the best at no smaller.",
         *COMMON_RULES,
     ),
+}
+
+LABELS: dict[Objective, tuple[str, str]] = {  # of the figure's axes
+    "time": ("spending / cost of the best trial", "incumbent's time / best time, median over seeds"),
+    "steps": (
+        "spending / cost of the trial with the fewest steps, in examples",
+        "incumbent's steps / fewest steps, median over seeds",
+    ),
+    "curve": ("spending / cost of the frontier", "B_crit off by a factor of, median and 10 to 90% of seeds"),
 }
 
 
@@ -168,10 +179,11 @@ def make_finding(
 
 def title(benchmark: Benchmark) -> str:
     """Return a table's target, its best cell and, for ``curve``, its B_crit."""
-    batch_size, lr, seconds = benchmark.best
-    text = f"{benchmark.name}: {benchmark.problem.target}; best B {batch_size}, lr {lr:.3g}, {seconds:.3g} s"
+    batch_size, lr, cost = benchmark.best
+    unit = "examples" if benchmark.problem.objective == "steps" else "s"
+    text = f"{benchmark.name}: {benchmark.problem.target}; best B {batch_size}, lr {lr:.3g}, {cost:.3g} {unit}"
     if benchmark.problem.objective == "curve":
-        text += f"; B_crit {benchmark.b_crit:.0f}; the frontier costs {benchmark.frontier_seconds:.3g} s"
+        text += f"; B_crit {benchmark.b_crit:.0f}; the frontier costs {benchmark.frontier_cost:.3g} s"
     return text
 
 
@@ -195,8 +207,8 @@ def _table(benchmark: Benchmark) -> dict[str, Any]:
     return {
         "table": benchmark.name,
         "target": str(problem.target),
-        "best": dict(zip(("batch_size", "lr", "seconds"), benchmark.best, strict=True)),
-        "frontier_seconds": benchmark.frontier_seconds,
+        "best": dict(zip(("batch_size", "lr", "cost"), benchmark.best, strict=True)),
+        "frontier_cost": benchmark.frontier_cost,
         "b_crit": benchmark.b_crit,
         "budget": {"steps": problem.budget.steps, "examples": problem.budget.examples},
         "reference": {"batch_size": problem.reference_batch_size, "lr": problem.reference_lr},
@@ -261,8 +273,9 @@ def _contenders(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Sta
 def paint(benchmarks: Sequence[Benchmark], standings: Sequence[Standing], figure: "Figure") -> None:
     """Draw a panel a table, a line for the best axis and form of each search, at most eight.
 
-    For ``time`` a band shows 10 to 90% of the seeds of two lines, bstune's (or the best that is not Optuna's) and the
-    best of Optuna's: eight bands would hide each other. For ``curve`` every search has an error bar of that width.
+    For ``time`` and ``steps`` a band shows 10 to 90% of the seeds of two lines, bstune's (or the best that is not
+    Optuna's) and the best of Optuna's: eight bands would hide each other. For ``curve`` every search has an error bar
+    of that width.
     """
 
     def order(one: Standing) -> tuple[bool, int, str]:
@@ -323,11 +336,8 @@ def _finish(axes: "Axes", benchmark: Benchmark) -> None:
     axes.minorticks_off()
     axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.set_title(f"{benchmark.name}: {benchmark.problem.target}")
-    if objective != "curve":
-        axes.set_xlabel("spending / cost of the best trial")
-        axes.set_ylabel("incumbent's time / best time, median over seeds")
-    else:
-        axes.set_xlabel("spending / cost of the frontier")
-        axes.set_ylabel("B_crit off by a factor of, median and 10 to 90% of seeds")
+    xlabel, ylabel = LABELS[objective]
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
     # Below the panel: searches cross every corner inside it.
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, fontsize=7.5, frameon=False)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, Protocol
 
-from bstune.core.curve import CurveError, FrontierPoint, fit_curve, frontier_points
+import numpy as np
+
+from bstune.core.curve import CurveError, FrontierPoint, fit_curve, frontier_points, half_slope
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Budget, Status, Target, TrialResult, TrialSpec
 from bstune.trial.replay import Table, replay, unusable_target
@@ -25,6 +27,7 @@ STOP_FACTOR = 2.0  # a trial is stopped once it has cost this many times the bes
 BUDGET_FACTOR = 4.0  # the first budget over what the best cell needs
 WITHIN = 1.25
 MAX_TRIALS = 1000
+BEYOND = 5.0  # in log B: as far outside of a table's batch sizes is its B_crit sought
 ROUNDING = 1.0 + 1e-9  # a limit that is met exactly still holds
 
 
@@ -33,8 +36,8 @@ class Problem:
     """What a search knows before its first trial; nothing of what the table holds at its learning rates.
 
     ``budget`` is what a trial gets while nothing has reached the target. ``seconds_per_step`` is tau at each of
-    ``batch_sizes``: a study measures it before its first trial, at no cost to its budget. ``noise_scale`` is B_crit of
-    the table's dense fit, more than a study would know; None where the table does not determine it.
+    ``batch_sizes``: a study measures it before its first trial, at no cost to its budget. ``noise_scale`` is the
+    table's own B_crit, more than a study would know; None where the table does not determine it.
     """
 
     batch_sizes: tuple[int, ...]  # those of the table, ascending; any integer between the first and the last is allowed
@@ -81,8 +84,11 @@ class Search(Protocol):
         return least(finished)
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
-        """Return the estimate of B_crit, None if there is none."""
-        return critical(frontier_points(finished))
+        """Return the estimate of B_crit, by the fit to frontier points; None if there is none."""
+        try:
+            return fit_curve(frontier_points(finished)).b_crit
+        except CurveError:
+            return None
 
 
 @dataclass(frozen=True)
@@ -95,13 +101,13 @@ class Benchmark:
     # Batch size, lr and cost of the best cell, the median over its seeds: the fastest or, for the objective steps, the
     # one of the fewest steps. A cost is in seconds, or in examples for steps.
     best: tuple[int, float, float]
-    frontier_seconds: float  # the sum over batch sizes of the fastest cell that reached the target
-    b_crit: float | None  # of the dense fit to the median runs of all cells; None where they do not determine it
+    frontier_cost: float  # the sum over batch sizes of the cheapest cell that reached the target
+    b_crit: float | None  # see dense_b_crit
 
     @property
     def unit(self) -> float:
         """What spending is counted in: the best trial's cost, or the frontier's for ``curve``."""
-        return self.frontier_seconds if self.problem.objective == "curve" else self.best[2]
+        return self.frontier_cost if self.problem.objective == "curve" else self.best[2]
 
     def ratio(self, batch_size: int, lr: float) -> float | None:
         """Return a point's median seconds (steps) over the best cell's; None if half of its runs miss the target."""
@@ -121,7 +127,7 @@ class SearchRun:
     # (spending, incumbent's time over the best) after each trial that changed the ratio; the ratio is None where the
     # incumbent's point does not reach the target in half of the table's runs
     path: tuple[tuple[float, float | None], ...]
-    b_crit: tuple[float | None, ...]  # estimate over the dense fit after each multiple, for ``curve``
+    b_crit: tuple[float | None, ...]  # estimate over the table's own after each multiple, for ``curve``
     trials: int  # finished within the spending
     spent: float
     complete: bool  # False if the cap on trials ended the search, not the spending
@@ -140,7 +146,7 @@ def make_benchmark(
         if not (math.isfinite(factor) and factor > 0):
             raise ConfigError(f"sweep.experiment.{option} must be a positive number, but got {factor}")
     if objective == "steps":  # hardware has no part in it
-        table = Table(tuple(replace(run, seconds_per_step=float(run.batch_size)) for run in table.runs))
+        table = replace(table, runs=tuple(replace(run, seconds_per_step=float(run.batch_size)) for run in table.runs))
     times = {cell: time for cell in table.cells if (time := median_time(table, *cell, target)) is not None}
     if not times:
         why = unusable_target(table, target) or (
@@ -149,7 +155,7 @@ def make_benchmark(
         raise TableError(f"{name}: {why}")
     best_cell = min(times, key=lambda cell: (merit(objective, times[cell], cell[0]), times[cell], cell))
     best = (*best_cell, times[best_cell])
-    b_crit = critical(dense_points(table, target))
+    b_crit = dense_b_crit(table, target)
     if objective == "curve" and b_crit is None:
         raise TableError(
             f"{name}: its runs do not determine B_crit at {target}, so no estimate can be compared with it: "
@@ -210,12 +216,24 @@ def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
     return frontier_points(medians)
 
 
-def critical(points: Sequence[FrontierPoint]) -> float | None:
-    """Return B_crit of the fit; None where there are too few points for one, or they do not determine it."""
+def dense_b_crit(table: Table, target: Target) -> float | None:
+    """Return where the slope of log S* over log B is -1/2, by all cells; None where they do not determine it.
+
+    Between and beyond the batch sizes S* is as far off the law fitted to them as at the nearest; a small-batch term of
+    the fit is left out, as it is of a study's B_crit.
+    """
+    points = dense_points(table, target)
     try:
-        return fit_curve(points).b_crit
+        fit = fit_curve(points)
     except CurveError:
         return None
+    if fit.b_crit is None:
+        return None
+    sizes, steps = np.array([(point.batch_size, point.steps) for point in points if not point.censored]).T
+    off = np.log(steps) - np.log(1.0 + fit.b_crit / sizes + ((fit.b_opt or 0.0) / sizes) ** 2)
+    grid = np.linspace(math.log(sizes[0]) - BEYOND, math.log(sizes[-1]) + BEYOND, 400)
+    frontier = np.log1p(fit.b_crit / np.exp(grid)) + np.interp(grid, np.log(sizes), off)
+    return math.exp(half_slope(grid, frontier[None])[0])
 
 
 def least(finished: Sequence[TrialResult], objective: Objective = "time") -> TrialResult | None:

@@ -6,12 +6,13 @@ follow it into a :class:`bstune.trial.replay.Table`, in place of recorded ones.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
-from bstune.trial.replay import Run, Table
+from bstune.core.records import Target
+from bstune.trial.replay import Outcome, Run, Table
 
 LONGEST = 8.0  # times S*(B): the steps of a run
 CADENCE = 1.05  # ratio of evaluated steps
@@ -96,6 +97,29 @@ def synthetic_table(
 ) -> Table:
     """Return a table of runs that follow ``law``, censored at LONGEST times S*(B) steps."""
     return Table(tuple(_run(law, metric_noise, *cell) for cell in product(batch_sizes, lrs, seeds)))
+
+
+@dataclass(frozen=True)
+class LawTable(Table):
+    """A table of a law without noise, for what is judged; a trial draws a run of its own from the law, by its seed."""
+
+    law: Law
+    metric_noise: float
+
+    def outcome(self, batch_size: float, lr: float, seed: int, target: Target) -> Outcome:
+        run = _run(self.law, self.metric_noise, round(batch_size), lr, seed)
+        steps = run.steps_to(target)
+        pairs = zip(run.steps, run.metric, strict=True)
+        end = run.end if steps is None else steps
+        history = tuple((step, value) for step, value in pairs if step <= end)
+        tau = self.read(batch_size, lr, target, 0.5).seconds_per_step
+        return Outcome(steps, end, tau, history, run.diverged and steps is None)
+
+
+def law_table(law: Law, lrs: Sequence[float] = LRS, metric_noise: float = 0.0) -> LawTable:
+    """Return the table of a law whose trials scatter as real ones do: no two of them share their noise."""
+    quiet = synthetic_table(replace(law, noise=0.0, luck=0.0), lrs=lrs, seeds=(0,))
+    return LawTable(quiet.runs, law, metric_noise)
 
 
 def _run(law: Law, metric_noise: float, batch_size: int, lr: float, seed: int) -> Run:

@@ -144,7 +144,7 @@ def test_a_study_from_end_to_end(study):
     best = yaml.safe_load((folder / "best.yaml").read_text())
     for name, key in (("best_by_time", "time_to_target"), ("best_by_steps", "steps")):
         winner = searched[curve[name]["number"]]
-        assert curve[name][key] == pytest.approx(getattr(winner, key))
+        assert curve[name]["single_run"][key] == pytest.approx(getattr(winner, key))
         assert best[name]["number"] == winner.number
         assert Path(best[name]["checkpoint"]).exists()
     assert sum(trial.replicate_of == best["best_by_steps"]["number"] for trial in trials) >= 3
@@ -241,4 +241,4 @@ def test_fit_prints_the_curve_of_a_file(bstune, tmp_path):
     (tmp_path / "points.csv").write_text("batch_size,steps\n64,100\n64,120\n64,110\n")
     status, out, err = bstune("fit", "points.csv")
     assert (status, out) == (2, "")
-    assert "known are 100 to 120 steps at batch sizes 64 to 64" in err
+    assert "known is 100 to 120 steps to target at batch size 64;" in err

@@ -10,7 +10,7 @@ from bstune.core.step_time import StepTime, StepTimes
 from bstune.search.acquisition import most_telling
 from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior, make_prior
-from bstune.study.critical import critical_batch, easier_targets, over_targets, passing
+from bstune.study.critical import critical_batch, easier_targets, no_easier_target, over_targets, passing
 
 LOW, HIGH = 8, 2048  # B_mid is 128
 MIDDLE = math.log(128.0)
@@ -47,22 +47,41 @@ def test_the_law_gives_its_own_numbers():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "known"),
+    ("sizes", "spread", "known"),
     [
-        ((8, 2048), (True, True, True)),
-        ((8, 110), (True, True, True)),  # an octave beyond the largest one that reached the target
-        ((8, 95), (True, False, False)),
-        ((8, 64), (False, False, False)),
-        ((410, 2048), (False, False, True)),
+        ((8, 2048), 0.1, (True, True, True)),
+        ((8, 110), 0.1, (True, True, True)),  # an octave beyond the largest one that reached the target
+        ((8, 95), 0.1, (True, False, False)),
+        ((8, 64), 0.1, (True, False, False)),  # above an octave beyond
+        ((900, 2048), 0.1, (False, False, True)),
+        ((410, 2048), 0.1, (False, False, True)),
+        ((200, 200), 2.0, (False, False, False)),  # in the middle of an interval without an end is the prior's guess
     ],
 )
-def test_what_lies_beyond_the_batch_sizes_that_reached_the_target_is_open(sizes, known):
-    found = critical_batch(posterior_of(200.0, sizes=sizes))
+def test_what_lies_beyond_the_batch_sizes_that_reached_the_target_is_open(sizes, spread, known):
+    found = critical_batch(posterior_of(200.0, sizes=sizes, spread=spread))
     ends = (found.b_crit_low, found.b_crit, found.b_crit_high)
     assert tuple(end is not None for end in ends) == known
+    assert all(end is None or min(sizes) / 2 <= end <= max(sizes) * 2 for end in ends)
     assert (found.s_min is None, found.e_min is None) == (not known[2], not known[0])
     assert (found.perfect_scaling_below is None) == (not known[1])
     assert bool(found.next_trials) == (known != (True, True, True))
+
+
+@pytest.mark.parametrize(
+    ("b_crit", "sizes", "options"),
+    [
+        (9000.0, (8, 2048), "a larger search.batch_size.high"),
+        (9000.0, (8, 512), None),  # larger ones are left to run
+        (2.0, (8, 2048), "a smaller search.batch_size.low"),
+        (2.0, (32, 2048), None),
+    ],
+)
+def test_an_interval_beyond_the_search_asks_for_other_batch_sizes_and_no_trials(b_crit, sizes, options):
+    found = critical_batch(posterior_of(b_crit, sizes=sizes))
+    assert found.note == (options and f"the interval reaches beyond the search: {options} would show more")
+    assert bool(found.next_trials) == (options is None)
+    assert found.b_crit is None
 
 
 def test_nothing_reached_gives_nothing():
@@ -77,6 +96,11 @@ def test_a_small_batch_term_is_reported_where_the_trials_ask_for_it():
     assert found.b_crit == pytest.approx(200.0, rel=0.02)  # its own, without the term
     assert found.e_min == pytest.approx(100.0 * (200.0 + 2.0 * 40.0), rel=0.03)
     assert found.maximal_data_parallelism_above > 9 * found.b_crit
+    ends = (
+        critical_batch(posterior_of(200.0, 60.0, sizes=(8, 32))),
+        critical_batch(posterior_of(200.0, 80.0, sizes=(8, 32))),
+    )
+    assert [(one.b_opt_low is None, one.b_opt_high is None) for one in ends] == [(False, True), (True, True)]
     assert critical_batch(posterior_of(200.0, 5.0)).b_opt is None  # below the smallest batch size it changes nothing
 
 
@@ -124,6 +148,8 @@ def test_b_crit_over_targets_that_enough_trials_passed():
     assert [one.value for one in easier_targets(done, TARGET, 0.0)] == pytest.approx([0.125, 0.16, 0.2, 0.25, 0.32])
     assert easier_targets(done[:7], TARGET, 0.0) == easier_targets(done[:1] * 9, TARGET, 0.0) == []
     assert easier_targets(done, TARGET, None) == []
+    assert "set workload.target.bounds" in no_easier_target(TARGET, None)
+    assert no_easier_target(TARGET, 0.0) == "no easier target was passed by 8 trials over a factor of 8 in batch size"
     asked = []
 
     def infer(trials, target):

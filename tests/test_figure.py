@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from toolbox import hand_critical, make_trial
+from toolbox import best_of, hand_critical, make_trial
 
 from bstune.core.console import format_number
 from bstune.core.curve import CurveBand
@@ -53,9 +53,9 @@ def answered(trials):
     return hand_critical(300.0, 190.0, 480.0, min(sizes), max(sizes)), CurveBand(x, steps, 0.9 * steps, 1.1 * steps)
 
 
-def drawn(trials):
-    critical, band = answered(trials)
-    summary = summarize(trials, TARGET, "no fit", critical=critical)
+def drawn(trials, critical=None):
+    known, band = answered(trials)
+    summary = summarize(trials, TARGET, "no fit", critical=critical or known, best=best_of(trials))
     figure = Figure(figsize=FIGURE_INCHES, dpi=FIGURE_DPI, layout="constrained")
     paint_curve(figure, trials, summary, band, "a workload")
     return summary, figure
@@ -91,10 +91,19 @@ def test_figure_has_the_curve_the_points_and_their_labels():
     assert guide[:, 0] * guide[:, 1] == pytest.approx(30_000.0)
     best = summary["best_by_time"]
     assert f"B = {best['batch_size']}, lr = {format_number(best['lr'])}" in right.texts[0].get_text()
-    assert timed["best trial"].get_offsets().tolist() == [[best["batch_size"], best["time_to_target"]]]
+    assert timed["winner, predicted of a fresh seed from all trials"].get_offsets().tolist() == [
+        [best["batch_size"], best["time_to_target"]]
+    ]
     title = figure.get_suptitle()
     assert title.startswith("a workload\ntarget val/error <= 0.1; NVIDIA H200; reached by")
     assert "of 40 trials" in title
+
+
+@pytest.mark.parametrize("ends", [(None, None, None), (None, 190.0, None), (300.0, 190.0, None)])
+def test_the_legend_has_the_critical_batch_size_however_little_is_known(ends):
+    summary, figure = drawn(simulated(), hand_critical(*ends))
+    _, labels = figure.axes[0].get_legend_handles_labels()
+    assert labels.count(f"critical batch size {critical_text(summary['critical'])}") == 1
 
 
 def test_intervals_span_last_miss_to_first_hit():

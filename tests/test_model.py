@@ -41,7 +41,8 @@ def posterior_of(prior, theta, sizes=(8, 16, 32, 64, 256, 1024), status="reached
 def fitted(exponents, *observed, b_crit=128.0, high=HIGH):
     """Return the exponent's row for draws whose exponents are off the prior's by these, and what was observed."""
     prior = prior_of()
-    return fit_lr_exponent(posterior_of(prior, draws(prior, exponents, b_crit), *observed), LOW, high, b_crit)
+    theta = draws(prior, exponents, b_crit or 128.0)
+    return fit_lr_exponent(posterior_of(prior, theta, *observed), LOW, high, b_crit)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,18 @@ def test_an_interval_as_wide_as_the_priors_identifies_nothing(share, identified)
     assert row["identified"] is identified
     assert ("not identified" in row["text"]) != identified
     assert "the prior alone: [-0." in row["text"]
+
+
+def test_reached_trials_at_one_end_identify_nothing():
+    for sizes, identified in (((8, 16, 128), True), ((8, 16, 96), False), ((64,) * 6, False)):
+        assert fitted([0.0, 0.01], sizes)["identified"] is identified
+
+
+def test_without_a_critical_batch_size_none_is_spoken_of_and_its_rules_are_left_out():
+    text = fitted([0.0, 0.01], b_crit=None)["text"]
+    assert text.startswith("lr grew as B^0.50 [0.50, 0.51] from B = 8 to 2048: between sqrt and linear")
+    assert "critical" not in text
+    assert list(rule_exponents(LOW, HIGH, None)) == ["none", "sqrt", "linear"]
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,24 @@
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bstune.core.records import Target
+from bstune.core.step_time import StepTime, StepTimes
 from bstune.search.observations import (
+    SLOWDOWN,
     Observation,
+    Posterior,
     extrapolate,
+    fit_slowdown,
+    fresh_steps,
     ideal_value,
     likelihood_data,
     log_excess,
     reached_rate,
 )
-from bstune.search.posterior import make_prior
+from bstune.search.posterior import LEVEL, NOISE, OTHER, make_prior
 
 STUDY = {"log_budget": 7.0, "sigma": 1.0, "exponent_sigma": 0.3, "noise_scale": None, "others": 1}
 PRIOR = make_prior(low=8, high=4096, rule=lambda x: 0.5 * x, **STUDY)
@@ -117,6 +124,24 @@ def test_the_higher_and_the_slower_the_farther():
     assert extrapolated(line(0.0), 990, reached) > extrapolated(line(0.7), 990, reached)
 
 
+def test_the_slowdown_is_learned_from_the_trials_that_reached_the_target():
+    assert fit_slowdown([]) == SLOWDOWN == fit_slowdown([(falling(0.5, LAST)[-2:], math.log(LAST))])
+    power, spread = fit_slowdown([(falling(0.5, LAST), math.log(LAST))] * 20)  # a power law has none
+    assert abs(power) < 0.03
+    assert spread < 0.12
+    # One whose rate is 2 up to half of its steps, then 1/2: from a quarter on 5/4, from a half on 1/2.
+    steps = range(300, LAST, 90)
+    bent = [(math.log(s), 0.5 * math.log(LAST / s) + 1.5 * max(math.log(LAST / s / 2), 0.0)) for s in steps]
+    slowed = fit_slowdown([(bent, math.log(LAST))] * 20)
+    shown = 0.5 * (math.log(5 / 8) + math.log(1 / 4))
+    assert slowed[0] == pytest.approx((2 * SLOWDOWN[0] + 20 * shown) / 22, abs=0.03)
+    start = [(s, e) for s, e in bent if s < math.log(LAST / 3)]
+    end = math.exp(start[-1][0])
+    (near, _), (far, sure) = (extrapolate(start, round(end), [], one) for one in (SLOWDOWN, slowed))
+    assert near < far
+    assert abs(far - math.log(LAST / end)) < 1.5 * sure
+
+
 def test_steps_since_the_last_evaluation_count_as_done():
     curve = falling(0.5, 3000)
     (there, spread), (on, same) = extrapolated(curve, 3000), extrapolated(curve, 4000)
@@ -155,3 +180,30 @@ def test_a_trial_that_reached_the_target_at_its_first_evaluation_is_an_estimate(
     data = likelihood_data([one], PRIOR)
     assert data.y[0] == pytest.approx(math.log(1000 * math.sqrt(0.5)))
     assert data.spread[0] == pytest.approx(math.log(2.0) / math.sqrt(12.0))
+
+
+@pytest.mark.parametrize(
+    ("runs", "log_steps"),  # of one place where the posterior expects log S = 0, at a noise of 0.1 as large as MISFIT
+    [
+        ([("reached", 0.1)], 0.05),
+        ([("reached", 0.1), ("reached", 0.1)], 0.1 * 2 / 3),
+        ([("reached", 0.1), ("censored", 0.5)], 0.6 / 3),
+        ([("reached", 0.0), ("diverged", 9.0)], math.log(4.0) / 3),
+        ([("reached", -3.0)], 0.0),  # an outlier
+        ([("reached", -3.0), ("reached", 0.1), ("reached", 0.1)], 0.2 / 3),
+        ([("reached", 0.8)], 0.4),  # slow is not lucky
+        ([("censored", 0.1)], None),
+    ],
+)
+def test_what_a_fresh_seed_is_predicted_to_take_in_closed_form(runs, log_steps):
+    seen = tuple(
+        Observation(i, status, 1, 0, 0.01, PRIOR.log_mid, 0.5 * PRIOR.log_mid, (0.5,), None, 0.0, stuck=False)
+        for i, (status, _) in enumerate(runs)
+    )
+    data = replace(likelihood_data(seen, PRIOR), y=np.array([y for _, y in runs]))
+    theta = PRIOR.mean[None].copy()
+    theta[0, [LEVEL, NOISE]], theta[0, OTHER] = (0.0, math.log(0.1)), 0.5
+    posterior = Posterior(seen, data, theta, StepTimes(StepTime(0.0, 1.0)), 1.0, PRIOR, math.inf)
+    numbers = [one.number for one in seen if one.status == "reached"]
+    assert [*fresh_steps(posterior)] == numbers
+    assert all(math.log(steps) == pytest.approx(log_steps, abs=0.005) for steps in fresh_steps(posterior).values())

@@ -80,7 +80,7 @@ def test_a_projects_own_workload(tmp_path, monkeypatch, bstune):
     status, _, err = bstune(*shlex.split(winner["command"])[3:])
     assert (status, err) == (0, "")
     (record,) = tmp_path.glob("outputs/mine/trial-B*/trial.json")
-    assert json.loads(record.read_text())["steps"] == winner["steps"]
+    assert json.loads(record.read_text())["steps"] == winner["single_run"]["steps"]
 
 
 def test_it_is_short_and_begins_with_its_two_commands():

@@ -1,10 +1,17 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from optuna.distributions import FloatDistribution, IntDistribution
 from toolbox import make_trial
 
-from bstune.study.replicates import Confirmed, candidates, confirmed, confirmed_row, next_replicate
+from bstune.search.observations import fresh_steps
+from bstune.search.posterior import NOISE
+from bstune.search.sampler import FrontierSampler
+from bstune.study.replicates import candidates, confirmed_row, find_best, next_replicate, winners
+
+SINGLE_RUNS = {}  # nothing is predicted: each trial's own run counts
 
 
 def trial(number, steps=100, batch_size=64, lr=0.1, **changes):
@@ -18,9 +25,14 @@ def again(candidate, *steps, number=None, **changes):
     return [replace(candidate, number=i, seed=9000 + i, steps=n, **same) for i, n in enumerate(steps, first)]
 
 
-def asked(trials, objective="time", seeds=3, max_candidates=3):
-    due = next_replicate(trials, objective, seeds, max_candidates)
-    return None if due is None else (due[0].number, due[1])
+def asked(trials, objective="time", seeds=3, max_candidates=3, predicted=SINGLE_RUNS):
+    due = next_replicate(trials, predicted, objective, seeds, max_candidates)
+    return None if due is None else (due[0].trial.number, due[1])
+
+
+def best(trials, merit="time", seeds=3, predicted=SINGLE_RUNS):
+    found = find_best(trials, predicted, merit, merit, seeds, 3)
+    return found and found.trial
 
 
 FAST, FEW = trial(0, 100), trial(1, 50, 1024, tau=0.1)
@@ -44,7 +56,6 @@ FAST, FEW = trial(0, 100), trial(1, 50, 1024, tau=0.1)
 )
 def test_the_first_candidate_has_the_least_merit(trials, options, expected):
     assert asked(trials, **options) == expected
-    assert confirmed(trials, "time") is None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +78,7 @@ def test_replicates_follow_each_other_until_all_are_finished(statuses, due):
 def test_a_fresh_run_that_was_continued_is_one_replicate():
     parts = [*again(FAST, 50, number=1, status="censored"), *again(FAST, 110, number=2, resumed_from=1)]
     assert asked([FAST, *parts]) == (0, 1)
-    assert [run.number for run in confirmed([FAST, *parts], "time").runs] == [2]
+    assert [run.number for run in find_best([FAST, *parts], {}, "time", "time", 3, 3).runs] == [2]
 
 
 @pytest.mark.parametrize(
@@ -94,25 +105,26 @@ def test_a_fresh_run_that_was_continued_is_one_replicate():
 def test_another_point_that_claims_less_is_the_next_candidate(other, fresh, another):
     trials = [FAST, other, *again(FAST, *fresh)]
     assert asked(trials) == ((1, 0) if another else None)
-    assert confirmed(trials, "time").winner == FAST
+    assert best(trials) == (other if another else FAST)
     assert asked(trials[:-2]) == (0, 1)
 
 
 def test_no_more_than_so_many_candidates():
     trials = [trial(i, 100 + i, 64 * 2**i) for i in range(4)]
     order = []
-    while (due := next_replicate(trials, "time", 2, 3)) is not None:
-        order.append((due[0].number, due[1]))
-        trials += again(due[0], 300 + due[0].number, number=9 + len(order))
+    while (due := next_replicate(trials, {}, "time", 2, 3)) is not None:
+        candidate = due[0].trial
+        order.append((candidate.number, due[1]))
+        trials += again(candidate, 300 + candidate.number, number=9 + len(order))
     assert order == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
-    assert confirmed(trials, "time").winner.number == 0
+    assert best(trials, seeds=2).number == 0
 
 
 def test_a_later_candidate_has_to_beat_the_best_confirmed_one():
     a, b, c = trial(0, 100), trial(1, 110, 256), trial(2, 130, 1024)
     trials = [a, b, c, *again(a, 150, 150, 150), *again(b, 120, 120, 120)]
     assert asked(trials) is None  # 130 is below a's 150, but not below b's 120
-    assert confirmed(trials, "time").winner == b
+    assert best(trials) == b
 
 
 def test_neighbours_on_both_sides_of_a_confirmed_point_are_no_candidates_of_their_own():
@@ -122,22 +134,23 @@ def test_neighbours_on_both_sides_of_a_confirmed_point_are_no_candidates_of_thei
 
 
 def test_a_search_that_went_on_and_found_better_is_confirmed_again():
-    better = trial(9, 60, 512)
+    better = trial(19, 60, 512)
     trials, fresh = [FAST, *again(FAST, 105, 105, 105), better], again(better, 65, 65, 65)
-    assert asked(trials, max_candidates=1) == (9, 0)
-    assert confirmed(trials, "time") is None  # what was confirmed is no longer the best
+    assert asked(trials, max_candidates=1) == (19, 0), "the candidates from before do not count"
+    assert asked([*trials, trial(18, 62, 2048), *fresh[:1]], max_candidates=1) == (19, 1)
     assert asked(trials + fresh, max_candidates=1) is None
-    assert confirmed(trials + fresh, "time") == Confirmed(better, tuple(fresh))
+    assert best(trials + fresh) == better
 
 
 def test_both_confirms_by_time_first_then_by_steps():
     trials = [FAST, FEW, *again(FAST, 105, 105)]
-    assert asked(trials, "both", seeds=2) == (1, 0)
+    assert asked(trials, "both", seeds=2) == asked(trials, "both", seeds=2, max_candidates=1) == (1, 0)
     assert asked(trials, "time", seeds=2) is None
     trials += again(FEW, 55, 55)
     assert asked(trials, "both", seeds=2) is None
-    assert confirmed(trials, "time").winner == FAST
-    assert confirmed(trials, "steps").winner == FEW
+    assert asked(trials, "both", seeds=2, max_candidates=1) is None
+    found = winners(trials, {}, "both", 2, 1)
+    assert [found[merit].trial for merit in ("time", "steps")] == [FAST, FEW]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +169,7 @@ def test_what_a_run_short_of_the_target_counts_as(objective, others, status, ste
     # A run whose steps were not timed takes the candidate's time.
     short = again(FAST, steps, number=4, status=status, seconds_per_step=0.01 if status == "reached" else None)
     trials = [FAST, other, *again(FAST, others, others), *short, *again(other, rival, rival, rival)]
-    assert confirmed(trials, objective).winner == (other if other_wins else FAST)
+    assert best(trials, objective) == (other if other_wins else FAST)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +185,7 @@ def test_what_a_run_short_of_the_target_counts_as(objective, others, status, ste
 )
 def test_spread_over_fresh_runs(steps, spread):
     runs = [again(FAST, n or 500, number=i, status="reached" if n else "censored")[0] for i, n in enumerate(steps, 1)]
-    row = confirmed_row(Confirmed(FAST, tuple(runs)))
+    row = confirmed_row(runs)
     names = ("median", "low", "high")
     assert [row[f"steps_{name}"] for name in names] == list(spread)
     assert [row[f"time_{name}"] for name in names] == [None if n is None else pytest.approx(0.01 * n) for n in spread]
@@ -180,18 +193,72 @@ def test_spread_over_fresh_runs(steps, spread):
     assert row["seeds"] == [9001 + i for i in range(len(steps))]
 
 
-def test_candidates_are_the_best_points_and_all_that_have_fresh_runs():
-    trials = [trial(i, 100 + i, 64 * 2**i, tau=0.01 * 2**i) for i in range(5)]
-    cases = [(trials, "time", 2, [0, 1]), (trials + again(trials[4], 100), "time", 2, [0, 1, 4]), ([], "time", 2, [])]
-    many = [*trials, trial(5, 99, 4096, tau=1.0)]
-    for some, objective, max_candidates, numbers in [*cases, (many, "both", 1, [0, 5]), (many, "time", 0, [0])]:
-        assert [one.number for one in candidates(some, objective, max_candidates)] == numbers
+def test_candidates_are_the_best_single_runs_and_all_that_ran_again():
+    trials = [trial(i, 100 + i, 64 * 2**i, tau=0.01 * 2**i) for i in range(12)]
+    steep = [trial(i, 200 - i, 64 * 2**i, tau=0.01 * 2**i) for i in range(12)]
+    cases = [([], []), (trials, [*range(8)]), (trials + again(trials[9], 100), [*range(8), 9]), (steep, [*range(12)])]
+    for some, numbers in cases:
+        assert sorted(one.number for one in candidates(some)) == numbers
 
 
 def test_the_order_of_the_trials_does_not_matter():
     other = trial(1, 110, 256)
     trials = [FAST, other, *again(FAST, 120, 121, 122), *again(other, 90)]
     assert asked(trials) == asked(trials[::-1]) == (1, 1)
-    assert confirmed(trials, "time").winner == FAST, "only candidates with the most fresh runs compete"
-    assert confirmed(trials, "time") == confirmed(trials[::-1], "time")
-    assert math.isclose(confirmed_row(confirmed(trials, "time"))["time_median"], 1.21)
+    found = find_best(trials, {1: 130.0}, "time", "time", 3, 3)
+    assert found.trial == FAST, "one fast replicate is no more than the prediction that it is part of"
+    assert found == find_best(trials[::-1], {1: 130.0}, "time", "time", 3, 3)
+    assert math.isclose(confirmed_row(found.runs)["time_median"], 1.21)
+
+
+@pytest.mark.parametrize(
+    ("fresh", "wins"),
+    [
+        ([(50, "reached"), (90, "reached"), (90, "censored")], True),
+        ([(50, "reached"), (90, "censored"), (90, "censored")], False),  # once in three
+        ([(50, "reached"), (90, "diverged"), (90, "censored")], False),
+    ],
+)
+def test_what_misses_the_target_more_often_than_not_does_not_win_over_what_reaches_it(fresh, wins):
+    unsure, sure = trial(0, 50), trial(1, 300, 256)
+    runs = [again(unsure, n, number=10 + i, status=status)[0] for i, (n, status) in enumerate(fresh)]
+    trials = [unsure, sure, *runs]
+    assert asked(trials) == (None if wins else (1, 0))
+    trials += again(sure, 310, 320, 330)
+    assert best(trials) == (unsure if wins else sure)
+    alone = find_best([unsure, *runs], {}, "time", "time", 3, 3)
+    assert (alone.trial, confirmed_row(alone.runs)["reached"]) == (unsure, 2 if wins else 1), "and alone says so"
+
+
+LAW = [(size, rate) for size in (32, 64, 128, 256, 512) for rate in (0.25, 0.7)]
+
+
+def steps_of(batch_size, lr):
+    """Return the steps of a law whose best learning rate is 0.5, at no more than two octaves from it."""
+    return round(100 * (1 + 128 / batch_size) * math.exp(0.15 * math.log2(lr / 0.5) ** 2))
+
+
+def predicted(trials):
+    """Return the posterior's noise from seed to seed, and what it predicts of fresh seeds."""
+    space = {"batch_size": IntDistribution(8, 1024, log=True), "lr": FloatDistribution(0.01, 10.0, log=True)}
+    posterior = FrontierSampler(search_space=space).posterior(trials, moves=10, rng=np.random.default_rng(0))
+    return float(np.exp(posterior.theta[:, NOISE]).mean()), fresh_steps(posterior)
+
+
+def test_a_lucky_run_among_slow_ones_is_not_the_first_candidate_and_replicates_are_trials_like_any_other():
+    def seen(trials):
+        return [replace(one, steps_low=one.steps - 2) for one in trials]
+
+    trials = [trial(i, steps_of(*point), *point) for i, point in enumerate(LAW)]
+    slow = LAW.index((64, 0.25))
+    trials[slow] = lucky = trial(slow, 120, *LAW[slow])
+    assert asked(trials, "steps") == (slow, 0), "by single runs"
+    _, steps = predicted(seen(trials))
+    assert asked(trials, "steps", predicted=steps) == (LAW.index((512, 0.7)), 0)
+    assert steps[slow] == pytest.approx(steps_of(*LAW[slow]), rel=0.05)
+    slower, loose = ([*trials, *again(lucky, *fresh, number=20)] for fresh in ((440, 445, 450), (220, 445, 900)))
+    (less, after), (more, _) = predicted(seen(slower)), predicted(seen(loose))
+    assert after[slow] == after[20], "one place"
+    assert 1.1 * steps[slow] < after[slow] < 445
+    assert less < more
+    assert predicted(seen(slower)) == (less, after), "a function of the trials"

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
-from toolbox import hand_critical, make_result, make_trial
+from toolbox import best_of, hand_critical, make_result, make_trial
 
 from bstune.core.curve import CurveBand
 from bstune.core.files import Output
 from bstune.core.records import Target
+from bstune.study.replicates import Winner
 from bstune.study.report import best_yaml, curves, load_caveat, scalars
 from bstune.study.summary import summarize
 
@@ -19,20 +20,22 @@ def test_the_command_of_a_winner_ends_with_it_where_its_schedule_has_no_horizon(
     backend = SimpleNamespace(stops=stops)
     prepared = SimpleNamespace(backend=backend, files=Output(tmp_path), config=OmegaConf.create({}))
     written = best_yaml(
-        {"best_by_time": make_result()}, ["+workload=mine", "trial.lr=9", "storage=x://me:s@h"], prepared
+        {"time": Winner(make_result(), 110.0)}, ["+workload=mine", "trial.lr=9", "storage=x://me:s@h"], prepared
     )
     row = yaml.safe_load(written)["best_by_time"]
     own = f"trial.batch_size=32 trial.lr=0.1 trial.seed=1{ends}"
     assert row["command"] == f"{sys.executable} -m bstune +workload=mine 'storage=${{oc.env:BSTUNE_STORAGE}}' {own}"
     assert written.startswith("# The commands read secrets from the environment: first set BSTUNE_STORAGE.\n")
-    assert (row["number"], row["hyperparameters"], row["time_to_target"], row["checkpoint"]) == (0, {}, 1.0, None)
+    assert (row["number"], row["hyperparameters"], row["checkpoint"]) == (0, {}, None)
+    assert (row["steps"], row["time_to_target"]) == pytest.approx((110.0, 1.1))
+    assert row["single_run"] == {"steps": 100, "time_to_target": 1.0}
 
 
 def test_curves_and_scalars_to_track():
     trials = [make_trial(0, 64, steps=500), make_trial(1, 256, steps=200), make_trial(2, 1024, status="censored")]
     band = CurveBand(*np.array([[64, 256, 1024], [500, 210, 130], [400, 200, 100], [600, 300, 200]], dtype=float))
     critical = hand_critical(300.0, 190.0, 480.0)
-    summary = summarize(trials, Target("val/error", 0.1, "min"), "no fit", critical=critical)
+    summary = summarize(trials, Target("val/error", 0.1, "min"), "no fit", critical=critical, best=best_of(trials))
     found = curves(summary, band)
     assert found["steps_to_target"] == [(64, 500), (256, 200)]
     assert found["examples_to_target"] == [(64, 32000), (256, 51200)]

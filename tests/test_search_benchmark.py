@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.samplers import RandomSampler
 from optuna.trial import TrialState
@@ -19,8 +20,17 @@ from bstune.core.records import Target, TrialResult, TrialSpec, dump_json
 from bstune.sweeps import search_benchmark, search_problem
 from bstune.sweeps.baselines import AXES, MAX_GP_TRIALS, EachBatchSize, FrontierSearch, OptunaSearch, Zeus, rule_of
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
-from bstune.sweeps.search_benchmark_report import RULES, best_by, make_finding, sentence, standing
-from bstune.sweeps.search_problem import MULTIPLES, Search, SearchRun, least, make_benchmark, run_search, stopping_step
+from bstune.sweeps.search_benchmark_report import RULES, best_by, make_finding, paint, sentence, standing, title
+from bstune.sweeps.search_problem import (
+    MULTIPLES,
+    Search,
+    SearchRun,
+    dense_b_crit,
+    least,
+    make_benchmark,
+    run_search,
+    stopping_step,
+)
 from bstune.trial.replay import Run, Table
 
 TARGET = Target("error", 0.1, "min")
@@ -78,7 +88,7 @@ def scripted_trials(*script, table=TABLE, objective="time"):
 
 def test_the_benchmark_has_the_best_cell_the_frontiers_cost_and_the_budget():
     t = posed()
-    assert (t.best, t.frontier_seconds, t.unit) == ((40, 0.1, 50.0), 150.0, 50.0)
+    assert (t.best, t.frontier_cost, t.unit) == ((40, 0.1, 50.0), 150.0, 50.0)
     assert [t.problem.budget.last_step(size) for size in (10, 20, 40, 80)] == [800, 400, 200, 200]
     assert (t.problem.reference_batch_size, t.problem.reference_lr) == pytest.approx((20.0, 0.1**0.5))
     assert t.b_crit is None  # two points
@@ -145,7 +155,7 @@ def test_a_search_that_breaks_the_rules_is_refused(search, message):
 def test_b_crit_is_asked_for_at_each_multiple():
     t = posed(CURVE, "curve")
     assert t.b_crit == pytest.approx(400, rel=0.1)
-    assert t.unit == t.frontier_seconds > t.best[2]
+    assert t.unit == t.frontier_cost > t.best[2]
     search = Scripted((800, 0.1))
     result = run_search(search, t, (1.0, 3.0))
     finished = scripted_trials((800, 0.1), table=CURVE, objective="curve")
@@ -192,6 +202,16 @@ def test_dense_points_are_the_medians_of_the_cheapest_cells():
     )
     points = search_problem.dense_points(Table(runs), TARGET)
     assert [(p.batch_size, p.steps, p.censored) for p in points] == [(10, 100, False), (40, 250, True)]
+
+
+KINDS = (("two_terms", 1.0), ("power", 0.7), ("power", 1.5), ("knee", 4.0), ("u_shape", 0.25))
+
+
+@pytest.mark.parametrize(("kind", "parameter"), KINDS)
+def test_a_tables_b_crit_is_where_the_slope_is_a_half_whatever_its_law(kind, parameter):
+    table = synthetic_table(Law(exponent=0.0, kind=kind, parameter=parameter), [2**k for k in range(3, 14)], (0.1,))
+    assert dense_b_crit(table, TARGET) == pytest.approx(400.0, rel=0.12)  # averaged over octaves
+    assert posed(table).b_crit == dense_b_crit(table, TARGET)
 
 
 @pytest.mark.parametrize(
@@ -389,7 +409,12 @@ def test_a_trial_whose_record_ended_is_not_continued():
 
 
 @pytest.mark.slow
-def test_b_crit_is_the_posteriors_median():
+def test_b_crit_is_what_a_study_would_report():
+    one_size = posed(synthetic_table(replace(LAW, exponent=0.0), (64,), (0.05, 0.1, 0.2)))
+    search = FrontierSearch(one_size.problem, 0)
+    run_search(search, one_size, (10.0,))
+    assert search.b_crit_quantiles((0.5,))[0] > 0.0  # by the prior
+    assert search.b_crit([]) is None
     search = FrontierSearch(CURVE_OF_LAW.problem, 0)
     assert search.b_crit([]) is None
     (ratio,) = run_search(search, CURVE_OF_LAW, (2.0,)).b_crit
@@ -469,6 +494,18 @@ def test_the_sentence_compares_with_the_best_of_optuna_or_names_the_best_estimat
     assert sentence([CURVE_OF_LAW], [stands("shallue", *runs, benchmark=CURVE_OF_LAW)]) == (
         "After 10 times the frontier's cost B_crit is off least (median factor) with t: shallue by 1.25."
     )
+
+
+@pytest.mark.parametrize(
+    ("objective", "cost", "unit"), [("time", "incumbent's time", " s"), ("steps", "incumbent's steps", " examples")]
+)
+def test_the_figure_and_the_title_name_what_is_compared(objective, cost, unit):
+    benchmark, figure = posed(objective=objective), Figure()
+    paint([benchmark], [stands("zeus", of_path((5.0, 1.2)), benchmark=benchmark)], figure)
+    (axes,) = figure.axes
+    assert axes.get_ylabel().startswith(cost)
+    assert ("examples" in axes.get_xlabel()) == (objective == "steps")
+    assert title(benchmark).endswith(unit)
 
 
 # The sweep

@@ -23,6 +23,7 @@ from bstune.core.search_space import Space
 from bstune.search.sampler import FrontierSampler
 from bstune.study import patience
 from bstune.study.plan import SearchBudget
+from bstune.study.replicates import Winner
 from bstune.study.storage import (
     FORMAT,
     FROZEN_SETTINGS,
@@ -291,7 +292,7 @@ def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, max_steps)
     result = run(study, asked(study, 0), lambda spec: replace(train(spec), steps=100))
     specs = []
     for replicate in (0, 0, 1):  # the first one is cut short
-        _, spec = ask_replicate(study, result, replicate, BUDGET, SPACE, stops)
+        _, spec = ask_replicate(study, Winner(result, 100.0), replicate, BUDGET, SPACE, stops)
         specs.append(spec)
         finish_abandoned(study, "steps", lambda worker: True)
     assert {(s.batch_size, s.lr, s.delta) for s in specs} == {(result.batch_size, result.lr, result.delta)}
@@ -303,10 +304,9 @@ def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, max_steps)
 
 
 def test_a_replicate_has_the_horizon_of_its_original(study):
-    result = run(
-        study, asked_with(study, 0, 130, stops=False, horizon=True), lambda spec: replace(train(spec), steps=100)
-    )
-    assert ask_replicate(study, result, 0, BUDGET, SPACE, False)[1].max_steps == 130
+    chosen = asked_with(study, 0, 130, stops=False, horizon=True)
+    winner = Winner(run(study, chosen, lambda spec: replace(train(spec), steps=100)), 100.0)
+    assert ask_replicate(study, winner, 0, BUDGET, SPACE, False)[1].max_steps == 130
 
 
 def test_the_spec_holds_the_batch_size_and_rate_that_are_used(study):

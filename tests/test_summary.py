@@ -2,16 +2,17 @@ import json
 import math
 from dataclasses import replace
 from io import StringIO
-from pathlib import Path
 
 import pytest
+from recorded.draw import recorded
 from rich.console import Console
-from toolbox import hand_critical, make_trial
+from toolbox import best_of, hand_critical, make_trial
 
 from bstune.core.curve import fit_curve, frontier_points
-from bstune.core.records import Target, TrialResult, dump_json
+from bstune.core.records import Target, dump_json
 from bstune.study.critical import NextTrial
 from bstune.study.summary import (
+    WINNERS,
     critical_text,
     final_table,
     pareto_front,
@@ -19,11 +20,9 @@ from bstune.study.summary import (
     regimes_text,
     summarize,
     trials_table,
-    winners,
 )
 
 TARGET = Target("val/error", 0.1, "min")
-RECORDED = Path(__file__).parent / "recorded" / "fashion_cnn.jsonl"
 
 
 def printed(renderable):
@@ -34,7 +33,8 @@ def printed(renderable):
 
 def report(trials, fit="no fit", *options, target=TARGET):
     """Return the final table of a summary as one line."""
-    return " ".join(printed(final_table(summarize(trials, target, fit, *options))).split())
+    summary = summarize(trials, target, fit, *options, best=best_of(trials))
+    return " ".join(printed(final_table(summary)).split())
 
 
 def rows_of(text, width):
@@ -49,7 +49,8 @@ def test_summary_on_points_of_the_curve_itself():
         for i, (b, (shape, tau)) in enumerate(zip(sizes, shapes, strict=True))
     ]
     fit = fit_curve(frontier_points(trials))
-    summary = summarize(reversed(trials), TARGET, fit, critical=hand_critical(300.0, 250.0, 350.0, 8, 8192))
+    critical = hand_critical(300.0, 250.0, 350.0, 8, 8192)
+    summary = summarize(reversed(trials), TARGET, fit, critical=critical, best=best_of(trials))
     assert (summary["target"], summary["note"], summary["trials"]) == ("val/error <= 0.1", None, 7)
     assert summary["statuses"] == {"reached": 7, "censored": 0, "diverged": 0, "oom": 0, "failed": 0}
     assert [point["batch_size"] for point in summary["points"]] == list(sizes)
@@ -63,18 +64,11 @@ def test_summary_on_points_of_the_curve_itself():
     bounds = (summary["regimes"][1]["from"], summary["regimes"][1]["to"])
     assert bounds == pytest.approx((300.0 / 9, 300.0 * 9))
     assert summary["best_by_time"]["number"] == min(range(7), key=lambda i: trials[i].time_to_target)
-    fields = (
-        "number",
-        "seed",
-        "batch_size",
-        "lr",
-        "hyperparameters",
-        "horizon",
-        "steps",
-        "seconds_per_step",
-        "time_to_target",
-    )
-    assert summary["best_by_steps"] == {**{name: getattr(trials[6], name) for name in fields}, "confirmed": None}
+    fields = ("number", "seed", "batch_size", "lr", "hyperparameters", "horizon", "steps", "seconds_per_step")
+    fields += ("time_to_target",)
+    single = {name: getattr(trials[6], name) for name in ("steps", "time_to_target")}
+    row = {name: getattr(trials[6], name) for name in fields}
+    assert summary["best_by_steps"] == {**row, "confirmed": None, "single_run": single}
     assert (summary["lr_exponent"], summary["stop_reason"], summary["continued"]) == (None, None, 0)
     assert json.loads(dump_json(summary))["points"][0]["batch_size"] == 8
 
@@ -105,8 +99,8 @@ CLOSE = make_trial(0, 64, status="censored", history=((10, 0.5), (400, 0.2)))
 NOISY = make_trial(1, 256, 0.4, status="censored", history=((10, 0.6), (300, 0.1324), (400, None)))
 NEVER = "was never reached in"
 CHANGE = (
-    ": try a larger budget (budget.steps, budget.examples), an easier target (workload.target.value) or another"
-    " reference learning rate (scaling.lr)"
+    ": try more trials (search.trials), a larger budget (budget.steps, budget.examples), an easier target "
+    "(workload.target.value) or another reference learning rate (scaling.lr)"
 )
 SEEN = f"the closest value seen was {{}}, at batch size {{}} and learning rate {{}} after {{}} steps{CHANGE}"
 UPWARDS = Target("val/accuracy", 0.9, "max")
@@ -133,6 +127,7 @@ def test_never_reached_says_the_closest_value(trials, target, note):
     json.loads(dump_json(summary))
     text = report(trials, "too few points", target=target)
     assert note in text
+    assert "critical batch not known, as no trial reached the target" in text
     assert "best by" not in text
 
 
@@ -161,7 +156,7 @@ def test_censored_point_has_a_lower_end_only():
         (
             hand_critical(None, 450.0, None),
             "undetermined (90% interval above 450)",
-            "perfect scaling and diminishing returns and maximal data parallelism not seen within B = 16 to 4096",
+            "not known, as B_crit is not",
         ),
     ],
 )
@@ -229,13 +224,15 @@ def test_the_noise_scale_stands_beside_b_crit(count, critical, text):
 
 def test_final_table_names_winners_and_test_errors():
     trials = [make_trial(4, 64), make_trial(7, 500, 0.4, steps=90, tau=0.1), make_trial(8, status="oom")]
-    summary = summarize(trials, TARGET, "no fit") | {"test": {"best_by_time": {"test/error": 0.1012}}}
+    summary = summarize(trials, TARGET, "no fit", best=best_of(trials)) | {
+        "test": {"best_by_time": {"test/error": 0.1012}}
+    }
     text = printed(final_table(summary))
     expected = {
         "batch size (examples)": ["64", "500"],
         "learning rate": ["0.1", "0.4"],
-        "time to target": ["4.00", "s", "9.00", "s"],
-        "steps to target": ["400", "90"],
+        "time to target": ["4", "s", "(predicted)", "9", "s", "(predicted)"],
+        "steps to target": ["400", "(predicted)", "90", "(predicted)"],
         "time per step": ["10.0", "ms", "100", "ms"],
         "test/error": ["0.101", "-"],
         "trial": ["4", "7"],
@@ -275,25 +272,31 @@ CONFIRMED += [fresh(6 + i, steps, STEADY) for i, steps in enumerate((430, 450, 4
     ],
 )
 def test_winners(trials, expected):
-    found, summary = winners(trials), summarize(trials, TARGET, "no fit")
+    summary = summarize(trials, TARGET, "no fit", best=best_of(trials))
     for name, number in zip(("best_by_time", "best_by_steps"), expected, strict=True):
-        assert (found[name].number if name in found else None) == number
         assert (summary[name] and summary[name]["number"]) == number
 
 
-def test_the_spread_over_fresh_seeds_is_in_the_summary_and_the_table():
-    summary = summarize(CONFIRMED, TARGET, "no fit")
-    row = summary["best_by_time"]["confirmed"]
+def test_what_fresh_seeds_gave_is_reported_of_a_winner_and_else_what_is_predicted():
+    best = best_of(CONFIRMED)
+    best["steps"] = replace(best["steps"], steps=96.4)
+    summary = summarize(CONFIRMED, TARGET, "no fit", best=best)
+    winner, single = summary["best_by_time"], summary["best_by_steps"]
+    row = winner["confirmed"]
     assert (row["seeds"], row["reached"], row["runs"]) == ([1006, 1007, 1008], 3, 3)
-    assert (row["steps_median"], row["steps_low"], row["steps_high"]) == (430, 410, 450)
-    assert (row["time_median"], row["time_low"], row["time_high"]) == pytest.approx((4.3, 4.1, 4.5))
-    assert summary["best_by_steps"]["confirmed"] is None  # a point of its own, that no fresh run stood at
+    assert (winner["steps"], row["steps_median"], row["steps_low"], row["steps_high"]) == (430, 430, 410, 450)
+    times = [winner["time_to_target"], *(row[f"time_{name}"] for name in ("median", "low", "high"))]
+    assert times == pytest.approx([4.3, 4.3, 4.1, 4.5])
+    assert winner["single_run"] == {"steps": 420, "time_to_target": 4.2}
+    # a point of its own, that no fresh run stood at
+    assert (single["confirmed"], single["steps"], single["single_run"]["steps"]) == (None, 96.4, 90)
+    assert single["time_to_target"] == pytest.approx(9.64)
     json.loads(dump_json(summary))
     text = printed(final_table(summary))
     expected = {
-        "time on 3 fresh seeds": ["4.3", "s", "(4.1", "to", "4.5)", "-"],
-        "steps on 3 fresh seeds": ["430", "(410", "to", "450)", "-"],
-        "time to target": ["4.20", "s", "9.00", "s"],
+        "time to target": ["4.3", "s", "(4.1", "to", "4.5)", "9.64", "s", "(predicted)"],
+        "steps to target": ["430", "(410", "to", "450)", "96", "(predicted)"],
+        "reached on fresh seeds": ["3", "of", "3", "-"],
     }
     assert expected.items() <= rows_of(text, 24).items()
     assert max(map(len, text.splitlines())) <= 80
@@ -305,20 +308,24 @@ CENSORED = {"status": "censored", "steps": 800}
 @pytest.mark.parametrize(
     ("runs", "texts", "absent"),
     [
-        ([], ["each the best of single runs, not repeated on fresh seeds: optimistic"], "fresh seeds 0"),
-        ([fresh(3), fresh(4), fresh(5)], ["time and steps to target are the chosen run's own"], "optimistic"),
-        (
-            CONFIRMED[1:],
-            ["expect those on fresh seeds; fewest steps: the best of single runs, not repeated on fresh seeds"],
-            "each the best",
-        ),
+        ([], ["steps to target: predicted of a fresh seed from all trials, not run again"], "fresh seeds "),
+        ([fresh(3), fresh(4), fresh(5)], ["steps to target: median and range over runs on fresh seeds"], "predicted"),
+        (CONFIRMED[1:], ["range over runs on fresh seeds, or predicted of a fresh seed from all"], "warning"),
         (
             [fresh(3), fresh(4, 460), fresh(5, **CENSORED)],
-            ["time on 3 fresh seeds 4.6 s (4.4 and more)", "reached on fresh seeds 2 of 3"],
+            [
+                "time to target 4.6 s (4.4 and more)",
+                "reached on fresh seeds 2 of 3",
+                "warning least time, B = 64 at lr = 0.1: reached the target on 2 of 3 fresh seeds; fewest steps, B",
+            ],
             "over (",
         ),
-        ([fresh(3), *(fresh(n, **CENSORED) for n in (4, 5))], ["time on 3 fresh seeds over (4.4 and more)"], "2 of 3"),
-        ([fresh(3, 8, status="diverged")], ["time on 1 fresh seed - -", "reached on fresh seeds 0 of 1"], "more"),
+        (
+            [fresh(3), *(fresh(n, **CENSORED) for n in (4, 5))],
+            ["time to target over (4.4 and more)", "on 1 of 3 fresh seeds"],
+            "2 of 3",
+        ),
+        ([fresh(3, 8, status="diverged")], ["time to target - -", "reached on fresh seeds 0 of 1"], "more"),
     ],
 )
 def test_what_the_table_says_of_fresh_runs(runs, texts, absent):
@@ -396,11 +403,13 @@ def test_pareto_front(trials, front):
 
 
 def test_the_readmes_numbers_follow_from_the_recorded_trials():
-    trials = [TrialResult.from_json(line) for line in RECORDED.read_text().splitlines()]
-    fit = fit_curve(frontier_points(trials))
-    summary = summarize(trials, TARGET, fit)
+    trials, _, summary = recorded()
     assert summary["statuses"]["reached"] == len(trials) == 13
-    assert (fit.b_crit, fit.b_crit_low, fit.b_crit_high) == pytest.approx((337, 127, 1158), rel=0.01)
+    critical = summary["critical"]
+    assert critical["b_crit"] == pytest.approx(300, rel=0.15)  # other draws, on another machine
+    assert 30 < critical["b_crit_low"] < 60
+    assert summary["fit"]["noise"] == pytest.approx(0.29, abs=0.005)
+    assert [summary[name]["batch_size"] for name in WINNERS] == [60, 807]
     assert summary["small_end"]["batch_sizes"] == [39, 60, 93, 133]
     assert summary["small_end"]["slope"] == pytest.approx(-1.07, abs=0.005)
     front = [(row["batch_size"], row["steps"]) for row in summary["pareto"]]

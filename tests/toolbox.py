@@ -17,6 +17,7 @@ from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCo
 from bstune.hardware.survey import Survey
 from bstune.hardware.timing import Measured, StepTiming
 from bstune.study.critical import CriticalBatch
+from bstune.study.replicates import Merit, Winner, winners
 
 EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
 TRAINER = {"accelerator": "cpu", "devices": 1}
@@ -141,6 +142,11 @@ def make_trial(
         "history": ((1, 0.9), (steps, 0.0995)),
     }
     return make_result(**{**values, **changes})
+
+
+def best_of(trials: Sequence[TrialResult]) -> dict[Merit, Winner]:
+    """Return the winners of a study for time with three replicates, each trial predicted to do what it did."""
+    return winners(trials, {}, "time", 3, 2)
 
 
 def hand_critical(

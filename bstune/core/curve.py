@@ -19,14 +19,17 @@ waste examples, and the error model are ours:
 5. The third term (v > 0) is fitted where it lowers the deviance by more than the rise of point 4 at the level
    ``EVIDENCE``: a likelihood-ratio test. Where it lowers it by ``DOUBT`` only, the points do not decide, and B_crit's
    interval holds both laws'. tests/benchmarks/README.md compares this rule with information criteria.
+6. Points that contradict the law, by the same level, have no B_crit: steps that rise with B, and small batches that
+   waste examples where the third term is not allowed or not testable.
 """
 
 import csv
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,6 +50,7 @@ SLOPE_WIDTH = 1.0  # octaves over which a slope is averaged
 LAWS = ("auto", "two-terms", "three-terms")
 EVIDENCE = 0.98  # two-sided; as only v > 0 counts, a false alarm in 1% of the curves that two terms made
 DOUBT = 2.0  # where the information criterion of Akaike 1974 prefers one more parameter
+SCATTER = 0.4  # noise from which on it is said: three times what single, tuned runs have
 REACH = math.log(1e4)  # B_crit is sought within this factor of the batch sizes, and at 0 and infinity
 MAX_POINTS = 1000  # the fit's arrays grow with the points; a frontier has one per half octave
 
@@ -72,7 +76,7 @@ class CurveFit:
     law: str  # two-terms or three-terms
     s_min: float | None  # fewest steps, at unlimited batch size; None where B_crit may be infinite
     # The most likely critical batch size, in examples. None where 0 or infinity is nearly as likely (deviance at most 1
-    # higher): then even a 68% interval is open.
+    # higher: then even a 68% interval is open), and, as its ends, where the points contradict the law.
     b_crit: float | None
     b_crit_low: float | None  # end of its interval; None where every smaller value fits the points
     b_crit_high: float | None  # likewise every larger one
@@ -87,7 +91,7 @@ class CurveFit:
     maximal_data_parallelism_above: float | None
     level: float  # nominal coverage of the interval
     noise: float  # sigma, the standard deviation of log S around the curve; 0.1 is about 10%
-    note: str | None  # what to run where an end is None
+    note: str | None  # what is not known, and what to run for it
     points: tuple[FrontierPoint, ...]  # that were fitted
 
 
@@ -169,7 +173,7 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
     best, rise = _locate(observed, 2, level), _rise(observed, 2, level)
     low, high = _ends(best, rise)
     used, b_opt, b_opt_low, b_opt_high = "two-terms", 0.0, None, None
-    doubt = None
+    doubt, contradiction = None, _contradiction(observed, testable and law != "two-terms")
     if testable:
         three, three_rise = _locate(observed, 3, level), _rise(observed, 3, level)
         ends = _ends(three, three_rise)
@@ -184,7 +188,7 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
             high = None if high is None or ends[1] is None else max(high, ends[1])
             doubt = "small batches may waste examples, so the interval of B_crit holds that law's too: run them again"
         elif asked:
-            doubt = "small batches waste examples, so three terms fit better, with another B_crit: let the law be auto"
+            contradiction = "small batches waste examples, so by two terms B_crit is not known: let the law be auto"
     elif law == "auto":
         doubt = "whether small batches waste examples is not known: that takes 4 points at 3 batch sizes"
     k = int(best.deviance.argmin())
@@ -196,8 +200,18 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
     log_s_min = best.log_height[at] + log_expit(-best.odds[at])
     fewest = np.logaddexp(log_expit(best.odds), math.log(2.0) + 0.5 * (best.small + log_expit(-best.odds)))
     log_e_min = best.log_height[at] + fewest[at] + observed.log_reference
+    if open_below and used == "three-terms" and (b_opt_low is None or b_opt_high is None):
+        log_e_min = -math.inf  # B_opt decides it, and may be 0 or infinite
     b_crit = None if open_below or open_above else math.exp(best.odds[k] + observed.log_reference)
-    return CurveFit(
+    noise = math.exp(best.log_sigma[k])
+    assumed = reached - (2 if used == "two-terms" else 3) < 2
+    notes = [
+        doubt,
+        f"{reached} points hardly show their noise: the intervals assume {PRIOR_NOISE:.0%}" if assumed else None,
+        f"the points scatter by a factor of {math.exp(noise):.1f}: repeat them" if noise > SCATTER else None,
+        _ends_note(points, low is None, high is None),
+    ]
+    fit = CurveFit(
         law=used,
         s_min=None if open_above else math.exp(log_s_min),
         b_crit=b_crit,
@@ -210,10 +224,13 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
         perfect_scaling_below=None if b_crit is None else batch_at(b_crit, b_opt, 1.0 / SLOPE_RATIO),
         maximal_data_parallelism_above=None if b_crit is None else batch_at(b_crit, b_opt, SLOPE_RATIO),
         level=level,
-        noise=math.exp(best.log_sigma[k]),
-        note=_note(points, low is None, high is None, doubt),
+        noise=noise,
+        note=contradiction or "; ".join(note for note in notes if note) or None,
         points=points,
     )
+    kept = ("law", "level", "noise", "note", "points")
+    unknown: dict[str, Any] = {name: None for name in vars(fit) if name not in kept}
+    return fit if contradiction is None else replace(fit, **unknown)
 
 
 def predict_steps(fit: CurveFit, batch_sizes: ArrayLike) -> CurveBand:
@@ -279,10 +296,10 @@ def half_slope(log_batch: Array, log_steps: Array) -> Array:
     away = away - (weight * away).sum(axis=1, keepdims=True)
     line = weight * away / (weight * away**2).sum(axis=1, keepdims=True)
     slope = log_steps @ line.T
-    distance = log_batch[1] - log_batch[0]
-    # How much of log B is steeper; within a step of the crossing the slope, whose own is 1/4, counts in part.
-    steeper = np.clip(0.5 - (slope + 0.5) / (0.25 * distance), 0.0, 1.0)
-    return np.asarray(log_batch[0] + distance * (steeper.sum(axis=1) - 0.5))
+    low, high = np.minimum(slope[:, :-1], slope[:, 1:]), np.maximum(slope[:, :-1], slope[:, 1:])
+    # The share of each step of log B in which the slope, linear between its ends, is steeper.
+    steeper = np.clip((-0.5 - low) / np.maximum(high - low, 1e-12), 0.0, 1.0)
+    return np.asarray(log_batch[0] + (log_batch[1] - log_batch[0]) * steeper.sum(axis=1))
 
 
 def _usable(value: float, name: str) -> float:
@@ -300,20 +317,36 @@ def _observe(points: tuple[FrontierPoint, ...]) -> _Observed:
     censored = np.array([point.censored for point in points], dtype=np.bool_)
     reached, sizes = int((~censored).sum()), np.unique(log_batch[~censored]).size
     if reached < 3 or sizes < 2:
-        known = "no steps to target are known"
-        if reached:
-            span = [
-                f"{values.min():.6g} to {values.max():.6g}" for values in np.exp((log_steps, log_batch))[:, ~censored]
-            ]
-            known = f"known are {span[0]} steps at batch sizes {span[1]}, and no curve through them"
-        got = (
-            f"{reached} at {sizes} (and {len(points) - reached} censored): {known}; run more batch sizes to the target"
-        )
+        known = [
+            f"{over}{_span(p.steps for p in some)} steps to target at batch size {_span(p.batch_size for p in some)}"
+            for over, stopped in (("", False), ("more than ", True))
+            if (some := [point for point in points if point.censored == stopped])
+        ]
+        got = f"{reached} at {sizes}: known is {' and '.join(known) or 'nothing'}; run more batch sizes to the target"
         raise CurveError(f"the curve needs at least 3 points that reached the target, at 2 batch sizes, but got {got}")
     if len(points) > MAX_POINTS:
         raise CurveError(f"the curve takes at most {MAX_POINTS} points, but got {len(points)}: keep the best per B")
     log_reference = float(log_batch[~censored].mean())
     return _Observed(log_batch - log_reference, log_steps, censored, log_reference)
+
+
+def _span(values: Iterable[float]) -> str:
+    ends = [f"{end:.6g}" for end in sorted(set(values))]
+    return ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
+
+
+def _contradiction(observed: _Observed, third_term: bool) -> str | None:
+    """Return what no curve of the law explains: a slope of log S over log B above 0 or, of two terms, below -1."""
+    x, y = observed.x[~observed.censored], observed.log_steps[~observed.censored]
+    slope = float(x @ y / (x @ x))  # x is 0 in the mean
+    residual, degrees = y - y.mean() - slope * x, x.size - 2 + PRIOR_WEIGHT
+    error = math.sqrt((residual @ residual + PRIOR_WEIGHT * PRIOR_NOISE**2) / degrees / (x @ x))
+    margin = error * stdtrit(degrees, (1.0 + EVIDENCE) / 2.0)
+    if slope > margin:
+        return "steps rise with the batch size, so B_crit is not known: tune the learning rate at each batch size"
+    if slope < -1.0 - margin and not third_term:
+        return "small batches waste examples, so B_crit is not known: that takes 4 points at 3 batch sizes"
+    return None
 
 
 def _rise(observed: _Observed, terms: int, level: float) -> float:
@@ -464,17 +497,16 @@ def _crossings(x: Array, excess: Array) -> tuple[float, float]:
     return ends[0], ends[1]
 
 
-def _note(points: tuple[FrontierPoint, ...], no_low: bool, no_high: bool, doubt: str | None) -> str | None:
+def _ends_note(points: tuple[FrontierPoint, ...], no_low: bool, no_high: bool) -> str | None:
     sizes = [point.batch_size for point in points]
     above, below = f"above {max(sizes):.10g}", f"below {min(sizes):.10g}"
-    notes = [doubt] if doubt else []
     if no_low and no_high:
-        notes.append(f"the points do not bracket B_crit: run batch sizes {below} and {above}, or more trials")
-    elif no_high:
-        notes.append(f"no point near or above B_crit, so it has no upper end: run batch sizes {above}")
-    elif no_low:
-        notes.append(f"no point near or below B_crit, so it has no lower end: run batch sizes {below}")
-    return "; ".join(notes) or None
+        return f"the points do not bracket B_crit: run batch sizes {below} and {above}, or more trials"
+    if no_high:
+        return f"no point near or above B_crit, so it has no upper end: run batch sizes {above}"
+    if no_low:
+        return f"no point near or below B_crit, so it has no lower end: run batch sizes {below}"
+    return None
 
 
 def read_points(path: Path) -> list[FrontierPoint]:

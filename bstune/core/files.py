@@ -74,7 +74,7 @@ class Output:
     roofline = _Inside("roofline.png")  # the workload's layers under the device's ceilings
     scale_out = _Inside("scale_out.png")  # time to target and efficiency over the number of devices
     identity = _Inside("study.json")  # whose the folder is
-    checkpoints = _Inside("checkpoints")  # weights of the winners
+    checkpoints = _Inside("checkpoints")  # weights of the trials that may win
     states = _Inside("states")  # whole training states of stopped trials that may be continued
     unstored = _Inside("unstored.jsonl")  # records of trials that finished while the storage was away
     record = _Inside("trial.json")  # the record of a trial that is trained by itself

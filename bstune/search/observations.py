@@ -2,8 +2,9 @@
 
 Extrapolation: metrics fall about as a power of the steps, ``log excess = -rate log(step/S)``, where the excess is the
 distance from the best possible value over the target's own distance from it: 1 at the target. The rate over the rest
-is the trial's own recent one, shrunk towards those of the trials that reached the target, taken from the same excess
-on. That is an estimate with a wide error, never a bound: a trial that flattens out above the target has a rate near 0.
+is the trial's own recent one times a slowdown, shrunk towards those of the trials that reached the target, taken from
+the same excess on. The slowdown is what those trials show, had they been stopped on the way: it belongs to a workload.
+That is an estimate with a wide error, never a bound: a trial that flattens out above the target has a rate near 0.
 Where schedules end with the trial, the metric over horizons takes the place of that (:mod:`bstune.search.horizon`).
 """
 
@@ -13,17 +14,28 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import expit, ndtr
 
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import StepTime, StepTimes, fit_step_times
 from bstune.search.horizon import Ends, misfit
-from bstune.search.posterior import NOISE, LikelihoodData, Prior, log_steps, sample_posterior, steps_seen
+from bstune.search.posterior import (
+    NOISE,
+    OUTLIER_SHARE,
+    OUTLIER_SPREAD,
+    LikelihoodData,
+    Prior,
+    log_steps,
+    sample_posterior,
+    steps_seen,
+)
 
 Array = NDArray[np.float64]
 Weight = Callable[[Array], Array]
 Curve = Sequence[tuple[float, float]]  # (log step, log excess) of a trial's evaluations
-MISFIT = 0.1  # in log S: what the model misses at one point
+Slowdown = tuple[float, float]  # log of the rate of the rest over the recent one: mean and standard deviation
+MISFIT = 0.1  # in log S: what the model misses at one place
+FAILURE_FACTOR = 4.0  # times the steps expected: what a run counts as that diverged where others reached the target
 LEAST_SHARE = 0.5  # of the steps of a trial that reached the target at its first evaluation: those that missed it
 SIMILAR = 8  # trials that reached the target, whose rates a stopped one is shrunk towards
 
@@ -78,10 +90,13 @@ def infer(
     resumed = {trial.resumed_from for trial in usable}
     last = [trial for trial in usable if trial.number not in resumed]
     curves = {t.number: log_excess(t.history, target, ideal) if target is not None else [] for t in last}
-    reached = [t for t in last if t.reached and len(curves[t.number]) > 2 and not prior.horizon]
+    reached = [t for t in last if t.reached and len(curves[t.number]) > 2]
+    slowdown = fit_slowdown([(curves[t.number], math.log(t.steps)) for t in reached])
     steps = {trial.number: trial.steps for trial in trials}
     before = {t.number: 0 if t.resumed_from is None else steps.get(t.resumed_from, 0) for t in trials}
-    observations = tuple(_observation(t, others.get(t.number, ()), before[t.number], curves, reached) for t in last)
+    observations = tuple(
+        _observation(t, others.get(t.number, ()), before[t.number], curves, reached, slowdown) for t in last
+    )
     if prior.horizon:
         observations = tuple(_with_end(one, t, curves[t.number]) for one, t in zip(observations, last, strict=True))
     measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
@@ -101,6 +116,7 @@ def _observation(
     before: int,
     curves: Mapping[int, Curve],
     reached: Sequence[TrialResult],
+    slowdown: Slowdown,
 ) -> Observation:
     def distance(near: TrialResult) -> float:
         return abs(math.log2(near.batch_size / trial.batch_size)) + abs(math.log2(near.lr / trial.lr))
@@ -108,7 +124,7 @@ def _observation(
     log_factor, spread = None, 0.0
     if trial.status == "censored" and curves[trial.number]:
         similar = [(curves[t.number], math.log(t.steps)) for t in sorted(reached, key=distance)[:SIMILAR]]
-        log_factor, spread = extrapolate(curves[trial.number], trial.steps, similar)
+        log_factor, spread = extrapolate(curves[trial.number], trial.steps, similar, slowdown)
     return Observation(
         number=trial.number,
         status=trial.status,
@@ -164,7 +180,7 @@ def _ends(observations: Sequence[Observation]) -> Ends:
     excess, early = np.zeros((2, len(observations)))
     for i, one in enumerate(observations):
         if one.excess is not None and one.status != "diverged":
-            excess[i] = min(one.excess, 0.0) if one.status == "reached" else max(one.excess, LEAST_EXCESS)
+            excess[i] = min(one.excess, 0.0) if one.status == "reached" else max(one.excess, LEAST_MISS)
         if one.status == "reached" and one.horizon is not None:
             early[i] = math.log(one.steps / one.horizon)
     return Ends(excess, early)
@@ -180,48 +196,65 @@ def objective_so_far(observation: Observation, weight: Weight) -> float:
     return observation.steps * float(weight(np.array(observation.x)))
 
 
-def smoothed(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:
-    """Return the reached observations with what fresh seeds are predicted to give of the objective.
+def fresh_steps(posterior: Posterior) -> dict[int, float]:
+    """Return the steps that a fresh seed is predicted to take at each reached observation, by its number.
 
-    It is the posterior mean of log S, which leans on all trials around, drawn to the trial's own as far as the noise
-    from seed to seed is small beside what the model misses at one point.
+    It is the posterior mean of log S, which leans on all trials around, drawn to the runs at the very place as far as
+    their noise from seed to seed is small beside what the model misses at one place. Of these runs a stopped one counts
+    as its estimate or bound, one that diverged as far slower than expected, and one that is much faster than expected
+    by the probability that it is no outlier of the likelihood. Where the schedule ends with the trial, the seed runs at
+    the trial's own horizon until it reaches the target: a run that misses has cost its horizon.
     """
-    reached = [i for i, one in enumerate(posterior.observations) if one.status == "reached"]
-    if not reached:
-        return []
-    expected = log_steps(posterior.theta, posterior.data.points, posterior.prior).mean(axis=0)
+    data, horizon = posterior.data, posterior.prior.horizon
+    expected = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
+    y = steps_seen(posterior.theta, data, posterior.prior).mean(axis=0)
+    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), y - expected)
     noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
-    horizon = posterior.prior.horizon
-    spread = posterior.data.spread if horizon else np.zeros(expected.shape)
-    y = steps_seen(posterior.theta, posterior.data, posterior.prior).mean(axis=0)
-    own = MISFIT**2 / (MISFIT**2 + noise + spread**2)
-    log_s = expected + own * (y - expected)
-    steps = _steps_until_reached(posterior, log_s, y, math.sqrt(noise)) if horizon else np.exp(log_s)
-    weight = objective_weight(objective, posterior.tau)
-    values = steps * weight(posterior.data.points.x)
-    return [(float(values[i]), posterior.observations[i]) for i in reached]
+    core, wide = noise + MISFIT**2, noise + MISFIT**2 + OUTLIER_SPREAD**2
+    log_odds = math.log(OUTLIER_SHARE / (1.0 - OUTLIER_SHARE)) + 0.5 * math.log(core / wide)
+    trust = expit(-log_odds - 0.5 * np.minimum(gap, 0.0) ** 2 * (1.0 / core - 1.0 / wide))
+    places: dict[tuple[float, float, tuple[float, ...]], list[int]] = {}
+    for i, one in enumerate(posterior.observations):
+        places.setdefault((one.x, one.z, one.other), []).append(i)
+    steps: dict[int, float] = {}
+    for runs in places.values():
+        own = MISFIT**2 * float(trust[runs] @ gap[runs]) / (MISFIT**2 * float(trust[runs].sum()) + noise)
+        reached = [i for i in runs if posterior.observations[i].status == "reached"]
+        for i in reached:
+            one, log_s = posterior.observations[i], float(expected[i]) + own
+            fresh = _steps_until_reached(one, log_s, float(y[i]), math.sqrt(noise)) if horizon else math.exp(log_s)
+            steps[one.number] = fresh
+    return steps
 
 
-def _steps_until_reached(posterior: Posterior, log_s: Array, y: Array, noise: float) -> Array:
-    """Return steps on fresh seeds at the trials' own horizons; a run that misses costs its horizon, and is run again.
+def _steps_until_reached(one: Observation, log_s: float, own: float, noise: float) -> float:
+    """Return the steps of runs on fresh seeds at a trial's horizon until one reaches the target.
 
-    ``log_s`` is that of a fresh seed, ``y`` that of the trial's own: the difference is its luck.
+    ``log_s`` is that of a fresh seed, ``own`` that of the trial's own: the difference is its luck.
     """
-    horizon = np.log([float(one.horizon or one.steps) for one in posterior.observations])
-    reaches = np.maximum(ndtr((horizon - log_s) / noise), 1e-3)
-    steps = np.exp(np.minimum(posterior.data.y + log_s - y, horizon))
-    return np.asarray(steps + np.exp(horizon) * (1.0 - reaches) / reaches)
+    horizon = float(one.horizon or one.steps)
+    reaches = max(float(ndtr((math.log(horizon) - log_s) / noise)), 1e-3)
+    return min(one.steps * math.exp(log_s - own), horizon) + horizon * (1.0 - reaches) / reaches
 
 
-LEAST_EXCESS = 0.003  # log excess of a trial that missed the target, at least
+def smoothed(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:
+    """Return the reached observations with what fresh seeds are predicted to give of the objective."""
+    steps, weight = fresh_steps(posterior), objective_weight(objective, posterior.tau)
+    reached = [one for one in posterior.observations if one.status == "reached"]
+    return [(steps[one.number] * float(weight(np.array(one.x))), one) for one in reached]
+
+
+LEAST_MISS = 0.003  # log excess of a trial that missed the target at its horizon's end, at least
 RATE = 0.4  # of error in steps where nothing has reached the target yet
 RATE_SPREAD = 0.6  # standard deviation of its logarithm
 SIMILARITY = 0.2  # standard deviation of the logarithms of rates between trials, at least
 RECENT = 3.0  # a trial's own rate is taken over its last steps within this factor
-SLOWDOWN = 0.9  # rates fall as training goes on: the rate of the rest over the recent one ...
-SLOWDOWN_SPREAD = 0.3  # ... give or take this, in the logarithm
+SLOWDOWN: Slowdown = (math.log(0.9), 0.3)  # rates fall as training goes on; before any trial has shown by how much, ...
+PRIOR_TRIALS = 2.0  # ... as if so many had
+SHARES = (0.25, 0.5)  # of its steps to target, at which a trial that reached it is looked at
 SCATTER = 0.04  # of the log excess from one evaluation to the next
 FASTEST, SLOWEST = 3.0, 0.02  # rates are kept within these
+LEAST_EXCESS = 0.02  # in the logarithm, of a trial that has not reached the target
 
 
 def ideal_value(target: Target, bounds: Sequence[float] | None) -> float | None:
@@ -265,22 +298,50 @@ def reached_rate(curve: Curve, log_steps: float, excess: float) -> float | None:
     return None
 
 
-def extrapolate(curve: Curve, steps: int, reached: Sequence[tuple[Curve, float]]) -> tuple[float, float]:
+def _recent(curve: Curve) -> tuple[float, float, float] | None:
+    """Return a curve's recent rate, its excess at the end by that line, and the rate's error; None for two points."""
+    recent = [(s, e) for s, e in curve if s >= curve[-1][0] - math.log(RECENT)]
+    if len(recent) < 3 or recent[-1][0] == recent[0][0]:
+        return None
+    x, e = (np.array(values) for values in zip(*recent, strict=True))
+    x = x - x.mean()
+    square = float(x @ x)
+    slope = float(x @ e) / square
+    residual = e - e.mean() - slope * x
+    scatter = math.hypot(SCATTER, math.sqrt(float(residual @ residual) / (len(e) - 2)))
+    return -slope, max(float(e.mean() + slope * x[-1]), LEAST_EXCESS), scatter / math.sqrt(square)
+
+
+def fit_slowdown(reached: Sequence[tuple[Curve, float]]) -> Slowdown:
+    """Return the slowdown of trials that reached the target, given as curve and log steps, shrunk towards the prior."""
+    mean, spread = SLOWDOWN
+    seen = []
+    for curve, end in reached:
+        logs = []
+        for share in SHARES:
+            start = [(s, e) for s, e in curve if s <= end + math.log(share)]
+            recent = _recent(start) if start else None
+            if recent is not None and recent[0] > SLOWEST:
+                logs.append(math.log(recent[1] / (end - start[-1][0]) / recent[0]))
+        if logs:
+            seen.append(logs)
+    count = PRIOR_TRIALS + len(seen)
+    fitted = (PRIOR_TRIALS * mean + sum(float(np.mean(logs)) for logs in seen)) / count
+    square = PRIOR_TRIALS * spread**2 + sum(float(np.mean((np.array(logs) - fitted) ** 2)) for logs in seen)
+    return fitted, math.sqrt(square / count)
+
+
+def extrapolate(
+    curve: Curve, steps: int, reached: Sequence[tuple[Curve, float]], slowdown: Slowdown = SLOWDOWN
+) -> tuple[float, float]:
     """Return log(steps to target/steps) and its deviation, by ``reached`` curves and log steps, most similar first."""
     end = math.log(steps)
-    recent = [(s, e) for s, e in curve if s >= curve[-1][0] - math.log(RECENT)]
-    own = None
-    level = max(min(e for _, e in recent[-3:]), 0.02)
-    if len(recent) >= 3 and recent[-1][0] > recent[0][0]:
-        x, e = (np.array(values) for values in zip(*recent, strict=True))
-        x = x - x.mean()
-        square = float(x @ x)
-        slope = -float(x @ e) / square
-        residual = e - e.mean() + slope * x
-        scatter = math.hypot(SCATTER, math.sqrt(float(residual @ residual) / max(len(e) - 2, 1)))
+    own, recent = None, _recent(curve)
+    level = max(min(e for _, e in curve[-3:]), LEAST_EXCESS)
+    if recent is not None:
+        slope, level, error = recent
         # One that gets worse counts as flat; its misfit would favour fast rates, whose spread is wide.
-        own = max(slope, 0.0) * SLOWDOWN, scatter / math.sqrt(square)
-        level = max(float(e.mean() - slope * x[-1]), 0.02)
+        own = max(slope, 0.0) * math.exp(slowdown[0]), error
     rates = [rate for other, log_steps in reached if (rate := reached_rate(other, log_steps, level)) is not None]
     log_rate, spread = math.log(RATE), RATE_SPREAD
     if rates:
@@ -292,7 +353,7 @@ def extrapolate(curve: Curve, steps: int, reached: Sequence[tuple[Curve, float]]
         share = between / RATE_SPREAD**2
         log_rate, spread = share * log_rate + (1.0 - share) * mean, math.sqrt(between + within + SIMILARITY**2)
     if own is not None:
-        log_rate, spread = _combine(log_rate, spread, *own)
+        log_rate, spread = _combine(log_rate, spread, *own, slowdown[1])
     rate = min(max(math.exp(log_rate), SLOWEST), FASTEST)
     away = level / rate
     # From the last evaluation; the steps since then count as done.
@@ -300,11 +361,11 @@ def extrapolate(curve: Curve, steps: int, reached: Sequence[tuple[Curve, float]]
     return log_factor, math.hypot(0.15, math.hypot(SCATTER / rate, away * spread))
 
 
-def _combine(log_rate: float, spread: float, slope: float, error: float) -> tuple[float, float]:
-    """Return the posterior mean and deviation of the log rate: a normal prior, and a slope with a normal error."""
+def _combine(log_rate: float, spread: float, slope: float, error: float, relative: float) -> tuple[float, float]:
+    """Return the posterior mean and deviation of the log rate: a normal prior, and a slope with normal errors."""
     grid = np.linspace(math.log(SLOWEST), math.log(FASTEST), 60)
     rate = np.exp(grid)
-    sigma = np.hypot(error, SLOWDOWN_SPREAD * rate)
+    sigma = np.hypot(error, relative * rate)
     density = -0.5 * ((grid - log_rate) / spread) ** 2 - 0.5 * ((slope - rate) / sigma) ** 2 - np.log(sigma)
     weight = np.exp(density - density.max())
     weight /= weight.sum()

@@ -58,6 +58,7 @@ class CriticalBatch:
     smallest: int  # batch size that reached the target
     largest: int
     next_trials: tuple[NextTrial, ...]  # that would narrow a wide interval
+    note: str | None = None  # what no trial of this search would show
 
 
 def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBatch | None:
@@ -77,19 +78,28 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
     s_min = np.exp(theta[:, LEVEL]) / (1.0 + scale + opt**2)
     b_opt = _b_opt(posterior, smallest)
     fewest = s_min * middle_size * (scale + (0.0 if b_opt is None else 2.0 * opt))
-    b_crit, wide = claimed(middle), high > NARROW * low
+    # Of an end beyond what is claimed it is claimed that it lies beyond.
+    claimed_low, claimed_high = claimed(min(low, largest * ROOM)), claimed(max(high, smallest / ROOM))
+    ends_open = (claimed_low is None) + (claimed_high is None)
+    b_crit = None if ends_open == 2 else claimed(middle)  # of an interval without an end the prior chooses the middle
     small_batch = 0.0 if b_opt is None else b_opt[1]
-    rows = most_telling(posterior, NEXT_TRIALS) if wide or claimed(low) is None or claimed(high) is None else ()
+    # Ends beyond a range whose own end was reached are shown by no trial of this search.
+    bottom, top = 2.0**prior.log_low, 2.0**prior.log_high
+    below = sum(end < bottom / ROOM for end in (low, high)) if smallest <= bottom * ROOM else 0
+    above = sum(end > top * ROOM for end in (low, high)) if largest >= top / ROOM else 0
+    wide = ends_open > below + above or (ends_open == 0 and high > NARROW * low)
+    rows = most_telling(posterior, NEXT_TRIALS) if wide else ()
+    options = ["a smaller search.batch_size.low"] * (below > 0) + ["a larger search.batch_size.high"] * (above > 0)
     return CriticalBatch(
         b_crit=b_crit,
-        b_crit_low=claimed(low),
-        b_crit_high=claimed(high),
+        b_crit_low=claimed_low,
+        b_crit_high=claimed_high,
         level=NOMINAL,
-        s_min=None if claimed(high) is None else float(np.median(s_min)),
-        e_min=None if claimed(low) is None else float(np.median(fewest)),
-        b_opt=None if b_opt is None else b_opt[1],
-        b_opt_low=None if b_opt is None else b_opt[0],
-        b_opt_high=None if b_opt is None else b_opt[2],
+        s_min=None if claimed_high is None else float(np.median(s_min)),
+        e_min=None if claimed_low is None else float(np.median(fewest)),
+        b_opt=None if b_opt is None else claimed(b_opt[1]),
+        b_opt_low=None if b_opt is None else claimed(b_opt[0]),
+        b_opt_high=None if b_opt is None else claimed(b_opt[2]),
         perfect_scaling_below=None if b_crit is None else batch_at(b_crit, small_batch, 1.0 / SLOPE_RATIO),
         maximal_data_parallelism_above=None if b_crit is None else batch_at(b_crit, small_batch, SLOPE_RATIO),
         smallest=smallest,
@@ -98,6 +108,7 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
             NextTrial(round(2.0**x), 2.0**z, steps, steps * float(posterior.tau(np.exp2(x))) if in_seconds else None)
             for x, z, steps in rows
         ),
+        note=f"the interval reaches beyond the search: {' and '.join(options)} would show more" if options else None,
     )
 
 
@@ -127,6 +138,13 @@ def easier_targets(done: Sequence[TrialResult], target: Target, ideal: float | N
         if len(passed) >= MIN_PASSED and max(sizes) >= MIN_SPAN * min(sizes) and unseen <= MAX_UNSEEN * len(passed):
             chosen.append(easier)
     return chosen
+
+
+def no_easier_target(target: Target, ideal: float | None) -> str:
+    """Return why there is no easier target with enough trials, in words."""
+    if ideal is None:
+        return f"{target.metric} has no best value to measure easier targets from: set workload.target.bounds"
+    return f"no easier target was passed by {MIN_PASSED} trials over a factor of {MIN_SPAN:g} in batch size"
 
 
 def passing(trial: TrialResult, target: Target) -> TrialResult:

@@ -15,7 +15,17 @@ from bstune.core.console import format_count, format_number, time_unit
 from bstune.core.curve import CurveBand
 from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.records import TrialResult
-from bstune.study.summary import REGIMES, WINNERS, Row, Summary, counts_text, critical_text, trial_row
+from bstune.study.summary import (
+    PREDICTED,
+    REGIMES,
+    WINNERS,
+    Row,
+    Summary,
+    counts_text,
+    critical_text,
+    expected_text,
+    trial_row,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,8 +119,8 @@ def _draw_panel(
     point: dict[str, Any] = {"facecolor": INK, "edgecolor": "white", "linewidths": 0.9, "zorder": 5}
     draw(hit, False, "frontier point, (last miss, first hit]", s=42, **point)
     draw(summary["points"], True, "frontier bound: target not reached by then", s=70, **point)
-    if summary[best] is not None and summary[best][high]:
-        _draw_winner(axes, summary[best], summary[best][high] / scale, best)
+    if summary[best] is not None and summary[best][WINNERS[best].field]:
+        _draw_winner(axes, summary[best], scale, best)
 
 
 def _set_scale(axes: "Axes", name: str, values: Sequence[float], pads: tuple[float, float]) -> None:
@@ -147,13 +157,17 @@ def _decimal_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
     return within(range(1, 10)), next((ticks for ticks in choices if len(ticks) >= 5), choices[-1])
 
 
-def _draw_winner(axes: "Axes", winner: Row, y: float, key: str) -> None:
-    """Mark the winner and write its batch size and learning rate below it, where few points are."""
-    x = winner["batch_size"]
-    axes.scatter([x], [y], marker="*", s=190, facecolor=VERMILION, edgecolor="white", zorder=6, label="best trial")
+def _draw_winner(axes: "Axes", winner: Row, scale: float, key: str) -> None:
+    """Mark what is expected of the winner and the range over fresh seeds, and write what it is below, where few are."""
+    criterion, fresh = WINNERS[key], winner["confirmed"]
+    x, y = winner["batch_size"], winner[criterion.field] / scale
+    if fresh is not None and fresh[f"{criterion.merit}_high"] is not None:
+        low, high = (fresh[f"{criterion.merit}_{end}"] / scale for end in ("low", "high"))
+        axes.vlines([x], [low], [high], colors=VERMILION, linewidth=1.6, zorder=5.8)
+    label = f"winner, {PREDICTED}" if fresh is None else "winner, median over fresh seeds"
+    axes.scatter([x], [y], marker="*", s=190, facecolor=VERMILION, edgecolor="white", zorder=6, label=label)
     position = axes.transLimits.transform(axes.transScale.transform((x, y)))[0]
-    criterion = WINNERS[key]
-    value = f"{criterion.heading}: {criterion.text(winner[criterion.field])}"
+    value = f"{criterion.heading}: {expected_text(criterion.merit, winner)}"
     text = f"{value}\nB = {format_count(x)}, lr = {format_number(winner['lr'])}"
     side = "left" if position < 0.2 else "right" if position > 0.8 else "center"
     style: dict[str, Any] = {"xytext": (0.0, -11.0), "textcoords": "offset points", "ha": side, "va": "top"}
@@ -188,6 +202,8 @@ def _draw_curve(axes: "Axes", summary: Summary, band: CurveBand | None) -> None:
             span: dict[str, Any] = {"color": PURPLE, "alpha": 0.1, "linewidth": 0, "zorder": -1}
             name = label if critical["b_crit"] is None else "_interval"  # matplotlib's legend leaves out an underscore
             axes.axvspan(critical["b_crit_low"] or low, critical["b_crit_high"] or high, label=name, **span)
+        else:
+            axes.plot([], [], " ", label=label)
         examples = critical["e_min"] or examples
     if band is not None and critical is not None:
         axes.fill_between(band.batch_size, band.low, band.high, color=BLUE, alpha=0.2, linewidth=0, zorder=1.5)

@@ -23,13 +23,14 @@ from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import distributions
 
 Array = NDArray[np.float64]
-REPORT_PARTICLES = 1000  # of the posterior for a report
+REPORT_PARTICLES = 600  # of the posterior for a report
 MOVES = 10  # of its sampler: at the few of a decision, intervals come out too narrow
 LEVEL = 0.9  # of the exponents' intervals
 GRID = 33  # batch sizes of a slope, even in log B
 PRIOR_DRAWS = 4000
 MIN_SHRINKAGE = 0.8  # an interval wider than this fraction of the prior's is not identified
-MIN_REACHED = 3  # reached trials, fewer identify no exponent
+MIN_REACHED = 3  # reached trials, fewer identify no exponent ...
+MIN_SHARE = 0.5  # ... nor do those that span less than this share of the octaves that it is about
 MIN_SPAN = 2.0  # of batch sizes, largest over smallest: less has no slope
 
 
@@ -79,20 +80,22 @@ class LrExponent:
     start: float
     end: float
     reached: int  # trials there that reached the target
-    identified: bool  # whether they narrow the prior
+    octaves: float  # between the smallest and the largest batch size of them
+    identified: bool  # whether they narrow the prior, over enough of the range
 
 
 def fit_lr_exponent(
-    posterior: Posterior, low: float, high: float, b_crit: float, noise_scale: float | None = None
+    posterior: Posterior, low: float, high: float, b_crit: float | None, noise_scale: float | None = None
 ) -> dict[str, Any] | None:
     """Return the exponent of lr*(B), and that below B_crit, as a row of ``curve.json``; None for less than an octave.
 
-    The rules that take a noise scale get ``b_crit`` where there is none (McCandlish et al. 2018, section 2).
+    The rules that take a noise scale get ``b_crit`` where there is none (McCandlish et al. 2018, section 2); without
+    either they are left out.
     """
     if high < MIN_SPAN * low:
         return None
     whole = _exponent(posterior, low, high)
-    edge = min(high, b_crit)
+    edge = 0.0 if b_crit is None else min(high, b_crit)
     below = _exponent(posterior, low, edge) if edge >= MIN_SPAN * low else None
     if below is not None and below.reached < MIN_REACHED:
         below = None
@@ -106,10 +109,12 @@ def _exponent(posterior: Posterior, start: float, end: float) -> LrExponent:
     low, middle, high = np.quantile(slopes(theta, prior, start, end), [tail, 0.5, 1.0 - tail]).tolist()
     draws = draw_prior(prior, PRIOR_DRAWS, np.random.default_rng(0))
     prior_low, prior_high = np.quantile(slopes(draws, prior, start, end), [tail, 1.0 - tail]).tolist()
-    sizes = [2.0**one.x for one in posterior.observations if one.status == "reached"]
-    reached = sum(start <= size <= end * (1.0 + 1e-9) for size in sizes)
-    identified = reached >= MIN_REACHED and high - low < MIN_SHRINKAGE * (prior_high - prior_low)
-    return LrExponent(middle, low, high, prior_low, prior_high, start, end, reached, identified)
+    logs = [one.x for one in posterior.observations if one.status == "reached"]
+    there = [x for x in logs if math.log2(start) <= x <= math.log2(end) + 1e-9]
+    octaves = max(there) - min(there) if there else 0.0
+    enough = len(there) >= MIN_REACHED and octaves >= MIN_SHARE * math.log2(end / start)
+    identified = enough and high - low < MIN_SHRINKAGE * (prior_high - prior_low)
+    return LrExponent(middle, low, high, prior_low, prior_high, start, end, len(there), octaves, identified)
 
 
 def slopes(theta: Array, prior: Prior, low: float, high: float) -> Array:
@@ -118,12 +123,12 @@ def slopes(theta: Array, prior: Prior, low: float, high: float) -> Array:
     return np.asarray(_slope(x, optimum(theta, prior.at(x), prior)))
 
 
-def rule_exponents(low: float, high: float, noise_scale: float) -> dict[str, float]:
+def rule_exponents(low: float, high: float, noise_scale: float | None) -> dict[str, float]:
     """Return the slope of each scaling rule's log lr over log B, by the same least squares, in rising order."""
     x = np.linspace(math.log2(low), math.log2(high), GRID)
     # The three powers by their exponents, not by a sum of rounded logarithms: an interval may end there.
     exponents = {none.__name__: 0.0, sqrt.__name__: 0.5, linear.__name__: 1.0}
-    for rule in (saturating, surge):
+    for rule in (saturating, surge) if noise_scale is not None else ():
         exponents[rule.__name__] = float(_slope(x, np.log2([rule(2.0**size, 1.0, 1.0, noise_scale) for size in x])))
     return dict(sorted(exponents.items(), key=lambda item: item[1]))
 
@@ -148,12 +153,14 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
     return f"faster than {below[-1]}" if below else f"slower than {above[0]}"
 
 
-def _text(whole: LrExponent, below: LrExponent | None, b_crit: float, noise_scale: float) -> str:
+def _text(whole: LrExponent, below: LrExponent | None, b_crit: float | None, noise_scale: float | None) -> str:
     if whole.reached < MIN_REACHED:
         count = f"{plural(whole.reached, 'trial')} reached the target, and it takes {MIN_REACHED}"
         alone = _interval(whole.prior_low, whole.prior_high)
         return f"not identified: {count}; the prior alone says an exponent of {alone}"
     everywhere = _clause(whole, f"from B = {format_count(whole.start)} to {format_count(whole.end)}", noise_scale)
+    if b_crit is None:
+        return everywhere
     edge = format_count(float(f"{b_crit:.2g}"))
     if below is None:
         few = "there are too few batch sizes or reached trials"
@@ -165,14 +172,14 @@ def _text(whole: LrExponent, below: LrExponent | None, b_crit: float, noise_scal
     return f"{near}; {everywhere}"
 
 
-def _clause(one: LrExponent, where: str, noise_scale: float) -> str:
+def _clause(one: LrExponent, where: str, noise_scale: float | None) -> str:
     """Return the clause on one exponent; the prior's interval stands beside it."""
     verb = "fell" if one.exponent < 0.0 else "grew"
     power = f"lr {verb} as B^{one.exponent:z.2f} {_interval(one.low, one.high)} {where}"
     alone = f"the prior alone: {_interval(one.prior_low, one.prior_high)}"
     if not one.identified:
-        few = f", {one.reached} reached trials there" if one.reached < MIN_REACHED else ""
-        return f"{power}: not identified ({alone}{few})"
+        few = f"{plural(one.reached, 'trial')} reached the target there, over {one.octaves:.1f} octaves"
+        return f"{power}: not identified ({alone}; {few})"
     return f"{power}: {verdict(one.low, one.high, rule_exponents(one.start, one.end, noise_scale))} ({alone})"
 
 

@@ -1,101 +1,118 @@
 """Winners run again on fresh seeds before they are reported: the best of many noisy runs is a lucky one.
 
-The trial with the least merit (time or steps to target) is the first candidate. It is run again on fresh seeds, and its
-confirmed merit is the geometric mean over those replicates alone. As long as another point's own single run claims to
-beat the best confirmed one, that point is the next candidate. All of it is a function of the trials: a study that is
-continued asks for what is still due.
+A trial is ranked by what a fresh seed is predicted to give of the merit (time or steps to target): the posterior of all
+trials says how many steps, replicates included, which are trials like any other
+(:func:`bstune.search.observations.fresh_steps`). The best point is run again on fresh seeds until it has all its
+replicates, and then ranks by these alone: by the geometric mean of their merits. It ends when no other point is
+predicted to beat the best point that has them all. What reached the target in less than half of its fresh runs comes
+last. All of it is a function of the trials: a study that is continued asks for what is still due.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from statistics import median
 from typing import Any, Literal
 
 from bstune.core.records import Objective, TrialResult
+from bstune.search.observations import FAILURE_FACTOR
 
 Merit = Literal["time", "steps"]
 Runs = Mapping[int, tuple[TrialResult, ...]]
+Predicted = Mapping[int, float]  # steps that a fresh seed is predicted to take, by a trial's number
 MERITS: Mapping[Objective, tuple[Merit, ...]] = {
     "time": ("time",),
     "curve": ("time",),
     "steps": ("steps",),
     "both": ("time", "steps"),
 }
+CANDIDATES = 8  # trials of the best single runs, which may win: their checkpoints are kept
 SAME_POINT = 0.2  # octaves: closer than this in both batch size and learning rate, two trials are at one point
-# A replicate that diverged, ran out of memory or missed the target over its horizon counts as this many times the
-FAILURE_FACTOR = 4.0  # candidate's merit
 
 
 @dataclass(frozen=True)
-class Confirmed:
-    """A winner and its replicates, in order of their numbers; one that was stopped and continued stands here once."""
+class Winner:
+    """The best point's trial, the steps predicted of a fresh seed, and its replicates in order of their numbers.
 
-    winner: TrialResult
-    runs: tuple[TrialResult, ...]
+    A replicate that was stopped and continued stands here once.
+    """
+
+    trial: TrialResult
+    steps: float
+    runs: tuple[TrialResult, ...] = ()
 
 
 def next_replicate(
-    trials: Sequence[TrialResult], objective: Objective, replicates: int, max_candidates: int
-) -> tuple[TrialResult, int] | None:
-    """Return the candidate to run again, and which of its ``replicates`` is due, from 0; None when all is done."""
-    runs = _replicates(trials)
+    trials: Sequence[TrialResult], predicted: Predicted, objective: Objective, replicates: int, max_candidates: int
+) -> tuple[Winner, int] | None:
+    """Return the point to run again, and which of its ``replicates`` is due, from 0; None when all is done."""
     for merit in MERITS[objective]:
-        single_runs = ranked(trials, merit)
-        chosen: list[TrialResult] = []
-        for candidate in _points(single_runs, runs):
-            best = min((_confirmed_merit(one, runs, merit) for one in chosen), default=math.inf)
-            if len(chosen) == max_candidates or math.log(_merit(candidate, merit)) >= best:
-                break
-            point = _replicated(candidate, runs, single_runs)
-            done = len(runs.get(point.number, ()))
-            if done < replicates:
-                return point, done
-            if not done:  # replicates is 0
-                break
-            chosen.append(point)
+        best = find_best(trials, predicted, merit, objective, replicates, max_candidates)
+        if best is not None and len(best.runs) < replicates:
+            return best, len(best.runs)
     return None
 
 
-def candidates(trials: Sequence[TrialResult], objective: Objective, max_candidates: int) -> list[TrialResult]:
-    """Return the trials that may be the winner once all replicates are done, by each merit: keep their checkpoints."""
+def find_best(
+    trials: Sequence[TrialResult],
+    predicted: Predicted,
+    merit: Merit,
+    objective: Objective,
+    replicates: int,
+    max_candidates: int,
+) -> Winner | None:
+    """Return the best point by a merit; no new one once ``max_candidates`` ran again since the search last went on."""
     runs = _replicates(trials)
-    kept = {trial.number: trial for trial in trials if trial.number in runs}
-    for merit in MERITS[objective]:
-        for trial in islice(_points(ranked(trials, merit), runs), max(max_candidates, 1)):
-            kept[trial.number] = trial
-    return [kept[number] for number in sorted(kept)]
+    points = _points(candidates(trials, (merit,)), merit, predicted, runs)
+    last = max((trial.number for trial in trials if trial.replicate_of is None), default=0)
+    begun = [trial for trial in points if trial.number in runs and runs[trial.number][-1].number > last]
+    if merit in MERITS[objective] and sum(_sought(one, trials, objective) == merit for one in begun) >= max_candidates:
+        points = [trial for trial in points if trial.number in runs]
 
+    def rank(trial: TrialResult) -> tuple[bool, float]:
+        fresh = runs.get(trial.number, ())
+        if len(fresh) < max(replicates, 1):
+            return False, math.log(_predicted_merit(trial, merit, predicted))
+        return 2 * sum(run.reached for run in fresh) < len(fresh), _confirmed_merit(trial, fresh, merit)
 
-def confirmed(trials: Sequence[TrialResult], objective: Objective) -> Confirmed | None:
-    """Return the candidate with the least mean log merit over its replicates, of those with the most replicates.
-
-    None where the best single run's point has no replicate. Of equals the better single run wins.
-    """
-    merit = MERITS[objective][0]
-    runs = _replicates(trials)
-    single_runs = ranked(trials, merit)
-    replicated = [trial for trial in single_runs if trial.number in runs]
-    if not any(_same_point(single_runs[0], trial) for trial in replicated):
+    best = min(points, key=rank, default=None)
+    if best is None:
         return None
-    most = max(len(runs[trial.number]) for trial in replicated)
-    complete = [trial for trial in replicated if len(runs[trial.number]) == most]
-    winner = min(complete, key=lambda trial: _confirmed_merit(trial, runs, merit))
-    return Confirmed(winner, runs[winner.number])
+    return Winner(best, predicted.get(best.number, float(best.steps)), runs.get(best.number, ()))
 
 
-def confirmed_row(best: Confirmed) -> dict[str, Any]:
-    """Return, as ``curve.json`` has it, how many replicates reached the target, and the spread over all of them.
+def winners(
+    trials: Sequence[TrialResult], predicted: Predicted, objective: Objective, replicates: int, max_candidates: int
+) -> dict[Merit, Winner]:
+    """Return the best point by each merit, if any trial has it."""
+    merits: tuple[Merit, ...] = ("time", "steps")
+    found = {one: find_best(trials, predicted, one, objective, replicates, max_candidates) for one in merits}
+    return {merit: winner for merit, winner in found.items() if winner is not None}
+
+
+def candidates(trials: Sequence[TrialResult], merits: Sequence[Merit] = ("time", "steps")) -> list[TrialResult]:
+    """Return the trials that may win: the best single runs by each merit, and those that ran again."""
+    runs = _replicates(trials)
+    kept: dict[int, TrialResult] = {}
+    for merit in merits:
+        own = ranked(trials, merit)
+        kept |= {one.number: one for i, one in enumerate(own) if i < CANDIDATES or one.number in runs}
+    return list(kept.values())
+
+
+def confirmed_row(runs: Sequence[TrialResult]) -> dict[str, Any] | None:
+    """Return, as ``curve.json`` has it, how many replicates reached the target, and the spread over all; None of none.
 
     A run that did not reach it takes longer than any that did: then the maximum is null, and maybe the median.
     """
-    times = [run.time_to_target for run in best.runs]
-    steps = [float(run.steps) if run.reached else None for run in best.runs]
+    if not runs:
+        return None
+    times = [run.time_to_target for run in runs]
+    steps = [float(run.steps) if run.reached else None for run in runs]
     return {
-        "seeds": [run.seed for run in best.runs],
-        "reached": sum(run.reached for run in best.runs),
-        "runs": len(best.runs),
+        "seeds": [run.seed for run in runs],
+        "reached": sum(run.reached for run in runs),
+        "runs": len(runs),
         **_spread("time", times),
         **_spread("steps", steps),
     }
@@ -120,21 +137,21 @@ def ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
     return sorted((trial for trial in own if trial.time_to_target is not None), key=time_order)
 
 
-def _points(ranked: Sequence[TrialResult], runs: Runs) -> Iterator[TrialResult]:
-    """Yield the best trial of each point, best first; beside a point that has replicates there is no other."""
-    taken: list[TrialResult] = []
-    for trial in ranked:
-        if not any(_same_point(trial, other) for other in taken):
-            yield trial
-            taken += [trial, _replicated(trial, runs, ranked)]
+def _points(trials: Sequence[TrialResult], merit: Merit, predicted: Predicted, runs: Runs) -> list[TrialResult]:
+    """Return the best trial of each point; beside one that has replicates there is no other."""
+    again = [trial for trial in trials if trial.number in runs]
+    again = sorted(again, key=lambda trial: (-len(runs[trial.number]), trial.number))
+    points: list[TrialResult] = []
+    for trial in [*again, *sorted(trials, key=lambda trial: _predicted_merit(trial, merit, predicted))]:
+        if not any(_same_point(trial, other) for other in points):
+            points.append(trial)
+    return points
 
 
-def _replicated(trial: TrialResult, runs: Runs, ranked: Sequence[TrialResult]) -> TrialResult:
-    """Return the trial at the same point that has replicates, the trial itself first; without any the trial itself."""
-    if trial.number in runs:
-        return trial
-    near = [other for other in ranked if other.number in runs and _same_point(trial, other)]
-    return max(near, key=lambda other: (len(runs[other.number]), -other.number), default=trial)
+def _sought(trial: TrialResult, trials: Sequence[TrialResult], objective: Objective) -> Merit:
+    """Return the merit for which a trial was run again: that of the objective's by which its own run stands higher."""
+    merits = [merit for merit in MERITS[objective] if math.isfinite(_merit(trial, merit))]
+    return min(merits, key=lambda merit: ranked(trials, merit).index(trial))
 
 
 def _same_point(a: TrialResult, b: TrialResult) -> bool:
@@ -153,9 +170,14 @@ def _replicates(trials: Sequence[TrialResult]) -> Runs:
     return replicates
 
 
-def _confirmed_merit(candidate: TrialResult, runs: Runs, merit: Merit) -> float:
+def _predicted_merit(trial: TrialResult, merit: Merit, predicted: Predicted) -> float:
+    steps = predicted.get(trial.number, float(trial.steps))
+    return steps * _merit(trial, merit) / trial.steps
+
+
+def _confirmed_merit(candidate: TrialResult, runs: Sequence[TrialResult], merit: Merit) -> float:
     """Return the mean log merit over a candidate's replicates."""
-    logs = [math.log(_replicate_merit(run, candidate, merit)) for run in runs[candidate.number]]
+    logs = [math.log(_replicate_merit(run, candidate, merit)) for run in runs]
     return sum(logs) / len(logs)
 
 

@@ -12,18 +12,21 @@ import yaml
 from rich.console import Console
 
 from bstune.config import overrides
+from bstune.core.console import format_count
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
 from bstune.core.files import write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.core.secrets import redact_patterns, reference
-from bstune.search.acquisition import b_crit_quantiles, steps_band
-from bstune.study.critical import INTERVAL, critical_batch, over_targets
+from bstune.search.acquisition import steps_band
+from bstune.search.observations import fresh_steps
+from bstune.study.critical import INTERVAL, ROOM, critical_batch, no_easier_target, over_targets
 from bstune.study.figure import draw_curve
 from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, study_posterior
 from bstune.study.prepare import PreparedStudy
+from bstune.study.replicates import Merit, Winner, winners
 from bstune.study.scale_out import draw_scale_out, scale_out, scale_out_table
 from bstune.study.storage import results, trained_by
-from bstune.study.summary import WINNERS, Summary, print_final, summarize, winners
+from bstune.study.summary import WINNERS, Summary, print_final, summarize, winner_row
 
 if TYPE_CHECKING:
     from bstune.study.tracking import Tracking
@@ -45,34 +48,38 @@ def report_study(
 ) -> None:
     """Write, print and track a study's results; ``arguments`` of the command line run the winners again."""
     done, files, space = results(study), prepared.files, prepared.space
-    best = winners(done)
     fit: CurveFit | str
     try:
         fit = fit_curve(frontier_points(done))
     except CurveError as error:
         fit = str(error)
     posterior = study_posterior(prepared, done, REPORT_PARTICLES)
-    critical = critical_batch(posterior, prepared.budget.objective != "steps")
-    middle = float(b_crit_quantiles(posterior, (0.5,))[0])
-    exponent = fit_lr_exponent(posterior, space.low, space.high, middle, prepared.config.scaling.noise_scale)
+    budget = prepared.budget
+    best = winners(done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates)
+    critical = critical_batch(posterior, budget.objective != "steps")
+    b_crit = None if critical is None else critical.b_crit
+    exponent = fit_lr_exponent(posterior, space.low, space.high, b_crit, prepared.config.scaling.noise_scale)
     band = None
     if critical is not None:  # where the study looked
         ratio = critical.largest / critical.smallest
         ladder = sorted({round(critical.smallest * ratio ** (i / CURVE_LADDER)) for i in range(CURVE_LADDER + 1)})
         band = steps_band(posterior, ladder, INTERVAL)
+    ideal_value = sampler_context(prepared)["ideal"]
     # A run that passed an easier target on its way had a schedule for the harder one.
     easier = over_targets(
         [trial for trial in done if trial.status != "failed" and not prepared.backend.horizon],
         prepared.protocol.target,
-        sampler_context(prepared)["ideal"],
+        ideal_value,
         lambda trials, target: study_posterior(prepared, trials, TARGET_PARTICLES, target),
     )
-    ideal, real = scale_out(prepared, posterior) if any(trial.reached for trial in done) else ([], [])
+    claimed = 0 if critical is None else round(ROOM * critical.largest)
+    ideal, real = scale_out(prepared, posterior, claimed) if claimed else ([], [])
     summary = {
         "study": prepared.config.study,
         "workload": prepared.config.workload.name,
-        **summarize(done, prepared.protocol.target, fit, exponent, stop_reason, critical),
+        **summarize(done, prepared.protocol.target, fit, exponent, stop_reason, critical, best),
         "over_target": easier,
+        "over_target_note": None if easier else no_easier_target(prepared.protocol.target, ideal_value),
         "test": _test_winners(prepared, study, best),
         "scale_out": {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]},
     }
@@ -84,7 +91,8 @@ def report_study(
         draw_scale_out(ideal, real, summary["workload"], files.scale_out)
         shown["devices"] = files.scale_out
         link = "with the" if real else "without an"
-        console.print(scale_out_table(real or ideal, f"several devices, each as fast as this one, {link} all-reduce"))
+        title = f"several devices, each as fast as this one, {link} all-reduce\n(up to B = {format_count(claimed)})"
+        console.print(scale_out_table(real or ideal, title))
     ui = "not logged (mlflow.enabled=false)"
     if tracking is not None:
         from bstune.study.tracking import tracking_uri, ui_command  # mlflow takes seconds to import
@@ -95,7 +103,8 @@ def report_study(
         ui = ui_command(tracking_uri(prepared.config.mlflow))
     print_final(console, summary, shown, ui)
     trained = prepared.backend.train_examples is not None
-    away = {one.number for one in best.values() if trained and not files.checkpoint(one.number).exists()}
+    numbers = {one.trial.number for one in best.values()}
+    away = {number for number in numbers if trained and not files.checkpoint(number).exists()}
     elsewhere = [
         f"the checkpoint of trial {number} is not in {files.checkpoints}, but with {trained_by(study, number)}"
         for number in sorted(away)
@@ -121,25 +130,29 @@ def load_caveat(done: Sequence[TrialResult]) -> list[str]:
 
 
 def _test_winners(
-    prepared: PreparedStudy, study: optuna.Study, best: Mapping[str, TrialResult]
+    prepared: PreparedStudy, study: optuna.Study, best: Mapping[Merit, Winner]
 ) -> dict[str, dict[str, float]]:
     """Return the winners' metrics on the test set; each trial is tested once, however often the study goes on."""
     tests: dict[str, dict[str, float]] = dict(study.user_attrs.get(TESTS, {}))
-    for trial in best.values():
+    for winner in best.values():
+        trial = winner.trial
         names = ("number", "trial_index", "batch_size", "lr", "delta", "seed", "hyperparameters")
         spec = TrialSpec(**{name: getattr(trial, name) for name in names})
         if str(trial.number) not in tests and (metrics := prepared.backend.test(spec, prepared.files)):
             tests[str(trial.number)] = dict(metrics)
     study.set_user_attr(TESTS, tests)
-    return {name: tests[str(trial.number)] for name, trial in best.items() if str(trial.number) in tests}
+    numbers = {name: str(best[one.merit].trial.number) for name, one in WINNERS.items() if one.merit in best}
+    return {name: tests[number] for name, number in numbers.items() if number in tests}
 
 
-def best_yaml(best: Mapping[str, TrialResult], arguments: Sequence[str], prepared: PreparedStudy) -> str:
+def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str], prepared: PreparedStudy) -> str:
     """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again."""
-    fields = ("number", "batch_size", "lr", "seed", "steps", "steps_low", "horizon", "seconds_per_step")
     kept = [_without_secret(argument) for argument in arguments if not argument.startswith("trial.")]
     values: dict[str, Any] = {}
-    for name, trial in best.items():
+    for name, criterion in WINNERS.items():
+        if criterion.merit not in best:
+            continue
+        trial = best[criterion.merit].trial
         own = [f"trial.batch_size={trial.batch_size}", f"trial.lr={trial.lr!r}", f"trial.seed={trial.seed}"]
         # Where trials stop early, what was evaluated depends on their limits; elsewhere the schedule does.
         limit = trial.steps if prepared.backend.stops else trial.horizon
@@ -147,8 +160,7 @@ def best_yaml(best: Mapping[str, TrialResult], arguments: Sequence[str], prepare
         own += overrides(prepared.config, trial.hyperparameters)
         checkpoint = prepared.files.checkpoint(trial.number)
         values[name] = {
-            **{field: getattr(trial, field) for field in (*fields, "hyperparameters")},
-            "time_to_target": trial.time_to_target,
+            **winner_row(best[criterion.merit]),
             "checkpoint": str(checkpoint.absolute()) if checkpoint.exists() else None,
             "command": shlex.join([sys.executable, "-m", "bstune", *kept, *own]),
         }
@@ -187,4 +199,6 @@ def scalars(summary: Summary) -> dict[str, float | None]:
         row = summary[winner] or {}
         for field in ("batch_size", "lr", "steps", "time_to_target"):
             named[f"{winner}/{field}"] = row.get(field)
+        for field in ("steps_low", "steps_high", "time_low", "time_high", "reached", "runs"):  # on fresh seeds
+            named[f"{winner}/{field}"] = (row.get("confirmed") or {}).get(field)
     return named

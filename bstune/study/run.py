@@ -67,7 +67,7 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         f"  batch sizes {format_count(space.low)} to {format_count(space.high)}, "
         f"learning rates within a factor of {format_number(2**space.delta_bound)} of rule {rule} "
         f"through B = {format_count(config.scaling.batch_size)}, lr = {format_number(config.scaling.lr)}{bounds}",
-        f"  {', '.join([f'{budget.trials} trials', *spendable])}{ends}",
+        f"  {', '.join([plural(budget.trials, 'trial'), *spendable])}{ends}",
     ]
     if space.tunables:
         ranges = (f"{one.name} ({format_number(one.low)} to {format_number(one.high)})" for one in space.tunables)

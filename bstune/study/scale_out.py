@@ -52,8 +52,11 @@ class ScaleOut:
     efficiency: float  # speed-up over devices
 
 
-def scale_out(prepared: PreparedStudy, posterior: Posterior) -> tuple[list[ScaleOut], list[ScaleOut]]:
-    """Return the plan without an all-reduce, and the one with the all-reduce that the config states (empty if none)."""
+def scale_out(prepared: PreparedStudy, posterior: Posterior, largest: int) -> tuple[list[ScaleOut], list[ScaleOut]]:
+    """Return the plan without an all-reduce, and the one with the all-reduce that the config states (empty if none).
+
+    No batch is larger than ``largest``, as far as the curve is claimed.
+    """
     settings, space, backend = prepared.config.hardware.scale_out, prepared.space, prepared.backend
     sizes = [size for size in candidates(space.high, space.multiple, settings.candidate_ratio) if size >= space.low]
     # What was measured before the study, corrected by its trials, at least one of which reached the target.
@@ -68,7 +71,7 @@ def scale_out(prepared: PreparedStudy, posterior: Posterior) -> tuple[list[Scale
         list(settings.devices),
         sizes,
         overlap=reduce.overlap,
-        max_examples=backend.train_examples,
+        max_examples=min(largest, backend.train_examples or largest),
     )
     if reduce.seconds is not None:
         alpha, beta = fit_sync([(int(count), float(seconds)) for count, seconds in reduce.seconds.items()])

@@ -16,9 +16,10 @@ from bstune.core.console import format_count
 from bstune.core.errors import StudyError
 from bstune.core.files import keep_trials, write_text
 from bstune.core.records import Objective, TrialResult
+from bstune.search.observations import fresh_steps
 from bstune.study.critical import critical_batch
 from bstune.study.lease import Leases
-from bstune.study.model import sampler_context, study_posterior
+from bstune.study.model import REPORT_PARTICLES, sampler_context, study_posterior
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import candidates, next_replicate
 from bstune.study.storage import (
@@ -42,7 +43,6 @@ from bstune.study.storage import (
     tell,
     working,
 )
-from bstune.study.summary import winners
 from bstune.trial.backend import stops_trials
 from bstune.trial.workers import Finished, Runner, with_step_time
 
@@ -132,7 +132,10 @@ class Search:
         budget, space, stops = self._budget, self._prepared.space, self._prepared.backend.stops
         while self._leases.own.role == "owner":
             done = self._write(self._read())
-            due = next_replicate(done, budget.objective, budget.replicates, budget.candidates)
+            if not budget.replicates or not any(trial.reached for trial in done):
+                return
+            predicted = fresh_steps(study_posterior(self._prepared, done, REPORT_PARTICLES))
+            due = next_replicate(done, predicted, budget.objective, budget.replicates, budget.candidates)
             if due is None:
                 return
             self._start(runner, ask_replicate(self._study, *due, budget, space, stops, self._worker))
@@ -192,8 +195,7 @@ class Search:
         ended = {result.number for result in done}
 
         def winning() -> set[int]:
-            first = [*winners(done).values(), *candidates(done, objective, self._budget.candidates)]
-            return {trial.number for trial in first}
+            return {trial.number for trial in candidates(done)}
 
         def continued() -> set[int]:
             needed = {spec.resumed_from for spec in running(trials) if spec.resumed_from is not None}

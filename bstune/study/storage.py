@@ -42,6 +42,7 @@ from bstune.search.sampler import RECORD, RESUMED_FROM
 from bstune.study.lease import PREFIX, STORAGE_ERRORS
 from bstune.study.patience import Patience
 from bstune.study.plan import SearchBudget
+from bstune.study.replicates import Winner
 from bstune.trial.backend import sampler_factory
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ TAKEN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)  # states o
 TRIES = 2  # of one point, if its trials fail by themselves; then the sampler suggests another
 CUT_SHORT = "the process ended before the trial did; it is asked again"
 REPORTED = 1  # step of the one value that is reported to Optuna
-REPLICATE_LIMIT = 2  # times the original trial's steps: the limit of a replicate
+REPLICATE_LIMIT = 2  # times the steps of the trial that it replicates, or those predicted
 Asked = tuple[optuna.Trial, TrialSpec]
 Trials = optuna.Study | Sequence[FrozenTrial]  # of a study, read now; or its trials as they were read before
 
@@ -458,18 +459,19 @@ def ask(
 
 def ask_replicate(
     study: optuna.Study,
-    original: TrialResult,
+    winner: Winner,
     replicate: int,
     budget: SearchBudget,
     space: Space,
     stops: bool,
     worker: str = "",
 ) -> Asked | None:
-    """Claim a trial with all of another's hyperparameters, on a fresh seed.
+    """Claim a trial with all of another's hyperparameters, on a fresh seed; None if another process has claimed it.
 
-    It gets at most twice the other's steps where trials stop, the other's horizon elsewhere. None if another process
-    has claimed it.
+    Where trials stop it takes at most twice the steps that the other took, or that a fresh seed is predicted to take;
+    elsewhere it has the other's horizon.
     """
+    original = winner.trial
     trial_index = budget.replicate_index(original.trial_index, replicate)
     claimed = claim(study, trial_index, worker)
     if claimed is None:
@@ -481,7 +483,7 @@ def ask_replicate(
         number=trial.number,
         trial_index=trial_index,
         seed=budget.trial_seed(trial_index),
-        max_steps=REPLICATE_LIMIT * original.steps if stops else _spec(first).max_steps,
+        max_steps=math.ceil(REPLICATE_LIMIT * max(original.steps, winner.steps)) if stops else _spec(first).max_steps,
         resumed_from=None,
         replicate_of=original.number,
     )

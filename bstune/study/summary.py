@@ -18,33 +18,33 @@ from bstune.core.curve import CurveFit, FrontierPoint, frontier_points, log_slop
 from bstune.core.records import STATUSES, Target, TrialResult
 from bstune.search.posterior import noise_scale_row
 from bstune.study.critical import CriticalBatch
-from bstune.study.replicates import Merit, confirmed, confirmed_row, ranked, time_order
+from bstune.study.replicates import Merit, Winner, confirmed_row, time_order
 
 Summary = dict[str, Any]
 Row = Mapping[str, Any]
 
 
 class Criterion(NamedTuple):
-    """What a winner is best by: its objective, a heading, the field with its value, and how that is written."""
+    """What a winner is best by, a heading, and the field of its row with the value that is expected."""
 
-    objective: Merit
+    merit: Merit
     heading: str
     field: str
-    text: Callable[[float | None], str]
 
 
 STATUS_COLOURS = {"reached": "green", "censored": "yellow", "diverged": "red", "oom": "magenta", "failed": "bold red"}
 WINNERS = {
-    "best_by_time": Criterion("time", "least time", "time_to_target", format_seconds),
-    "best_by_steps": Criterion("steps", "fewest steps", "steps", format_count),
+    "best_by_time": Criterion("time", "least time", "time_to_target"),
+    "best_by_steps": Criterion("steps", "fewest steps", "steps"),
 }
 SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
 REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
 WHAT_TO_CHANGE = (
-    "a larger budget (budget.steps, budget.examples), an easier target (workload.target.value) or another reference "
-    "learning rate (scaling.lr)"
+    "more trials (search.trials), a larger budget (budget.steps, budget.examples), an easier target "
+    "(workload.target.value) or another reference learning rate (scaling.lr)"
 )
-SINGLE_RUNS = "of single runs, not repeated on fresh seeds: optimistic"
+FRESH = "median and range over runs on fresh seeds"
+PREDICTED = "predicted of a fresh seed from all trials"
 
 
 def summarize(
@@ -54,8 +54,9 @@ def summarize(
     lr_exponent: Row | None = None,
     stop_reason: str | None = None,
     critical: CriticalBatch | None = None,
+    best: Mapping[Merit, Winner] | None = None,
 ) -> Summary:
-    """Return the content of ``curve.json``: ``critical`` is the one answer that every trial informs.
+    """Return the content of ``curve.json``: ``critical`` is the one answer that every trial informs, ``best`` wins.
 
     ``fit``, the curve through the frontier's points or why there is none, and the noise scale are diagnostics.
     """
@@ -64,10 +65,8 @@ def summarize(
     fitted = None if isinstance(fit, str) else fit
     last = _last_parts(trials)
     reached = any(trial.reached for trial in trials)
-    best: dict[str, Any] = dict.fromkeys(WINNERS)
-    for name, trial in winners(trials).items():
-        found = confirmed(trials, WINNERS[name].objective)
-        best[name] = {**_winner_row(trial), "confirmed": found and confirmed_row(found)}
+    rows: dict[str, Any] = dict.fromkeys(WINNERS)
+    rows |= {name: winner_row(best[one.merit]) for name, one in WINNERS.items() if best and one.merit in best}
     return {
         "target": str(target),
         "devices": sorted({trial.device for trial in trials}),
@@ -86,19 +85,10 @@ def summarize(
             trials, None if critical is None else critical.b_crit, None if fitted is None else fitted.b_crit
         ),
         "lr_exponent": lr_exponent,
-        **best,
-        "pareto": [_winner_row(trial) for trial in pareto_front(trials)],
+        **rows,
+        "warnings": [text for name, row in rows.items() for text in _unreliable(WINNERS[name].heading, row)],
+        "pareto": [_trial_row(trial) for trial in pareto_front(trials)],
     }
-
-
-def winners(trials: Iterable[TrialResult]) -> dict[str, TrialResult]:
-    """Return ``best_by_time`` and ``best_by_steps``, each the best of the confirmed, or else of the single runs."""
-    trials, best = list(trials), {}
-    for name, criterion in WINNERS.items():
-        if single := ranked(trials, criterion.objective):
-            found = confirmed(trials, criterion.objective)
-            best[name] = found.winner if found else single[0]
-    return best
 
 
 def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
@@ -116,9 +106,33 @@ def _last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
     return [trial for trial in trials if trial.number not in continued]
 
 
-def _winner_row(trial: TrialResult) -> dict[str, Any]:
+def _trial_row(trial: TrialResult) -> dict[str, Any]:
     names = ("number", "seed", "batch_size", "lr", "hyperparameters", "horizon", "steps", "seconds_per_step")
     return {name: getattr(trial, name) for name in (*names, "time_to_target")}
+
+
+def winner_row(winner: Winner) -> dict[str, Any]:
+    """Return a winner as ``curve.json`` has it: ``steps`` and ``time_to_target`` are those to expect of a fresh seed.
+
+    They are the median over its runs on fresh seeds (null where half of these missed the target), else predicted; those
+    of the trial itself, which may be lucky, are its ``single_run``.
+    """
+    row, tau = _trial_row(winner.trial), winner.trial.seconds_per_step
+    single = {name: row[name] for name in ("steps", "time_to_target")}
+    fresh = confirmed_row(winner.runs)
+    expected = {"steps": winner.steps, "time_to_target": None if tau is None else winner.steps * tau}
+    if fresh is not None:
+        expected = {"steps": fresh["steps_median"], "time_to_target": fresh["time_median"]}
+    return {**row, **expected, "confirmed": fresh, "single_run": single}
+
+
+def _unreliable(heading: str, row: Row | None) -> list[str]:
+    """Return a line if a winner missed the target on a fresh seed."""
+    fresh = None if row is None else row["confirmed"]
+    if row is None or fresh is None or fresh["reached"] == fresh["runs"]:
+        return []
+    place = f"B = {format_count(row['batch_size'])} at lr = {format_number(row['lr'])}"
+    return [f"{heading}, {place}: reached the target on {fresh['reached']} of {plural(fresh['runs'], 'fresh seed')}"]
 
 
 def _point_row(point: FrontierPoint, trials: Sequence[TrialResult]) -> dict[str, Any]:
@@ -207,7 +221,7 @@ def final_table(summary: Summary) -> Group:
     """Return a study's results for 80 columns: the winners side by side, then B_crit and the regimes in words."""
     noise_scale, exponent, critical = (summary[name] for name in ("noise_scale", "lr_exponent", "critical"))
     front = [
-        f"B = {format_count(row['batch_size'])} ({format_count(row['steps'])} steps, "
+        f"B = {format_count(row['batch_size'])} ({plural(row['steps'], 'step')}, "
         f"{format_seconds(row['time_to_target'])})"
         for row in summary["pareto"]
     ]
@@ -215,13 +229,14 @@ def final_table(summary: Summary) -> Group:
         "target": f"{summary['target']}: {counts_text(summary)}",
         "stop reason": summary["stop_reason"],
         "note": summary["note"],
-        "critical batch": critical and critical_text(critical),
-        "narrow it": critical and next_text(critical["next_trials"]),
+        "warning": "; ".join(summary["warnings"]),
+        "critical batch": critical_text(critical) if critical else "not known, as no trial reached the target",
+        "narrow it": critical and next_text(critical),
         "fewest examples": critical and _fewest_text(critical),
         "regimes": critical and regimes_text(summary["regimes"], critical),
         "noise scale": noise_scale and noise_scale_text(noise_scale),
         "scaling rule": exponent and exponent["text"],
-        "Pareto front": "; ".join(front) if len(front) > 1 else None,
+        "Pareto front": f"of single runs: {'; '.join(front)}" if len(front) > 1 else None,
     }
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True, style="bold")
@@ -252,16 +267,10 @@ def _winners_table(summary: Summary) -> Table:
         row(name.replace("_", " "), [values.get(name) for values in hyperparameters], format_number)
     if any(value is not None for value in field("horizon")):
         row("horizon (steps)", field("horizon"), format_count)
-    row("time to target", field("time_to_target"), format_seconds)
-    row("steps to target", field("steps"), format_count)
-    fresh = field("confirmed")
-    counts = {one["runs"] for one in fresh if one}
-    if counts:
-        seeds = "fresh seeds" if len(counts) > 1 else plural(max(counts), "fresh seed")
-        for name in ("time", "steps"):
-            row(f"{name} on {seeds}", fresh, partial(_spread_text, name))
-        if len(counts) > 1 or any(one["reached"] < one["runs"] for one in fresh if one):
-            row("reached on fresh seeds", fresh, lambda runs: f"{runs['reached']} of {runs['runs']}")
+    for name in ("time", "steps"):
+        row(f"{name} to target", winners, partial(expected_text, name))
+    if any(fresh := field("confirmed")):
+        row("reached on fresh seeds", fresh, lambda runs: f"{runs['reached']} of {runs['runs']}")
     row("time per step", field("seconds_per_step"), format_seconds)
     tests = [summary.get("test", {}).get(name, {}) for name in WINNERS]
     for name in sorted({name for metrics in tests for name in metrics}):
@@ -271,25 +280,27 @@ def _winners_table(summary: Summary) -> Table:
     return table
 
 
-def _spread_text(name: str, row: Row) -> str:
-    """Return median, least and most over fresh runs, ``410 ms (390 to 470)``; a run short of the target opens it."""
-    median, low, high = (row[f"{name}_{end}"] for end in ("median", "low", "high"))
+def expected_text(name: str, winner: Row) -> str:
+    """Return a winner's time or steps: median and range over fresh runs, ``410 ms (390 to 470)``, else as predicted."""
+    fresh, value = winner["confirmed"], winner["steps" if name == "steps" else "time_to_target"]
+    low, high = (value, value) if fresh is None else (fresh[f"{name}_low"], fresh[f"{name}_high"])
     if low is None:
         return "-"
     scale, unit, text = (1.0, "", format_count)
     if name == "time":
-        (scale, unit), text = time_unit(low if median is None else median), format_number
-    middle = "over" if median is None else f"{text(median / scale)} {unit}".rstrip()
+        (scale, unit), text = time_unit(low if value is None else value), format_number
+    else:
+        value = None if value is None else round(value)
+    middle = "over" if value is None else f"{text(value / scale)} {unit}".rstrip()
+    if fresh is None:
+        return f"{middle} (predicted)"
     return f"{middle} ({text(low / scale)} {'and more' if high is None else f'to {text(high / scale)}'})"
 
 
 def _caption(summary: Summary) -> str:
-    found = {criterion.heading: summary[name] for name, criterion in WINNERS.items() if summary[name] is not None}
-    single = [heading for heading, winner in found.items() if winner["confirmed"] is None]
-    if len(single) == len(found):
-        return f"each the best {SINGLE_RUNS}"
-    chosen = "time and steps to target are the chosen run's own: expect those on fresh seeds"
-    return "; ".join([chosen, *(f"{heading}: the best {SINGLE_RUNS}" for heading in single)])
+    fresh = [summary[name]["confirmed"] is not None for name in WINNERS if summary[name] is not None]
+    how = FRESH if all(fresh) else f"{FRESH}, or {PREDICTED}" if any(fresh) else f"{PREDICTED}, not run again"
+    return f"time and steps to target: {how}"
 
 
 def print_final(console: Console, summary: Summary, files: Mapping[str, Path], mlflow_command: str) -> None:
@@ -310,7 +321,12 @@ def counts_text(summary: Summary) -> str:
 
 def critical_text(fit: Row) -> str:
     """Return B_crit: ``520 examples (90% interval 310 to 880)``."""
-    middle, low, high = (format_number(fit[name], 2) for name in ("b_crit", "b_crit_low", "b_crit_high"))
+    value = "undetermined" if fit["b_crit"] is None else f"{format_number(fit['b_crit'], 2)} examples"
+    return f"{value} ({_interval_text(fit, 'b_crit')})"
+
+
+def _interval_text(fit: Row, name: str) -> str:
+    low, high = (format_number(fit[f"{name}_{end}"], 2) for end in ("low", "high"))
     match low, high:
         case "-", "-":
             interval = "open at both ends"
@@ -320,8 +336,7 @@ def critical_text(fit: Row) -> str:
             interval = f"below {high}"
         case _:
             interval = f"{low} to {high}"
-    value = "undetermined" if middle == "-" else f"{middle} examples"
-    return f"{value} ({fit['level']:.0%} interval {interval})"
+    return f"{fit['level']:.0%} interval {interval}"
 
 
 def noise_scale_text(row: Row) -> str:
@@ -337,6 +352,8 @@ def noise_scale_text(row: Row) -> str:
 
 def regimes_text(regimes: Sequence[Row], critical: Row) -> str:
     """Return the regimes as a sentence; one beyond the batch sizes that were run is said not to be seen."""
+    if critical["b_crit"] is None:
+        return "not known, as B_crit is not"
     words = {
         REGIMES[0]: "perfect scaling up to B = {1}",
         REGIMES[1]: "diminishing returns from {0} to {1}",
@@ -351,18 +368,19 @@ def regimes_text(regimes: Sequence[Row], critical: Row) -> str:
     return "; ".join(parts)
 
 
-def next_text(trials: Sequence[Row]) -> str | None:
-    """Return the trials that would narrow the interval, in words; None where it is narrow."""
+def next_text(critical: Row) -> str | None:
+    """Return what would narrow the interval, in words; None where it is narrow."""
     texts = []
-    for row in trials:
+    for row in critical["next_trials"]:
         seconds = "" if row["seconds"] is None else f", {format_seconds(row['seconds'])}"
         steps = format_number(row["steps"], 2)
         texts.append(f"B = {format_count(row['batch_size'])} at {format_number(row['lr'], 2)} ({steps} steps{seconds})")
-    return f"trials at {'; '.join(texts)}" if texts else None
+    trials = f"trials at {'; '.join(texts)}" if texts else None
+    return "; ".join(text for text in (trials, critical["note"]) if text) or None
 
 
 def _fewest_text(critical: Row) -> str | None:
     if critical["b_opt"] is None:
         return None
-    low, middle, high = (format_number(critical[name], 2) for name in ("b_opt_low", "b_opt", "b_opt_high"))
-    return f"at B = {middle} ({critical['level']:.0%} interval {low} to {high}): smaller batches need more examples"
+    middle, interval = format_number(critical["b_opt"], 2), _interval_text(critical, "b_opt")
+    return f"at B = {middle} ({interval}): smaller batches need more examples"

@@ -4,10 +4,9 @@
     python tests/benchmarks/bench_coverage.py tables [--studies 12] [--jobs 2] [--json FILE]
 
 ``laws``: every study draws a law of a kind (S_min, B_crit, the exponent of lr*(B) and its level, the penalties, tau)
-and makes a table of it, the noise drawn anew for every run of a cell, so that few runs make trials at one place repeat
-each other, which no real seeds do. ``tables``: the tables that are shipped, judged by the same B_crit of all of their
-cells. bstune's own search spends 40 times the best trial's cost: the fastest cell's seconds or, for the objective
-steps, the examples of the one with the fewest steps. No clock goes into the results.
+and every trial draws its noise from it anew. ``tables``: the tables that are shipped, judged by the same B_crit of all
+of their cells. bstune's own search spends 40 times the best trial's cost: the fastest cell's seconds or, for the
+objective steps, the examples of the one with the fewest steps. No clock goes into the results.
 """
 
 import argparse
@@ -16,7 +15,6 @@ import statistics
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,16 +22,18 @@ from typing import Any
 import numpy as np
 import optuna
 from common import machine, write
-from synthetic import TARGET, Law, synthetic_table
+from synthetic import TARGET, Law, law_table
 from torch import device
 
-from bstune.core.curve import half_slope
 from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.search.acquisition import b_crit_quantiles
+from bstune.study.model import MOVES, REPORT_PARTICLES, slopes
 from bstune.sweeps.baselines import FrontierSearch
-from bstune.sweeps.search_problem import Benchmark, dense_points, factor, make_benchmark, run_search
+from bstune.sweeps.search_problem import Benchmark, factor, make_benchmark, run_search
 from bstune.trial.replay import read_index, read_table
 
 SPENDINGS = (20.0, 40.0)  # in the best trial's cost
+SHARES = (0.05, 0.5, 0.95)  # ends and middle of an interval
 OBJECTIVES = ("time", "steps", "curve")
 LRS = tuple(float(2.0**octave) for octave in np.arange(-11.0, 1.25, 0.5))
 MIDDLE = 181.0  # batch size, the geometric middle of the tables' 8 to 4096
@@ -51,12 +51,13 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Watched(FrontierSearch):
-    """bstune's own search, which keeps its interval of B_crit once each spending is reached."""
+    """bstune's own search; it keeps the intervals of B_crit and of lr*(B)'s exponent once each spending is reached."""
 
     def __init__(self, benchmark: Benchmark, unit: float, seed: int) -> None:
         super().__init__(benchmark.problem, seed)
         self._unit = unit
         self.intervals: list[Sequence[float]] = []
+        self.exponents: list[Sequence[float]] = []
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
         """Keep the interval, then propose."""
@@ -67,8 +68,16 @@ class Watched(FrontierSearch):
         return spec
 
     def look(self) -> None:
-        """Keep the interval of now: lower end, median and upper end."""
-        self.intervals.append(self.b_crit_quantiles((0.05, 0.5, 0.95)) or (0.0, math.nan, math.inf))
+        """Keep the intervals of now: lower end, median and upper end."""
+        posterior = self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES)
+        if posterior is None or not any(one.status == "reached" for one in posterior.observations):
+            self.intervals.append((0.0, math.nan, math.inf))
+            self.exponents.append((-math.inf, math.nan, math.inf))
+            return
+        self.intervals.append(b_crit_quantiles(posterior, SHARES).tolist())
+        prior = posterior.prior
+        exponents = slopes(posterior.theta, prior, 2.0**prior.log_low, 2.0**prior.log_high)
+        self.exponents.append(np.quantile(exponents, SHARES).tolist())
 
 
 def draw_law(seed: int, kind: str) -> Law:
@@ -102,16 +111,23 @@ def study(benchmark: Benchmark, truth: float, objective: str, seed: int) -> dict
     search = Watched(replace(benchmark, problem=replace(benchmark.problem, objective=objective)), unit, seed)
     run = run_search(search, benchmark, SPENDINGS)
     search.look()
-    return {"truth": truth, "trials": run.trials, "intervals": search.intervals, "path": run.path}
+    return {
+        "truth": truth,
+        "trials": run.trials,
+        "intervals": search.intervals,
+        "exponents": search.exponents,
+        "path": run.path,
+    }
 
 
-def of_law(job: tuple[str, str, int], runs: int) -> dict[str, Any]:
+def of_law(job: tuple[str, str, int]) -> dict[str, Any]:
     """Run one study on a law of a kind."""
     kind, objective, seed = job
     law = draw_law(seed, kind)
-    table = synthetic_table(law, lrs=LRS, seeds=range(runs), metric_noise=0.05)
+    table = law_table(law, LRS, metric_noise=0.05)
     benchmark = make_benchmark(kind, table, Target("error", TARGET, "min"), "steps" if objective == "steps" else "time")
-    return {"cell": kind, "objective": objective, "seed": seed, **study(benchmark, law.b_crit, objective, seed)}
+    found = study(benchmark, law.b_crit, objective, seed)
+    return {"cell": kind, "objective": objective, "seed": seed, "exponent": law.exponent, **found}
 
 
 def of_table(job: tuple[str, str, int]) -> dict[str, Any]:
@@ -120,13 +136,7 @@ def of_table(job: tuple[str, str, int]) -> dict[str, Any]:
     source = read_index()[name]
     table = read_table(source.path)
     benchmark = make_benchmark(name, table, source.target, "steps" if objective == "steps" else "time")
-    points = [point for point in dense_points(table, source.target) if not point.censored]
-    log_batch, log_steps = (np.log([getattr(p, name) for p in points]) for name in ("batch_size", "steps"))
-    grid = np.linspace(log_batch[0] - 5.0, log_batch[-1] + 5.0, 400)
-    law = make_benchmark(name, table, source.target, "time").b_crit
-    frontier = np.log1p(law / np.exp(grid)) + np.interp(grid, log_batch, log_steps - np.log1p(law / np.exp(log_batch)))
-    truth = math.exp(half_slope(grid, frontier[None])[0])
-    return {"cell": name, "objective": objective, "seed": seed, **study(benchmark, truth, objective, seed)}
+    return {"cell": name, "objective": objective, "seed": seed, **study(benchmark, benchmark.b_crit, objective, seed)}
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -148,6 +158,11 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             )
     share = statistics.mean(low <= row["truth"] <= high for row in rows for low, _, high in row["intervals"])
     print(f"over all: covers {share:.1%}")
+    known = [(row["exponent"], *ends) for row in rows if "exponent" in row for ends in row["exponents"]]
+    if known:
+        share = statistics.mean(low <= truth <= high for truth, low, _, high in known)
+        width = statistics.median(high - low for _, low, _, high in known)
+        print(f"the exponent of lr*(B): covers {share:.1%}, width {width:.2f}")
 
 
 def main() -> None:
@@ -161,12 +176,11 @@ def main() -> None:
         kind.add_argument("--objectives", nargs="+", default=list(OBJECTIVES), choices=OBJECTIVES)
         kind.add_argument("--jobs", type=int, default=2, help="processes")
         kind.add_argument("--json", type=Path, help="file for every study's numbers")
-    kinds.choices["laws"].add_argument("--runs", type=int, default=8, help="runs in a cell of the tables")
     options = parser.parse_args()
     about = machine(device("cpu"), options.studies)
     # Seed by seed, so that a run that is cut short has judged every cell as often.
     jobs = [(*job, seed) for seed in range(options.studies) for job in product(options.cells, options.objectives)]
-    run = of_table if options.what == "tables" else partial(of_law, runs=options.runs)
+    run = of_table if options.what == "tables" else of_law
     rows = []
     with ProcessPoolExecutor(options.jobs) as pool:
         for row in pool.map(run, jobs):

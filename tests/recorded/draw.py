@@ -1,0 +1,44 @@
+"""Draws ``fashion_cnn.png`` from ``fashion_cnn.jsonl``, the trials of the command in sweeps/README.md.
+
+python tests/recorded/draw.py
+"""
+
+from pathlib import Path
+
+import numpy as np
+from optuna.distributions import FloatDistribution, IntDistribution
+
+from bstune.core.curve import fit_curve, frontier_points
+from bstune.core.records import Target, TrialResult
+from bstune.core.scaling import sqrt
+from bstune.search.acquisition import steps_band
+from bstune.search.observations import Posterior, fresh_steps
+from bstune.search.sampler import FrontierSampler
+from bstune.study.critical import INTERVAL, critical_batch
+from bstune.study.figure import draw_curve
+from bstune.study.model import MOVES, REPORT_PARTICLES
+from bstune.study.replicates import winners
+from bstune.study.summary import Summary, summarize
+
+FOLDER = Path(__file__).parent
+TARGET = Target("val/error", 0.1, "min")
+LOW, HIGH = 32, 1024
+
+
+def recorded() -> tuple[list[TrialResult], Posterior, Summary]:
+    """Return the trials, their posterior as a report draws it, and the summary."""
+    trials = [TrialResult.from_json(line) for line in (FOLDER / "fashion_cnn.jsonl").read_text().splitlines()]
+    space = {"batch_size": IntDistribution(LOW, HIGH, log=True), "lr": FloatDistribution(1e-4, 10.0, log=True)}
+    sampler = FrontierSampler(
+        objective="steps", rule=lambda size: sqrt(size, 128.0, 0.03), target=TARGET, ideal=0.0, search_space=space
+    )
+    posterior = sampler.posterior(trials, particles=REPORT_PARTICLES, moves=MOVES, rng=np.random.default_rng(0))
+    fit, critical = fit_curve(frontier_points(trials)), critical_batch(posterior, in_seconds=False)
+    best = winners(trials, fresh_steps(posterior), "steps", 3, 2)
+    return trials, posterior, summarize(trials, TARGET, fit, critical=critical, best=best)
+
+
+if __name__ == "__main__":
+    trials, posterior, summary = recorded()
+    sizes = sorted({round(size) for size in np.geomspace(39, 807, 49)})
+    draw_curve(trials, summary, steps_band(posterior, sizes, INTERVAL), "fashion_cnn", FOLDER / "fashion_cnn.png")
