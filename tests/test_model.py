@@ -7,8 +7,8 @@ import pytest
 from bstune.core.records import dump_json
 from bstune.core.step_time import StepTime, StepTimes
 from bstune.search.observations import Observation, Posterior, likelihood_data
-from bstune.search.posterior import B_CRIT, BEND, EXPONENT, SHIFT, make_prior
-from bstune.study.model import fit_lr_exponent, rule_exponents, slopes, study_posterior, verdict
+from bstune.search.posterior import B_CRIT, BEND, EXPONENT, NOISE, SHIFT, make_prior
+from bstune.study.model import fit_lr_exponent, rule_exponents, seed_scatter, slopes, study_posterior, verdict
 from bstune.study.prepare import compose_checked, prepare
 
 LOW, HIGH = 8, 2048  # B_mid is 128
@@ -59,6 +59,16 @@ def test_slopes_in_closed_form(b_crit, low, high, share):
     theta = draws(prior, [-0.2, 0.0, 0.3], b_crit, bend=-0.4)
     expected = 0.5 + np.array([-0.2, 0.0, 0.3]) - 0.4 * share
     assert slopes(theta, prior, low, high) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_scatter_over_seeds_is_the_noise_of_the_draws():
+    prior = prior_of()
+    theta = draws(prior, np.zeros(101))
+    theta[:, NOISE] = np.linspace(math.log(0.05), math.log(0.2), 101)
+    low, high = 0.05 * 4**0.05, 0.05 * 4**0.95
+    assert seed_scatter(posterior_of(prior, theta)) == pytest.approx(
+        {"scatter": 0.1, "low": low, "high": high, "level": 0.9}
+    )
 
 
 def test_exponent_and_interval_are_quantiles_of_the_draws():

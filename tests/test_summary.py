@@ -377,6 +377,12 @@ def test_the_exponent_and_the_stop_reason_are_in_the_summary_and_the_table():
         assert label not in bare
 
 
+def test_the_scatter_over_seeds_is_in_the_table():
+    row = {"scatter": 0.094, "low": 0.061, "high": 0.128, "level": 0.9}
+    text = printed(final_table(summarize([LUCKY], TARGET, "no fit") | {"seed_scatter": row}))
+    assert "over seeds      steps to target scatter by 9% (90% interval 6% to 13%)" in text
+
+
 def test_paths_and_the_command_are_printed_unbroken(tmp_path):
     out = StringIO()
     command = "mlflow ui --backend-store-uri sqlite:///" + "a-long-folder/" * 10 + "mlflow.db [x]"

@@ -33,7 +33,7 @@ def test_others_are_another_point():
     best = make_result(number=0, trial_index=0, steps=100, hyperparameters={"momentum": 0.9})
     near = make_result(number=1, trial_index=1, steps=101, hyperparameters={"momentum": 0.1})
     fresh = make_result(number=2, trial_index=9, steps=150, replicate_of=0, hyperparameters={"momentum": 0.9})
-    assert next_replicate([best, near, fresh], "steps", 1, 2)[0].number == 1
+    assert next_replicate([best, near, fresh], {}, "steps", 1, 2)[0].trial.number == 1
 
 
 @pytest.mark.slow

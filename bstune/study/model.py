@@ -17,7 +17,7 @@ from bstune.core.console import format_count, plural
 from bstune.core.records import Target, TrialResult
 from bstune.core.scaling import linear, none, saturating, sqrt, surge
 from bstune.search.observations import Posterior, ideal_value
-from bstune.search.posterior import Prior, draw_prior, optimum
+from bstune.search.posterior import NOISE, Prior, draw_prior, optimum
 from bstune.search.sampler import FrontierSampler
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import distributions
@@ -25,7 +25,7 @@ from bstune.study.storage import distributions
 Array = NDArray[np.float64]
 REPORT_PARTICLES = 600  # of the posterior for a report
 MOVES = 10  # of its sampler: at the few of a decision, intervals come out too narrow
-LEVEL = 0.9  # of the exponents' intervals
+LEVEL = 0.9  # of the intervals
 GRID = 33  # batch sizes of a slope, even in log B
 PRIOR_DRAWS = 4000
 MIN_SHRINKAGE = 0.8  # an interval wider than this fraction of the prior's is not identified
@@ -66,6 +66,13 @@ def study_posterior(
     posterior = sampler.posterior(done, particles=particles, moves=MOVES, rng=rng)
     assert posterior is not None  # noqa: S101 - its search space is given
     return posterior
+
+
+def seed_scatter(posterior: Posterior) -> dict[str, float]:
+    """Return the scatter of log S from seed to seed, one standard deviation: its median and interval."""
+    tail = 0.5 * (1.0 - LEVEL)
+    low, middle, high = np.exp(np.quantile(posterior.theta[:, NOISE], [tail, 0.5, 1.0 - tail])).tolist()
+    return {"scatter": middle, "low": low, "high": high, "level": LEVEL}
 
 
 @dataclass(frozen=True)

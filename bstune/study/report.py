@@ -21,7 +21,7 @@ from bstune.search.acquisition import steps_band
 from bstune.search.observations import fresh_steps
 from bstune.study.critical import INTERVAL, ROOM, critical_batch, no_easier_target, over_targets
 from bstune.study.figure import draw_curve
-from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, study_posterior
+from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, seed_scatter, study_posterior
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import Merit, Winner, winners
 from bstune.study.scale_out import draw_scale_out, scale_out, scale_out_table
@@ -78,6 +78,7 @@ def report_study(
         "study": prepared.config.study,
         "workload": prepared.config.workload.name,
         **summarize(done, prepared.protocol.target, fit, exponent, stop_reason, critical, best),
+        "seed_scatter": None if critical is None else seed_scatter(posterior),
         "over_target": easier,
         "over_target_note": None if easier else no_easier_target(prepared.protocol.target, ideal_value),
         "test": _test_winners(prepared, study, best),
@@ -195,6 +196,7 @@ def scalars(summary: Summary) -> dict[str, float | None]:
     critical = summary["critical"] or {}
     names = ("s_min", "b_crit", "b_crit_low", "b_crit_high", "e_min", "b_opt")
     named = {name: critical.get(name) for name in names}
+    named["seed_scatter"] = (summary.get("seed_scatter") or {}).get("scatter")
     for winner in WINNERS:
         row = summary[winner] or {}
         for field in ("batch_size", "lr", "steps", "time_to_target"):

@@ -236,6 +236,7 @@ def final_table(summary: Summary) -> Group:
         "regimes": critical and regimes_text(summary["regimes"], critical),
         "noise scale": noise_scale and noise_scale_text(noise_scale),
         "scaling rule": exponent and exponent["text"],
+        "over seeds": seed_scatter_text(summary["seed_scatter"]) if summary.get("seed_scatter") else None,
         "Pareto front": f"of single runs: {'; '.join(front)}" if len(front) > 1 else None,
     }
     facts = Table.grid(padding=(0, 2))
@@ -337,6 +338,12 @@ def _interval_text(fit: Row, name: str) -> str:
         case _:
             interval = f"{low} to {high}"
     return f"{fit['level']:.0%} interval {interval}"
+
+
+def seed_scatter_text(row: Row) -> str:
+    """Return ``steps to target scatter by 9% (90% interval 6% to 13%)``, one standard deviation."""
+    interval = f"{row['level']:.0%} interval {row['low']:.0%} to {row['high']:.0%}"
+    return f"steps to target scatter by {row['scatter']:.0%} ({interval})"
 
 
 def noise_scale_text(row: Row) -> str:
