@@ -319,7 +319,7 @@ def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
         ((64, 128, 256, 512, 1024, 4096), 1e6, 1),
         ((16, 64, 256, 1024), 1e6, 4),
         ((16, 64, 256, 1024, 4096), 1e6, None),  # both ends are seen
-        ((64, 128, 256, 512, 1024), 1.0, None),  # it would cost more than is allowed
+        ((64, 128, 256, 512, 1024), 0.2, None),  # it would cost more than is allowed
     ],
 )
 def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, allowed, place):
