@@ -313,20 +313,20 @@ def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "spent", "place"),
+    ("sizes", "allowed", "place"),
     [
         ((64, 128, 256, 512, 1024), 1e6, 4),  # B_crit/9 is 33 and 9 B_crit 2700: the large end is cheaper to look at
         ((64, 128, 256, 512, 1024, 4096), 1e6, 1),
         ((16, 64, 256, 1024), 1e6, 4),
         ((16, 64, 256, 1024, 4096), 1e6, None),  # both ends are seen
-        ((64, 128, 256, 512, 1024), 1.0, None),  # it would cost more than its share of what was spent
+        ((64, 128, 256, 512, 1024), 0.2, None),  # it would cost more than is allowed
     ],
 )
-def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, spent, place):
-    posterior = replace(learned(around(curve(sizes).items())), spent=spent)
+def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, allowed, place):
+    posterior = learned(around(curve(sizes).items()))
     x = np.array([3.0, 4.5, 6.0, 8.0, 12.0])
     candidates = Candidates((), x, posterior.prior.rule(x), np.zeros((5, 0)), np.zeros(5))
-    found = unseen_regime(posterior, candidates, [])
+    found = unseen_regime(posterior, candidates, [], allowed)
     assert (found and found[0]) == place
     running = [] if place is None else [(float(x[place]), 0.0, None)]
-    assert place is None or (unseen_regime(posterior, candidates, running) or (None,))[0] != place
+    assert place is None or (unseen_regime(posterior, candidates, running, allowed) or (None,))[0] != place

@@ -33,7 +33,8 @@ MAX_LUCK = 1.5  # the least own result divided by its smoothed value counts for 
 PER_OCTAVE = 4  # batch sizes at which a frontier is drawn
 REACH = 7  # octaves beyond the batch sizes within which B_crit is sought
 SETUP = 0.2  # what a trial costs beside its steps, over the cheapest one's cost: few trials rather than many
-LOOK_SHARE = 0.5  # of what was spent, that a look at a regime where nothing has reached the target may cost
+LOOK_SHARE = 0.5  # of what was spent, that a look at a regime where nothing has reached the target may cost, ...
+LOOK_AFTER = 12.0  # ... this many times the incumbent's cost left out where the objective is not the curve
 EDGE = 0.25  # octaves: a look lies so far within a regime, as its edge moves, or so near to the end of the range
 APART = 1.0  # octaves, at least, between the batch sizes of trials that are named together
 GIVEN_UP_AT = 1.6  # times the steps that are expected of a trial: where it ends
@@ -135,7 +136,7 @@ def suggest(
     ranked = sorted(smoothed(posterior, objective), key=lambda pair: pair[0])
     least = min((objective_so_far(one, weight) for one in reached), default=math.inf)
     incumbent = min(ranked[0][0], MAX_LUCK * least) if ranked else None
-    maps = objective == "curve"
+    maps, cost = objective == "curve", 0.0
     if ranked and not maps:
         cost = ranked[0][1].steps * float(posterior.tau(np.exp2(ranked[0][1].x)))
         maps = posterior.spent > policy.curve_after * cost and rng.random() < policy.curve_share
@@ -148,7 +149,7 @@ def suggest(
         return options.suggestion(chosen, min(least_cost_horizon(posterior, options, chosen, draw), longest))
 
     if maps:
-        unseen = unseen_regime(posterior, options, pending)
+        unseen = unseen_regime(posterior, options, pending, LOOK_SHARE * (posterior.spent - LOOK_AFTER * cost))
         chosen, expected = unseen or max_variance_reduction(posterior, options, pending)
         if posterior.prior.horizon:
             return with_horizon(chosen)
@@ -283,11 +284,13 @@ def max_variance_reduction(posterior: Posterior, candidates: Candidates, pending
     return chosen, float(expected[chosen])
 
 
-def unseen_regime(posterior: Posterior, candidates: Candidates, pending: Pending) -> tuple[int, float] | None:
+def unseen_regime(
+    posterior: Posterior, candidates: Candidates, pending: Pending, allowed: float
+) -> tuple[int, float] | None:
     """Return the cheapest candidate in a regime where nothing has reached the target, and its expected steps.
 
     The law says what S is there; that it holds there is seen by looking. None where both ends are seen, or where a look
-    costs more than ``LOOK_SHARE`` of what was spent.
+    costs more than ``allowed``.
     """
     prior, x = posterior.prior, candidates.x
     middle = float(np.median(log_b_crit(posterior.theta, prior))) / math.log(2.0)
@@ -303,7 +306,7 @@ def unseen_regime(posterior: Posterior, candidates: Candidates, pending: Pending
     beyond &= candidates.done < GIVEN_UP_AT * steps
     to_go = np.where(beyond, np.maximum(steps - candidates.done, 0.1 * steps) * posterior.tau(np.exp2(x)), np.inf)
     chosen = int(to_go.argmin())
-    return (chosen, float(steps[chosen])) if to_go[chosen] <= LOOK_SHARE * posterior.spent else None
+    return (chosen, float(steps[chosen])) if to_go[chosen] <= allowed else None
 
 
 def _jointly(posterior: Posterior, points: Points) -> tuple[Array, Array, Array, float]:

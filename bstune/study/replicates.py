@@ -6,6 +6,11 @@ trials says how many steps, replicates included, which are trials like any other
 replicates, and then ranks by these alone: by the geometric mean of their merits. It ends when no other point is
 predicted to beat the best point that has them all. What reached the target in less than half of its fresh runs comes
 last. All of it is a function of the trials: a study that is continued asks for what is still due.
+
+No replicates are spread over the batch sizes for the scatter over seeds alone, as they change nothing: on made laws (10
+and 30% noise, 20 studies of 40 times the best trial's cost) two of them on average, for 6% of the spending, left the
+coverage of B_crit's interval at 95%, its mean width at 2.44 (2.50 without) and the scatter at 0.131 (0.132); nine, for
+55% of the spending, gave 95%, 2.39 and 0.131.
 """
 
 import math
