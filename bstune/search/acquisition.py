@@ -227,6 +227,20 @@ def _candidates(
     )
 
 
+def candidate_log_steps(posterior: Posterior, candidates: Candidates, theta: Array) -> Array:
+    """Return log S of n candidates in each of m draws, (m, n): of a stopped trial by its own history as well."""
+    steps = log_steps(theta, candidates.points(posterior), posterior.prior)
+    data, count = posterior.data, len(candidates.stopped)
+    places = {one.number: i for i, one in enumerate(posterior.observations)}
+    rows = [places[one.number] for one in candidates.stopped]
+    # Its seed is drawn already. Of a normal draw and a normal estimate: the mean by their precisions.
+    noise = np.exp(2.0 * theta[:, NOISE, None])
+    drawn, own = steps[:, :count], data.y[rows]
+    estimated = drawn + noise / (noise + data.spread[rows] ** 2) * (own - drawn)
+    steps[:, :count] = np.where(data.bound[rows], np.maximum(drawn, own), estimated)
+    return steps
+
+
 def thompson_sample(
     posterior: Posterior,
     candidates: Candidates,
@@ -237,7 +251,7 @@ def thompson_sample(
     rng: np.random.Generator,
 ) -> tuple[int, float]:
     """Return the candidate with the least objective in one draw, in cost too if nearly equal, and its steps there."""
-    drawn = np.minimum(log_steps(draw[None], candidates.points(posterior), posterior.prior)[0], 50.0)
+    drawn = np.minimum(candidate_log_steps(posterior, candidates, draw[None])[0], 50.0)
     score = drawn + np.log(weight(candidates.x))
     cost = np.exp(drawn) * posterior.tau(np.exp2(candidates.x))
     to_go = cost * np.maximum(1.0 - candidates.done / np.exp(drawn), 0.0)
@@ -272,7 +286,8 @@ def log_b_crit(theta: Array, prior: Prior) -> Array:
 def max_variance_reduction(posterior: Posterior, candidates: Candidates, pending: Pending) -> tuple[int, float]:
     """Return the candidate with the largest reduction of Var[log B_crit] per unit cost, and its expected steps."""
     x, z, done = candidates.x, candidates.z, candidates.done
-    expected, centred, b_crit, noise = _jointly(posterior, candidates.points(posterior))
+    steps = candidate_log_steps(posterior, candidates, posterior.theta)
+    expected, centred, b_crit, noise = _jointly(posterior, steps)
     gain = _gain(centred, b_crit, noise)
     whole = expected * posterior.tau(np.exp2(x))
     to_go = whole * np.maximum(1.0 - done / expected, 0.1) + SETUP * whole.min()
@@ -302,16 +317,16 @@ def unseen_regime(
         beyond |= x <= max(low - EDGE, bottom + EDGE)
     if max(looked) < min(high, top - EDGE):
         beyond |= x >= min(high + EDGE, top - EDGE)
-    steps = np.exp(np.minimum(np.median(log_steps(posterior.theta, candidates.points(posterior), prior), axis=0), 50.0))
+    middles = np.median(candidate_log_steps(posterior, candidates, posterior.theta), axis=0)
+    steps = np.exp(np.minimum(middles, 50.0))
     beyond &= candidates.done < GIVEN_UP_AT * steps
     to_go = np.where(beyond, np.maximum(steps - candidates.done, 0.1 * steps) * posterior.tau(np.exp2(x)), np.inf)
     chosen = int(to_go.argmin())
     return (chosen, float(steps[chosen])) if to_go[chosen] <= allowed else None
 
 
-def _jointly(posterior: Posterior, points: Points) -> tuple[Array, Array, Array, float]:
-    """Return steps expected at n points; log S there (m, n) and log B_crit (m,), each less its mean; noise variance."""
-    steps = log_steps(posterior.theta, points, posterior.prior)
+def _jointly(posterior: Posterior, steps: Array) -> tuple[Array, Array, Array, float]:
+    """Return expected steps of n log S (m, n); these and log B_crit (m,), each less its mean; the noise's variance."""
     # What lies beyond the end of a trial is not seen.
     middle = np.median(steps, axis=0)
     steps = np.minimum(steps, middle + math.log(GIVEN_UP_AT))
@@ -331,7 +346,8 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
     high = max(prior.log_low, min(prior.log_high, posterior.too_large - ROOM))
     x = np.arange(prior.log_low, high + 1e-9, 1.0 / PER_OCTAVE)
     z = np.median(optimum(posterior.theta, prior.at(x), prior), axis=0)
-    expected, centred, b_crit, noise = _jointly(posterior, prior.at(x, z, np.full((x.size, prior.others), 0.5)))
+    steps = log_steps(posterior.theta, prior.at(x, z, np.full((x.size, prior.others), 0.5)), prior)
+    expected, centred, b_crit, noise = _jointly(posterior, steps)
     cost = expected * posterior.tau(np.exp2(x))
     chosen: list[int] = []
     while len(chosen) < count:
