@@ -35,8 +35,8 @@ Weight = Callable[[Array], Array]
 Curve = Sequence[tuple[float, float]]  # (log step, log excess) of a trial's evaluations
 Slowdown = tuple[float, float]  # log of the rate of the rest over the recent one: mean and standard deviation
 # In log S: what the model misses at one place. The trial predicted to be best takes 1.075 times the best cell (three
-# shipped tables, time and steps, 8 seeds, 40 times the best trial's cost); with 0.05 to 0.3 it is 1.070 to 1.081, by the
-# posterior mean alone 1.087, and the luckiest trial takes 1.103.
+# shipped tables, time and steps, 8 seeds, 40 times the best trial's cost); with 0.05 to 0.3 it is 1.070 to 1.081, by
+# the posterior mean alone 1.087, and the luckiest trial takes 1.103.
 MISFIT = 0.1
 FAILURE_FACTOR = 4.0  # times the steps expected: what a run counts as that diverged where others reached the target
 LEAST_SHARE = 0.5  # of the steps of a trial that reached the target at its first evaluation: those that missed it
