@@ -5,18 +5,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from learners import factors
 from scipy.special import ndtr
 from synthetic import Law
 from toolbox import make_result, make_spec
 
-from bstune.config import compose
 from bstune.core.records import Target
 from bstune.search.acquisition import Domain, suggest
 from bstune.search.horizon import HORIZON_NORMAL, Ends, log_shortest, misfit, slack
 from bstune.search.observations import infer, likelihood_data, smoothed
 from bstune.search.posterior import OTHER, make_prior
 from bstune.search.sampler import default_policy
-from bstune.trial.workload import build_module
+from bstune.study.prepare import compose_checked
+from bstune.trial.workload import build_module, has_horizon
 
 LOW, HIGH, BUDGET = 8, 4096, 20_000.0
 LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)
@@ -157,14 +158,19 @@ def test_a_search_comes_to_the_shortest_horizon(share):
         assert best.horizon < 1.4 * LAW.steps(best.batch_size, best.lr)
 
 
-@pytest.mark.parametrize("workload", ["digits", "resnet_cifar"])
-def test_a_schedule_ends_with_the_trials_own_steps(workload):
-    config = compose([f"+workload={workload}", "schedule=linear", "budget={steps: 2, examples: 5_000}"])
-    for max_steps, steps in ((None, 50), (20, 20), (80, 80)):
+@pytest.mark.parametrize("name", ["digits schedule=linear", "resnet_cifar", "airbench_cifar", "airbench_muon"])
+def test_a_schedule_ends_with_the_trials_own_steps(name):
+    """Whatever the budget: as if it had been these steps."""
+
+    def used(max_steps, budget):
+        config = compose_checked([*f"+workload={name}".split(), "device=cpu", f"budget.steps={budget}"])
+        assert has_horizon(config)
+        config.budget.examples = 1
         module = build_module(config, replace(make_spec(100, 0.1), max_steps=max_steps))
-        scheduler = module.configure_optimizers()["lr_scheduler"]["scheduler"]
-        rates = [scheduler.lr_lambdas[0](step) for step in range(steps + 1)]
-        assert rates == pytest.approx([1.0 - step / steps for step in range(steps + 1)])
+        return factors(module.configure_optimizers()["lr_scheduler"]["scheduler"], 21)
+
+    assert used(20, 50) == used(None, 20) == used(20, 10)
+    assert used(20, 50) != used(None, 50)
 
 
 def test_no_trial_at_all_and_none_with_a_metric():

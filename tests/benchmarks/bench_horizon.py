@@ -1,28 +1,35 @@
 """Schedules that end with the trial: bstune's choice of horizons beside a fixed horizon and Optuna's TPE.
 
-    python tests/benchmarks/bench_horizon.py [--laws 12] [--seeds 2] [--searches ...] [--jobs 2] [--json FILE]
+    python tests/benchmarks/bench_horizon.py laws [--laws 12] [--seeds 2] [--searches ...] [--jobs 2] [--json FILE]
+    python tests/benchmarks/bench_horizon.py digits [--seeds 5] [--fresh 8] [--searches ...] [--jobs 2] [--json FILE]
 
-Studies are answered from laws, no clock goes in. A run with horizon h meets the target if h >= S(B, lr) exp(noise z), z
-drawn by its seed, and costs tau(B) for each step until then, or all h. What no search is told: at its horizon's end the
-metric is f + (target - f)(S/h)^p, times a scatter; the target is met at step S^(1-k) h^k. A law draws p, f, k, the
-noise, and S, lr*(B), tau as ``bench_coverage.py`` does. All searches get the same budget, in examples, 1 to 4 times the
-best point's: the fixed horizon, and the cap of the searched ones. TPE searches delta, off the square-root rule, and the
-share of the budget that the horizon takes; its value is the log of seconds to target, for a miss that of the budget
-plus the log of the metric over the target. After the first hit no trial of it costs more than twice the fastest.
+No clock goes in. All searches get the same budget, in examples: it is the fixed horizon, and caps the chosen ones. TPE
+searches delta, off the square-root rule, and the share of the budget that the horizon takes; its value is the log of
+seconds to target, for a miss that of the budget plus the log of the metric over the target. After the first hit no
+trial of it costs more than twice the fastest. bstune's incumbent is the trial that its posterior recommends, TPE's its
+fastest. An incumbent is judged by the seconds that its point and horizon take on fresh seeds until one meets the
+target, runs that miss included, over the least; ``own`` is the incumbent's own run instead, with its luck.
 
-Spending is counted in the least cost of any (B, lr, h). An incumbent is judged by the law: seconds that its point and
-horizon take on fresh seeds until one meets the target, runs that miss included, over the least; ``own`` is the
-incumbent's own run instead, with its luck.
+``laws``: a run with horizon h meets the target if h >= S(B, lr) exp(noise z), z drawn by its seed, and costs tau(B) for
+each step until then, or all h. What no search is told: at its horizon's end the metric is f + (target - f)(S/h)^p and
+a scatter; the target is met at step S^(1-k) h^k. A law draws p, f, k, the noise, and S, lr*(B), tau as
+``bench_coverage.py`` does; the budget is 1 to 4 times the examples of the best point. Spending is counted in the least
+cost of any (B, lr, h).
+
+``digits``: that workload with ``schedule=linear``, trained, and its own budget. Seconds are steps times a fixed tau(B).
+Spending is counted in the least cost of any incumbent; every incumbent is judged by the same number of fresh seeds.
 """
 
 import argparse
 import math
 import statistics
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +42,20 @@ from scipy.special import ndtr
 from synthetic import START, TARGET, Law
 from torch import device
 
+from bstune.core.console import quieten
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search.sampler import RECORD, FrontierSampler
+from bstune.study.prepare import compose_checked
+from bstune.trial.workload import LightningBackend, build_workload, checked_protocol, resolve
 
 SPENDINGS = (10.0, 20.0, 40.0)
 LOW, HIGH = 8, 4096
 LR_LOW, LR_HIGH = 2.0**-11, 2.0**1.25
 SHORTEST = 1 / 64  # of the budget, of TPE's horizons
 STOP_FACTOR = 2.0
+MOST_TRIALS = 400
+DIGITS_SECONDS = 3.0  # of steps times tau(B) that a search on digits spends
+ERROR = Target("error", TARGET, "min")
 SEARCHES = ("bstune", "bstune, fixed horizon", "TPE", "TPE, fixed horizon")
 
 
@@ -55,11 +68,22 @@ class HorizonLaw:
     floor: float  # f
     share: float  # k
     budget_factor: float
+    sizes: tuple[int, int] = (LOW, HIGH)
+    lrs: tuple[float, float] = (LR_LOW, LR_HIGH)
+    target: Target = ERROR
+
+    def tau(self, batch_size: float) -> float:
+        """Return seconds per step."""
+        return self.law.tau(batch_size)
+
+    def rule(self, batch_size: float) -> float:
+        """Return the learning rate of the square-root rule through the middle of both ranges."""
+        return math.sqrt(LR_LOW * LR_HIGH) * math.sqrt(batch_size / math.sqrt(LOW * HIGH))
 
     def run(self, number: int, batch_size: int, lr: float, horizon: int, seed: int) -> TrialResult:
         """Return the record of a run."""
         law, rng = self.law, np.random.default_rng([seed, 77])
-        tau, spec = law.tau(batch_size), TrialSpec(number, number, batch_size, lr, None, seed)
+        tau, spec = self.tau(batch_size), TrialSpec(number, number, batch_size, lr, None, seed)
         shortest = law.steps(batch_size, lr)
         if shortest is None:
             steps = max(1, round(0.1 * min(horizon, law.frontier(batch_size))))
@@ -124,23 +148,60 @@ def draw(seed: int) -> HorizonLaw:
     )
 
 
+class Digits:
+    """The workload ``digits`` with ``schedule=linear``; its modules are built once a process."""
+
+    target = Target("val/loss", 0.1, "min")
+    sizes = (4, 1200)
+    lrs = (0.4 / 32.0, 0.4 * 32.0)  # five octaves to either side of the reference
+
+    def __init__(self) -> None:
+        quieten()
+        arguments = ["workload=digits", "schedule=linear", "device=cpu", "mlflow.enabled=false"]
+        config = resolve(compose_checked([*arguments, f"output={tempfile.mkdtemp()}/o"]))
+        protocol = checked_protocol(config)
+        self._backend = LightningBackend(config, build_workload(config), protocol)
+        self._budget = protocol.budget
+
+    def tau(self, batch_size: float) -> float:
+        """Return seconds per step, as ``bench_trial_overhead.py`` found them: 0.77 ms at 32, 1.25 at 512."""
+        return 0.74e-3 + 1e-6 * batch_size
+
+    def rule(self, batch_size: float) -> float:
+        """Return the learning rate of the square-root rule through the reference."""
+        return 0.4 * math.sqrt(batch_size / 64.0)
+
+    def budget(self, batch_size: float) -> float:
+        """Return the steps of the workload's own budget."""
+        return float(self._budget.last_step(round(batch_size)))
+
+    def run(self, number: int, batch_size: int, lr: float, horizon: int, seed: int) -> TrialResult:
+        """Return the record of a run, its seconds those of :meth:`tau`."""
+        spec = TrialSpec(number, number, batch_size, lr, None, seed, max_steps=horizon)
+        result, tau = self._backend.run(spec, None, None), self.tau(batch_size)
+        return replace(result, seconds_per_step=tau, train_seconds=result.steps * tau, measured_seconds_per_step=None)
+
+
+Problem = HorizonLaw | Digits
+
+
 class Frontier:
     """bstune's sampler, as a study uses it."""
 
-    def __init__(self, law: HorizonLaw, seed: int, chooses: bool) -> None:
-        self._law, self._chooses = law, chooses
+    def __init__(self, problem: Problem, seed: int, chooses: bool) -> None:
+        self._problem, self._chooses = problem, chooses
         self.sampler = FrontierSampler(
             objective="time",
-            rule=lambda size: math.sqrt(LR_LOW * LR_HIGH) * math.sqrt(size / math.sqrt(LOW * HIGH)),
-            budget=law.budget,
-            target=Target("error", TARGET, "min"),
+            rule=problem.rule,
+            budget=problem.budget,
+            target=problem.target,
             ideal=0.0,
-            lr_range=(LR_LOW, LR_HIGH),
-            step_time=law.law.tau,
+            lr_range=problem.lrs,
+            step_time=problem.tau,
             horizon=chooses,
             search_space={
-                "batch_size": IntDistribution(LOW, HIGH, log=True),
-                "lr": FloatDistribution(LR_LOW, LR_HIGH, log=True),
+                "batch_size": IntDistribution(*problem.sizes, log=True),
+                "lr": FloatDistribution(*problem.lrs, log=True),
             },
             seed=seed,
         )
@@ -148,13 +209,15 @@ class Frontier:
         self._incumbent: TrialResult | None = None
 
     def ask(self, finished: Sequence[TrialResult]) -> tuple[optuna.Trial, int, float, int]:
+        """Return the next trial, its batch size, learning rate and horizon."""
         trial = self.study.ask()
-        size = trial.suggest_int("batch_size", LOW, HIGH, log=True)
-        lr = trial.suggest_float("lr", LR_LOW, LR_HIGH, log=True)
-        fixed = math.ceil(self._law.budget(size))
-        return trial, size, lr, (self.sampler.max_steps(trial.number) or fixed) if self._chooses else fixed
+        size = trial.suggest_int("batch_size", *self._problem.sizes, log=True)
+        lr = trial.suggest_float("lr", *self._problem.lrs, log=True)
+        chosen = self.sampler.max_steps(trial.number) if self._chooses else None
+        return trial, size, lr, chosen or math.ceil(self._problem.budget(size))
 
     def tell(self, trial: optuna.Trial, result: TrialResult) -> None:
+        """Take in a result."""
         trial.set_user_attr(RECORD, result.to_json())
         if result.time_to_target is None:
             self.study.tell(trial, state=optuna.trial.TrialState.PRUNED)
@@ -162,6 +225,7 @@ class Frontier:
             self.study.tell(trial, result.time_to_target)
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
+        """Return the recommended trial, asked for as trials reach the target."""
         if finished[-1].reached:
             number = self.sampler.recommended(self.study)
             self._incumbent = None if number is None else finished[number]
@@ -171,70 +235,117 @@ class Frontier:
 class Tpe:
     """Optuna's TPE."""
 
-    def __init__(self, law: HorizonLaw, seed: int, chooses: bool) -> None:
-        self._law, self._chooses = law, chooses
+    def __init__(self, problem: Problem, seed: int, chooses: bool) -> None:
+        self._problem, self._chooses = problem, chooses
         self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
 
     def ask(self, finished: Sequence[TrialResult]) -> tuple[optuna.Trial, int, float, int]:
-        trial = self.study.ask()
-        size = trial.suggest_int("batch_size", LOW, HIGH, log=True)
-        half = 0.5 * math.log2(LR_HIGH / LR_LOW)
-        delta = trial.suggest_float("delta", -half, half)
-        rule = math.sqrt(LR_LOW * LR_HIGH) * math.sqrt(size / math.sqrt(LOW * HIGH))
-        lr = min(max(rule * 2.0**delta, LR_LOW), LR_HIGH)
-        steps = self._law.budget(size)
+        """Return the next trial, its batch size, learning rate and horizon."""
+        trial, problem = self.study.ask(), self._problem
+        size = trial.suggest_int("batch_size", *problem.sizes, log=True)
+        half = 0.5 * math.log2(problem.lrs[1] / problem.lrs[0])
+        lr = min(
+            max(problem.rule(size) * 2.0 ** trial.suggest_float("delta", -half, half), problem.lrs[0]), problem.lrs[1]
+        )
+        steps = problem.budget(size)
         if self._chooses:
             steps *= trial.suggest_float("horizon", SHORTEST, 1.0, log=True)
             best = self.incumbent(finished)
             if best is not None:
-                steps = min(steps, STOP_FACTOR * (best.time_to_target or math.inf) / self._law.law.tau(size))
+                steps = min(steps, STOP_FACTOR * (best.time_to_target or math.inf) / problem.tau(size))
         return trial, size, lr, max(1, math.ceil(steps))
 
     def tell(self, trial: optuna.Trial, result: TrialResult) -> None:
+        """Take in a result."""
         if result.time_to_target is not None:
             self.study.tell(trial, math.log(result.time_to_target))
             return
         value = result.history[-1][1]
-        whole = self._law.budget(result.batch_size) * self._law.law.tau(result.batch_size)
-        self.study.tell(trial, math.log(whole) + math.log((2.0 * START if value is None else value) / TARGET))
+        whole = self._problem.budget(result.batch_size) * self._problem.tau(result.batch_size)
+        off = math.log(20.0 if value is None else max(value / self._problem.target.value, 1.0))
+        self.study.tell(trial, math.log(whole) + off)
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
+        """Return the fastest trial."""
         times = [(one.time_to_target, one.number) for one in finished if one.time_to_target is not None]
         return finished[min(times)[1]] if times else None
 
 
-def study(job: tuple[int, int, str]) -> dict[str, Any]:
+def search(problem: Problem, name: str, seed: int, seconds: float) -> Iterator[tuple[float, TrialResult | None]]:
+    """Run a search; yield the seconds spent after each trial, and the incumbent then."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    kind = Frontier if name.startswith("bstune") else Tpe
+    one: Frontier | Tpe = kind(problem, seed, "fixed" not in name)
+    finished: list[TrialResult] = []
+    spent = 0.0
+    while spent < seconds and len(finished) < MOST_TRIALS:
+        trial, size, lr, horizon = one.ask(finished)
+        finished.append(problem.run(len(finished), size, lr, horizon, 10_000 * seed + len(finished)))
+        spent += finished[-1].train_seconds
+        one.tell(trial, finished[-1])
+        yield spent, one.incumbent(finished)
+
+
+def at(path: Sequence[tuple[float, Any]], spending: float) -> Any:
+    """Return what a path has come to before its spending exceeds this; None if nothing."""
+    return next((value for spent, value in reversed(path) if spent <= spending), None)
+
+
+def of_law(job: tuple[int, int, str]) -> dict[str, Any]:
     """Run one search on one law with one seed; return the judged and the own ratio after each spending."""
     number, seed, name = job
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     law = draw(number)
-    kind = Frontier if name.startswith("bstune") else Tpe
-    search: Frontier | Tpe = kind(law, 1000 * number + seed, "fixed" not in name)
     unit = law.best[0]
-    finished: list[TrialResult] = []
-    spent, first, rows = 0.0, None, []
-    chosen: TrialResult | None = None
-    while len(rows) < len(SPENDINGS):
-        trial, size, lr, horizon = search.ask(finished)
-        result = law.run(len(finished), size, lr, horizon, 10_000 * seed + len(finished))
-        spent += result.train_seconds / unit
-        while len(rows) < len(SPENDINGS) and (spent > SPENDINGS[len(rows)] or len(finished) >= 400):
-            rows.append(ratios(law, chosen))
-        search.tell(trial, result)
-        finished.append(result)
-        chosen = search.incumbent(finished)
-        if first is None and result.reached:
-            first = spent
-    return {"law": number, "seed": seed, "search": name, "trials": len(finished), "first": first, "ratios": rows,
+    path = list(search(law, name, 1000 * number + seed, SPENDINGS[-1] * unit))
+    rows = []
+    for spending in SPENDINGS:
+        chosen = at(path, spending * unit)
+        judged, own = math.inf, math.inf
+        if chosen is not None:
+            judged = law.cost(chosen.batch_size, chosen.lr, float(chosen.horizon)) / unit
+            own = chosen.time_to_target / unit
+        rows.append((judged, own))
+    first = next((spent / unit for spent, chosen in path if chosen is not None), None)
+    return {"law": number, "seed": seed, "search": name, "trials": len(path), "first": first, "ratios": rows,
             "share": law.share, "power": law.power, "floor": law.floor, "budget_factor": law.budget_factor}  # fmt: skip
 
 
-def ratios(law: HorizonLaw, chosen: TrialResult | None) -> tuple[float, float]:
-    """Return the incumbent's cost on fresh seeds, and its own, over the least."""
-    if chosen is None:
-        return math.inf, math.inf
-    judged = law.cost(chosen.batch_size, chosen.lr, float(chosen.horizon or chosen.steps))
-    return judged / law.best[0], (chosen.time_to_target or math.inf) / law.best[0]
+def of_digits(job: tuple[int, str]) -> dict[str, Any]:
+    """Run one search on the workload; return its path, each incumbent as (B, lr, horizon, own seconds)."""
+    seed, name = job
+    problem = digits()
+    path = [
+        (spent, None if one is None else (one.batch_size, one.lr, one.horizon, one.time_to_target))
+        for spent, one in search(problem, name, seed, DIGITS_SECONDS)
+    ]
+    return {"seed": seed, "search": name, "path": path}
+
+
+def fresh_cost(job: tuple[tuple[int, float, int], int]) -> float:
+    """Return the seconds until a run meets the target, over so many fresh seeds; infinite if none does."""
+    (size, lr, horizon), fresh = job
+    runs = [digits().run(i, size, lr, horizon, 1_000_000 + i) for i in range(fresh)]
+    reached = sum(run.reached for run in runs)
+    return sum(run.train_seconds for run in runs) / reached if reached else math.inf
+
+
+digits = cache(Digits)
+
+
+def judge_digits(rows: Sequence[dict[str, Any]], fresh: int, pool: ProcessPoolExecutor) -> None:
+    """Give each search's row the ratios after each spending, and print the best point."""
+    points = sorted({chosen[:3] for row in rows for _, chosen in row["path"] if chosen is not None})
+    costs = dict(zip(points, pool.map(fresh_cost, [(point, fresh) for point in points]), strict=True))
+    best = min(points, key=lambda point: costs[point])
+    unit = costs[best]
+    print(f"{len(points)} incumbents; best: B {best[0]}, lr {best[1]:.3g}, horizon {best[2]}: {1e3 * unit:.1f} ms")
+    for row in rows:
+        chosen = [at(row["path"], spending * unit) for spending in SPENDINGS]
+        row["ratios"] = [
+            (math.inf, math.inf) if one is None else (costs[one[:3]] / unit, one[3] / unit) for one in chosen
+        ]
+        row["first"] = next((spent / unit for spent, one in row["path"] if one is not None), None)
+        row["trials"] = len(row.pop("path"))
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -257,16 +368,23 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--laws", type=int, default=12)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--searches", nargs="+", default=list(SEARCHES), choices=SEARCHES)
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--json", type=Path, help="file for every study's numbers")
+    kinds = parser.add_subparsers(required=True, dest="what")
+    for name, seeds in (("laws", 2), ("digits", 5)):
+        kind = kinds.add_parser(name)
+        kind.add_argument("--seeds", type=int, default=seeds)
+        kind.add_argument("--searches", nargs="+", default=list(SEARCHES), choices=SEARCHES)
+        kind.add_argument("--jobs", type=int, default=2, help="processes")
+        kind.add_argument("--json", type=Path, help="file for every study's numbers")
+    kinds.choices["laws"].add_argument("--laws", type=int, default=12)
+    kinds.choices["digits"].add_argument("--fresh", type=int, default=8, help="seeds that judge an incumbent")
     options = parser.parse_args()
-    about = machine(device("cpu"), options.laws * options.seeds)
-    jobs = list(product(range(options.laws), range(options.seeds), options.searches))
-    with ProcessPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(study, jobs))
+    about = machine(device("cpu"), options.seeds * (options.laws if options.what == "laws" else 1))
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        if options.what == "laws":
+            rows = list(pool.map(of_law, product(range(options.laws), range(options.seeds), options.searches)))
+        else:
+            rows = list(pool.map(of_digits, product(range(options.seeds), options.searches)))
+            judge_digits(rows, options.fresh, pool)
     show(rows)
     write(options.json, about, rows)
 
