@@ -206,7 +206,10 @@ def _check_search(search: Any, info: Any) -> Any:
         named = f"search.tune names {name!r}"
         if name not in workload.tunable:
             listed = ", ".join(workload.tunable) or "nothing"
-            raise ValueError(f"{named}, but the workload {workload.name} lists {listed} under workload.tunable")
+            instead = "; the search chooses each trial's horizon without it" * (name == "horizon")
+            raise ValueError(
+                f"{named}, but the workload {workload.name} lists {listed} under workload.tunable{instead}"
+            )
         if search.tune.count(name) > 1:
             raise ValueError(f"{named} twice")
         key = workload.tunable[name].key

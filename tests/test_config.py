@@ -159,6 +159,11 @@ def test_types_and_bounds(must, overrides):
         (f"{REDUCE}.seconds={{2:1}} {REDUCE}.bytes_per_second=1", f"{REDUCE}: give bytes_per_second or seconds, not"),
         (f"{REDUCE}.seconds={{two:1}}", f"{REDUCE}.seconds.two.[key] must be a valid integer"),
         ("search.tune=[dropout]", "search.tune names 'dropout', but the workload digits lists momentum, average"),
+        (
+            "search.tune=[horizon]",
+            "search.tune names 'horizon', but the workload digits lists momentum, average under workload.tunable; "
+            "the search chooses each trial's horizon without it",
+        ),
         ("search.tune=[momentum,momentum]", "search.tune names 'momentum' twice"),
         (f"{MOMENTUM}.low=0.99", f"{MOMENTUM}: low must be less than high, but got low=0.99"),
         (f"{MOMENTUM}.log=true", f"{MOMENTUM}: low must be over 0 on a log scale, but got low=0"),

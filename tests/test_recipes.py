@@ -130,3 +130,4 @@ def test_each_learns_from_cifar10_when_it_is_narrow(name, bstune, tmp_path):
     record = next(tmp_path.rglob("trial.json")).read_text()
     assert '"status": "censored"' in record
     assert '"steps": 20' in record
+    assert '"horizon": 20' in record

@@ -160,6 +160,7 @@ def test_both_confirms_by_time_first_then_by_steps():
         (100, "censored", 200, 120, True),  # a bound, of 200: the mean of 100, 100 and 200 is 126
         (100, "diverged", 5, 120, True),  # its steps bound nothing: 4 x 100
         (100, "oom", 0, 120, True),
+        (100, "censored over its horizon", 100, 120, True),  # nor do these: its schedule has ended
         (125, "censored", 20, 112, True),  # stopped early it counts as the candidate's own 100: the mean is 116
     ],
 )
@@ -167,7 +168,8 @@ def test_both_confirms_by_time_first_then_by_steps():
 def test_what_a_run_short_of_the_target_counts_as(objective, others, status, steps, rival, other_wins):
     other = trial(1, 102, 256)
     # A run whose steps were not timed takes the candidate's time.
-    short = again(FAST, steps, number=4, status=status, seconds_per_step=0.01 if status == "reached" else None)
+    tau, horizon = 0.01 if status == "reached" else None, steps if status.endswith("horizon") else None
+    short = again(FAST, steps, number=4, status=status.split()[0], seconds_per_step=tau, horizon=horizon)
     trials = [FAST, other, *again(FAST, others, others), *short, *again(other, rival, rival, rival)]
     assert best(trials, objective) == (other if other_wins else FAST)
 

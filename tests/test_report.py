@@ -15,18 +15,27 @@ from bstune.study.report import best_yaml, curves, load_caveat, scalars
 from bstune.study.summary import summarize
 
 
-@pytest.mark.parametrize(("stops", "ends"), [(True, " budget.steps=100 budget.examples=1"), (False, "")])
-def test_the_command_of_a_winner_ends_with_it_where_its_schedule_has_no_horizon(tmp_path, stops, ends):
+@pytest.mark.parametrize(
+    ("stops", "horizon", "ends"),
+    [
+        (True, None, " budget.steps=100 budget.examples=1"),
+        (False, None, ""),
+        (False, 130, " budget.steps=130 budget.examples=1"),
+    ],
+)
+def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(tmp_path, stops, horizon, ends):
     backend = SimpleNamespace(stops=stops)
     prepared = SimpleNamespace(backend=backend, files=Output(tmp_path), config=OmegaConf.create({}))
     written = best_yaml(
-        {"time": Winner(make_result(), 110.0)}, ["+workload=mine", "trial.lr=9", "storage=x://me:s@h"], prepared
+        {"time": Winner(make_result(horizon=horizon), 110.0)},
+        ["+workload=mine", "trial.lr=9", "storage=x://me:s@h"],
+        prepared,
     )
     row = yaml.safe_load(written)["best_by_time"]
     own = f"trial.batch_size=32 trial.lr=0.1 trial.seed=1{ends}"
     assert row["command"] == f"{sys.executable} -m bstune +workload=mine 'storage=${{oc.env:BSTUNE_STORAGE}}' {own}"
     assert written.startswith("# The commands read secrets from the environment: first set BSTUNE_STORAGE.\n")
-    assert (row["number"], row["hyperparameters"], row["checkpoint"]) == (0, {}, None)
+    assert (row["number"], row["hyperparameters"], row["horizon"], row["checkpoint"]) == (0, {}, horizon, None)
     assert (row["steps"], row["time_to_target"]) == pytest.approx((110.0, 1.1))
     assert row["single_run"] == {"steps": 100, "time_to_target": 1.0}
 

@@ -105,18 +105,28 @@ def test_a_study_cut_short_and_continued_asks_the_same_trials(bstune, outputs, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["frontier", "tpe"])
-def test_a_schedule_with_a_horizon_is_never_stopped_early(bstune, tmp_path, sampler, outputs):
+def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler, outputs):
     arguments = (*DIGITS, *EASY, *HORIZON, STEPS, f"sampler={sampler}", "search.trials=6", "search.replicates=2")
     status, out, _ = bstune(*arguments)
     assert status == 0
-    assert "each ends at the target or after 60 steps and 6000 examples" in " ".join(out.split())
+    chosen, out = sampler == "frontier", " ".join(out.split())
+    ends = "or with its schedule, at a horizon that the search chooses, at most" if chosen else "or after"
+    assert f"each ends at the target {ends} 60 steps and 6000 examples" in out
+    assert ("the shortest horizon that reaches the target" in out) == chosen
+    assert ("where this schedule stops working" in out) != chosen
     study = optuna.load_study(study_name="digits", storage=f"sqlite:///{tmp_path}/bstune.db")
     specs = [TrialSpec(**json.loads(trial.user_attrs[SPEC])) for trial in study.get_trials()]
     assert sum(spec.replicate_of is not None for spec in specs) >= 2
-    assert {(spec.max_steps, spec.resumed_from) for spec in specs} == {(None, None)}
+    assert {spec.resumed_from for spec in specs} == {None}
     assert not (outputs / "digits" / "states").exists()
-    for trial in trials_of(outputs / "digits"):
-        assert trial.status != "censored" or trial.steps == max(60, math.ceil(6000 / trial.batch_size))
+    trials = trials_of(outputs / "digits")
+    for spec, trial in zip(specs, trials, strict=True):
+        longest = max(60, math.ceil(6000 / trial.batch_size))
+        assert trial.horizon == (spec.max_steps or longest) <= longest
+        assert trial.steps == trial.horizon or trial.status != "censored"
+        assert chosen or spec.max_steps is None
+        assert spec.replicate_of is None or trial.horizon == trials[spec.replicate_of].horizon
+    assert len({trial.horizon * trial.batch_size for trial in trials}) > 3 or not chosen
 
 
 def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):

@@ -23,6 +23,7 @@ from bstune.core.search_space import Space
 from bstune.search.sampler import FrontierSampler
 from bstune.study import patience
 from bstune.study.plan import SearchBudget
+from bstune.study.replicates import Winner
 from bstune.study.storage import (
     FORMAT,
     FROZEN_SETTINGS,
@@ -126,7 +127,7 @@ def asked(study, trial_index, name="tpe", stops=True):
     return ask(study, claim(study, trial_index), BUDGET, SPACE, built(name, trial_index), stops)
 
 
-def asked_with(study, trial_index, max_steps, resumed_from=None, batch_size=64, delta=1.0, stops=True, budget=None):
+def asked_with(study, trial_index, max_steps, resumed_from=None, batch_size=64, stops=True, budget=None, **own):
     """Ask for a trial of a sampler that proposes one point, limit and stopped trial."""
 
     class Fixed(FrontierSampler):
@@ -136,7 +137,8 @@ def asked_with(study, trial_index, max_steps, resumed_from=None, batch_size=64, 
                 self._resumed_from[trial.number] = resumed_from
             return {"batch_size": batch_size, "delta": delta} if search_space else {}
 
-    return ask(study, claim(study, trial_index), budget or BUDGET, SPACE, Fixed(**OWN), stops)
+    delta = own.pop("delta", 1.0)
+    return ask(study, claim(study, trial_index), budget or BUDGET, SPACE, Fixed(**OWN, **own), stops)
 
 
 def go_on(study, name, until=10):
@@ -271,7 +273,8 @@ def test_a_limit_is_for_trials_that_can_be_stopped_and_their_sampler_chooses_eve
     _, limited = asked_with(study, 0, 30, batch_size=77, budget=some)
     _, unlimited = asked_with(study, 1, 30, batch_size=77, budget=some, stops=False)
     _, other = ask(study, claim(study, 2), some, SPACE, RandomSampler(), stops=True)
-    assert [spec.max_steps for spec in (limited, unlimited, other)] == [30, None, None]
+    _, horizon = asked_with(study, 3, 30, batch_size=77, budget=some, stops=False, horizon=True)
+    assert [spec.max_steps for spec in (limited, unlimited, other, horizon)] == [30, None, None, 30]
     assert [spec.batch_size for spec in (limited, unlimited, other)] == [77, 77, some.stratum(2, SPACE)]
 
 
@@ -289,7 +292,7 @@ def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, max_steps)
     result = run(study, asked(study, 0), lambda spec: replace(train(spec), steps=100))
     specs = []
     for replicate in (0, 0, 1):  # the first one is cut short
-        _, spec = ask_replicate(study, result, replicate, BUDGET, SPACE, stops)
+        _, spec = ask_replicate(study, Winner(result, 100.0), replicate, BUDGET, SPACE, stops)
         specs.append(spec)
         finish_abandoned(study, "steps", lambda worker: True)
     assert {(s.batch_size, s.lr, s.delta) for s in specs} == {(result.batch_size, result.lr, result.delta)}
@@ -298,6 +301,12 @@ def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, max_steps)
     assert len({result.seed, specs[1].seed, specs[2].seed}) == 3
     assert [r.replicate_of for r in results(study)] == [None, 0, 0, 0]
     assert free_indices(study, 10)[0] == 1, "a replicate is none of the search"
+
+
+def test_a_replicate_has_the_horizon_of_its_original(study):
+    chosen = asked_with(study, 0, 130, stops=False, horizon=True)
+    winner = Winner(run(study, chosen, lambda spec: replace(train(spec), steps=100)), 100.0)
+    assert ask_replicate(study, winner, 0, BUDGET, SPACE, False)[1].max_steps == 130
 
 
 def test_the_spec_holds_the_batch_size_and_rate_that_are_used(study):

@@ -64,7 +64,8 @@ def test_summary_on_points_of_the_curve_itself():
     bounds = (summary["regimes"][1]["from"], summary["regimes"][1]["to"])
     assert bounds == pytest.approx((300.0 / 9, 300.0 * 9))
     assert summary["best_by_time"]["number"] == min(range(7), key=lambda i: trials[i].time_to_target)
-    fields = ("number", "seed", "batch_size", "lr", "hyperparameters", "steps", "seconds_per_step", "time_to_target")
+    fields = ("number", "seed", "batch_size", "lr", "hyperparameters", "horizon", "steps", "seconds_per_step")
+    fields += ("time_to_target",)
     single = {name: getattr(trials[6], name) for name in ("steps", "time_to_target")}
     row = {name: getattr(trials[6], name) for name in fields}
     assert summary["best_by_steps"] == {**row, "confirmed": None, "single_run": single}

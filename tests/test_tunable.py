@@ -14,7 +14,7 @@ from bstune.trial.workload import build_workload
 
 FAST = ("workload=digits", "search.objective=steps", "search.replicates=1", "search.candidates=1")
 FAST += ("mlflow.enabled=false",)
-HORIZON = "+workload.tunable.horizon={key: budget.examples, low: 12e3, high: 60e3, log: true, integer: true}"
+LENGTH = "+workload.tunable.length={key: budget.examples, low: 12e3, high: 60e3, log: true, integer: true}"
 WHITENING = (
     "{_target_: bstune.workloads.layers.Whitening, kernel_size: 1, eps: 0.01, images: 100, signed: false, "
     "bias: false, padding: 0, channels: 1}"
@@ -63,23 +63,28 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune, tmp
     assert "workload.tunable.momentum.high: was 0.95, now 0.9" in errors
 
 
-def test_a_horizon_is_rebuilt_for_each_trial(bstune, tmp_path):
-    """A trial ends with its own horizon, and its schedule with it."""
+def test_a_sampler_that_chooses_no_horizon_searches_the_budget(bstune, tmp_path):
+    """A trial ends with its own budget, and its schedule with it."""
     arguments = (
         *FAST,
         "schedule=triangle",
-        HORIZON,
-        "search.tune=[horizon]",
+        LENGTH,
+        "search.tune=[length]",
         "budget.steps=1",
         "budget.examples=24000",
     )
-    status, _, errors = bstune(*arguments, "search.trials=6", "search.batch_size.low=64")
+    status, _, errors = bstune(*arguments, "search.trials=6")
+    assert status == 2
+    assert "the search itself chooses how long each schedule of digits is" in errors
+    status, _, errors = bstune(*arguments, "search.trials=6", "search.batch_size.low=64", "sampler=tpe")
     assert status == 0, errors
     trials = trials_of(tmp_path / "outputs" / "digits")
     ended = [trial for trial in trials if trial.status == "censored"]
     assert ended
-    assert all(trial.steps == -(-trial.hyperparameters["horizon"] // trial.batch_size) for trial in ended)
-    assert len({trial.hyperparameters["horizon"] for trial in trials if trial.replicate_of is None}) > 1
+    assert all(
+        trial.steps == trial.horizon == -(-trial.hyperparameters["length"] // trial.batch_size) for trial in ended
+    )
+    assert len({trial.hyperparameters["length"] for trial in trials if trial.replicate_of is None}) > 1
 
 
 def test_what_comes_of_the_images_is_that_of_the_trial_s_own():

@@ -128,6 +128,7 @@ class TrialResult:
             those of the trial that it continues included; steps that a gradient scaler skips are counted.
         hyperparameters: further ones that the study searches, by name.
         measured_seconds_per_step: the trial's own, the median over segments after warm-up; None where it is no other.
+        horizon: steps after which its schedule ends, of a workload whose schedule ends with the trial; else None.
     """
 
     number: int
@@ -154,6 +155,7 @@ class TrialResult:
     noise_scale: tuple[tuple[int, float, float], ...] = ()
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
     measured_seconds_per_step: float | None = None
+    horizon: int | None = None
 
     @classmethod
     def unmeasured(cls, spec: TrialSpec, status: Status, **values: Any) -> "TrialResult":

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from bstune.core.curve import SLOPE_RATIO, CurveBand, half_slope
 from bstune.core.errors import ConfigError
 from bstune.search import observations
+from bstune.search.horizon import slack
 from bstune.search.observations import Observation, Posterior, Weight, objective_so_far, smoothed
 from bstune.search.posterior import NOISE, OTHER, Points, Prior, frontier, log_small_batch_term, log_steps, optimum
 
@@ -141,9 +142,17 @@ def suggest(
         maps = posterior.spent > policy.curve_after * cost and rng.random() < policy.curve_share
     maps &= bool(reached)  # before that, the objective ``curve`` too looks for what is fast
     options = _candidates(posterior, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
+
+    def with_horizon(chosen: int, most: float = math.inf, draw: Array | None = None) -> Suggestion:
+        """Return a candidate with the horizon for S of a draw, or of the posterior's mean; within the budget."""
+        longest = min(most, budget(float(np.exp2(options.x[chosen]))))
+        return options.suggestion(chosen, min(least_cost_horizon(posterior, options, chosen, draw), longest))
+
     if maps:
         unseen = unseen_regime(posterior, options, pending, LOOK_SHARE * (posterior.spent - LOOK_AFTER * cost))
         chosen, expected = unseen or max_variance_reduction(posterior, options, pending)
+        if posterior.prior.horizon:
+            return with_horizon(chosen)
         probe = policy.probe_fraction * expected
         max_steps = GIVEN_UP_AT * expected if options.done[chosen] >= probe else probe
         return options.suggestion(chosen, max(max_steps, 1.3 * float(options.done[chosen])))
@@ -159,8 +168,12 @@ def suggest(
     if incumbent is None:
         growth = policy.max_growth if done else policy.max_first_growth
         first = max(policy.initial_fraction * budget(float(np.exp2(options.x[chosen]))), MIN_STEPS)
+        if posterior.prior.horizon:
+            return with_horizon(chosen, max(policy.max_growth * posterior.spent / seconds, first), draw)
         added = max(growth * posterior.spent / seconds, first)
         return options.suggestion(chosen, done + max(added, 0.4 * done))
+    if posterior.prior.horizon:  # a longer schedule than the incumbent's steps could only win by an early end
+        return with_horizon(chosen, incumbent / float(weight(options.x[chosen])), draw)
     cap = policy.stop_factor * incumbent / float(weight(options.x[chosen]))
     # A second stage: where nothing can be continued, the first probe is the last.
     probe = min(policy.probe_fraction * cap, policy.max_predicted_fraction * predicted)
@@ -214,6 +227,20 @@ def _candidates(
     )
 
 
+def candidate_log_steps(posterior: Posterior, candidates: Candidates, theta: Array) -> Array:
+    """Return log S of n candidates in each of m draws, (m, n): of a stopped trial by its own history as well."""
+    steps = log_steps(theta, candidates.points(posterior), posterior.prior)
+    data, count = posterior.data, len(candidates.stopped)
+    places = {one.number: i for i, one in enumerate(posterior.observations)}
+    rows = [places[one.number] for one in candidates.stopped]
+    # Its seed is drawn already. Of a normal draw and a normal estimate: the mean by their precisions.
+    noise = np.exp(2.0 * theta[:, NOISE, None])
+    drawn, own = steps[:, :count], data.y[rows]
+    estimated = drawn + noise / (noise + data.spread[rows] ** 2) * (own - drawn)
+    steps[:, :count] = np.where(data.bound[rows], np.maximum(drawn, own), estimated)
+    return steps
+
+
 def thompson_sample(
     posterior: Posterior,
     candidates: Candidates,
@@ -224,7 +251,7 @@ def thompson_sample(
     rng: np.random.Generator,
 ) -> tuple[int, float]:
     """Return the candidate with the least objective in one draw, in cost too if nearly equal, and its steps there."""
-    drawn = np.minimum(log_steps(draw[None], candidates.points(posterior), posterior.prior)[0], 50.0)
+    drawn = np.minimum(candidate_log_steps(posterior, candidates, draw[None])[0], 50.0)
     score = drawn + np.log(weight(candidates.x))
     cost = np.exp(drawn) * posterior.tau(np.exp2(candidates.x))
     to_go = cost * np.maximum(1.0 - candidates.done / np.exp(drawn), 0.0)
@@ -233,6 +260,20 @@ def thompson_sample(
         score[(np.abs(candidates.x - x) < 0.3) & (np.abs(candidates.z - z) < 0.3)] += 0.3
     chosen = int(score.argmin())
     return chosen, float(np.exp(drawn[chosen]))
+
+
+def least_cost_horizon(posterior: Posterior, candidates: Candidates, chosen: int, draw: Array | None) -> float:
+    """Return the steps after which a candidate's schedule is to end: S of a draw, or of the mean, and the slack.
+
+    A draw of few steps is so put to the test at a horizon that few runs have shown to be too short.
+    """
+    prior = posterior.prior
+    at = prior.at(candidates.x[[chosen]], candidates.z[[chosen]], candidates.other[[chosen]])
+    steps = log_steps(posterior.theta, at, prior)[:, 0]
+    middle = float(steps.mean() if draw is None else log_steps(draw[None], at, prior)[0, 0])
+    noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
+    spread = math.sqrt(float(steps.var()) + noise)
+    return max(math.exp(min(middle + slack(spread), 50.0)), MIN_STEPS)
 
 
 def log_b_crit(theta: Array, prior: Prior) -> Array:
@@ -245,7 +286,8 @@ def log_b_crit(theta: Array, prior: Prior) -> Array:
 def max_variance_reduction(posterior: Posterior, candidates: Candidates, pending: Pending) -> tuple[int, float]:
     """Return the candidate with the largest reduction of Var[log B_crit] per unit cost, and its expected steps."""
     x, z, done = candidates.x, candidates.z, candidates.done
-    expected, centred, b_crit, noise = _jointly(posterior, candidates.points(posterior))
+    steps = candidate_log_steps(posterior, candidates, posterior.theta)
+    expected, centred, b_crit, noise = _jointly(posterior, steps)
     gain = _gain(centred, b_crit, noise)
     whole = expected * posterior.tau(np.exp2(x))
     to_go = whole * np.maximum(1.0 - done / expected, 0.1) + SETUP * whole.min()
@@ -275,16 +317,16 @@ def unseen_regime(
         beyond |= x <= max(low - EDGE, bottom + EDGE)
     if max(looked) < min(high, top - EDGE):
         beyond |= x >= min(high + EDGE, top - EDGE)
-    steps = np.exp(np.minimum(np.median(log_steps(posterior.theta, candidates.points(posterior), prior), axis=0), 50.0))
+    middles = np.median(candidate_log_steps(posterior, candidates, posterior.theta), axis=0)
+    steps = np.exp(np.minimum(middles, 50.0))
     beyond &= candidates.done < GIVEN_UP_AT * steps
     to_go = np.where(beyond, np.maximum(steps - candidates.done, 0.1 * steps) * posterior.tau(np.exp2(x)), np.inf)
     chosen = int(to_go.argmin())
     return (chosen, float(steps[chosen])) if to_go[chosen] <= allowed else None
 
 
-def _jointly(posterior: Posterior, points: Points) -> tuple[Array, Array, Array, float]:
-    """Return steps expected at n points; log S there (m, n) and log B_crit (m,), each less its mean; noise variance."""
-    steps = log_steps(posterior.theta, points, posterior.prior)
+def _jointly(posterior: Posterior, steps: Array) -> tuple[Array, Array, Array, float]:
+    """Return expected steps of n log S (m, n); these and log B_crit (m,), each less its mean; the noise's variance."""
     # What lies beyond the end of a trial is not seen.
     middle = np.median(steps, axis=0)
     steps = np.minimum(steps, middle + math.log(GIVEN_UP_AT))
@@ -304,7 +346,8 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
     high = max(prior.log_low, min(prior.log_high, posterior.too_large - ROOM))
     x = np.arange(prior.log_low, high + 1e-9, 1.0 / PER_OCTAVE)
     z = np.median(optimum(posterior.theta, prior.at(x), prior), axis=0)
-    expected, centred, b_crit, noise = _jointly(posterior, prior.at(x, z, np.full((x.size, prior.others), 0.5)))
+    steps = log_steps(posterior.theta, prior.at(x, z, np.full((x.size, prior.others), 0.5)), prior)
+    expected, centred, b_crit, noise = _jointly(posterior, steps)
     cost = expected * posterior.tau(np.exp2(x))
     chosen: list[int] = []
     while len(chosen) < count:

@@ -5,18 +5,20 @@ distance from the best possible value over the target's own distance from it: 1 
 is the trial's own recent one times a slowdown, shrunk towards those of the trials that reached the target, taken from
 the same excess on. The slowdown is what those trials show, had they been stopped on the way: it belongs to a workload.
 That is an estimate with a wide error, never a bound: a trial that flattens out above the target has a rate near 0.
+Where schedules end with the trial, the metric over horizons takes the place of that (:mod:`bstune.search.horizon`).
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.special import expit, ndtr
 
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import StepTime, StepTimes, fit_step_times
+from bstune.search.horizon import Ends, misfit
 from bstune.search.posterior import (
     NOISE,
     OUTLIER_SHARE,
@@ -25,15 +27,16 @@ from bstune.search.posterior import (
     Prior,
     log_steps,
     sample_posterior,
+    steps_seen,
 )
 
 Array = NDArray[np.float64]
 Weight = Callable[[Array], Array]
 Curve = Sequence[tuple[float, float]]  # (log step, log excess) of a trial's evaluations
 Slowdown = tuple[float, float]  # log of the rate of the rest over the recent one: mean and standard deviation
-# In log S: what the model misses at one place. The trial predicted to be best takes 1.075 times the best cell of a
-# shipped table (three, time and steps, 8 seeds, 40 times the best trial's cost); with 0.05 to 0.3 it is 1.070 to
-# 1.081, by the posterior mean alone 1.087, and the luckiest trial takes 1.103.
+# In log S: what the model misses at one place. The trial predicted to be best takes 1.075 times the best cell (three
+# shipped tables, time and steps, 8 seeds, 40 times the best trial's cost); with 0.05 to 0.3 it is 1.070 to 1.081, by
+# the posterior mean alone 1.087, and the luckiest trial takes 1.103.
 MISFIT = 0.1
 FAILURE_FACTOR = 4.0  # times the steps expected: what a run counts as that diverged where others reached the target
 LEAST_SHARE = 0.5  # of the steps of a trial that reached the target at its first evaluation: those that missed it
@@ -55,6 +58,8 @@ class Observation:
     log_factor: float | None  # extrapolated log(steps to target/steps); None if the history does not allow it
     spread: float  # its standard deviation
     stuck: bool  # True if resuming added no steps (a replayed record ended)
+    horizon: int | None = None  # steps after which its schedule ends, where it ends with the trial
+    excess: float | None = None  # log excess at the horizon's end; None if the trial ended before, or has no metric
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,8 @@ def infer(
     observations = tuple(
         _observation(t, others.get(t.number, ()), before[t.number], curves, reached, slowdown) for t in last
     )
+    if prior.horizon:
+        observations = tuple(_with_end(one, t, curves[t.number]) for one, t in zip(observations, last, strict=True))
     measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
     in_seconds = fit_step_times(measured, 2.0**prior.log_mid, step_time)
     tau = StepTimes(StepTime(0.0, 1.0)) if in_examples else in_seconds
@@ -136,12 +143,25 @@ def _observation(
     )
 
 
+def _with_end(one: Observation, trial: TrialResult, curve: Curve) -> Observation:
+    """Return the observation with how it ended its horizon, in place of what its history extrapolates to."""
+    horizon = max(one.steps, trial.horizon or 0)
+    excess = curve[-1][1] if curve and one.steps == horizon else None
+    return replace(one, horizon=horizon, excess=excess, log_factor=None, spread=0.0)
+
+
 def likelihood_data(observations: Sequence[Observation], prior: Prior) -> LikelihoodData:
     """Return the observations, a stopped one as an estimate where its history allows it and as a bound elsewhere."""
     seen = []
-    for one in observations:
+    ends = _ends(observations) if prior.horizon else None
+    misfits = None if ends is None else misfit(ends)
+    for i, one in enumerate(observations):
         done, least = math.log(one.steps), -math.inf
-        if one.status == "reached":
+        if misfits is not None:
+            missed = one.status == "censored"
+            values = done, float(misfits[i]), missed and one.excess is None
+            least = done if missed and one.excess is not None else -math.inf
+        elif one.status == "reached":
             # S lies between the last evaluation that missed the target and the first one that reached it.
             width = math.log(one.steps / max(one.steps_low, LEAST_SHARE * one.steps))
             values = done - 0.5 * width, width / math.sqrt(12.0), False
@@ -155,7 +175,18 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
     x, z, y, spread, bound, leasts = np.array(seen, dtype=np.float64).reshape(-1, 6).T
     diverged = np.array([one.status == "diverged" for one in observations], dtype=np.bool_)
     other = np.array([one.other for one in observations], dtype=np.float64).reshape(len(observations), prior.others)
-    return LikelihoodData(prior.at(x, z, other), y, spread, leasts, (bound > 0.0) & ~diverged, diverged)
+    return LikelihoodData(prior.at(x, z, other), y, spread, leasts, (bound > 0.0) & ~diverged, diverged, ends)
+
+
+def _ends(observations: Sequence[Observation]) -> Ends:
+    """Return how trials ended their horizons; one that missed has an excess above 0, whatever its metric's rounding."""
+    excess, early = np.zeros((2, len(observations)))
+    for i, one in enumerate(observations):
+        if one.excess is not None and one.status != "diverged":
+            excess[i] = min(one.excess, 0.0) if one.status == "reached" else max(one.excess, LEAST_MISS)
+        if one.status == "reached" and one.horizon is not None:
+            early[i] = math.log(one.steps / one.horizon)
+    return Ends(excess, early)
 
 
 def objective_weight(objective: str, tau: StepTimes) -> Weight:
@@ -174,11 +205,13 @@ def fresh_steps(posterior: Posterior) -> dict[int, float]:
     It is the posterior mean of log S, which leans on all trials around, drawn to the runs at the very place as far as
     their noise from seed to seed is small beside what the model misses at one place. Of these runs a stopped one counts
     as its estimate or bound, one that diverged as far slower than expected, and one that is much faster than expected
-    by the probability that it is no outlier of the likelihood.
+    by the probability that it is no outlier of the likelihood. Where the schedule ends with the trial, the seed runs at
+    the trial's own horizon until it reaches the target: a run that misses has cost its horizon.
     """
-    data = posterior.data
+    data, horizon = posterior.data, posterior.prior.horizon
     expected = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
-    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - expected)
+    y = steps_seen(posterior.theta, data, posterior.prior).mean(axis=0)
+    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), y - expected)
     noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
     core, wide = noise + MISFIT**2, noise + MISFIT**2 + OUTLIER_SPREAD**2
     log_odds = math.log(OUTLIER_SHARE / (1.0 - OUTLIER_SHARE)) + 0.5 * math.log(core / wide)
@@ -190,8 +223,21 @@ def fresh_steps(posterior: Posterior) -> dict[int, float]:
     for runs in places.values():
         own = MISFIT**2 * float(trust[runs] @ gap[runs]) / (MISFIT**2 * float(trust[runs].sum()) + noise)
         reached = [i for i in runs if posterior.observations[i].status == "reached"]
-        steps |= {posterior.observations[i].number: math.exp(float(expected[i]) + own) for i in reached}
+        for i in reached:
+            one, log_s = posterior.observations[i], float(expected[i]) + own
+            fresh = _steps_until_reached(one, log_s, float(y[i]), math.sqrt(noise)) if horizon else math.exp(log_s)
+            steps[one.number] = fresh
     return steps
+
+
+def _steps_until_reached(one: Observation, log_s: float, own: float, noise: float) -> float:
+    """Return the steps of runs on fresh seeds at a trial's horizon until one reaches the target.
+
+    ``log_s`` is that of a fresh seed, ``own`` that of the trial's own: the difference is its luck.
+    """
+    horizon = float(one.horizon or one.steps)
+    reaches = max(float(ndtr((math.log(horizon) - log_s) / noise)), 1e-3)
+    return min(one.steps * math.exp(log_s - own), horizon) + horizon * (1.0 - reaches) / reaches
 
 
 def smoothed(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:
@@ -201,6 +247,7 @@ def smoothed(posterior: Posterior, objective: str) -> list[tuple[float, Observat
     return [(steps[one.number] * float(weight(np.array(one.x))), one) for one in reached]
 
 
+LEAST_MISS = 0.003  # log excess of a trial that missed the target at its horizon's end, at least
 RATE = 0.4  # of error in steps where nothing has reached the target yet
 RATE_SPREAD = 0.6  # standard deviation of its logarithm
 SIMILARITY = 0.2  # standard deviation of the logarithms of rates between trials, at least

@@ -37,11 +37,12 @@ from scipy.special import log_ndtr
 
 from bstune.core.noise_scale import MIN_BLOCKS, NoiseScaleEstimate, estimate_noise_scale
 from bstune.core.records import TrialResult
+from bstune.search.horizon import HORIZON_NORMAL, Ends, log_shortest
 
 Array = NDArray[np.float64]
 # Places of the parameters, see make_prior.
 LEVEL, B_CRIT, SHIFT, EXPONENT, BEND, LOW_SLOPE, LOW_WIDTH, HIGH_WIDTH, NOISE, TILT, B_OPT, ROUGHNESS = range(12)
-OTHER = 12  # then three for each other hyper-parameter: its best value, log curvature, shift; then the knots
+OTHER = 12  # then three for each other hyper-parameter: its best value, log curvature, shift; horizons' law; knots
 KNOT_OCTAVES = 1.5  # from knot to knot of the discrepancy, about
 OUTLIER_SHARE = 0.04
 OUTLIER_SPREAD = 0.8  # in log S
@@ -73,6 +74,7 @@ class Prior:
     mean: Array  # (p,), in the order of the places above
     spread: Array
     knots: Array  # log2 of the batch sizes at which the discrepancy is a parameter
+    horizon: bool = False  # whether each trial's schedule ends with it: the law of the metric over horizons is sampled
 
     @property
     def log_mid(self) -> float:
@@ -82,7 +84,7 @@ class Prior:
     @property
     def others(self) -> int:
         """How many other hyper-parameters there are."""
-        return (self.mean.size - OTHER - self.knots.size) // 3
+        return (self.mean.size - OTHER - self.knots.size) // 3 - self.horizon
 
     def at(self, x: Array, z: Array | None = None, other: Array | None = None) -> Points:
         """Return points for :func:`log_steps`; the frontier and its optimum need no more than ``x``."""
@@ -103,6 +105,7 @@ class LikelihoodData:
     least: Array  # log of the steps at which the target was still missed, of an estimate; else -inf
     bound: NDArray[np.bool_]  # whether log S lies above y rather than around it
     diverged: NDArray[np.bool_]  # y is not read then
+    ends: Ends | None = None  # how each trial ended its horizon: y is then where it ended, and the law says the rest
 
 
 def make_prior(
@@ -116,6 +119,7 @@ def make_prior(
     noise_scale: float | None,
     noise_scale_spread: float = 0.0,
     others: int,
+    horizon: bool = False,
 ) -> Prior:
     """Return a study's prior; ``noise_scale_spread`` is that of the logarithm of a measured noise scale, else 0."""
     log_low, log_high = math.log2(low), math.log2(high)
@@ -138,9 +142,10 @@ def make_prior(
         (math.log(0.08), 0.8),  # roughness, log of: standard deviation of the discrepancy in log S
     ]
     count = 1 + max(1, round((log_high - log_low) / KNOT_OCTAVES))
-    normal += OTHER_NORMAL * others + [(0.0, 1.0)] * count  # the knots, in units of the roughness
+    normal += OTHER_NORMAL * others + HORIZON_NORMAL * horizon
+    normal += [(0.0, 1.0)] * count  # the knots, in units of the roughness
     mean, spread = np.array(normal).T
-    return Prior(log_low, log_high, rule, mean, spread, np.linspace(log_low, log_high, count))
+    return Prior(log_low, log_high, rule, mean, spread, np.linspace(log_low, log_high, count), horizon)
 
 
 def _log_add(a: Array | float, b: Array | float) -> Array:
@@ -223,13 +228,14 @@ def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     above = np.maximum(d[:, data.diverged], 0.0)
     exact = ~data.bound & ~data.diverged
     noise = np.exp(theta[:, NOISE, None])
-    square = (data.y[exact] - expected[:, exact]) ** 2
+    y = steps_seen(theta, data, prior)
+    square = (y[..., exact] - expected[:, exact]) ** 2
     variance = noise**2 + data.spread[exact] ** 2
     wide = variance + OUTLIER_SPREAD**2
     core = math.log1p(-OUTLIER_SHARE) - 0.5 * (np.log(variance) + square / variance)
-    core += _above(data, exact & np.isfinite(data.least), expected, noise)[:, exact]
+    core += _above(data, y, exact & np.isfinite(data.least), expected, noise)[:, exact]
     bad = math.log(OUTLIER_SHARE) - 0.5 * (np.log(wide) + square / wide)
-    over = expected[:, data.bound] - data.y[data.bound]
+    over = expected[:, data.bound] - y[..., data.bound]
     sigma = np.hypot(noise, data.spread[data.bound])
     bounds = _log_add(log_ndtr(over / sigma), math.log(OUTLIER_SHARE / 4.0))
     # Only too high a learning rate makes a trial diverge.
@@ -238,12 +244,20 @@ def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     return np.asarray(_log_add(core, bad).sum(axis=1) + bounds.sum(axis=1) + diverged.sum(axis=1))
 
 
-def _above(data: LikelihoodData, use: NDArray[np.bool_], expected: Array, noise: Array) -> Array:
-    """Return the log of the probability that S exceeds what an estimated trial has run, given its estimate: (m, n)."""
+def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
+    """Return log S as the trials alone have it, by the law of the metric over horizons where there is one: (m, n)."""
+    if data.ends is None:
+        return data.y[None]
+    place = OTHER + 3 * prior.others
+    return data.y + log_shortest(theta[:, place : place + len(HORIZON_NORMAL)], data.ends)
+
+
+def _above(data: LikelihoodData, y: Array, use: NDArray[np.bool_], expected: Array, noise: Array) -> Array:
+    """Return the log of the probability that S exceeds what an estimated trial has run, given its y: (m, n)."""
     total = np.zeros(expected.shape)
     # log S given the model and the estimate is normal, its precision the sum of theirs.
     own, given = noise**-2.0, data.spread[use] ** -2.0
-    mean = (own * expected[:, use] + given * data.y[use]) / (own + given)
+    mean = (own * expected[:, use] + given * y[..., use]) / (own + given)
     total[:, use] = log_ndtr((mean - data.least[use]) * np.sqrt(own + given))
     return total
 

@@ -83,6 +83,8 @@ class FrontierSampler(BaseSampler):
         snap: returns the batch size that a trial uses; None for rounding.
         lr_range: smallest and largest learning rate that can be had; None for what the parameters allow.
         step_time: seconds per step over batch size, measured before the first trial; None: not measured.
+        horizon: whether a trial's schedule ends with its ``max_steps``, which are then chosen so that it just reaches
+            the target, within the budget; set the user attribute ``horizon`` to them.
         search_space: of the study, if it is fixed before the first trial.
         policy: how to spend; None for that of ``conf/sampler/frontier.yaml``.
         seed: None for one that is drawn.
@@ -94,7 +96,7 @@ class FrontierSampler(BaseSampler):
 
     # The arguments that a study fills in. Any sampler may have it, and max_steps and resumed_from.
     context: tuple[str, ...] = ("objective", "rule", "budget", "target", "ideal", "resumable", "snap", "lr_range")
-    context += ("step_time", "search_space")
+    context += ("step_time", "horizon", "search_space")
 
     def __init__(
         self,
@@ -111,6 +113,7 @@ class FrontierSampler(BaseSampler):
         snap: Callable[[float], int] | None = None,
         lr_range: tuple[float, float] | None = None,
         step_time: Callable[[float], float] | None = None,
+        horizon: bool = False,
         search_space: Mapping[str, BaseDistribution] | None = None,
         policy: Policy | None = None,
         seed: int | None = None,
@@ -129,7 +132,7 @@ class FrontierSampler(BaseSampler):
         self._budget, self._target, self._ideal = budget, target, ideal
         self._resumable = resumable
         self._snap = snap or round
-        self._lr_range, self._step_time = lr_range, step_time
+        self._lr_range, self._step_time, self.horizon = lr_range, step_time, horizon
         self._search_space = dict(search_space) if search_space is not None else None
         self._intersection = IntersectionSearchSpace(include_pruned=True)
         self._policy = policy or default_policy()
@@ -193,7 +196,7 @@ class FrontierSampler(BaseSampler):
             policy=self._policy,
             rng=self._rng,
         )
-        if self._budget is not None or any(one.status == "reached" for one in posterior.observations):
+        if self.horizon or self._budget is not None or any(one.status == "reached" for one in posterior.observations):
             self._max_steps[trial.number] = suggestion.max_steps
         if suggestion.resumed_from is not None:
             self._resumed_from[trial.number] = suggestion.resumed_from
@@ -292,6 +295,7 @@ class FrontierSampler(BaseSampler):
             noise_scale=noise_scale,
             noise_scale_spread=spread,
             others=coordinates.columns,
+            horizon=self.horizon,
         )
         return infer(
             results,
@@ -456,4 +460,5 @@ def trial_result(trial: FrozenTrial, coordinates: Coordinates, objective: str) -
         train_seconds=0.0 if seconds is None else steps * seconds,
         seconds_per_step=seconds,
         history=tuple((step, value if math.isfinite(value) else None) for step, value in history),
+        horizon=trial.user_attrs.get("horizon"),
     )

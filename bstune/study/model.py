@@ -49,6 +49,7 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
         "snap": space.snap,
         "lr_range": (space.lr_low, space.lr_high),
         "step_time": backend.step_time,
+        "horizon": backend.horizon,
         "search_space": distributions(space),
     }
 

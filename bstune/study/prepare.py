@@ -18,7 +18,7 @@ from bstune.core.search_space import Space
 from bstune.core.secrets import redact_values
 from bstune.study.plan import SearchBudget
 from bstune.study.storage import ARGUMENTS, build_sampler, check_storage
-from bstune.trial.backend import TrialBackend, make_protocol, make_space
+from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol, make_space
 from bstune.trial.replay import ReplayBackend, complete
 from bstune.trial.workers import InProcess, Workers, described
 
@@ -29,8 +29,12 @@ if TYPE_CHECKING:
     from bstune.trial.workload import LightningBackend
 
 HORIZON_CAVEAT = (
-    "The workload's schedule ends with the budget, so its trials take about as many examples at every batch size: "
-    "the curve shows where this schedule stops working rather than the fewest steps."
+    "The workload's schedule ends with the trial, at its horizon: S(B) is the shortest horizon that reaches the "
+    "target, and a point stands where a run met the target, at its horizon's end or before."
+)
+FIXED_HORIZON_CAVEAT = (
+    "The workload's schedule ends with the budget, which this sampler leaves as it is: the curve shows where this "
+    "schedule stops working rather than the fewest steps (sampler=frontier chooses each trial's horizon)."
 )
 ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's source does: there is no other test."
 ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
@@ -69,7 +73,8 @@ class PreparedStudy:
     @property
     def caveats(self) -> list[str]:
         """What the report prints below its table."""
-        horizon = [] if self.backend.stops else [HORIZON_CAVEAT]
+        horizon = [HORIZON_CAVEAT if chooses_horizons(self.config.sampler) else FIXED_HORIZON_CAVEAT]
+        horizon = horizon if self.backend.horizon else []
         return [*horizon, ON_TEST_CAVEAT] if self.backend.validates_on_test else horizon
 
 

@@ -189,8 +189,8 @@ def _confirmed_merit(candidate: TrialResult, runs: Sequence[TrialResult], merit:
 def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> float:
     """Return a replicate's merit, or what it counts as where it did not reach the target."""
     own = _merit(candidate, merit)
-    if run.status in ("diverged", "oom"):
-        return FAILURE_FACTOR * own  # its steps bound nothing
+    if run.status in ("diverged", "oom") or (run.horizon is not None and not run.reached):
+        return FAILURE_FACTOR * own  # its steps bound nothing: after its horizon's end there is no going on
     tau = run.seconds_per_step or candidate.seconds_per_step
     unit = 1.0 if merit == "steps" or tau is None else tau
     # A stopped run is a bound, and no less than the candidate's merit: stopped early, it must not look fast.

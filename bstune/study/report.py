@@ -65,8 +65,9 @@ def report_study(
         ladder = sorted({round(critical.smallest * ratio ** (i / CURVE_LADDER)) for i in range(CURVE_LADDER + 1)})
         band = steps_band(posterior, ladder, INTERVAL)
     ideal_value = sampler_context(prepared)["ideal"]
+    # A run that passed an easier target on its way had a schedule for the harder one.
     easier = over_targets(
-        [trial for trial in done if trial.status != "failed"],
+        [trial for trial in done if trial.status != "failed" and not prepared.backend.horizon],
         prepared.protocol.target,
         ideal_value,
         lambda trials, target: study_posterior(prepared, trials, TARGET_PARTICLES, target),
@@ -154,8 +155,9 @@ def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str], prepared: 
             continue
         trial = best[criterion.merit].trial
         own = [f"trial.batch_size={trial.batch_size}", f"trial.lr={trial.lr!r}", f"trial.seed={trial.seed}"]
-        # Where trials stop early, what was evaluated depends on their limits.
-        own += [f"budget.steps={trial.steps}", "budget.examples=1"] if prepared.backend.stops else []
+        # Where trials stop early, what was evaluated depends on their limits; elsewhere the schedule does.
+        limit = trial.steps if prepared.backend.stops else trial.horizon
+        own += [] if limit is None else [f"budget.steps={limit}", "budget.examples=1"]
         own += overrides(prepared.config, trial.hyperparameters)
         checkpoint = prepared.files.checkpoint(trial.number)
         values[name] = {

@@ -37,7 +37,7 @@ from bstune.study.storage import (
     store_unstored,
 )
 from bstune.study.summary import trials_table
-from bstune.trial.backend import stops_trials
+from bstune.trial.backend import chooses_horizons, stops_trials
 from bstune.trial.workers import InProcess
 
 # Options that another machine that joins the study gives itself, or has no use for.
@@ -55,6 +55,8 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         ends = f", {budget.stratified:.0%} of them spread evenly over log B; each ends at the target or after {spent}"
     elif prepared.backend.stops:
         ends = "; each ends at the target or once it cannot matter, and may be continued; winners run again"
+    elif prepared.backend.horizon and chooses_horizons(config.sampler):
+        ends = f"; each ends at the target or with its schedule, at a horizon that the search chooses, at most {spent}"
     else:
         ends = f"; each ends at the target or after {spent}"
     rule = config.scaling.rule["_target_"].rpartition(".")[2]
@@ -117,10 +119,12 @@ def trial_line(result: TrialResult, total: int | None) -> str:
     last = result.history[-1][1] if result.history else None
     time = f", {format_seconds(result.time_to_target)} to target" if result.reached else ""
     reason = f": {result.message}" if result.message else ""
+    horizon = f" of {result.horizon}" if result.horizon is not None else ""
     values = "".join(f"  {name} {format_number(value)}" for name, value in result.hyperparameters.items())
     return (
         f"{place}  B {result.batch_size}  lr {format_number(result.lr)}{values}  {result.status}"
-        f" at step {result.steps} ({format_number(last)}){time}, {format_seconds(result.wall_seconds)} in all{reason}"
+        f" at step {result.steps}{horizon} ({format_number(last)}){time}, {format_seconds(result.wall_seconds)} in all"
+        f"{reason}"
     )
 
 

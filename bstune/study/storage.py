@@ -430,7 +430,7 @@ def ask(
 ) -> Asked:
     """Ask the claimed trial, as the sampler suggests it or as it was asked before it was cut short.
 
-    ``stops``: whether a trial can be stopped early and continued; the sampler's limits are ignored otherwise.
+    ``stops``: whether a trial can be stopped early and continued; else the sampler's limits count only as horizons.
     """
     trial_index = claimed.trial_index
     stopping: Any = sampler if hasattr(sampler, "max_steps") else None  # chooses every batch size itself
@@ -444,7 +444,7 @@ def ask(
     batch_size = space.snap(trial.params["batch_size"])
     lr, seed = space.lr(batch_size, trial.params["delta"]), budget.trial_seed(trial_index)
     max_steps, resumed_from = None, None
-    if stopping is not None and stops:
+    if stopping is not None and (stops or getattr(sampler, "horizon", False)):
         max_steps, resumed_from = stopping.max_steps(trial.number), stopping.resumed_from(trial.number)
         if resumed_from is not None:
             continued = finished(study, resumed_from)
@@ -468,7 +468,8 @@ def ask_replicate(
 ) -> Asked | None:
     """Claim a trial with all of another's hyperparameters, on a fresh seed; None if another process has claimed it.
 
-    Where trials stop it takes at most twice the steps that the other took, or that a fresh seed is predicted to take.
+    Where trials stop it takes at most twice the steps that the other took, or that a fresh seed is predicted to take;
+    elsewhere it has the other's horizon.
     """
     original = winner.trial
     trial_index = budget.replicate_index(original.trial_index, replicate)
@@ -482,7 +483,7 @@ def ask_replicate(
         number=trial.number,
         trial_index=trial_index,
         seed=budget.trial_seed(trial_index),
-        max_steps=math.ceil(REPLICATE_LIMIT * max(original.steps, winner.steps)) if stops else None,
+        max_steps=math.ceil(REPLICATE_LIMIT * max(original.steps, winner.steps)) if stops else _spec(first).max_steps,
         resumed_from=None,
         replicate_of=original.number,
     )

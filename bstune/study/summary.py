@@ -107,8 +107,8 @@ def _last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
 
 
 def _trial_row(trial: TrialResult) -> dict[str, Any]:
-    names = ("number", "seed", "batch_size", "lr", "hyperparameters", "steps", "seconds_per_step", "time_to_target")
-    return {name: getattr(trial, name) for name in names}
+    names = ("number", "seed", "batch_size", "lr", "hyperparameters", "horizon", "steps", "seconds_per_step")
+    return {name: getattr(trial, name) for name in (*names, "time_to_target")}
 
 
 def winner_row(winner: Winner) -> dict[str, Any]:
@@ -266,6 +266,8 @@ def _winners_table(summary: Summary) -> Table:
     hyperparameters = [winner["hyperparameters"] if winner else {} for winner in winners]
     for name in sorted({name for values in hyperparameters for name in values}):
         row(name.replace("_", " "), [values.get(name) for values in hyperparameters], format_number)
+    if any(value is not None for value in field("horizon")):
+        row("horizon (steps)", field("horizon"), format_count)
     for name in ("time", "steps"):
         row(f"{name} to target", winners, partial(expected_text, name))
     if any(fresh := field("confirmed")):

@@ -27,7 +27,8 @@ class TrialBackend:
     description: str = ""  # where trials run, in words
     versions: Mapping[str, str] = {}  # of the packages that results depend on
     frozen_settings: Mapping[str, Any] = {}  # flat, which besides the config's must not change while a study goes on
-    stops: bool = True  # whether a trial may be stopped early; not where a schedule ends with the budget
+    stops: bool = True  # whether a trial may be stopped early; not where its schedule ends with it
+    horizon: bool = False  # whether a trial's schedule ends with it: after the spec's max_steps, else with the budget
     validates_on_test: bool = False  # whether the target is measured on the published test set
     evaluation_share: float = 0.0  # seconds of evaluation per second of training, for the estimate
     lr_range: tuple[float, float] = (0.0, float("inf"))  # smallest and largest learning rate
@@ -68,6 +69,11 @@ def sampler_factory(node: DictConfig) -> Any:
 def stops_trials(node: DictConfig) -> bool:
     """Return whether the config's sampler stops and continues trials, as one with ``max_steps`` does."""
     return hasattr(getattr(sampler_factory(node), "func", None), "max_steps")
+
+
+def chooses_horizons(node: DictConfig) -> bool:
+    """Return whether the config's sampler chooses each trial's ``max_steps`` where the schedule ends with them."""
+    return "horizon" in getattr(getattr(sampler_factory(node), "func", None), "context", ())
 
 
 def make_protocol(config: DictConfig) -> TrialProtocol:

@@ -43,7 +43,7 @@ from bstune.core.files import Output
 from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import BUDGET, Space, corners
 from bstune.core.step_time import StepTime
-from bstune.trial.backend import TrialBackend, make_protocol
+from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import rebatch
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.device import device_name, processor, resolve_device, versions
@@ -172,7 +172,7 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     """Return a config's Lightning module with a trial's values in it, before it sees any data."""
     own = with_hyperparameters(config, spec.hyperparameters)
     own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
-    own.trial.total_steps = budget_of(own).last_step(spec.batch_size)
+    own.trial.total_steps = spec.max_steps or budget_of(own).last_step(spec.batch_size)
     module = instantiate(own.workload.module, "workload.module")
     if not isinstance(module, LightningModule):
         raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
@@ -266,11 +266,12 @@ class LightningBackend(TrialBackend):
         self.device_kind = f"{self.device} of {processor()}" if config.device == "cpu" else self.device
         self.description = f"{self.device} in {config.precision}"
         self.versions = versions()
-        self.stops = not has_horizon(config)
+        self.horizon = has_horizon(config)
+        self.stops = not self.horizon
         self.validates_on_test = workload.validates_on_test
         self.evaluation_share = protocol.evaluation_schedule.share
         self.train_examples = workload.train_examples
-        # A schedule that ends with the budget makes the budget part of the workload.
+        # A schedule that ends with the trial makes the budget, its longest horizon, part of the workload.
         budget = {} if self.stops else flatten({"budget": to_dict(config.budget)})
         self.frozen_settings = {
             "precision": config.precision,
@@ -293,9 +294,12 @@ class LightningBackend(TrialBackend):
             raise first from None
 
     def _run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
-        own = with_hyperparameters(self._config, spec.hyperparameters)  # one of them may be the horizon
+        own = with_hyperparameters(self._config, spec.hyperparameters)  # one of them may be the budget
         protocol = replace(self.protocol, budget=budget_of(own))
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
+        if self.horizon:
+            horizon = spec.max_steps or protocol.budget.last_step(spec.batch_size)
+            return replace(run_trial(self.workload, spec, protocol, checkpoint), horizon=horizon)
         if spec.max_steps is None or folder is None:
             return run_trial(self.workload, spec, protocol, checkpoint)
         folder.states.mkdir(exist_ok=True)
@@ -359,10 +363,16 @@ class LightningBackend(TrialBackend):
     def _check_tunables(self, space: Space) -> None:
         """Train a few steps at the smallest batch size with all further hyperparameters at either end."""
         for one in space.tunables:
+            name = self._config.workload.name
             if one.key.startswith(BUDGET) and self.stops:
                 raise ConfigError(
-                    f"workload.tunable.{one.name} sets {one.key}, but no schedule of {self._config.workload.name} ends "
+                    f"workload.tunable.{one.name} sets {one.key}, but no schedule of {name} ends "
                     "with its budget: it would change nothing but when a trial gives up"
+                )
+            if one.key.startswith(BUDGET) and chooses_horizons(self._config.sampler):
+                raise ConfigError(
+                    f"workload.tunable.{one.name} sets {one.key}, but the search itself chooses how long each schedule "
+                    f"of {name} is, within the budget: leave {one.name} out of search.tune"
                 )
         for values in corners(space.tunables):
             lr = space.lr(space.low, -space.delta_bound)

@@ -1,0 +1,393 @@
+"""Schedules that end with the trial: bstune's choice of horizons beside a fixed horizon and Optuna's TPE.
+
+    python tests/benchmarks/bench_horizon.py laws [--laws 12] [--seeds 2] [--searches ...] [--jobs 2] [--json FILE]
+    python tests/benchmarks/bench_horizon.py digits [--seeds 5] [--fresh 8] [--searches ...] [--jobs 2] [--json FILE]
+
+No clock goes in. All searches get the same budget, in examples: it is the fixed horizon, and caps the chosen ones. TPE
+searches delta, off the square-root rule, and the share of the budget that the horizon takes; its value is the log of
+seconds to target, for a miss that of the budget plus the log of the metric over the target. After the first hit no
+trial of it costs more than twice the fastest. bstune's incumbent is the trial that its posterior recommends, TPE's its
+fastest. An incumbent is judged by the seconds that its point and horizon take on fresh seeds until one meets the
+target, runs that miss included, over the least; ``own`` is the incumbent's own run instead, with its luck.
+
+``laws``: a run with horizon h meets the target if h >= S(B, lr) exp(noise z), z drawn by its seed, and costs tau(B) for
+each step until then, or all h. What no search is told: at its horizon's end the metric is f + (target - f)(S/h)^p and
+a scatter; the target is met at step S^(1-k) h^k. A law draws p, f, k, the noise, and S, lr*(B), tau as
+``bench_coverage.py`` does; the budget is 1 to 4 times the examples of the best point. Spending is counted in the least
+cost of any (B, lr, h).
+
+``digits``: that workload with ``schedule=linear``, trained, and its own budget. Seconds are steps times a fixed tau(B).
+Spending is counted in the least cost of any incumbent; every incumbent is judged by the same number of fresh seeds.
+"""
+
+import argparse
+import math
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from bench_coverage import draw_law
+from common import machine, write
+from optuna.distributions import FloatDistribution, IntDistribution
+from scipy.special import ndtr
+from synthetic import START, TARGET, Law
+from torch import device
+
+from bstune.core.console import quieten
+from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.search.sampler import RECORD, FrontierSampler
+from bstune.study.prepare import compose_checked
+from bstune.trial.workload import LightningBackend, build_workload, checked_protocol, resolve
+
+SPENDINGS = (10.0, 20.0, 40.0)
+LOW, HIGH = 8, 4096
+LR_LOW, LR_HIGH = 2.0**-11, 2.0**1.25
+SHORTEST = 1 / 64  # of the budget, of TPE's horizons
+STOP_FACTOR = 2.0
+MOST_TRIALS = 400
+DIGITS_SECONDS = 3.0  # of steps times tau(B) that a search on digits spends
+ERROR = Target("error", TARGET, "min")
+SEARCHES = ("bstune", "bstune, fixed horizon", "TPE", "TPE, fixed horizon")
+
+
+@dataclass(frozen=True)
+class HorizonLaw:
+    """A law of S(B, lr), and what happens over a horizon; see the module's docstring."""
+
+    law: Law
+    power: float  # p
+    floor: float  # f
+    share: float  # k
+    budget_factor: float
+    sizes: tuple[int, int] = (LOW, HIGH)
+    lrs: tuple[float, float] = (LR_LOW, LR_HIGH)
+    target: Target = ERROR
+
+    def tau(self, batch_size: float) -> float:
+        """Return seconds per step."""
+        return self.law.tau(batch_size)
+
+    def rule(self, batch_size: float) -> float:
+        """Return the learning rate of the square-root rule through the middle of both ranges."""
+        return math.sqrt(LR_LOW * LR_HIGH) * math.sqrt(batch_size / math.sqrt(LOW * HIGH))
+
+    def run(self, number: int, batch_size: int, lr: float, horizon: int, seed: int) -> TrialResult:
+        """Return the record of a run."""
+        law, rng = self.law, np.random.default_rng([seed, 77])
+        tau, spec = self.tau(batch_size), TrialSpec(number, number, batch_size, lr, None, seed)
+        shortest = law.steps(batch_size, lr)
+        if shortest is None:
+            steps = max(1, round(0.1 * min(horizon, law.frontier(batch_size))))
+            return self._record(spec, "diverged", steps, horizon, ((steps, None),), tau)
+        shortest *= math.exp(law.noise * rng.standard_normal())
+        height = (shortest / horizon) ** self.power * math.exp(0.03 * rng.standard_normal())
+        value = min(self.floor + (TARGET - self.floor) * height, START)
+        if horizon < shortest:
+            value = max(value, math.nextafter(TARGET, 1.0))
+            return self._record(spec, "censored", horizon, horizon, ((horizon, value),), tau)
+        met = min(max(1, round(shortest ** (1.0 - self.share) * horizon**self.share)), horizon)
+        value = min(value, TARGET) if met == horizon else TARGET
+        return self._record(spec, "reached", met, horizon, ((met, value),), tau)
+
+    @staticmethod
+    def _record(
+        spec: TrialSpec, status: Any, steps: int, horizon: int, history: tuple[Any, ...], tau: float
+    ) -> TrialResult:
+        low = steps - max(1, steps // 20) if status == "reached" else steps
+        return TrialResult.unmeasured(
+            spec, status, steps=steps, steps_low=low, examples=steps * spec.batch_size, train_seconds=steps * tau,
+            seconds_per_step=tau, history=history, horizon=horizon,
+        )  # fmt: skip
+
+    def cost(self, batch_size: float, lr: float, horizon: float) -> float:
+        """Return the seconds until a run meets the target, those that miss included: infinite if none does."""
+        shortest = self.law.steps(batch_size, lr)
+        if shortest is None:
+            return math.inf
+        reaches = float(ndtr(math.log(horizon / shortest) / self.law.noise))
+        if reaches < 1e-6:
+            return math.inf
+        met = min(shortest ** (1.0 - self.share) * horizon**self.share, horizon)
+        return self.law.tau(batch_size) * (met + horizon * (1.0 - reaches) / reaches)
+
+    @cached_property
+    def best(self) -> tuple[float, float, float]:
+        """The least cost, and its batch size and horizon."""
+        sizes = 2.0 ** np.arange(math.log2(LOW), math.log2(HIGH) + 1e-9, 0.125)
+        rates = {size: min(max(self.law.best_lr(size), LR_LOW), LR_HIGH) for size in sizes}
+        points = [(size, (self.law.steps(size, rates[size]) or math.inf) * r) for size in sizes for r in RATIOS]
+        return min((self.cost(size, rates[size], h), size, h) for size, h in points if math.isfinite(h))
+
+    def budget(self, batch_size: float) -> float:
+        """Return the steps of the budget, a number of examples."""
+        _, size, horizon = self.best
+        return max(1.0, self.budget_factor * size * horizon / batch_size)
+
+
+RATIOS = np.exp(np.linspace(-0.3, 0.8, 45))
+
+
+def draw(seed: int) -> HorizonLaw:
+    """Return a law of its own for each seed."""
+    rng = np.random.default_rng([seed, 5])
+    return HorizonLaw(
+        law=draw_law(seed, "noise 10%"),
+        power=math.exp(rng.uniform(math.log(0.3), math.log(1.2))),
+        floor=rng.uniform(0.0, 0.08),
+        share=(0.2, 0.5, 0.8, 1.0)[seed % 4],
+        budget_factor=math.exp(rng.uniform(0.0, math.log(4.0))),
+    )
+
+
+class Digits:
+    """The workload ``digits`` with ``schedule=linear``; its modules are built once a process."""
+
+    target = Target("val/loss", 0.1, "min")
+    sizes = (4, 1200)
+    lrs = (0.4 / 32.0, 0.4 * 32.0)  # five octaves to either side of the reference
+
+    def __init__(self) -> None:
+        quieten()
+        arguments = ["workload=digits", "schedule=linear", "device=cpu", "mlflow.enabled=false"]
+        config = resolve(compose_checked([*arguments, f"output={tempfile.mkdtemp()}/o"]))
+        protocol = checked_protocol(config)
+        self._backend = LightningBackend(config, build_workload(config), protocol)
+        self._budget = protocol.budget
+
+    def tau(self, batch_size: float) -> float:
+        """Return seconds per step, as ``bench_trial_overhead.py`` found them: 0.77 ms at 32, 1.25 at 512."""
+        return 0.74e-3 + 1e-6 * batch_size
+
+    def rule(self, batch_size: float) -> float:
+        """Return the learning rate of the square-root rule through the reference."""
+        return 0.4 * math.sqrt(batch_size / 64.0)
+
+    def budget(self, batch_size: float) -> float:
+        """Return the steps of the workload's own budget."""
+        return float(self._budget.last_step(round(batch_size)))
+
+    def run(self, number: int, batch_size: int, lr: float, horizon: int, seed: int) -> TrialResult:
+        """Return the record of a run, its seconds those of :meth:`tau`."""
+        spec = TrialSpec(number, number, batch_size, lr, None, seed, max_steps=horizon)
+        result, tau = self._backend.run(spec, None, None), self.tau(batch_size)
+        return replace(result, seconds_per_step=tau, train_seconds=result.steps * tau, measured_seconds_per_step=None)
+
+
+Problem = HorizonLaw | Digits
+
+
+class Frontier:
+    """bstune's sampler, as a study uses it."""
+
+    def __init__(self, problem: Problem, seed: int, chooses: bool) -> None:
+        self._problem, self._chooses = problem, chooses
+        self.sampler = FrontierSampler(
+            objective="time",
+            rule=problem.rule,
+            budget=problem.budget,
+            target=problem.target,
+            ideal=0.0,
+            lr_range=problem.lrs,
+            step_time=problem.tau,
+            horizon=chooses,
+            search_space={
+                "batch_size": IntDistribution(*problem.sizes, log=True),
+                "lr": FloatDistribution(*problem.lrs, log=True),
+            },
+            seed=seed,
+        )
+        self.study = optuna.create_study(sampler=self.sampler)
+        self._incumbent: TrialResult | None = None
+
+    def ask(self, finished: Sequence[TrialResult]) -> tuple[optuna.Trial, int, float, int]:
+        """Return the next trial, its batch size, learning rate and horizon."""
+        trial = self.study.ask()
+        size = trial.suggest_int("batch_size", *self._problem.sizes, log=True)
+        lr = trial.suggest_float("lr", *self._problem.lrs, log=True)
+        chosen = self.sampler.max_steps(trial.number) if self._chooses else None
+        return trial, size, lr, chosen or math.ceil(self._problem.budget(size))
+
+    def tell(self, trial: optuna.Trial, result: TrialResult) -> None:
+        """Take in a result."""
+        trial.set_user_attr(RECORD, result.to_json())
+        if result.time_to_target is None:
+            self.study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        else:
+            self.study.tell(trial, result.time_to_target)
+
+    def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
+        """Return the recommended trial, asked for as trials reach the target."""
+        if finished[-1].reached:
+            number = self.sampler.recommended(self.study)
+            self._incumbent = None if number is None else finished[number]
+        return self._incumbent
+
+
+class Tpe:
+    """Optuna's TPE."""
+
+    def __init__(self, problem: Problem, seed: int, chooses: bool) -> None:
+        self._problem, self._chooses = problem, chooses
+        self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+
+    def ask(self, finished: Sequence[TrialResult]) -> tuple[optuna.Trial, int, float, int]:
+        """Return the next trial, its batch size, learning rate and horizon."""
+        trial, problem = self.study.ask(), self._problem
+        size = trial.suggest_int("batch_size", *problem.sizes, log=True)
+        half = 0.5 * math.log2(problem.lrs[1] / problem.lrs[0])
+        lr = min(
+            max(problem.rule(size) * 2.0 ** trial.suggest_float("delta", -half, half), problem.lrs[0]), problem.lrs[1]
+        )
+        steps = problem.budget(size)
+        if self._chooses:
+            steps *= trial.suggest_float("horizon", SHORTEST, 1.0, log=True)
+            best = self.incumbent(finished)
+            if best is not None:
+                steps = min(steps, STOP_FACTOR * (best.time_to_target or math.inf) / problem.tau(size))
+        return trial, size, lr, max(1, math.ceil(steps))
+
+    def tell(self, trial: optuna.Trial, result: TrialResult) -> None:
+        """Take in a result."""
+        if result.time_to_target is not None:
+            self.study.tell(trial, math.log(result.time_to_target))
+            return
+        value = result.history[-1][1]
+        whole = self._problem.budget(result.batch_size) * self._problem.tau(result.batch_size)
+        off = math.log(20.0 if value is None else max(value / self._problem.target.value, 1.0))
+        self.study.tell(trial, math.log(whole) + off)
+
+    def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
+        """Return the fastest trial."""
+        times = [(one.time_to_target, one.number) for one in finished if one.time_to_target is not None]
+        return finished[min(times)[1]] if times else None
+
+
+def search(problem: Problem, name: str, seed: int, seconds: float) -> Iterator[tuple[float, TrialResult | None]]:
+    """Run a search; yield the seconds spent after each trial, and the incumbent then."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    kind = Frontier if name.startswith("bstune") else Tpe
+    one: Frontier | Tpe = kind(problem, seed, "fixed" not in name)
+    finished: list[TrialResult] = []
+    spent = 0.0
+    while spent < seconds and len(finished) < MOST_TRIALS:
+        trial, size, lr, horizon = one.ask(finished)
+        finished.append(problem.run(len(finished), size, lr, horizon, 10_000 * seed + len(finished)))
+        spent += finished[-1].train_seconds
+        one.tell(trial, finished[-1])
+        yield spent, one.incumbent(finished)
+
+
+def at(path: Sequence[tuple[float, Any]], spending: float) -> Any:
+    """Return what a path has come to before its spending exceeds this; None if nothing."""
+    return next((value for spent, value in reversed(path) if spent <= spending), None)
+
+
+def of_law(job: tuple[int, int, str]) -> dict[str, Any]:
+    """Run one search on one law with one seed; return the judged and the own ratio after each spending."""
+    number, seed, name = job
+    law = draw(number)
+    unit = law.best[0]
+    path = list(search(law, name, 1000 * number + seed, SPENDINGS[-1] * unit))
+    rows = []
+    for spending in SPENDINGS:
+        chosen = at(path, spending * unit)
+        judged, own = math.inf, math.inf
+        if chosen is not None:
+            judged = law.cost(chosen.batch_size, chosen.lr, float(chosen.horizon)) / unit
+            own = chosen.time_to_target / unit
+        rows.append((judged, own))
+    first = next((spent / unit for spent, chosen in path if chosen is not None), None)
+    return {"law": number, "seed": seed, "search": name, "trials": len(path), "first": first, "ratios": rows,
+            "share": law.share, "power": law.power, "floor": law.floor, "budget_factor": law.budget_factor}  # fmt: skip
+
+
+def of_digits(job: tuple[int, str]) -> dict[str, Any]:
+    """Run one search on the workload; return its path, each incumbent as (B, lr, horizon, own seconds)."""
+    seed, name = job
+    problem = digits()
+    path = [
+        (spent, None if one is None else (one.batch_size, one.lr, one.horizon, one.time_to_target))
+        for spent, one in search(problem, name, seed, DIGITS_SECONDS)
+    ]
+    return {"seed": seed, "search": name, "path": path}
+
+
+def fresh_cost(job: tuple[tuple[int, float, int], int]) -> float:
+    """Return the seconds until a run meets the target, over so many fresh seeds; infinite if none does."""
+    (size, lr, horizon), fresh = job
+    runs = [digits().run(i, size, lr, horizon, 1_000_000 + i) for i in range(fresh)]
+    reached = sum(run.reached for run in runs)
+    return sum(run.train_seconds for run in runs) / reached if reached else math.inf
+
+
+digits = cache(Digits)
+
+
+def judge_digits(rows: Sequence[dict[str, Any]], fresh: int, pool: ProcessPoolExecutor) -> None:
+    """Give each search's row the ratios after each spending, and print the best point."""
+    points = sorted({chosen[:3] for row in rows for _, chosen in row["path"] if chosen is not None})
+    costs = dict(zip(points, pool.map(fresh_cost, [(point, fresh) for point in points]), strict=True))
+    best = min(points, key=lambda point: costs[point])
+    unit = costs[best]
+    print(f"{len(points)} incumbents; best: B {best[0]}, lr {best[1]:.3g}, horizon {best[2]}: {1e3 * unit:.1f} ms")
+    for row in rows:
+        chosen = [at(row["path"], spending * unit) for spending in SPENDINGS]
+        row["ratios"] = [
+            (math.inf, math.inf) if one is None else (costs[one[:3]] / unit, one[3] / unit) for one in chosen
+        ]
+        row["first"] = next((spent / unit for spent, one in row["path"] if one is not None), None)
+        row["trials"] = len(row.pop("path"))
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print medians, 90th percentiles and shares within 1.2 of each search after each spending."""
+    for name in dict.fromkeys(row["search"] for row in rows):
+        some = [row for row in rows if row["search"] == name]
+        first = statistics.median(math.inf if row["first"] is None else row["first"] for row in some)
+        trials = statistics.median(row["trials"] for row in some)
+        print(f"{name}: first hit after {first:.1f}x, {trials:g} trials (medians of {len(some)})")
+        for i, spending in enumerate(SPENDINGS):
+            judged, own = (sorted(row["ratios"][i][j] for row in some) for j in (0, 1))
+            within = sum(ratio <= 1.2 for ratio in judged) / len(judged)
+            tails = [some[int(0.9 * len(some))] for some in (judged, own)]
+            print(
+                f"   after {spending:g}x: fresh {statistics.median(judged):.2f}, p90 {tails[0]:.2f}, within 1.2 "
+                f"{within:.0%}; own {statistics.median(own):.2f}, p90 {tails[1]:.2f}"
+            )
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = parser.add_subparsers(required=True, dest="what")
+    for name, seeds in (("laws", 2), ("digits", 5)):
+        kind = kinds.add_parser(name)
+        kind.add_argument("--seeds", type=int, default=seeds)
+        kind.add_argument("--searches", nargs="+", default=list(SEARCHES), choices=SEARCHES)
+        kind.add_argument("--jobs", type=int, default=2, help="processes")
+        kind.add_argument("--json", type=Path, help="file for every study's numbers")
+    kinds.choices["laws"].add_argument("--laws", type=int, default=12)
+    kinds.choices["digits"].add_argument("--fresh", type=int, default=8, help="seeds that judge an incumbent")
+    options = parser.parse_args()
+    about = machine(device("cpu"), options.seeds * (options.laws if options.what == "laws" else 1))
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        if options.what == "laws":
+            rows = list(pool.map(of_law, product(range(options.laws), range(options.seeds), options.searches)))
+        else:
+            rows = list(pool.map(of_digits, product(range(options.seeds), options.searches)))
+            judge_digits(rows, options.fresh, pool)
+    show(rows)
+    write(options.json, about, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Schedules that end with the trial: the law of the metric over horizons, the horizon chosen, and whole searches."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from learners import factors
+from scipy.special import ndtr
+from synthetic import Law
+from toolbox import make_result, make_spec
+
+from bstune.core.records import Target
+from bstune.search.acquisition import Domain, suggest
+from bstune.search.horizon import HORIZON_NORMAL, Ends, log_shortest, misfit, slack
+from bstune.search.observations import infer, likelihood_data, smoothed
+from bstune.search.posterior import OTHER, make_prior
+from bstune.search.sampler import default_policy
+from bstune.study.prepare import compose_checked
+from bstune.trial.workload import build_module, has_horizon
+
+LOW, HIGH, BUDGET = 8, 4096, 20_000.0
+LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)
+ERROR = Target("error", 0.1, "min")
+POLICY = replace(default_policy(), particles=96, moves=2, candidates=80, curve_share=0.0)
+
+
+def prior(horizon=True, others=0):
+    study = {"low": LOW, "high": HIGH, "rule": lambda x: np.log2(0.1) + 0.5 * (x - 7.0), "others": others}
+    made = {"log_budget": math.log(BUDGET), "sigma": 1.0, "exponent_sigma": 0.3, "noise_scale": None}
+    return make_prior(**study, **made, horizon=horizon)
+
+
+def trial(number, size, lr, horizon, power=0.5, share=1.0, shortest=None):
+    """Return a trial of this horizon: the metric is 0.1 (S/h)^power at its end."""
+    shortest = shortest or LAW.steps(size, lr)
+    steps = horizon if horizon < shortest else round(shortest ** (1 - share) * horizon**share)
+    value = 0.1 * (shortest / horizon) ** power if steps == horizon else 0.1
+    return make_result(
+        number=number, batch_size=size, lr=lr, status="reached" if horizon >= shortest else "censored", steps=steps,
+        steps_low=steps, horizon=horizon, history=((steps, value),), seconds_per_step=LAW.tau(size), trial_index=number,
+        train_seconds=steps * LAW.tau(size),
+    )  # fmt: skip
+
+
+def inferred(trials, seed=0, particles=96, **changes):
+    settings = {"prior": prior(), "target": ERROR, "ideal": 0.0, "step_time": LAW.tau, "in_examples": False}
+    settings |= {"particles": particles, "moves": POLICY.moves, "rng": np.random.default_rng(seed)}
+    return infer(trials, {}, **(settings | changes))
+
+
+def test_the_law_in_closed_form():
+    law = np.array([[math.log(2.0), math.log(0.5), 0.5]])
+    ends = Ends(np.array([0.25, -0.25, 0.0, 0.0]), np.array([0.0, 0.0, -0.4, 0.0]))
+    assert log_shortest(law, ends).tolist() == [pytest.approx([1.0, -1.0, -0.2, 0.0])]
+    spreads = misfit(Ends(np.array([0.0, 0.1, 1.0]), np.zeros(3)))
+    assert spreads[0] == 0.03
+    assert (np.diff(spreads) > 0.0).all()
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.03, 0.1, 0.3, 1.0, 3.0])
+def test_the_slack_costs_least_until_a_run_reaches_the_target(spread):
+    """The cost is h/P(S <= h), and a run that misses is run again."""
+    grid = np.linspace(-12.0, 2.0, 28_001)
+    cost = grid - np.log(ndtr(grid / max(spread, 1e-3)) + 1e-300)
+    assert slack(spread) == pytest.approx(grid[cost.argmin()], abs=2e-3)
+    assert (slack(spread) > 0.0) == (spread < 0.7)
+
+
+@pytest.mark.parametrize(
+    ("status", "steps", "history", "excess", "early", "bound"),
+    [
+        ("censored", 100, ((50, 0.5), (100, 0.2)), math.log(2.0), 0.0, False),  # at the end, not on the way
+        ("censored", 100, ((100, 0.1),), 0.003, 0.0, False),  # it missed by the metric's rounding
+        ("censored", 100, (), 0.0, 0.0, True),  # without a metric it is a bound
+        ("reached", 100, ((100, 0.08),), math.log(0.8), 0.0, False),
+        ("reached", 80, ((80, 0.05),), 0.0, math.log(0.8), False),
+        ("diverged", 100, ((100, 0.9),), 0.0, 0.0, False),
+    ],
+)
+def test_how_a_trial_ends_its_horizon(status, steps, history, excess, early, bound):
+    one = make_result(batch_size=64, status=status, steps=steps, steps_low=0, history=history, horizon=100)
+    data = inferred([one]).data
+    assert (data.ends.excess[0], data.ends.early[0]) == (pytest.approx(excess), pytest.approx(early))
+    assert (bool(data.bound[0]), data.y[0]) == (bound, math.log(steps))
+    assert data.least[0] == (math.log(100) if status == "censored" and not bound else -math.inf)
+
+
+def test_without_a_horizon_nothing_of_it_is_there():
+    plain = inferred([trial(0, 64, 0.1, 9_000)], prior=prior(horizon=False))
+    assert plain.data.ends is None
+    assert plain.observations[0].horizon is None
+    assert plain.theta.shape[1] == inferred([]).theta.shape[1] - len(HORIZON_NORMAL)
+    assert prior(others=2).others == prior(horizon=False, others=2).others == 2
+
+
+def test_the_law_is_learnt_from_trials_of_several_horizons():
+    """Two laws, eight trials at one point each: what they say of a metric that is 30% or 100% off its target."""
+    for power in (0.25, 1.0):
+        horizons = np.geomspace(150, 1800, 8).round().astype(int).tolist()
+        seen = [trial(i, 128, 0.1, horizon, power, shortest=1100.0) for i, horizon in enumerate(horizons)]
+        posterior = inferred(seen, particles=400)
+        law = posterior.theta[:, OTHER : OTHER + 3]
+        excess = power * np.log([1.3, 2.0, 4.0])
+        found = np.median(log_shortest(law, Ends(excess, np.zeros(3))), axis=0)
+        assert found == pytest.approx(np.log([1.3, 2.0, 4.0]), rel=0.3)
+
+
+def test_what_fresh_seeds_are_predicted_to_give_counts_the_runs_that_miss():
+    """Of equal points, a horizon that was met by luck costs more than one with some slack, and so does a long one."""
+    around = [trial(i, 128, 0.1, horizon, shortest=1000.0) for i, horizon in enumerate((900, 950, 1050, 1100, 1200))]
+    lucky = replace(trial(5, 128, 0.1, 1000), status="reached", steps=820, horizon=820, history=((820, 0.1),))
+    long = trial(6, 128, 0.1, 2500, shortest=1000.0)
+    costs = {one.number: cost for cost, one in smoothed(inferred([*around, lucky, long]), "steps")}
+    assert costs.keys() == {2, 3, 4, 5, 6}
+    assert costs[4] < costs[5]
+    assert costs[4] < costs[6]
+
+
+def decided(trials, seed, budget=BUDGET, **changes):
+    posterior = inferred(trials, seed)
+    settings = {"objective": "time", "budget": lambda size: budget, "policy": POLICY, "resumable": None}
+    place = Domain(LOW, HIGH, round, lambda x: (np.full(x.shape, -10.0), np.full(x.shape, 0.0)), 0)
+    return posterior, suggest(posterior, (), domain=place, rng=np.random.default_rng(seed), **(settings | changes))
+
+
+@pytest.mark.parametrize("objective", ["time", "steps", "curve"])
+def test_a_search_chooses_short_horizons_first_and_none_past_the_budget(objective):
+    trials, longest = [], []
+    for number in range(16):
+        posterior, chosen = decided(trials, number, budget=900.0, objective=objective)
+        assert chosen.resumed_from is None
+        assert 1 <= chosen.max_steps <= 900
+        if not any(one.reached for one in trials):
+            seconds = LAW.tau(2**chosen.x)
+            least = max(POLICY.initial_fraction * 900.0, 10.0) * seconds
+            assert chosen.max_steps * seconds <= max(POLICY.max_growth * posterior.spent, least) + seconds
+        trials.append(trial(number, round(2**chosen.x), 2**chosen.z, chosen.max_steps))
+        longest.append(chosen.max_steps)
+    assert longest[0] < 30
+    assert max(longest) > 10 * longest[0]
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6, 1.0])
+def test_a_search_comes_to_the_shortest_horizon(share):
+    """Of a law whose metric it is not told: the budget is 10 times what the fastest point needs."""
+    least = min(LAW.frontier(size) * LAW.tau(size) for size in 2.0 ** np.arange(3.0, 12.0, 0.1))
+    for seed in range(2):
+        trials = []
+        for number in range(24):
+            _, chosen = decided(trials, 100 * seed + number)
+            size, lr = round(2**chosen.x), 2**chosen.z
+            diverged = make_result(number=number, batch_size=size, lr=lr, status="diverged", steps=5, history=())
+            follows = LAW.steps(size, lr) is not None
+            trials.append(trial(number, size, lr, chosen.max_steps, 0.35, share) if follows else diverged)
+        best = min((one for one in trials if one.reached), key=lambda one: one.time_to_target)
+        assert best.time_to_target < 1.2 * least
+        assert best.horizon < 1.4 * LAW.steps(best.batch_size, best.lr)
+
+
+@pytest.mark.parametrize("name", ["digits schedule=linear", "resnet_cifar", "airbench_cifar", "airbench_muon"])
+def test_a_schedule_ends_with_the_trials_own_steps(name):
+    """Whatever the budget: as if it had been these steps."""
+
+    def used(max_steps, budget):
+        config = compose_checked([*f"+workload={name}".split(), "device=cpu", f"budget.steps={budget}"])
+        assert has_horizon(config)
+        config.budget.examples = 1
+        module = build_module(config, replace(make_spec(100, 0.1), max_steps=max_steps))
+        return factors(module.configure_optimizers()["lr_scheduler"]["scheduler"], 21)
+
+    assert used(20, 50) == used(None, 20) == used(20, 10)
+    assert used(20, 50) != used(None, 50)
+
+
+def test_no_trial_at_all_and_none_with_a_metric():
+    assert likelihood_data([], prior()).ends.excess.shape == (0,)
+    bounds = [replace(trial(i, 64, 0.1, 100), history=()) for i in range(3)]
+    assert np.isfinite(inferred(bounds).theta).all()
