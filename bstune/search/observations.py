@@ -14,15 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, ndtr
+from scipy.special import ndtr
 
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import StepTime, StepTimes, fit_step_times
 from bstune.search.horizon import Ends, misfit
 from bstune.search.posterior import (
     NOISE,
-    OUTLIER_SHARE,
-    OUTLIER_SPREAD,
     LikelihoodData,
     Prior,
     log_steps,
@@ -204,24 +202,20 @@ def fresh_steps(posterior: Posterior) -> dict[int, float]:
 
     It is the posterior mean of log S, which leans on all trials around, drawn to the runs at the very place as far as
     their noise from seed to seed is small beside what the model misses at one place. Of these runs a stopped one counts
-    as its estimate or bound, one that diverged as far slower than expected, and one that is much faster than expected
-    by the probability that it is no outlier of the likelihood. Where the schedule ends with the trial, the seed runs at
-    the trial's own horizon until it reaches the target: a run that misses has cost its horizon.
+    as its estimate or bound, and one that diverged as far slower than expected. Where the schedule ends with the trial,
+    the seed runs at the trial's own horizon until it reaches the target: a run that misses has cost its horizon.
     """
     data, horizon = posterior.data, posterior.prior.horizon
     expected = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
     y = steps_seen(posterior.theta, data, posterior.prior).mean(axis=0)
     gap = np.where(data.diverged, math.log(FAILURE_FACTOR), y - expected)
     noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
-    core, wide = noise + MISFIT**2, noise + MISFIT**2 + OUTLIER_SPREAD**2
-    log_odds = math.log(OUTLIER_SHARE / (1.0 - OUTLIER_SHARE)) + 0.5 * math.log(core / wide)
-    trust = expit(-log_odds - 0.5 * np.minimum(gap, 0.0) ** 2 * (1.0 / core - 1.0 / wide))
     places: dict[tuple[float, float, tuple[float, ...]], list[int]] = {}
     for i, one in enumerate(posterior.observations):
         places.setdefault((one.x, one.z, one.other), []).append(i)
     steps: dict[int, float] = {}
     for runs in places.values():
-        own = MISFIT**2 * float(trust[runs] @ gap[runs]) / (MISFIT**2 * float(trust[runs].sum()) + noise)
+        own = float(gap[runs].mean()) * MISFIT**2 / (MISFIT**2 + noise / len(runs))
         reached = [i for i in runs if posterior.observations[i].status == "reached"]
         for i in reached:
             one, log_s = posterior.observations[i], float(expected[i]) + own
