@@ -193,9 +193,8 @@ class TrialResult:
         required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
         missing, unknown = sorted(required - values.keys()), sorted(values.keys() - {f.name for f in fields(cls)})
         if missing or unknown:
-            faults = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has unknown {', '.join(unknown)}"] * bool(
-                unknown
-            )
+            both = (("lacks", missing), ("has unknown", unknown))
+            faults = [f"{what} {', '.join(names)}" for what, names in both if names]
             raise RecordError(f"a trial record {' and '.join(faults)}")
         if values["status"] not in STATUSES:
             raise RecordError(f"status must be one of {STATUSES}, but got {values['status']!r}")
