@@ -59,7 +59,7 @@ class Observation:
     spread: float  # its standard deviation
     stuck: bool  # True if resuming added no steps (a replayed record ended)
     horizon: int | None = None  # steps after which its schedule ends, where it ends with the trial
-    excess: float | None = None  # log excess at the horizon's end; None if the trial ended before, or has no metric
+    excess: float | None = None  # least log excess over the horizon; None if the trial ended before, or has no metric
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,8 @@ def _observation(
 def _with_end(one: Observation, trial: TrialResult, curve: Curve) -> Observation:
     """Return the observation with how it ended its horizon, in place of what its history extrapolates to."""
     horizon = max(one.steps, trial.horizon or 0)
-    excess = curve[-1][1] if curve and one.steps == horizon else None
+    # The least on the way, as the target is met by any evaluation: where a schedule anneals, that at its end.
+    excess = min(value for _, value in curve) if curve and one.steps == horizon else None
     return replace(one, horizon=horizon, excess=excess, log_factor=None, spread=0.0)
 
 
