@@ -14,8 +14,8 @@ from bstune.search.acquisition import (
     Domain,
     b_crit_quantiles,
     candidate_log_steps,
+    choose_for_curve,
     log_b_crit,
-    max_variance_reduction,
     suggest,
     unseen_regime,
 )
@@ -291,7 +291,7 @@ def asked(posterior, x, done, pending=()):
     """Return which of the log2 batch sizes, each at the rule's rate, is asked for, and the steps expected there."""
     x, nothing = np.array(x), np.zeros((len(x), 0))
     candidates = Candidates((), x, posterior.prior.rule(x), nothing, np.array(done))
-    return max_variance_reduction(posterior, candidates, pending)
+    return choose_for_curve(posterior, candidates, pending, 0.0)
 
 
 def test_what_is_asked_tells_of_b_crit_for_its_cost():
@@ -350,7 +350,8 @@ def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, al
     posterior = learned(around(curve(sizes).items()))
     x = np.array([3.0, 4.5, 6.0, 8.0, 12.0])
     candidates = Candidates((), x, posterior.prior.rule(x), np.zeros((5, 0)), np.zeros(5))
-    found = unseen_regime(posterior, candidates, [], allowed)
+    draws = candidate_log_steps(posterior, candidates, posterior.theta), log_b_crit(posterior.theta, posterior.prior)
+    found = unseen_regime(posterior, candidates, [], *draws, allowed)
     assert (found and found[0]) == place
     running = [] if place is None else [(float(x[place]), 0.0, None)]
-    assert place is None or (unseen_regime(posterior, candidates, running, allowed) or (None,))[0] != place
+    assert place is None or (unseen_regime(posterior, candidates, running, *draws, allowed) or (None,))[0] != place
