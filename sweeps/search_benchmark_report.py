@@ -41,8 +41,8 @@ COMMON_RULES = (
     "but bstune's, which take it as a scale. Only trials that finished within the spending count. tau(B) is known "
     "beforehand, at no cost.",
     "Of an Optuna sampler's two forms (a stopped trial recorded as pruned, or as complete at its bound) the better one "
-    "is shown, chosen on these seeds, in its favour; values are log seconds. The rules saturating and surge get the "
-    "table's own B_crit as noise scale, in their favour.",
+    "is shown, chosen on these seeds, in its favour; values are log seconds, or log steps. The rules saturating and "
+    "surge get the table's own B_crit as noise scale, in their favour.",
 )
 FRONTIER_RULE = (
     "bstune has the square-root rule through the reference as prior mean and no noise scale; bstune/none and "

@@ -13,13 +13,14 @@ from bstune.search.acquisition import (
     Candidates,
     Domain,
     b_crit_quantiles,
+    candidate_log_steps,
+    choose_for_curve,
     log_b_crit,
-    max_variance_reduction,
     suggest,
     unseen_regime,
 )
 from bstune.search.observations import infer
-from bstune.search.posterior import B_CRIT, B_OPT, draw_prior, make_prior
+from bstune.search.posterior import B_CRIT, B_OPT, NOISE, draw_prior, log_steps, make_prior
 from bstune.search.sampler import default_policy
 
 LOW, HIGH = 8, 4096
@@ -290,7 +291,7 @@ def asked(posterior, x, done, pending=()):
     """Return which of the log2 batch sizes, each at the rule's rate, is asked for, and the steps expected there."""
     x, nothing = np.array(x), np.zeros((len(x), 0))
     candidates = Candidates((), x, posterior.prior.rule(x), nothing, np.array(done))
-    return max_variance_reduction(posterior, candidates, pending)
+    return choose_for_curve(posterior, candidates, pending, 0.0)
 
 
 def test_what_is_asked_tells_of_b_crit_for_its_cost():
@@ -302,6 +303,29 @@ def test_what_is_asked_tells_of_b_crit_for_its_cost():
     # Where it is running already, the other end tells more if it costs only what it still takes.
     running = [(12.0, float(posterior.prior.rule(12.0)), None)]
     assert asked(posterior, x, [8000.0, 0.0, 0.0, 0.0, 0.0], running)[0] == 0
+
+
+def test_a_stopped_trial_takes_what_its_own_history_says_as_far_as_it_says_it():
+    stopped = [replace(tried(number, 64, 0.05), status="censored", steps=500) for number in (30, 31, 32)]
+    posterior = learned([*around(curve().items()), *stopped])
+    data, last = posterior.data, posterior.observations[-3:]
+    # An estimate that is sure, one that says nothing, and a bound far above what the law says.
+    data = replace(data, y=data.y.copy(), spread=data.spread.copy(), bound=data.bound.copy())
+    data.y[-3:], data.spread[-3:], data.bound[-3:] = (9.0, 9.0, 9.0), (1e-3, 1e3, 0.05), (False, False, True)
+    posterior = replace(posterior, data=data)
+    x, z = np.array([6.0] * 3 + [8.0]), np.array([math.log2(0.05)] * 3 + [-3.0])
+    candidates = Candidates(tuple(last), x, z, np.zeros((4, 0)), np.array([500.0] * 3 + [0.0]))
+    found = candidate_log_steps(posterior, candidates, posterior.theta)
+    law = log_steps(posterior.theta, candidates.points(posterior), posterior.prior)
+    np.testing.assert_allclose(found[:, 0], 9.0, atol=0.01)
+    np.testing.assert_allclose(found[:, [1, 3]], law[:, [1, 3]], atol=1e-4)
+    np.testing.assert_array_equal(found[:, 2], np.maximum(law[:, 2], 9.0))
+    noise = posterior.theta[:, NOISE]
+    data.spread[-3] = 0.2
+    share = 1.0 / (1.0 + 0.2**2 * np.exp(-2.0 * noise))
+    np.testing.assert_allclose(
+        candidate_log_steps(posterior, candidates, posterior.theta)[:, 0], law[:, 0] + share * (9.0 - law[:, 0])
+    )
 
 
 @pytest.mark.parametrize("steps", [30_000, 3_000_000])
@@ -326,7 +350,8 @@ def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, al
     posterior = learned(around(curve(sizes).items()))
     x = np.array([3.0, 4.5, 6.0, 8.0, 12.0])
     candidates = Candidates((), x, posterior.prior.rule(x), np.zeros((5, 0)), np.zeros(5))
-    found = unseen_regime(posterior, candidates, [], allowed)
+    draws = candidate_log_steps(posterior, candidates, posterior.theta), log_b_crit(posterior.theta, posterior.prior)
+    found = unseen_regime(posterior, candidates, [], *draws, allowed)
     assert (found and found[0]) == place
     running = [] if place is None else [(float(x[place]), 0.0, None)]
-    assert place is None or (unseen_regime(posterior, candidates, running, allowed) or (None,))[0] != place
+    assert place is None or (unseen_regime(posterior, candidates, running, *draws, allowed) or (None,))[0] != place

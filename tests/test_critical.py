@@ -149,7 +149,13 @@ def test_b_crit_over_targets_that_enough_trials_passed():
     assert easier_targets(done[:7], TARGET, 0.0) == easier_targets(done[:1] * 9, TARGET, 0.0) == []
     assert easier_targets(done, TARGET, None) == []
     assert "set workload.target.bounds" in no_easier_target(TARGET, None)
-    assert no_easier_target(TARGET, 0.0) == "no easier target was passed by 8 trials over a factor of 8 in batch size"
+    assert "by 8 closely evaluated trials over 8 times the batch size" in no_easier_target(TARGET, 0.0)
+    assert (
+        easier_targets([replace(one, history=one.history[:: len(one.history) - 1]) for one in done], TARGET, 0.0) == []
+    )  # coarse
+    parts = [replace(one, number=one.number + 8, resumed_from=one.number) for one in done]
+    assert easier_targets([*done[:4], *parts[:4]], TARGET, 0.0) == []  # four trials
+    done += parts
     asked = []
 
     def infer(trials, target):

@@ -59,8 +59,8 @@ def test_json_is_strict():
     [
         (None, r"a trial record is a JSON object, but got '\[\]'"),
         ({"status": "done"}, "status must be one of"),
-        ({"lr": ...}, r"lacks \['lr'\] and has unknown fields \[\]"),
-        ({"colour": 3}, r"lacks \[\] and has unknown fields \['colour'\]"),
+        ({"lr": ...}, "a trial record lacks lr$"),
+        ({"colour": 3}, "a trial record has unknown colour$"),
         ({"slot": 3, "trial_index": ...}, r"former version of bstune, with slot \(now trial_index\): rename"),
         ({"parent": 3, "settings": {}}, r"parent \(now resumed_from\), settings \(now hyperparameters\)"),
         ({"status": "budget"}, r"status budget \(now censored\): .* another name, study=NAME"),

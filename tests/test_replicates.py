@@ -257,7 +257,7 @@ def test_a_lucky_run_among_slow_ones_is_not_the_first_candidate_and_replicates_a
     assert asked(trials, "steps") == (slow, 0), "by single runs"
     _, steps = predicted(seen(trials))
     assert asked(trials, "steps", predicted=steps) == (LAW.index((512, 0.7)), 0)
-    assert steps[slow] == pytest.approx(steps_of(*LAW[slow]), rel=0.05)
+    assert 1.4 * lucky.steps < steps[slow] < 0.97 * steps_of(*LAW[slow]), "between its own and what is around"
     slower, loose = ([*trials, *again(lucky, *fresh, number=20)] for fresh in ((440, 445, 450), (220, 445, 900)))
     (less, after), (more, _) = predicted(seen(slower)), predicted(seen(loose))
     assert after[slow] == after[20], "one place"

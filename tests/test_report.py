@@ -56,18 +56,19 @@ def test_curves_and_scalars_to_track():
 
 
 @pytest.mark.parametrize(
-    ("ratios", "said"),
+    ("ratios", "steps", "said"),
     [
-        ((1.0, 1.05, 1.1, 1.15, 1.19), False),
-        ((1.0, 1.1, 1.2, 1.3, 1.4), True),
-        ((2.0,) * 5, False),  # slower than the survey, but evenly
-        ((1.0, 3.0, 1.0, 3.0), False),  # too few
-        ((None,) * 8, False),  # there was no survey
+        ((0.5, *np.linspace(1.0, 1.19, 10), 9.0), 50, False),  # but for one in twelve at either end
+        ((0.5, *np.linspace(1.0, 1.4, 10), 9.0), 50, True),
+        ((0.5, *np.linspace(1.0, 1.4, 10), 9.0), 9, False),  # too short to be timed
+        ((2.0,) * 12, 50, False),  # slower than the survey, but evenly
+        ((1.0, 3.0) * 4, 50, False),  # too few
+        ((None,) * 12, 50, False),  # there was no survey
     ],
 )
-def test_a_machine_whose_steps_differ_is_said(ratios, said):
+def test_a_machine_whose_steps_differ_is_said(ratios, steps, said):
     trials = [
-        make_result(number=i, seconds_per_step=0.01, measured_seconds_per_step=ratio and 0.01 * ratio)
+        make_result(number=i, steps=steps, seconds_per_step=0.01, measured_seconds_per_step=ratio and 0.01 * ratio)
         for i, ratio in enumerate(ratios)
     ]
     lines = load_caveat(trials)

@@ -193,7 +193,9 @@ class TrialResult:
         required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
         missing, unknown = sorted(required - values.keys()), sorted(values.keys() - {f.name for f in fields(cls)})
         if missing or unknown:
-            raise RecordError(f"a trial record lacks {missing} and has unknown fields {unknown}")
+            both = (("lacks", missing), ("has unknown", unknown))
+            faults = [f"{what} {', '.join(names)}" for what, names in both if names]
+            raise RecordError(f"a trial record {' and '.join(faults)}")
         if values["status"] not in STATUSES:
             raise RecordError(f"status must be one of {STATUSES}, but got {values['status']!r}")
         values["history"] = tuple((int(step), value) for step, value in values.get("history", ()))

@@ -39,7 +39,7 @@ LOOK_AFTER = 12.0  # ... this many times the incumbent's cost left out where the
 EDGE = 0.25  # octaves: a look lies so far within a regime, as its edge moves, or so near to the end of the range
 APART = 1.0  # octaves, at least, between the batch sizes of trials that are named together
 GIVEN_UP_AT = 1.6  # times the steps that are expected of a trial: where it ends
-MISFIT = 0.14  # in log S: what one more trial at a place still misses of the frontier there
+FRONTIER_MISFIT = 0.14  # in log S: what one more trial at a place still misses of the frontier there
 
 
 @dataclass(frozen=True)
@@ -133,15 +133,14 @@ def suggest(
 ) -> Suggestion:
     """Return the next trial for the objective ``time``, ``steps`` or ``curve``; ``budget`` is a scale, not a limit."""
     weight = observations.objective_weight(objective, posterior.tau)
-    reached = [one for one in posterior.observations if one.status == "reached"]
-    ranked = sorted(smoothed(posterior, objective), key=lambda pair: pair[0])
-    least = min((objective_so_far(one, weight) for one in reached), default=math.inf)
-    incumbent = min(ranked[0][0], MAX_LUCK * least) if ranked else None
-    maps, cost = objective == "curve", 0.0
-    if ranked and not maps:
-        cost = ranked[0][1].steps * float(posterior.tau(np.exp2(ranked[0][1].x)))
-        maps = posterior.spent > policy.curve_after * cost and rng.random() < policy.curve_share
-    maps &= bool(reached)  # before that, the objective ``curve`` too looks for what is fast
+    ranked, incumbent, maps, cost = smoothed(posterior, objective), None, False, 0.0
+    if ranked:  # before that, the objective ``curve`` too looks for what is fast
+        least, best = min(ranked, key=lambda pair: pair[0])
+        incumbent = min(least, MAX_LUCK * min(objective_so_far(one, weight) for _, one in ranked))
+        maps = objective == "curve"
+        if not maps:
+            cost = best.steps * float(posterior.tau(np.exp2(best.x)))
+            maps = posterior.spent > policy.curve_after * cost and rng.random() < policy.curve_share
     options = _candidates(posterior, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
 
     def with_horizon(chosen: int, most: float = math.inf, draw: Array | None = None) -> Suggestion:
@@ -152,8 +151,8 @@ def suggest(
         return options.suggestion(chosen, min(steps, longest))
 
     if maps:
-        unseen = unseen_regime(posterior, options, pending, LOOK_SHARE * (posterior.spent - LOOK_AFTER * cost))
-        chosen, expected = unseen or max_variance_reduction(posterior, options, pending)
+        allowed = LOOK_SHARE * (posterior.spent - LOOK_AFTER * cost)
+        chosen, expected = choose_for_curve(posterior, options, pending, allowed)
         if posterior.prior.horizon:
             return with_horizon(chosen)
         probe = policy.probe_fraction * expected
@@ -230,6 +229,20 @@ def _candidates(
     )
 
 
+def candidate_log_steps(posterior: Posterior, candidates: Candidates, theta: Array) -> Array:
+    """Return log S of n candidates in each of m draws, (m, n): of a stopped trial by its own history as well."""
+    steps = log_steps(theta, candidates.points(posterior), posterior.prior)
+    data, count = posterior.data, len(candidates.stopped)
+    places = {one.number: i for i, one in enumerate(posterior.observations)}
+    rows = [places[one.number] for one in candidates.stopped]
+    # Its seed is drawn already. Of a normal draw and a normal estimate: the mean by their precisions.
+    noise = np.exp(2.0 * theta[:, NOISE, None])
+    drawn, own = steps[:, :count], data.y[rows]
+    estimated = drawn + noise / (noise + data.spread[rows] ** 2) * (own - drawn)
+    steps[:, :count] = np.where(data.bound[rows], np.maximum(drawn, own), estimated)
+    return steps
+
+
 def thompson_sample(
     posterior: Posterior,
     candidates: Candidates,
@@ -240,7 +253,7 @@ def thompson_sample(
     rng: np.random.Generator,
 ) -> tuple[int, float]:
     """Return the candidate with the least objective in one draw, in cost too if nearly equal, and its steps there."""
-    drawn = np.minimum(log_steps(draw[None], candidates.points(posterior), posterior.prior)[0], 50.0)
+    drawn = np.minimum(candidate_log_steps(posterior, candidates, draw[None])[0], 50.0)
     score = drawn + np.log(weight(candidates.x))
     cost = np.exp(drawn) * posterior.tau(np.exp2(candidates.x))
     to_go = cost * np.maximum(1.0 - candidates.done / np.exp(drawn), 0.0)
@@ -279,10 +292,28 @@ def log_b_crit(theta: Array, prior: Prior) -> Array:
     return half_slope(x * math.log(2.0), frontier(theta, points, prior) - log_small_batch_term(theta, points, prior))
 
 
-def max_variance_reduction(posterior: Posterior, candidates: Candidates, pending: Pending) -> tuple[int, float]:
-    """Return the candidate with the largest reduction of Var[log B_crit] per unit cost, and its expected steps."""
+def choose_for_curve(
+    posterior: Posterior, candidates: Candidates, pending: Pending, allowed: float
+) -> tuple[int, float]:
+    """Return the candidate that tells most of B_crit for its cost, and its expected steps.
+
+    A regime where nothing has reached the target comes first, where a look at it costs at most ``allowed``.
+    """
+    steps = candidate_log_steps(posterior, candidates, posterior.theta)
+    b_crit = log_b_crit(posterior.theta, posterior.prior)
+    look = unseen_regime(posterior, candidates, pending, steps, b_crit, allowed)
+    return look or max_variance_reduction(posterior, candidates, pending, steps, b_crit)
+
+
+def max_variance_reduction(
+    posterior: Posterior, candidates: Candidates, pending: Pending, steps: Array, b_crit: Array
+) -> tuple[int, float]:
+    """Return the candidate with the largest reduction of Var[log B_crit] per unit cost, and its expected steps.
+
+    ``steps`` is log S of n candidates in m draws, (m, n), and ``b_crit`` log B_crit in these, (m,).
+    """
     x, z, done = candidates.x, candidates.z, candidates.done
-    expected, centred, b_crit, noise = _jointly(posterior, candidates.points(posterior))
+    expected, centred, b_crit, noise = _jointly(posterior, steps, b_crit)
     gain = _gain(centred, b_crit, noise)
     whole = expected * posterior.tau(np.exp2(x))
     to_go = whole * np.maximum(1.0 - done / expected, 0.1) + SETUP * whole.min()
@@ -295,15 +326,15 @@ def max_variance_reduction(posterior: Posterior, candidates: Candidates, pending
 
 
 def unseen_regime(
-    posterior: Posterior, candidates: Candidates, pending: Pending, allowed: float
+    posterior: Posterior, candidates: Candidates, pending: Pending, steps: Array, b_crit: Array, allowed: float
 ) -> tuple[int, float] | None:
     """Return the cheapest candidate in a regime where nothing has reached the target, and its expected steps.
 
     The law says what S is there; that it holds there is seen by looking. None where both ends are seen, or where a look
-    costs more than ``allowed``.
+    costs more than ``allowed``. ``steps`` and ``b_crit`` as for :func:`max_variance_reduction`.
     """
     prior, x = posterior.prior, candidates.x
-    middle = float(np.median(log_b_crit(posterior.theta, prior))) / math.log(2.0)
+    middle = float(np.median(b_crit)) / math.log(2.0)
     bottom, top = prior.log_low, min(prior.log_high, posterior.too_large - ROOM)
     low, high = middle - math.log2(SLOPE_RATIO), middle + math.log2(SLOPE_RATIO)
     looked = [one.x for one in posterior.observations if one.status == "reached"] + [size for size, _, _ in pending]
@@ -312,21 +343,20 @@ def unseen_regime(
         beyond |= x <= max(low - EDGE, bottom + EDGE)
     if max(looked) < min(high, top - EDGE):
         beyond |= x >= min(high + EDGE, top - EDGE)
-    steps = np.exp(np.minimum(np.median(log_steps(posterior.theta, candidates.points(posterior), prior), axis=0), 50.0))
-    beyond &= candidates.done < GIVEN_UP_AT * steps
-    to_go = np.where(beyond, np.maximum(steps - candidates.done, 0.1 * steps) * posterior.tau(np.exp2(x)), np.inf)
+    expected = np.exp(np.minimum(np.median(steps, axis=0), 50.0))
+    beyond &= candidates.done < GIVEN_UP_AT * expected
+    left = np.maximum(expected - candidates.done, 0.1 * expected)
+    to_go = np.where(beyond, left * posterior.tau(np.exp2(x)), np.inf)
     chosen = int(to_go.argmin())
-    return (chosen, float(steps[chosen])) if to_go[chosen] <= allowed else None
+    return (chosen, float(expected[chosen])) if to_go[chosen] <= allowed else None
 
 
-def _jointly(posterior: Posterior, points: Points) -> tuple[Array, Array, Array, float]:
-    """Return steps expected at n points; log S there (m, n) and log B_crit (m,), each less its mean; noise variance."""
-    steps = log_steps(posterior.theta, points, posterior.prior)
+def _jointly(posterior: Posterior, steps: Array, b_crit: Array) -> tuple[Array, Array, Array, float]:
+    """Return expected steps of n log S (m, n); these and log B_crit (m,), each less its mean; the noise's variance."""
     # What lies beyond the end of a trial is not seen.
     middle = np.median(steps, axis=0)
     steps = np.minimum(steps, middle + math.log(GIVEN_UP_AT))
-    b_crit = log_b_crit(posterior.theta, posterior.prior)
-    noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE]))) + MISFIT**2
+    noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE]))) + FRONTIER_MISFIT**2
     return np.exp(np.minimum(middle, 50.0)), steps - steps.mean(axis=0), b_crit - b_crit.mean(), noise
 
 
@@ -341,7 +371,8 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
     high = max(prior.log_low, min(prior.log_high, posterior.too_large - ROOM))
     x = np.arange(prior.log_low, high + 1e-9, 1.0 / PER_OCTAVE)
     z = np.median(optimum(posterior.theta, prior.at(x), prior), axis=0)
-    expected, centred, b_crit, noise = _jointly(posterior, prior.at(x, z, np.full((x.size, prior.others), 0.5)))
+    steps = log_steps(posterior.theta, prior.at(x, z, np.full((x.size, prior.others), 0.5)), prior)
+    expected, centred, b_crit, noise = _jointly(posterior, steps, log_b_crit(posterior.theta, prior))
     cost = expected * posterior.tau(np.exp2(x))
     chosen: list[int] = []
     while len(chosen) < count:
@@ -351,7 +382,7 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
         if gain[best] == 0.0:  # no room for more
             break
         chosen.append(best)
-        # What is left of all once this one is known, by regression on it.
+        # What the others still tell once this one has run, by regression on it.
         seen = centred[:, best] / (centred[:, best].var() + noise)
         b_crit = b_crit - seen * float(centred[:, best] @ b_crit) / len(b_crit)
         centred = centred - np.outer(seen, centred[:, best] @ centred / len(b_crit))

@@ -11,18 +11,17 @@ Where schedules end with the trial, the metric over horizons takes the place of 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, ndtr
+from scipy.special import ndtr
 
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import StepTime, StepTimes, fit_step_times
 from bstune.search.horizon import Ends, misfit
 from bstune.search.posterior import (
     NOISE,
-    OUTLIER_SHARE,
-    OUTLIER_SPREAD,
     LikelihoodData,
     Prior,
     log_steps,
@@ -40,6 +39,7 @@ Slowdown = tuple[float, float]  # log of the rate of the rest over the recent on
 MISFIT = 0.1
 FAILURE_FACTOR = 4.0  # times the steps expected: what a run counts as that diverged where others reached the target
 LEAST_SHARE = 0.5  # of the steps of a trial that reached the target at its first evaluation: those that missed it
+CACHED = 4096  # histories: every decision reads them all, most of them once more
 SIMILAR = 8  # trials that reached the target, whose rates a stopped one is shrunk towards
 
 
@@ -92,7 +92,7 @@ def infer(
     usable = [trial for trial in trials if trial.status in ("reached", "censored", "diverged")]
     resumed = {trial.resumed_from for trial in usable}
     last = [trial for trial in usable if trial.number not in resumed]
-    curves = {t.number: log_excess(t.history, target, ideal) if target is not None else [] for t in last}
+    curves = {t.number: _curve(t.history, target, ideal) if target is not None else () for t in last}
     reached = [t for t in last if t.reached and len(curves[t.number]) > 2]
     slowdown = fit_slowdown([(curves[t.number], math.log(t.steps)) for t in reached])
     steps = {trial.number: trial.steps for trial in trials}
@@ -205,24 +205,20 @@ def fresh_steps(posterior: Posterior) -> dict[int, float]:
 
     It is the posterior mean of log S, which leans on all trials around, drawn to the runs at the very place as far as
     their noise from seed to seed is small beside what the model misses at one place. Of these runs a stopped one counts
-    as its estimate or bound, one that diverged as far slower than expected, and one that is much faster than expected
-    by the probability that it is no outlier of the likelihood. Where the schedule ends with the trial, the seed runs at
-    the trial's own horizon until it reaches the target: a run that misses has cost its horizon.
+    as its estimate or bound, and one that diverged as far slower than expected. Where the schedule ends with the trial,
+    the seed runs at the trial's own horizon until it reaches the target: a run that misses has cost its horizon.
     """
     data, horizon = posterior.data, posterior.prior.horizon
     expected = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
     y = steps_seen(posterior.theta, data, posterior.prior).mean(axis=0)
     gap = np.where(data.diverged, math.log(FAILURE_FACTOR), y - expected)
     noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
-    core, wide = noise + MISFIT**2, noise + MISFIT**2 + OUTLIER_SPREAD**2
-    log_odds = math.log(OUTLIER_SHARE / (1.0 - OUTLIER_SHARE)) + 0.5 * math.log(core / wide)
-    trust = expit(-log_odds - 0.5 * np.minimum(gap, 0.0) ** 2 * (1.0 / core - 1.0 / wide))
     places: dict[tuple[float, float, tuple[float, ...]], list[int]] = {}
     for i, one in enumerate(posterior.observations):
         places.setdefault((one.x, one.z, one.other), []).append(i)
     steps: dict[int, float] = {}
     for runs in places.values():
-        own = MISFIT**2 * float(trust[runs] @ gap[runs]) / (MISFIT**2 * float(trust[runs].sum()) + noise)
+        own = float(gap[runs].mean()) * MISFIT**2 / (MISFIT**2 + noise / len(runs))
         reached = [i for i in runs if posterior.observations[i].status == "reached"]
         for i in reached:
             one, log_s = posterior.observations[i], float(expected[i]) + own
@@ -302,6 +298,11 @@ def reached_rate(curve: Curve, log_steps: float, excess: float) -> float | None:
     return None
 
 
+@lru_cache(maxsize=CACHED)
+def _curve(history: tuple[tuple[int, float | None], ...], target: Target, ideal: float | None) -> Curve:
+    return tuple(log_excess(history, target, ideal))
+
+
 def _recent(curve: Curve) -> tuple[float, float, float] | None:
     """Return a curve's recent rate, its excess at the end by that line, and the rate's error; None for two points."""
     recent = [(s, e) for s, e in curve if s >= curve[-1][0] - math.log(RECENT)]
@@ -316,22 +317,25 @@ def _recent(curve: Curve) -> tuple[float, float, float] | None:
     return -slope, max(float(e.mean() + slope * x[-1]), LEAST_EXCESS), scatter / math.sqrt(square)
 
 
+@lru_cache(maxsize=CACHED)
+def _slowdowns(curve: Curve, end: float) -> tuple[float, ...]:
+    """Return the logs of what a trial that reached the target at ``end`` slowed down by from each of ``SHARES`` on."""
+    logs = []
+    for share in SHARES:
+        start = [(s, e) for s, e in curve if s <= end + math.log(share)]
+        recent = _recent(start) if start else None
+        if recent is not None and recent[0] > SLOWEST:
+            logs.append(math.log(recent[1] / (end - start[-1][0]) / recent[0]))
+    return tuple(logs)
+
+
 def fit_slowdown(reached: Sequence[tuple[Curve, float]]) -> Slowdown:
     """Return the slowdown of trials that reached the target, given as curve and log steps, shrunk towards the prior."""
     mean, spread = SLOWDOWN
-    seen = []
-    for curve, end in reached:
-        logs = []
-        for share in SHARES:
-            start = [(s, e) for s, e in curve if s <= end + math.log(share)]
-            recent = _recent(start) if start else None
-            if recent is not None and recent[0] > SLOWEST:
-                logs.append(math.log(recent[1] / (end - start[-1][0]) / recent[0]))
-        if logs:
-            seen.append(logs)
+    seen = [np.array(logs) for curve, end in reached if (logs := _slowdowns(tuple(curve), end))]
     count = PRIOR_TRIALS + len(seen)
-    fitted = (PRIOR_TRIALS * mean + sum(float(np.mean(logs)) for logs in seen)) / count
-    square = PRIOR_TRIALS * spread**2 + sum(float(np.mean((np.array(logs) - fitted) ** 2)) for logs in seen)
+    fitted = (PRIOR_TRIALS * mean + sum(float(logs.mean()) for logs in seen)) / count
+    square = PRIOR_TRIALS * spread**2 + sum(float(((logs - fitted) ** 2).mean()) for logs in seen)
     return fitted, math.sqrt(square / count)
 
 

@@ -27,7 +27,7 @@ NARROW = 3.0  # times the interval's low end: a wider interval asks for trials .
 NEXT_TRIALS = 3  # ... so many
 EASIER = (1.25, 1.6, 2.0, 2.5, 3.2)  # targets, as multiples of the target's distance from the ideal value
 MIN_PASSED, MIN_SPAN = 8, 8.0  # trials that passed an easier target, and their batch sizes' largest over smallest
-MAX_UNSEEN = 0.2  # of them, the share that passed it before the first evaluation
+FINE, MAX_COARSE = 0.7, 0.2  # last miss over first hit, and the share of them whose evaluations may be further apart
 
 
 @dataclass(frozen=True)
@@ -132,19 +132,27 @@ def easier_targets(done: Sequence[TrialResult], target: Target, ideal: float | N
     targets = [replace(target, value=ideal + times * (target.value - ideal)) for times in EASIER]
     chosen = []
     for easier in targets:
-        passed = [trial for trial in (passing(one, easier) for one in done) if trial.reached]
+        passed = _passed(done, easier)
         sizes = [trial.batch_size for trial in passed]
-        unseen = sum(trial.steps_low == 0 for trial in passed)
-        if len(passed) >= MIN_PASSED and max(sizes) >= MIN_SPAN * min(sizes) and unseen <= MAX_UNSEEN * len(passed):
+        coarse = sum(trial.steps_low < FINE * trial.steps for trial in passed)
+        if len(passed) >= MIN_PASSED and max(sizes) >= MIN_SPAN * min(sizes) and coarse <= MAX_COARSE * len(passed):
             chosen.append(easier)
     return chosen
+
+
+def _passed(done: Sequence[TrialResult], easier: Target) -> list[TrialResult]:
+    """Return the records at an easier target of those that passed it, of a trial in parts the last one."""
+    continued = {trial.resumed_from for trial in done}
+    return [one for one in (passing(trial, easier) for trial in done if trial.number not in continued) if one.reached]
 
 
 def no_easier_target(target: Target, ideal: float | None) -> str:
     """Return why there is no easier target with enough trials, in words."""
     if ideal is None:
         return f"{target.metric} has no best value to measure easier targets from: set workload.target.bounds"
-    return f"no easier target was passed by {MIN_PASSED} trials over a factor of {MIN_SPAN:g} in batch size"
+    return (
+        f"no easier target was passed by {MIN_PASSED} closely evaluated trials over {MIN_SPAN:g} times the batch size"
+    )
 
 
 def passing(trial: TrialResult, target: Target) -> TrialResult:
@@ -174,5 +182,5 @@ def over_targets(
         found = critical_batch(infer(passed, easier))
         if found is not None:
             ends = {"b_crit": found.b_crit, "b_crit_low": found.b_crit_low, "b_crit_high": found.b_crit_high}
-            rows.append({"target": easier.value, "passed": sum(trial.reached for trial in passed), **ends})
+            rows.append({"target": easier.value, "passed": len(_passed(done, easier)), **ends})
     return rows

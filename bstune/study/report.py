@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TESTS = "bstune:tests"  # attribute in the storage: test metrics by trial number
 TARGET_PARTICLES = 400  # of the posterior at each easier target
 LOAD = 0.2  # by how much steps at one batch size may differ, before the report says so ...
-MIN_TIMED = 5  # ... of so many trials
+MIN_TIMED = 10  # ... of so many trials, each of as many steps
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 
 
@@ -116,7 +116,8 @@ def report_study(
 
 def load_caveat(done: Sequence[TrialResult]) -> list[str]:
     """Return a line where trials' own steps differ from the survey's by more than ``LOAD`` from one to the other."""
-    pairs = [(trial.measured_seconds_per_step, trial.seconds_per_step) for trial in done]
+    timed = [trial for trial in done if trial.steps >= MIN_TIMED]
+    pairs = [(trial.measured_seconds_per_step, trial.seconds_per_step) for trial in timed]
     ratios = sorted(own / tau for own, tau in pairs if own is not None and tau)
     if len(ratios) < MIN_TIMED:
         return []
