@@ -58,19 +58,26 @@ def test_the_law_in_closed_form():
     assert (np.diff(spreads) > 0.0).all()
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.03, 0.1, 0.3, 1.0, 3.0])
-def test_the_slack_costs_least_until_a_run_reaches_the_target(spread):
-    """The cost is h/P(S <= h), and a run that misses is run again."""
+@pytest.mark.parametrize(("spread", "above"), [(0.03, True), (0.1, True), (0.3, True), (1.0, False), (3.0, False)])
+def test_the_slack_costs_least_until_a_run_reaches_the_target(spread, above):
+    """Where all is gained at the end the cost is h/P(S <= h): a run that misses is run again."""
     grid = np.linspace(-12.0, 2.0, 28_001)
-    cost = grid - np.log(ndtr(grid / max(spread, 1e-3)) + 1e-300)
-    assert slack(spread) == pytest.approx(grid[cost.argmin()], abs=2e-3)
-    assert (slack(spread) > 0.0) == (spread < 0.7)
+    cost = grid - np.log(ndtr(grid / spread) + 1e-300)
+    least = slack(spread, 1e9)
+    assert least == pytest.approx(grid[cost.argmin()], abs=0.01 * max(spread, 1.0))
+    assert (least > 0.0) == above
+    # The less the end matters, the longer.
+    longer = [slack(spread, share) for share in (1e9, 4.0, 1.0, 0.25, 0.0)]
+    assert longer == sorted(longer)
+    assert longer[-1] == slack(spread, -1.0) <= 4.0 * spread
+    assert not above or least < longer[2] < longer[-1]
 
 
 @pytest.mark.parametrize(
     ("status", "steps", "history", "excess", "early", "bound"),
     [
-        ("censored", 100, ((50, 0.5), (100, 0.2)), math.log(2.0), 0.0, False),  # at the end, not on the way
+        ("censored", 100, ((50, 0.5), (100, 0.2)), math.log(2.0), 0.0, False),
+        ("censored", 100, ((50, 0.2), (100, 0.5)), math.log(2.0), 0.0, False),  # the nearest that it came
         ("censored", 100, ((100, 0.1),), 0.003, 0.0, False),  # it missed by the metric's rounding
         ("censored", 100, (), 0.0, 0.0, True),  # without a metric it is a bound
         ("reached", 100, ((100, 0.08),), math.log(0.8), 0.0, False),

@@ -127,6 +127,9 @@ def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler,
         assert chosen or spec.max_steps is None
         assert spec.replicate_of is None or trial.horizon == trials[spec.replicate_of].horizon
     assert len({trial.horizon * trial.batch_size for trial in trials}) > 3 or not chosen
+    status, _, err = bstune(*arguments, "search.trials=7", "budget.examples=7000")
+    assert status == (0 if chosen else 2)
+    assert ("budget.examples: was 6000, now 7000" in err) != chosen
 
 
 def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):

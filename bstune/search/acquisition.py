@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from bstune.core.curve import SLOPE_RATIO, CurveBand, half_slope
 from bstune.core.errors import ConfigError
 from bstune.search import observations
-from bstune.search.horizon import slack
+from bstune.search.horizon import SHARE, met_at, slack
 from bstune.search.observations import Observation, Posterior, Weight, objective_so_far, smoothed
 from bstune.search.posterior import NOISE, OTHER, Points, Prior, frontier, log_small_batch_term, log_steps, optimum
 
@@ -27,6 +27,7 @@ Pending = Sequence[tuple[float, float, int | None]]  # log2 B, log2 lr and resum
 MIN_STEPS = 10.0  # of any trial: a shorter one costs more to set up than to train
 CENTRES = 4  # reached trials around which a third of the candidates lie
 ROOM = 0.1  # octaves below a batch size that ran out of memory
+SURE = 0.9  # quantile of the share of the horizons' law: a longer horizon is free only where trials have shown it
 MAX_LUCK = 1.5  # the least own result divided by its smoothed value counts for at most this
 
 # Of a frontier's draw, and of the choice for the objective curve.
@@ -145,7 +146,9 @@ def suggest(
     def with_horizon(chosen: int, most: float = math.inf, draw: Array | None = None) -> Suggestion:
         """Return a candidate with the horizon for S of a draw, or of the posterior's mean; within the budget."""
         longest = min(most, budget(float(np.exp2(options.x[chosen]))))
-        return options.suggestion(chosen, min(least_cost_horizon(posterior, options, chosen, draw), longest))
+        best = math.inf if draw is None or incumbent is None else incumbent / float(weight(options.x[chosen]))
+        steps = least_cost_horizon(posterior, options, chosen, draw, best)
+        return options.suggestion(chosen, min(steps, longest))
 
     if maps:
         allowed = LOOK_SHARE * (posterior.spent - LOOK_AFTER * cost)
@@ -171,8 +174,8 @@ def suggest(
             return with_horizon(chosen, max(policy.max_growth * posterior.spent / seconds, first), draw)
         added = max(growth * posterior.spent / seconds, first)
         return options.suggestion(chosen, done + max(added, 0.4 * done))
-    if posterior.prior.horizon:  # a longer schedule than the incumbent's steps could only win by an early end
-        return with_horizon(chosen, incumbent / float(weight(options.x[chosen])), draw)
+    if posterior.prior.horizon:
+        return with_horizon(chosen, draw=draw)
     cap = policy.stop_factor * incumbent / float(weight(options.x[chosen]))
     # A second stage: where nothing can be continued, the first probe is the last.
     probe = min(policy.probe_fraction * cap, policy.max_predicted_fraction * predicted)
@@ -261,18 +264,25 @@ def thompson_sample(
     return chosen, float(np.exp(drawn[chosen]))
 
 
-def least_cost_horizon(posterior: Posterior, candidates: Candidates, chosen: int, draw: Array | None) -> float:
+def least_cost_horizon(
+    posterior: Posterior, candidates: Candidates, chosen: int, draw: Array | None, best: float
+) -> float:
     """Return the steps after which a candidate's schedule is to end: S of a draw, or of the mean, and the slack.
 
-    A draw of few steps is so put to the test at a horizon that few runs have shown to be too short.
+    A draw of few steps is so put to the test at a horizon that few runs have shown to be too short. With the longest
+    horizon the target is met after ``best`` steps, those of the incumbent: later it would not win.
     """
     prior = posterior.prior
     at = prior.at(candidates.x[[chosen]], candidates.z[[chosen]], candidates.other[[chosen]])
     steps = log_steps(posterior.theta, at, prior)[:, 0]
     middle = float(steps.mean() if draw is None else log_steps(draw[None], at, prior)[0, 0])
+    share = float(np.quantile(posterior.theta[:, prior.horizon_law][:, SHARE], SURE))
     noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
-    spread = math.sqrt(float(steps.var()) + noise)
-    return max(math.exp(min(middle + slack(spread), 50.0)), MIN_STEPS)
+    longest = math.log(best) - middle
+    if longest > 0.0:
+        longest /= max(met_at(share), 1e-3)
+    over = min(slack(math.sqrt(float(steps.var()) + noise), share), longest)
+    return max(math.exp(min(middle + over, 50.0)), MIN_STEPS)
 
 
 def log_b_crit(theta: Array, prior: Prior) -> Array:

@@ -3,9 +3,10 @@
 A run whose schedule ends after h steps, its horizon, meets the target if h is at least S(B, lr) of its seed. Such a
 trial is neither stopped nor continued, and how it ended says how far S is:
 
-- One that missed: S lies above h, by ``log(S/h) = scale excess^power``, the excess being the log excess of
-  :func:`bstune.search.observations.log_excess` at the horizon's end. With power 1 the metric's distance from its ideal
-  value falls as a power of h; below 1 it flattens out, as where the best that can be reached is not the ideal value.
+- One that missed: S lies above h, by ``log(S/h) = scale excess^power``, the excess being the least log excess of its
+  evaluations (:func:`bstune.search.observations.log_excess`), mostly that at its end. With power 1 the metric's
+  distance from its ideal value falls as a power of h; below 1 it flattens out, as where the best that can be reached is
+  not the ideal value.
 - One that met the target at its horizon's end: the same law with the opposite sign.
 - One that met it at step s before its end: ``log(S/s) = share log(s/h)``. With share 0 the schedule does not matter;
   the more is gained at its end alone, the larger the share.
@@ -18,15 +19,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 Array = NDArray[np.float64]
+SHARE = 2  # its place in the law
 # Mean and standard deviation of: log scale, log power, share.
-HORIZON_NORMAL = [(math.log(2.0), 0.6), (math.log(0.8), 0.25), (1.0, 1.0)]
+HORIZON_NORMAL = [(math.log(2.0), 0.6), (math.log(0.8), 0.25), (2.0, 2.0)]
 MISFIT = 0.25  # of log(S/h): what the law misses of one trial, over what it says ...
 EARLY_MISFIT = 0.25  # ... likewise over log(s/h)
 LEAST_MISFIT = 0.03  # in log S
+LONGEST = 4.0  # deviations of log S that a horizon lies above it, at most
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Ends:
 
 def log_shortest(law: Array, ends: Ends) -> Array:
     """Return log(S/steps) by parameters (m, 3) of n trials: (m, n)."""
-    scale, power, share = np.exp(law[:, 0, None]), np.exp(law[:, 1, None]), law[:, 2, None]
+    scale, power, share = np.exp(law[:, 0, None]), np.exp(law[:, 1, None]), law[:, SHARE, None]
     return np.asarray(np.sign(ends.excess) * scale * np.abs(ends.excess) ** power + share * ends.early)
 
 
@@ -50,16 +52,21 @@ def misfit(ends: Ends) -> Array:
     return np.asarray(np.sqrt(LEAST_MISFIT**2 + (MISFIT * far) ** 2 + (EARLY_MISFIT * ends.early) ** 2))
 
 
-def slack(spread: float) -> float:
+def met_at(share: float) -> float:
+    """Return by which power of the horizon h the step rises at which the target is met: S^(1 - power) h^power."""
+    return max(share, 0.0) / (1.0 + max(share, 0.0))
+
+
+def slack(spread: float, share: float) -> float:
     """Return log(h/S) of the horizon h that reaches the target at least cost, where log S has this deviation.
 
-    A run that misses is run again, so that the cost until one reaches the target is h/P(S <= h): with h = S exp(k
-    spread), its logarithm k spread - log Phi(k) is least where phi(k)/Phi(k) = spread. That is 17% above S where it is
-    known to 10%, and below S where hardly anything is known of it: then many short runs are cheaper than one long one.
+    A run that misses has cost h and is run again, one that reaches the target ends where it meets it: so the cost until
+    one does is ``met + h (1 - P)/P`` with P = P(S <= h). Where all is gained at the schedule's end that is h/P, which
+    is least 17% above S if that is known to 10%; the less the end matters, the cheaper is a longer horizon. Where
+    hardly anything is known of S it is least below S: many short runs are cheaper than one long one.
     """
-
-    def slope(k: float) -> float:
-        return spread - math.exp(-0.5 * k * k - 0.5 * math.log(2.0 * math.pi) - float(log_ndtr(k)))
-
-    spread = max(spread, 1e-3)
-    return spread * float(brentq(slope, -spread - 1.0, 6.0))
+    spread = min(spread, 10.0)  # beyond that nothing is known, and exp would overflow
+    k = np.linspace(-spread - 1.0, LONGEST, 600)
+    x = k * spread
+    cost = np.exp(np.where(x < 0.0, x, met_at(share) * x)) + np.exp(x - log_ndtr(k)) - np.exp(x)
+    return float(x[cost.argmin()])

@@ -11,6 +11,7 @@ Where schedules end with the trial, the metric over horizons takes the place of 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ Slowdown = tuple[float, float]  # log of the rate of the rest over the recent on
 MISFIT = 0.1
 FAILURE_FACTOR = 4.0  # times the steps expected: what a run counts as that diverged where others reached the target
 LEAST_SHARE = 0.5  # of the steps of a trial that reached the target at its first evaluation: those that missed it
+CACHED = 4096  # histories: every decision reads them all, most of them once more
 SIMILAR = 8  # trials that reached the target, whose rates a stopped one is shrunk towards
 
 
@@ -57,7 +59,7 @@ class Observation:
     spread: float  # its standard deviation
     stuck: bool  # True if resuming added no steps (a replayed record ended)
     horizon: int | None = None  # steps after which its schedule ends, where it ends with the trial
-    excess: float | None = None  # log excess at the horizon's end; None if the trial ended before, or has no metric
+    excess: float | None = None  # least log excess over the horizon; None if the trial ended before, or has no metric
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def infer(
     usable = [trial for trial in trials if trial.status in ("reached", "censored", "diverged")]
     resumed = {trial.resumed_from for trial in usable}
     last = [trial for trial in usable if trial.number not in resumed]
-    curves = {t.number: log_excess(t.history, target, ideal) if target is not None else [] for t in last}
+    curves = {t.number: _curve(t.history, target, ideal) if target is not None else () for t in last}
     reached = [t for t in last if t.reached and len(curves[t.number]) > 2]
     slowdown = fit_slowdown([(curves[t.number], math.log(t.steps)) for t in reached])
     steps = {trial.number: trial.steps for trial in trials}
@@ -144,7 +146,8 @@ def _observation(
 def _with_end(one: Observation, trial: TrialResult, curve: Curve) -> Observation:
     """Return the observation with how it ended its horizon, in place of what its history extrapolates to."""
     horizon = max(one.steps, trial.horizon or 0)
-    excess = curve[-1][1] if curve and one.steps == horizon else None
+    # The least on the way, as the target is met by any evaluation: where a schedule anneals, that at its end.
+    excess = min(value for _, value in curve) if curve and one.steps == horizon else None
     return replace(one, horizon=horizon, excess=excess, log_factor=None, spread=0.0)
 
 
@@ -295,6 +298,11 @@ def reached_rate(curve: Curve, log_steps: float, excess: float) -> float | None:
     return None
 
 
+@lru_cache(maxsize=CACHED)
+def _curve(history: tuple[tuple[int, float | None], ...], target: Target, ideal: float | None) -> Curve:
+    return tuple(log_excess(history, target, ideal))
+
+
 def _recent(curve: Curve) -> tuple[float, float, float] | None:
     """Return a curve's recent rate, its excess at the end by that line, and the rate's error; None for two points."""
     recent = [(s, e) for s, e in curve if s >= curve[-1][0] - math.log(RECENT)]
@@ -309,22 +317,25 @@ def _recent(curve: Curve) -> tuple[float, float, float] | None:
     return -slope, max(float(e.mean() + slope * x[-1]), LEAST_EXCESS), scatter / math.sqrt(square)
 
 
+@lru_cache(maxsize=CACHED)
+def _slowdowns(curve: Curve, end: float) -> tuple[float, ...]:
+    """Return the logs of what a trial that reached the target at ``end`` slowed down by from each of ``SHARES`` on."""
+    logs = []
+    for share in SHARES:
+        start = [(s, e) for s, e in curve if s <= end + math.log(share)]
+        recent = _recent(start) if start else None
+        if recent is not None and recent[0] > SLOWEST:
+            logs.append(math.log(recent[1] / (end - start[-1][0]) / recent[0]))
+    return tuple(logs)
+
+
 def fit_slowdown(reached: Sequence[tuple[Curve, float]]) -> Slowdown:
     """Return the slowdown of trials that reached the target, given as curve and log steps, shrunk towards the prior."""
     mean, spread = SLOWDOWN
-    seen = []
-    for curve, end in reached:
-        logs = []
-        for share in SHARES:
-            start = [(s, e) for s, e in curve if s <= end + math.log(share)]
-            recent = _recent(start) if start else None
-            if recent is not None and recent[0] > SLOWEST:
-                logs.append(math.log(recent[1] / (end - start[-1][0]) / recent[0]))
-        if logs:
-            seen.append(logs)
+    seen = [np.array(logs) for curve, end in reached if (logs := _slowdowns(tuple(curve), end))]
     count = PRIOR_TRIALS + len(seen)
-    fitted = (PRIOR_TRIALS * mean + sum(float(np.mean(logs)) for logs in seen)) / count
-    square = PRIOR_TRIALS * spread**2 + sum(float(np.mean((np.array(logs) - fitted) ** 2)) for logs in seen)
+    fitted = (PRIOR_TRIALS * mean + sum(float(logs.mean()) for logs in seen)) / count
+    square = PRIOR_TRIALS * spread**2 + sum(float(((logs - fitted) ** 2).mean()) for logs in seen)
     return fitted, math.sqrt(square / count)
 
 

@@ -86,6 +86,12 @@ class Prior:
         """How many other hyper-parameters there are."""
         return (self.mean.size - OTHER - self.knots.size) // 3 - self.horizon
 
+    @property
+    def horizon_law(self) -> slice:
+        """Places of the law of the metric over horizons."""
+        place = OTHER + 3 * self.others
+        return slice(place, place + len(HORIZON_NORMAL))
+
     def at(self, x: Array, z: Array | None = None, other: Array | None = None) -> Points:
         """Return points for :func:`log_steps`; the frontier and its optimum need no more than ``x``."""
         z = np.zeros(x.shape) if z is None else z
@@ -248,8 +254,7 @@ def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Return log S as the trials alone have it, by the law of the metric over horizons where there is one: (m, n)."""
     if data.ends is None:
         return data.y[None]
-    place = OTHER + 3 * prior.others
-    return data.y + log_shortest(theta[:, place : place + len(HORIZON_NORMAL)], data.ends)
+    return data.y + log_shortest(theta[:, prior.horizon_law], data.ends)
 
 
 def _above(data: LikelihoodData, y: Array, use: NDArray[np.bool_], expected: Array, noise: Array) -> Array:

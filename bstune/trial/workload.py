@@ -271,8 +271,8 @@ class LightningBackend(TrialBackend):
         self.validates_on_test = workload.validates_on_test
         self.evaluation_share = protocol.evaluation_schedule.share
         self.train_examples = workload.train_examples
-        # A schedule that ends with the trial makes the budget, its longest horizon, part of the workload.
-        budget = {} if self.stops else flatten({"budget": to_dict(config.budget)})
+        # Where schedules end with the budget, it is part of the workload; a chosen horizon stands in the record.
+        budget = {} if self.stops or chooses_horizons(config.sampler) else flatten({"budget": to_dict(config.budget)})
         self.frozen_settings = {
             "precision": config.precision,
             "device": self.device,
