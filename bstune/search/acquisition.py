@@ -135,11 +135,11 @@ def suggest(
     weight = observations.objective_weight(objective, posterior.tau)
     ranked, incumbent, maps, cost = smoothed(posterior, objective), None, False, 0.0
     if ranked:  # before that, the objective ``curve`` too looks for what is fast
-        least, best = min(ranked, key=lambda pair: pair[0])
+        least, fastest = min(ranked, key=lambda pair: pair[0])
         incumbent = min(least, MAX_LUCK * min(objective_so_far(one, weight) for _, one in ranked))
         maps = objective == "curve"
         if not maps:
-            cost = best.steps * float(posterior.tau(np.exp2(best.x)))
+            cost = fastest.steps * float(posterior.tau(np.exp2(fastest.x)))
             maps = posterior.spent > policy.curve_after * cost and rng.random() < policy.curve_share
     options = _candidates(posterior, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
 
@@ -195,10 +195,8 @@ def _candidates(
     """Return the trials to be continued, and new points along the posterior's optima and around the best trials."""
     taken = {resumed_from for _, _, resumed_from in pending}
     most = math.inf if incumbent is None else 0.95 * policy.stop_factor * incumbent
-    stopped = [
-        one for one in posterior.observations if one.status == "censored" and objective_so_far(one, weight) < most
-    ]
-    stopped = [one for one in stopped if not one.stuck and one.number not in taken]
+    stopped = [one for one in posterior.observations if one.status == "censored" and not one.stuck]
+    stopped = [one for one in stopped if one.number not in taken and objective_so_far(one, weight) < most]
     stopped = [one for one in stopped if resumable is not None and resumable(one.number)]
     low, n, theta = math.log2(domain.low), policy.candidates, posterior.theta
     high = max(low, min(math.log2(domain.high), posterior.too_large - ROOM))
