@@ -150,6 +150,7 @@ def test_b_crit_over_targets_that_enough_trials_passed():
     assert easier_targets(done, TARGET, None) == []
     assert "set workload.target.bounds" in no_easier_target(TARGET, None)
     assert "by 8 closely evaluated trials over 8 times the batch size" in no_easier_target(TARGET, 0.0)
+    assert "has a schedule for the harder one" in no_easier_target(TARGET, 0.0, horizon=True)
     assert (
         easier_targets([replace(one, history=one.history[:: len(one.history) - 1]) for one in done], TARGET, 0.0) == []
     )  # coarse

@@ -28,7 +28,7 @@ MIN_STEPS = 10.0  # of any trial: a shorter one costs more to set up than to tra
 CENTRES = 4  # reached trials around which a third of the candidates lie
 ROOM = 0.1  # octaves below a batch size that ran out of memory
 SURE = 0.9  # quantile of the share of the horizons' law: a longer horizon is free only where trials have shown it
-MAX_LUCK = 1.5  # the least own result divided by its smoothed value counts for at most this
+MAX_LUCK = 1.5  # the incumbent counts for at most so many times the least result of a single run
 
 # Of a frontier's draw, and of the choice for the objective curve.
 PER_OCTAVE = 4  # batch sizes at which a frontier is drawn
@@ -237,9 +237,9 @@ def candidate_log_steps(posterior: Posterior, candidates: Candidates, theta: Arr
     rows = [places[one.number] for one in candidates.stopped]
     # Its seed is drawn already. Of a normal draw and a normal estimate: the mean by their precisions.
     noise = np.exp(2.0 * theta[:, NOISE, None])
-    drawn, own = steps[:, :count], data.y[rows]
-    estimated = drawn + noise / (noise + data.spread[rows] ** 2) * (own - drawn)
-    steps[:, :count] = np.where(data.bound[rows], np.maximum(drawn, own), estimated)
+    by_law, by_history = steps[:, :count], data.y[rows]
+    estimated = by_law + noise / (noise + data.spread[rows] ** 2) * (by_history - by_law)
+    steps[:, :count] = np.where(data.bound[rows], np.maximum(by_law, by_history), estimated)
     return steps
 
 

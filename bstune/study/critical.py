@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtr
 
 from bstune.core.curve import SLOPE_RATIO, batch_at
 from bstune.core.records import Target, TrialResult
 from bstune.search.acquisition import b_crit_quantiles, most_telling
 from bstune.search.observations import Posterior
-from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior
+from bstune.search.posterior import B_CRIT, B_OPT, LEVEL
 
 NOMINAL = 0.9  # coverage of ...
 INTERVAL = (0.05, 0.95)  # ... the interval of B_crit's posterior; search.precision stops by it
@@ -114,15 +115,16 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
 
 def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
     """Return the interval of B_opt, its median between, if the trials say that it lies above the smallest size."""
-    edge = math.log(smallest / 2.0**posterior.prior.log_mid)
+    prior = posterior.prior
+    edge = math.log(smallest / 2.0**prior.log_mid)
     share = float(np.mean(posterior.theta[:, B_OPT] > edge))
-    before = float(np.mean(draw_prior(posterior.prior, 4000, np.random.default_rng(0))[:, B_OPT] > edge))
+    before = float(ndtr((prior.mean[B_OPT] - edge) / prior.spread[B_OPT]))
     # The Bayes factor of the two halves of the prior, to a draw's accuracy.
     odds = (share + 1e-3) / (1.0 - share + 1e-3) * (1.0 - before + 1e-3) / (before + 1e-3)
     if share < SHARE or odds < ODDS:
         return None
     quantiles = np.quantile(posterior.theta[:, B_OPT], (INTERVAL[0], 0.5, INTERVAL[1]))
-    return [float(value) for value in 2.0**posterior.prior.log_mid * np.exp(quantiles)]
+    return [float(value) for value in 2.0**prior.log_mid * np.exp(quantiles)]
 
 
 def easier_targets(done: Sequence[TrialResult], target: Target, ideal: float | None) -> list[Target]:
@@ -146,8 +148,10 @@ def _passed(done: Sequence[TrialResult], easier: Target) -> list[TrialResult]:
     return [one for one in (passing(trial, easier) for trial in done if trial.number not in continued) if one.reached]
 
 
-def no_easier_target(target: Target, ideal: float | None) -> str:
-    """Return why there is no easier target with enough trials, in words."""
+def no_easier_target(target: Target, ideal: float | None, horizon: bool = False) -> str:
+    """Return why there is no easier target with enough trials, in words; ``horizon``: schedules end with the trial."""
+    if horizon:
+        return "a trial that passes an easier target on its way has a schedule for the harder one"
     if ideal is None:
         return f"{target.metric} has no best value to measure easier targets from: set workload.target.bounds"
     return (

@@ -19,13 +19,13 @@ from bstune.core.scaling import linear, none, saturating, sqrt, surge
 from bstune.search.observations import Posterior, ideal_value
 from bstune.search.posterior import NOISE, Prior, draw_prior, optimum
 from bstune.search.sampler import FrontierSampler
+from bstune.study.critical import INTERVAL, NOMINAL
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import distributions
 
 Array = NDArray[np.float64]
 REPORT_PARTICLES = 600  # of the posterior for a report
 MOVES = 10  # of its sampler: at the few of a decision, intervals come out too narrow
-LEVEL = 0.9  # of the intervals
 GRID = 33  # batch sizes of a slope, even in log B
 PRIOR_DRAWS = 4000
 MIN_SHRINKAGE = 0.8  # an interval wider than this fraction of the prior's is not identified
@@ -70,9 +70,8 @@ def study_posterior(
 
 def seed_scatter(posterior: Posterior) -> dict[str, float]:
     """Return the scatter of log S from seed to seed, one standard deviation: its median and interval."""
-    tail = 0.5 * (1.0 - LEVEL)
-    low, middle, high = np.exp(np.quantile(posterior.theta[:, NOISE], [tail, 0.5, 1.0 - tail])).tolist()
-    return {"scatter": middle, "low": low, "high": high, "level": LEVEL}
+    low, middle, high = np.exp(np.quantile(posterior.theta[:, NOISE], (INTERVAL[0], 0.5, INTERVAL[1]))).tolist()
+    return {"scatter": middle, "low": low, "high": high, "level": NOMINAL}
 
 
 @dataclass(frozen=True)
@@ -107,15 +106,14 @@ def fit_lr_exponent(
     if below is not None and below.reached < MIN_REACHED:
         below = None
     text = _text(whole, below, b_crit, noise_scale or b_crit)
-    return {**asdict(whole), "below_b_crit": None if below is None else asdict(below), "level": LEVEL, "text": text}
+    return {**asdict(whole), "below_b_crit": None if below is None else asdict(below), "level": NOMINAL, "text": text}
 
 
 def _exponent(posterior: Posterior, start: float, end: float) -> LrExponent:
-    tail = 0.5 * (1.0 - LEVEL)
     theta, prior = posterior.theta, posterior.prior
-    low, middle, high = np.quantile(slopes(theta, prior, start, end), [tail, 0.5, 1.0 - tail]).tolist()
+    low, middle, high = np.quantile(slopes(theta, prior, start, end), (INTERVAL[0], 0.5, INTERVAL[1])).tolist()
     draws = draw_prior(prior, PRIOR_DRAWS, np.random.default_rng(0))
-    prior_low, prior_high = np.quantile(slopes(draws, prior, start, end), [tail, 1.0 - tail]).tolist()
+    prior_low, prior_high = np.quantile(slopes(draws, prior, start, end), INTERVAL).tolist()
     logs = [one.x for one in posterior.observations if one.status == "reached"]
     there = [x for x in logs if math.log2(start) <= x <= math.log2(end) + 1e-9]
     octaves = max(there) - min(there) if there else 0.0

@@ -18,8 +18,8 @@ from bstune.core.files import write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.core.secrets import redact_patterns, reference
 from bstune.search.acquisition import steps_band
-from bstune.search.observations import fresh_steps
-from bstune.study.critical import INTERVAL, ROOM, critical_batch, no_easier_target, over_targets
+from bstune.search.observations import Posterior, fresh_steps
+from bstune.study.critical import INTERVAL, ROOM, CriticalBatch, critical_batch, no_easier_target, over_targets
 from bstune.study.figure import draw_curve
 from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, seed_scatter, study_posterior
 from bstune.study.prepare import PreparedStudy
@@ -59,19 +59,7 @@ def report_study(
     critical = critical_batch(posterior, budget.objective != "steps")
     b_crit = None if critical is None else critical.b_crit
     exponent = fit_lr_exponent(posterior, space.low, space.high, b_crit, prepared.config.scaling.noise_scale)
-    band = None
-    if critical is not None:  # where the study looked
-        ratio = critical.largest / critical.smallest
-        ladder = sorted({round(critical.smallest * ratio ** (i / CURVE_LADDER)) for i in range(CURVE_LADDER + 1)})
-        band = steps_band(posterior, ladder, INTERVAL)
-    ideal_value = sampler_context(prepared)["ideal"]
-    # A run that passed an easier target on its way had a schedule for the harder one.
-    easier = over_targets(
-        [trial for trial in done if trial.status != "failed" and not prepared.backend.horizon],
-        prepared.protocol.target,
-        ideal_value,
-        lambda trials, target: study_posterior(prepared, trials, TARGET_PARTICLES, target),
-    )
+    band = None if critical is None else _band(posterior, critical)
     claimed = 0 if critical is None else round(ROOM * critical.largest)
     ideal, real = scale_out(prepared, posterior, claimed) if claimed else ([], [])
     summary = {
@@ -79,8 +67,7 @@ def report_study(
         "workload": prepared.config.workload.name,
         **summarize(done, prepared.protocol.target, fit, exponent, stop_reason, critical, best),
         "seed_scatter": None if critical is None else seed_scatter(posterior),
-        "over_target": easier,
-        "over_target_note": None if easier else no_easier_target(prepared.protocol.target, ideal_value),
+        **_over_target(prepared, done),
         "test": _test_winners(prepared, study, best),
         "scale_out": {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]},
     }
@@ -114,11 +101,32 @@ def report_study(
         console.print(line, soft_wrap=True)
 
 
+def _band(posterior: Posterior, critical: CriticalBatch) -> CurveBand:
+    """Return S*(B) where the study looked: between the batch sizes that reached the target."""
+    ratio = critical.largest / critical.smallest
+    ladder = sorted({round(critical.smallest * ratio ** (i / CURVE_LADDER)) for i in range(CURVE_LADDER + 1)})
+    return steps_band(posterior, ladder, INTERVAL)
+
+
+def _over_target(prepared: PreparedStudy, done: Sequence[TrialResult]) -> dict[str, Any]:
+    """Return B_crit at easier targets, or why there is none, as ``curve.json`` has them."""
+    target, ideal, horizon = prepared.protocol.target, sampler_context(prepared)["ideal"], prepared.backend.horizon
+    rows: list[dict[str, Any]] = []
+    if not horizon:
+        rows = over_targets(
+            [trial for trial in done if trial.status != "failed"],
+            target,
+            ideal,
+            lambda trials, easier: study_posterior(prepared, trials, TARGET_PARTICLES, easier),
+        )
+    return {"over_target": rows, "over_target_note": None if rows else no_easier_target(target, ideal, horizon)}
+
+
 def load_caveat(done: Sequence[TrialResult]) -> list[str]:
     """Return a line where trials' own steps differ from the survey's by more than ``LOAD`` from one to the other."""
     timed = [trial for trial in done if trial.steps >= MIN_TIMED]
     pairs = [(trial.measured_seconds_per_step, trial.seconds_per_step) for trial in timed]
-    ratios = sorted(own / tau for own, tau in pairs if own is not None and tau)
+    ratios = sorted(measured / tau for measured, tau in pairs if measured is not None and tau)
     if len(ratios) < MIN_TIMED:
         return []
     low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
