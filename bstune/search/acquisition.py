@@ -274,7 +274,7 @@ def least_cost_horizon(
     at = prior.at(candidates.x[[chosen]], candidates.z[[chosen]], candidates.other[[chosen]])
     steps = log_steps(posterior.theta, at, prior)[:, 0]
     middle = float(steps.mean() if draw is None else log_steps(draw[None], at, prior)[0, 0])
-    share = float(np.quantile(posterior.theta[:, prior.horizon_law][:, SHARE], SURE))
+    share = math.exp(float(np.quantile(posterior.theta[:, prior.horizon_law][:, SHARE], SURE)))
     noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
     longest = math.log(best) - middle
     if longest > 0.0:
