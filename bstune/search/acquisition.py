@@ -28,7 +28,7 @@ MIN_STEPS = 10.0  # of any trial: a shorter one costs more to set up than to tra
 CENTRES = 4  # reached trials around which a third of the candidates lie
 ROOM = 0.1  # octaves below a batch size that ran out of memory
 SURE = 0.9  # quantile of the share of the horizons' law: a longer horizon is free only where trials have shown it
-MAX_LUCK = 1.5  # the least own result divided by its smoothed value counts for at most this
+MAX_LUCK = 1.5  # the incumbent counts for at most so many times the least result of a single run
 
 # Of a frontier's draw, and of the choice for the objective curve.
 PER_OCTAVE = 4  # batch sizes at which a frontier is drawn
@@ -135,11 +135,11 @@ def suggest(
     weight = observations.objective_weight(objective, posterior.tau)
     ranked, incumbent, maps, cost = smoothed(posterior, objective), None, False, 0.0
     if ranked:  # before that, the objective ``curve`` too looks for what is fast
-        least, best = min(ranked, key=lambda pair: pair[0])
+        least, fastest = min(ranked, key=lambda pair: pair[0])
         incumbent = min(least, MAX_LUCK * min(objective_so_far(one, weight) for _, one in ranked))
         maps = objective == "curve"
         if not maps:
-            cost = best.steps * float(posterior.tau(np.exp2(best.x)))
+            cost = fastest.steps * float(posterior.tau(np.exp2(fastest.x)))
             maps = posterior.spent > policy.curve_after * cost and rng.random() < policy.curve_share
     options = _candidates(posterior, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
 
@@ -195,10 +195,8 @@ def _candidates(
     """Return the trials to be continued, and new points along the posterior's optima and around the best trials."""
     taken = {resumed_from for _, _, resumed_from in pending}
     most = math.inf if incumbent is None else 0.95 * policy.stop_factor * incumbent
-    stopped = [
-        one for one in posterior.observations if one.status == "censored" and objective_so_far(one, weight) < most
-    ]
-    stopped = [one for one in stopped if not one.stuck and one.number not in taken]
+    stopped = [one for one in posterior.observations if one.status == "censored" and not one.stuck]
+    stopped = [one for one in stopped if one.number not in taken and objective_so_far(one, weight) < most]
     stopped = [one for one in stopped if resumable is not None and resumable(one.number)]
     low, n, theta = math.log2(domain.low), policy.candidates, posterior.theta
     high = max(low, min(math.log2(domain.high), posterior.too_large - ROOM))
@@ -237,9 +235,9 @@ def candidate_log_steps(posterior: Posterior, candidates: Candidates, theta: Arr
     rows = [places[one.number] for one in candidates.stopped]
     # Its seed is drawn already. Of a normal draw and a normal estimate: the mean by their precisions.
     noise = np.exp(2.0 * theta[:, NOISE, None])
-    drawn, own = steps[:, :count], data.y[rows]
-    estimated = drawn + noise / (noise + data.spread[rows] ** 2) * (own - drawn)
-    steps[:, :count] = np.where(data.bound[rows], np.maximum(drawn, own), estimated)
+    by_law, by_history = steps[:, :count], data.y[rows]
+    estimated = by_law + noise / (noise + data.spread[rows] ** 2) * (by_history - by_law)
+    steps[:, :count] = np.where(data.bound[rows], np.maximum(by_law, by_history), estimated)
     return steps
 
 
@@ -276,7 +274,7 @@ def least_cost_horizon(
     at = prior.at(candidates.x[[chosen]], candidates.z[[chosen]], candidates.other[[chosen]])
     steps = log_steps(posterior.theta, at, prior)[:, 0]
     middle = float(steps.mean() if draw is None else log_steps(draw[None], at, prior)[0, 0])
-    share = float(np.quantile(posterior.theta[:, prior.horizon_law][:, SHARE], SURE))
+    share = math.exp(float(np.quantile(posterior.theta[:, prior.horizon_law][:, SHARE], SURE)))
     noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
     longest = math.log(best) - middle
     if longest > 0.0:

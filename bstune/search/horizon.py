@@ -23,8 +23,8 @@ from scipy.special import log_ndtr
 
 Array = NDArray[np.float64]
 SHARE = 2  # its place in the law
-# Mean and standard deviation of: log scale, log power, share.
-HORIZON_NORMAL = [(math.log(2.0), 0.6), (math.log(0.8), 0.25), (2.0, 2.0)]
+# Mean and standard deviation of: log scale, log power, log share.
+HORIZON_NORMAL = [(math.log(2.0), 0.6), (math.log(0.8), 0.25), (math.log(2.5), 1.3)]
 MISFIT = 0.25  # of log(S/h): what the law misses of one trial, over what it says ...
 EARLY_MISFIT = 0.25  # ... likewise over log(s/h)
 LEAST_MISFIT = 0.03  # in log S
@@ -41,7 +41,7 @@ class Ends:
 
 def log_shortest(law: Array, ends: Ends) -> Array:
     """Return log(S/steps) by parameters (m, 3) of n trials: (m, n)."""
-    scale, power, share = np.exp(law[:, 0, None]), np.exp(law[:, 1, None]), law[:, SHARE, None]
+    scale, power, share = np.exp(law.T)[:, :, None]
     return np.asarray(np.sign(ends.excess) * scale * np.abs(ends.excess) ** power + share * ends.early)
 
 
@@ -54,7 +54,7 @@ def misfit(ends: Ends) -> Array:
 
 def met_at(share: float) -> float:
     """Return by which power of the horizon h the step rises at which the target is met: S^(1 - power) h^power."""
-    return max(share, 0.0) / (1.0 + max(share, 0.0))
+    return share / (1.0 + share)
 
 
 def slack(spread: float, share: float) -> float:

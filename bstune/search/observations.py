@@ -169,6 +169,7 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
         elif one.log_factor is None:
             values = done, 0.05, True
         elif one.log_factor > 1.6 and one.spread > 0.5 * one.log_factor:
+            # Five times as far or more, by a guess: it says that S is large, not how large.
             values = done + max(one.log_factor - one.spread, 0.0), min(one.spread, 0.5), True
         else:
             values, least = (done + one.log_factor, one.spread, False), done
@@ -218,23 +219,23 @@ def fresh_steps(posterior: Posterior) -> dict[int, float]:
         places.setdefault((one.x, one.z, one.other), []).append(i)
     steps: dict[int, float] = {}
     for runs in places.values():
-        own = float(gap[runs].mean()) * MISFIT**2 / (MISFIT**2 + noise / len(runs))
+        misses = float(gap[runs].mean()) * MISFIT**2 / (MISFIT**2 + noise / len(runs))
         reached = [i for i in runs if posterior.observations[i].status == "reached"]
         for i in reached:
-            one, log_s = posterior.observations[i], float(expected[i]) + own
+            one, log_s = posterior.observations[i], float(expected[i]) + misses
             fresh = _steps_until_reached(one, log_s, float(y[i]), math.sqrt(noise)) if horizon else math.exp(log_s)
             steps[one.number] = fresh
     return steps
 
 
-def _steps_until_reached(one: Observation, log_s: float, own: float, noise: float) -> float:
+def _steps_until_reached(one: Observation, log_s: float, of_trial: float, noise: float) -> float:
     """Return the steps of runs on fresh seeds at a trial's horizon until one reaches the target.
 
-    ``log_s`` is that of a fresh seed, ``own`` that of the trial's own: the difference is its luck.
+    ``log_s`` is the log S of a fresh seed, ``of_trial`` that of the trial's own seed: the difference is its luck.
     """
     horizon = float(one.horizon or one.steps)
     reaches = max(float(ndtr((math.log(horizon) - log_s) / noise)), 1e-3)
-    return min(one.steps * math.exp(log_s - own), horizon) + horizon * (1.0 - reaches) / reaches
+    return min(one.steps * math.exp(log_s - of_trial), horizon) + horizon * (1.0 - reaches) / reaches
 
 
 def smoothed(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:

@@ -212,7 +212,7 @@ def log_steps(theta: Array, points: Points, prior: Prior) -> Array:
 
 
 def _log_steps_off(theta: Array, d: Array, points: Points, prior: Prior) -> Array:
-    """Return log S where the learning rates are known to lie ``d`` (m, n) octaves off the best ones."""
+    """Return log S of learning rates that lie ``d`` (m, n) octaves off the best ones."""
     total = frontier(theta, points, prior) + penalty(theta, d)
     for j in range(prior.others):
         best, curvature = theta[:, OTHER + 3 * j, None], np.exp(theta[:, OTHER + 3 * j + 1, None])
@@ -261,9 +261,10 @@ def _above(data: LikelihoodData, y: Array, use: NDArray[np.bool_], expected: Arr
     """Return the log of the probability that S exceeds what an estimated trial has run, given its y: (m, n)."""
     total = np.zeros(expected.shape)
     # log S given the model and the estimate is normal, its precision the sum of theirs.
-    own, given = noise**-2.0, data.spread[use] ** -2.0
-    mean = (own * expected[:, use] + given * y[..., use]) / (own + given)
-    total[:, use] = log_ndtr((mean - data.least[use]) * np.sqrt(own + given))
+    by_model, by_estimate = noise**-2.0, data.spread[use] ** -2.0
+    precision = by_model + by_estimate
+    mean = (by_model * expected[:, use] + by_estimate * y[..., use]) / precision
+    total[:, use] = log_ndtr((mean - data.least[use]) * np.sqrt(precision))
     return total
 
 

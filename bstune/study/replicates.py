@@ -100,8 +100,8 @@ def candidates(trials: Sequence[TrialResult], merits: Sequence[Merit] = ("time",
     runs = _replicates(trials)
     kept: dict[int, TrialResult] = {}
     for merit in merits:
-        own = ranked(trials, merit)
-        kept |= {one.number: one for i, one in enumerate(own) if i < CANDIDATES or one.number in runs}
+        single = ranked(trials, merit)
+        kept |= {one.number: one for i, one in enumerate(single) if i < CANDIDATES or one.number in runs}
     return list(kept.values())
 
 
@@ -136,10 +136,10 @@ def _merit(trial: TrialResult, merit: Merit) -> float:
 
 def ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
     """Return the trials that can be candidates, best first: reached, and no replicates themselves."""
-    own = [trial for trial in trials if trial.reached and trial.replicate_of is None]
+    found = [trial for trial in trials if trial.reached and trial.replicate_of is None]
     if merit == "steps":
-        return sorted(own, key=lambda trial: (trial.steps, _merit(trial, "time"), trial.number))
-    return sorted((trial for trial in own if trial.time_to_target is not None), key=time_order)
+        return sorted(found, key=lambda trial: (trial.steps, _merit(trial, "time"), trial.number))
+    return sorted((trial for trial in found if trial.time_to_target is not None), key=time_order)
 
 
 def _points(trials: Sequence[TrialResult], merit: Merit, predicted: Predicted, runs: Runs) -> list[TrialResult]:
@@ -188,13 +188,13 @@ def _confirmed_merit(candidate: TrialResult, runs: Sequence[TrialResult], merit:
 
 def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> float:
     """Return a replicate's merit, or what it counts as where it did not reach the target."""
-    own = _merit(candidate, merit)
+    first = _merit(candidate, merit)
     if run.status in ("diverged", "oom") or (run.horizon is not None and not run.reached):
-        return FAILURE_FACTOR * own  # its steps bound nothing: after its horizon's end there is no going on
+        return FAILURE_FACTOR * first  # its steps bound nothing: after its horizon's end there is no going on
     tau = run.seconds_per_step or candidate.seconds_per_step
     unit = 1.0 if merit == "steps" or tau is None else tau
     # A stopped run is a bound, and no less than the candidate's merit: stopped early, it must not look fast.
-    return run.steps * unit if run.reached else max(run.steps * unit, own)
+    return run.steps * unit if run.reached else max(run.steps * unit, first)
 
 
 def _spread(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
