@@ -27,8 +27,6 @@ from bstune.core import scaling
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.search_space import van_der_corput
-from bstune.search.acquisition import b_crit_quantiles
-from bstune.search.observations import Posterior
 from bstune.search.sampler import BATCH_SIZE, LR, RECORD, RESUMED_FROM, FrontierSampler
 from bstune.study.critical import critical_batch
 from bstune.study.model import MOVES, REPORT_PARTICLES
@@ -337,18 +335,8 @@ class FrontierSearch(OptunaSearch):
         self._incumbent = None if number is None else finished[number]
         return self._incumbent
 
-    def b_crit_quantiles(self, shares: Sequence[float]) -> list[float] | None:
-        """Return quantiles of the posterior of B_crit; None while no trial that the study knows reached the target."""
-        posterior = self._report_posterior()
-        if posterior is None or not any(one.status == "reached" for one in posterior.observations):
-            return None
-        return [float(value) for value in b_crit_quantiles(posterior, shares)]
-
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
         """Return what a study would report: the posterior's median, None where that is not claimed."""
-        posterior = self._report_posterior()
+        posterior = self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES)
         found = None if posterior is None else critical_batch(posterior)
         return None if found is None else found.b_crit
-
-    def _report_posterior(self) -> Posterior | None:
-        return self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES)

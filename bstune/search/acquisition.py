@@ -135,11 +135,11 @@ def suggest(
     weight = observations.objective_weight(objective, posterior.tau)
     ranked, incumbent, maps, cost = smoothed(posterior, objective), None, False, 0.0
     if ranked:  # before that, the objective ``curve`` too looks for what is fast
-        least, best = min(ranked, key=lambda pair: pair[0])
+        least, fastest = min(ranked, key=lambda pair: pair[0])
         incumbent = min(least, MAX_LUCK * min(objective_so_far(one, weight) for _, one in ranked))
         maps = objective == "curve"
         if not maps:
-            cost = best.steps * float(posterior.tau(np.exp2(best.x)))
+            cost = fastest.steps * float(posterior.tau(np.exp2(fastest.x)))
             maps = posterior.spent > policy.curve_after * cost and rng.random() < policy.curve_share
     options = _candidates(posterior, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
 
@@ -195,10 +195,8 @@ def _candidates(
     """Return the trials to be continued, and new points along the posterior's optima and around the best trials."""
     taken = {resumed_from for _, _, resumed_from in pending}
     most = math.inf if incumbent is None else 0.95 * policy.stop_factor * incumbent
-    stopped = [
-        one for one in posterior.observations if one.status == "censored" and objective_so_far(one, weight) < most
-    ]
-    stopped = [one for one in stopped if not one.stuck and one.number not in taken]
+    stopped = [one for one in posterior.observations if one.status == "censored" and not one.stuck]
+    stopped = [one for one in stopped if one.number not in taken and objective_so_far(one, weight) < most]
     stopped = [one for one in stopped if resumable is not None and resumable(one.number)]
     low, n, theta = math.log2(domain.low), policy.candidates, posterior.theta
     high = max(low, min(math.log2(domain.high), posterior.too_large - ROOM))
@@ -330,8 +328,8 @@ def unseen_regime(
 ) -> tuple[int, float] | None:
     """Return the cheapest candidate in a regime where nothing has reached the target, and its expected steps.
 
-    The law says what S is there; that it holds there is seen by looking. None where both ends are seen, or where a look
-    costs more than ``allowed``. ``steps`` and ``b_crit`` as for :func:`max_variance_reduction`.
+    The law says what S is there; that it holds there is seen by looking. None where both ends are seen, or where looks
+    there would come to cost more than ``allowed``. ``steps`` and ``b_crit`` as for :func:`max_variance_reduction`.
     """
     prior, x = posterior.prior, candidates.x
     middle = float(np.median(b_crit)) / math.log(2.0)
@@ -343,12 +341,13 @@ def unseen_regime(
         beyond |= x <= max(low - EDGE, bottom + EDGE)
     if max(looked) < min(high, top - EDGE):
         beyond |= x >= min(high + EDGE, top - EDGE)
+    tau = posterior.tau(np.exp2(x))
+    paid = float((candidates.done * tau)[beyond].sum())  # for looks that have not reached the target so far
     expected = np.exp(np.minimum(np.median(steps, axis=0), 50.0))
     beyond &= candidates.done < GIVEN_UP_AT * expected
-    left = np.maximum(expected - candidates.done, 0.1 * expected)
-    to_go = np.where(beyond, left * posterior.tau(np.exp2(x)), np.inf)
+    to_go = np.where(beyond, np.maximum(expected - candidates.done, 0.1 * expected) * tau, np.inf)
     chosen = int(to_go.argmin())
-    return (chosen, float(expected[chosen])) if to_go[chosen] <= allowed else None
+    return (chosen, float(expected[chosen])) if paid + to_go[chosen] <= allowed else None
 
 
 def _jointly(posterior: Posterior, steps: Array, b_crit: Array) -> tuple[Array, Array, Array, float]:
