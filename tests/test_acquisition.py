@@ -355,3 +355,6 @@ def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, al
     assert (found and found[0]) == place
     running = [] if place is None else [(float(x[place]), 0.0, None)]
     assert place is None or (unseen_regime(posterior, candidates, running, *draws, allowed) or (None,))[0] != place
+    # A look that has cost too much already, like one at far too high a learning rate, is not followed by more.
+    candidates = replace(candidates, done=np.array([0.0, 1e10, 0.0, 0.0, 0.0]))
+    assert sizes[0] < 64 or unseen_regime(posterior, candidates, [], *draws, allowed) is None

@@ -328,8 +328,8 @@ def unseen_regime(
 ) -> tuple[int, float] | None:
     """Return the cheapest candidate in a regime where nothing has reached the target, and its expected steps.
 
-    The law says what S is there; that it holds there is seen by looking. None where both ends are seen, or where a look
-    costs more than ``allowed``. ``steps`` and ``b_crit`` as for :func:`max_variance_reduction`.
+    The law says what S is there; that it holds there is seen by looking. None where both ends are seen, or where looks
+    there would come to cost more than ``allowed``. ``steps`` and ``b_crit`` as for :func:`max_variance_reduction`.
     """
     prior, x = posterior.prior, candidates.x
     middle = float(np.median(b_crit)) / math.log(2.0)
@@ -341,12 +341,13 @@ def unseen_regime(
         beyond |= x <= max(low - EDGE, bottom + EDGE)
     if max(looked) < min(high, top - EDGE):
         beyond |= x >= min(high + EDGE, top - EDGE)
+    tau = posterior.tau(np.exp2(x))
+    paid = float((candidates.done * tau)[beyond].sum())  # for looks that have not reached the target so far
     expected = np.exp(np.minimum(np.median(steps, axis=0), 50.0))
     beyond &= candidates.done < GIVEN_UP_AT * expected
-    left = np.maximum(expected - candidates.done, 0.1 * expected)
-    to_go = np.where(beyond, left * posterior.tau(np.exp2(x)), np.inf)
+    to_go = np.where(beyond, np.maximum(expected - candidates.done, 0.1 * expected) * tau, np.inf)
     chosen = int(to_go.argmin())
-    return (chosen, float(expected[chosen])) if to_go[chosen] <= allowed else None
+    return (chosen, float(expected[chosen])) if paid + to_go[chosen] <= allowed else None
 
 
 def _jointly(posterior: Posterior, steps: Array, b_crit: Array) -> tuple[Array, Array, Array, float]:
