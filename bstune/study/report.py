@@ -123,7 +123,7 @@ def _over_target(prepared: PreparedStudy, done: Sequence[TrialResult]) -> dict[s
 
 
 def load_caveat(done: Sequence[TrialResult]) -> list[str]:
-    """Return a line where trials' own seconds per step, over the survey's, differ by more than ``LOAD`` among trials."""
+    """Return a line where trials' own seconds per step, over the survey's, vary by more than ``LOAD``."""
     timed = [trial for trial in done if trial.steps >= MIN_TIMED]
     pairs = [(trial.measured_seconds_per_step, trial.seconds_per_step) for trial in timed]
     ratios = sorted(measured / tau for measured, tau in pairs if measured is not None and tau)
