@@ -141,7 +141,7 @@ def suggest(
         if not maps:
             cost = fastest.steps * float(posterior.tau(np.exp2(fastest.x)))
             maps = posterior.spent > policy.curve_after * cost and rng.random() < policy.curve_share
-    options = _candidates(posterior, pending, domain, None if maps else incumbent, weight, resumable, policy, rng)
+    options = _candidates(posterior, pending, domain, incumbent, maps, weight, resumable, policy, rng)
 
     def with_horizon(chosen: int, most: float = math.inf, draw: Array | None = None) -> Suggestion:
         """Return a candidate with the horizon for S of a draw, or of the posterior's mean; within the budget."""
@@ -187,6 +187,7 @@ def _candidates(
     pending: Pending,
     domain: Domain,
     incumbent: float | None,
+    maps: bool,
     weight: Weight,
     resumable: Callable[[int], bool] | None,
     policy: Policy,
@@ -194,7 +195,7 @@ def _candidates(
 ) -> Candidates:
     """Return the trials to be continued, and new points along the posterior's optima and around the best trials."""
     taken = {resumed_from for _, _, resumed_from in pending}
-    most = math.inf if incumbent is None else 0.95 * policy.stop_factor * incumbent
+    most = math.inf if incumbent is None or maps else 0.95 * policy.stop_factor * incumbent
     stopped = [one for one in posterior.observations if one.status == "censored" and not one.stuck]
     stopped = [one for one in stopped if one.number not in taken and objective_so_far(one, weight) < most]
     stopped = [one for one in stopped if resumable is not None and resumable(one.number)]
@@ -336,18 +337,21 @@ def unseen_regime(
     bottom, top = prior.log_low, min(prior.log_high, posterior.too_large - ROOM)
     low, high = middle - math.log2(SLOPE_RATIO), middle + math.log2(SLOPE_RATIO)
     looked = [one.x for one in posterior.observations if one.status == "reached"] + [size for size, _, _ in pending]
-    beyond = np.zeros(x.size, dtype=np.bool_)
-    if min(looked) > max(low, bottom + EDGE):
-        beyond |= x <= max(low - EDGE, bottom + EDGE)
-    if max(looked) < min(high, top - EDGE):
-        beyond |= x >= min(high + EDGE, top - EDGE)
-    tau = posterior.tau(np.exp2(x))
-    paid = float((candidates.done * tau)[beyond].sum())  # for looks that have not reached the target so far
     expected = np.exp(np.minimum(np.median(steps, axis=0), 50.0))
-    beyond &= candidates.done < GIVEN_UP_AT * expected
-    to_go = np.where(beyond, np.maximum(expected - candidates.done, 0.1 * expected) * tau, np.inf)
-    chosen = int(to_go.argmin())
-    return (chosen, float(expected[chosen])) if paid + to_go[chosen] <= allowed else None
+    to_go = np.maximum(expected - candidates.done, 0.1 * expected) * posterior.tau(np.exp2(x))
+    to_go[candidates.done >= GIVEN_UP_AT * expected] = np.inf
+    stopped = [one for one in posterior.observations if one.status == "censored"]
+    sizes = np.array([one.x for one in stopped])
+    costs = np.array([one.steps for one in stopped]) * posterior.tau(np.exp2(sizes))
+    cost = np.full(x.size, np.inf)  # of looks at a regime, those before that have not reached the target among them
+    if min(looked) > max(low, bottom + EDGE):
+        edge = max(low - EDGE, bottom + EDGE)
+        cost[x <= edge] = to_go[x <= edge] + costs[sizes <= edge].sum()
+    if max(looked) < min(high, top - EDGE):
+        edge = min(high + EDGE, top - EDGE)
+        cost[x >= edge] = to_go[x >= edge] + costs[sizes >= edge].sum()
+    chosen = int(cost.argmin())
+    return (chosen, float(expected[chosen])) if cost[chosen] <= allowed else None
 
 
 def _jointly(posterior: Posterior, steps: Array, b_crit: Array) -> tuple[Array, Array, Array, float]:

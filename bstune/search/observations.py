@@ -58,6 +58,7 @@ class Observation:
     log_factor: float | None  # extrapolated log(steps to target/steps); None if the history does not allow it
     spread: float  # its standard deviation
     stuck: bool  # True if resuming added no steps (a replayed record ended)
+    flat: bool = False  # True if it would take many times its steps even at the most that its recent rate may be
     horizon: int | None = None  # steps after which its schedule ends, where it ends with the trial
     excess: float | None = None  # least log excess over the horizon; None if the trial ended before, or has no metric
 
@@ -124,8 +125,10 @@ def _observation(
     def distance(near: TrialResult) -> float:
         return abs(math.log2(near.batch_size / trial.batch_size)) + abs(math.log2(near.lr / trial.lr))
 
-    log_factor, spread = None, 0.0
+    log_factor, spread, flat = None, 0.0, False
     if trial.status == "censored" and curves[trial.number]:
+        recent = _recent(curves[trial.number])
+        flat = recent is not None and recent[1] > FAR * (recent[0] + 2.0 * recent[2])
         similar = [(curves[t.number], math.log(t.steps)) for t in sorted(reached, key=distance)[:SIMILAR]]
         log_factor, spread = extrapolate(curves[trial.number], trial.steps, similar, slowdown)
     return Observation(
@@ -140,6 +143,7 @@ def _observation(
         log_factor=log_factor,
         spread=spread,
         stuck=trial.resumed_from is not None and trial.steps <= before,
+        flat=flat,
     )
 
 
@@ -255,6 +259,7 @@ PRIOR_TRIALS = 2.0  # ... as if so many had
 SHARES = (0.25, 0.5)  # of its steps to target, at which a trial that reached it is looked at
 SCATTER = 0.04  # of the log excess from one evaluation to the next
 FASTEST, SLOWEST = 3.0, 0.02  # rates are kept within these
+FAR = 2.0  # log of steps to target over steps, from which on a trial is flat
 LEAST_EXCESS = 0.02  # in the logarithm, of a trial that has not reached the target
 
 
