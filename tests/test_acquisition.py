@@ -328,6 +328,17 @@ def test_a_stopped_trial_takes_what_its_own_history_says_as_far_as_it_says_it():
     )
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_trial_whose_metric_has_flattened_is_not_continued_for_the_curve(flat):
+    size = 20
+    stopped = replace(tried(30, size, LAW.best_lr(size)), status="censored", steps=2800)
+    posterior = learned([*around(curve((64, 90, 128, 1024, 4096)).items()), stopped])
+    seen = (*posterior.observations[:-1], replace(posterior.observations[-1], flat=flat))
+    posterior = replace(posterior, observations=seen, spent=1e9)
+    asked_for = [decided(posterior, seed, objective="curve") for seed in range(5)]
+    assert any(one.resumed_from == 30 for one in asked_for) != flat
+
+
 @pytest.mark.parametrize("steps", [30_000, 3_000_000])
 def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
     # As where a model overfits: its error rises for ever, and every continuation would be longer than all before.

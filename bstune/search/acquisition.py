@@ -197,6 +197,7 @@ def _candidates(
     taken = {resumed_from for _, _, resumed_from in pending}
     most = math.inf if incumbent is None or maps else 0.95 * policy.stop_factor * incumbent
     stopped = [one for one in posterior.observations if one.status == "censored" and not one.stuck]
+    stopped = [one for one in stopped if not (maps and one.flat)]
     stopped = [one for one in stopped if one.number not in taken and objective_so_far(one, weight) < most]
     stopped = [one for one in stopped if resumable is not None and resumable(one.number)]
     low, n, theta = math.log2(domain.low), policy.candidates, posterior.theta
