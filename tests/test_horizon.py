@@ -150,7 +150,7 @@ def test_a_search_chooses_short_horizons_first_and_none_past_the_budget(objectiv
 
 @pytest.mark.parametrize("share", [0.2, 0.6, 1.0])
 def test_a_search_comes_to_the_shortest_horizon(share):
-    """Of a law whose metric it is not told: the budget is 10 times what the fastest point needs."""
+    """Of a law of the metric that it does not know: the budget is 10 times what the fastest point needs."""
     least = min(LAW.frontier(size) * LAW.tau(size) for size in 2.0 ** np.arange(3.0, 12.0, 0.1))
     for seed in range(2):
         trials = []

@@ -309,6 +309,7 @@ def _curve(history: tuple[tuple[int, float | None], ...], target: Target, ideal:
     return tuple(log_excess(history, target, ideal))
 
 
+@lru_cache(maxsize=CACHED)
 def _recent(curve: Curve) -> tuple[float, float, float] | None:
     """Return a curve's recent rate, its excess at the end by that line, and the rate's error; None for two points."""
     recent = [(s, e) for s, e in curve if s >= curve[-1][0] - math.log(RECENT)]
@@ -328,7 +329,7 @@ def _slowdowns(curve: Curve, end: float) -> tuple[float, ...]:
     """Return the logs of what a trial that reached the target at ``end`` slowed down by from each of ``SHARES`` on."""
     logs = []
     for share in SHARES:
-        start = [(s, e) for s, e in curve if s <= end + math.log(share)]
+        start = tuple((s, e) for s, e in curve if s <= end + math.log(share))
         recent = _recent(start) if start else None
         if recent is not None and recent[0] > SLOWEST:
             logs.append(math.log(recent[1] / (end - start[-1][0]) / recent[0]))
@@ -350,7 +351,7 @@ def extrapolate(
 ) -> tuple[float, float]:
     """Return log(steps to target/steps) and its deviation, by ``reached`` curves and log steps, most similar first."""
     end = math.log(steps)
-    own, recent = None, _recent(curve)
+    own, recent = None, _recent(tuple(curve))
     level = max(min(e for _, e in curve[-3:]), LEAST_EXCESS)
     if recent is not None:
         slope, level, error = recent

@@ -11,7 +11,7 @@ fastest. An incumbent is judged by the seconds that its point and horizon take o
 target, runs that miss included, over the least; ``own`` is the incumbent's own run instead, with its luck.
 
 ``laws``: a run with horizon h meets the target if h >= S(B, lr) exp(noise z), z drawn by its seed, and costs tau(B) for
-each step until then, or all h. What no search is told: at its horizon's end the metric is f + (target - f)(S/h)^p and
+each step until then, or all h. What no search sees: at its horizon's end the metric is f + (target - f)(S/h)^p and
 a scatter; the target is met at step S^(1-k) h^k. A law draws p, f, k, the noise, and S, lr*(B), tau as
 ``bench_coverage.py`` does; the budget is 1 to 4 times the examples of the best point. Spending is counted in the least
 cost of any (B, lr, h).
@@ -53,7 +53,7 @@ LOW, HIGH = 8, 4096
 LR_LOW, LR_HIGH = 2.0**-11, 2.0**1.25
 SHORTEST = 1 / 64  # of the budget, of TPE's horizons
 STOP_FACTOR = 2.0
-MOST_TRIALS = 400
+MAX_TRIALS = 400
 DIGITS_SECONDS = 3.0  # of steps times tau(B) that a search on digits spends
 ERROR = Target("error", TARGET, "min")
 SEARCHES = ("bstune", "bstune, fixed horizon", "TPE", "TPE, fixed horizon")
@@ -278,7 +278,7 @@ def search(problem: Problem, name: str, seed: int, seconds: float) -> Iterator[t
     one: Frontier | Tpe = kind(problem, seed, "fixed" not in name)
     finished: list[TrialResult] = []
     spent = 0.0
-    while spent < seconds and len(finished) < MOST_TRIALS:
+    while spent < seconds and len(finished) < MAX_TRIALS:
         trial, size, lr, horizon = one.ask(finished)
         finished.append(problem.run(len(finished), size, lr, horizon, 10_000 * seed + len(finished)))
         spent += finished[-1].train_seconds
