@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bstune.core import interruption
+from bstune.core.batch_split import split_batch, split_lines
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
 from bstune.core.files import expand_home, full_disk
+from bstune.core.scaling import lr_of
 from bstune.core.secrets import redact, remember, secrets_in_environment
 
 if TYPE_CHECKING:
@@ -235,9 +237,6 @@ def fit(arguments: list[str]) -> None:
 
 def plan(arguments: list[str]) -> None:
     """Print one global batch over devices: micro-batches, weights and learning rate."""
-    from bstune.core.batch_split import split_batch, split_lines
-    from bstune.core.scaling import lr_of
-
     parser = argparse.ArgumentParser(
         prog="bstune plan",
         description="Splits a global batch over devices and micro-batches that fit, so that the gradient is the whole "
