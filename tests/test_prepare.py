@@ -164,7 +164,7 @@ def rehearse(monkeypatch):
     def run(tau, low=8, high=512, multiple=1):
         asked = []
 
-        def run_trial(workload, spec, protocol):
+        def run_trial(workload, spec, protocol, **options):
             asked.append((spec, protocol))
             return make_result(seconds_per_step=tau(spec.batch_size))
 

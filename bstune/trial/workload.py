@@ -32,7 +32,6 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -45,18 +44,20 @@ from bstune.core.search_space import BUDGET, Space, corners
 from bstune.core.step_time import StepTime
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import rebatch
-from bstune.trial.checkpoint import Stopped
+from bstune.trial.checkpoint import PlainFiles, Stopped
 from bstune.trial.device import device_name, processor, resolve_device, versions
-from bstune.trial.loop import Workload, make_trainer, metric, refuse_met_target, run_trial, serving
+from bstune.trial.loop import Workload, refuse_met_target, run_trial
+from bstune.trial.schedule import depends_on_length, weights_and_metric
+from bstune.trial.trainer import is_lightning, is_overridden, make_trainer, serving, without_monitors
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 logger = logging.getLogger(__name__)
 # Arguments of the Trainer that bstune sets: another value would change what a trial is, without a word.
 OWNED = frozenset(
-    {"accelerator", "barebones", "callbacks", "check_val_every_n_epoch", "devices", "enable_checkpointing"}
-    | {"accumulate_grad_batches", "enable_progress_bar", "fast_dev_run", "limit_train_batches", "limit_val_batches"}
-    | {"logger", "max_epochs", "max_steps", "max_time", "min_epochs", "min_steps", "num_nodes", "num_sanity_val_steps"}
-    | {"overfit_batches", "precision", "reload_dataloaders_every_n_epochs", "strategy", "val_check_interval"}
+    {"accelerator", "accumulate_grad_batches", "barebones", "check_val_every_n_epoch", "devices", "enable_progress_bar"}
+    | {"fast_dev_run", "limit_train_batches", "max_epochs", "max_steps", "max_time", "min_epochs", "min_steps"}
+    | {"num_nodes", "num_sanity_val_steps", "overfit_batches", "precision", "reload_dataloaders_every_n_epochs"}
+    | {"strategy", "val_check_interval"}
 )
 START_EXAMPLES = 2000  # validation examples on which untrained weights are compared with the target
 REHEARSAL_STEPS, REHEARSAL_WARMUP_STEPS = 4, 1
@@ -126,8 +127,8 @@ def check_largest(largest: int, data: LightningDataModule, option: str = "search
 
 def load_data(config: DictConfig) -> LightningDataModule:
     """Build ``config.workload.data`` and read what it reads; what hands out its own batches is not yet set up."""
-    data = instantiate(config.workload.data, "workload.data")
-    if not isinstance(data, LightningDataModule):
+    data: LightningDataModule = instantiate(config.workload.data, "workload.data")
+    if not is_lightning(data, "LightningDataModule"):
         raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
     data.prepare_data()
     if not hasattr(data, "train_batches"):
@@ -173,8 +174,8 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     own = with_hyperparameters(config, spec.hyperparameters)
     own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
     own.trial.total_steps = spec.max_steps or budget_of(own).last_step(spec.batch_size)
-    module = instantiate(own.workload.module, "workload.module")
-    if not isinstance(module, LightningModule):
+    module: LightningModule = instantiate(own.workload.module, "workload.module")
+    if not is_lightning(module, "LightningModule"):
         raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
     for part in module.modules():
         if hasattr(part, "check_batch"):
@@ -247,13 +248,21 @@ def on_device(workload: Workload, module: LightningModule, batch: Any, device: t
     return batch
 
 
-def evaluate(workload: Workload, module: LightningModule, protocol: TrialProtocol, **batches: Iterable[Any]) -> Trainer:
-    """Evaluate a module on ``val`` or ``test`` batches once, and return the Trainer with its metrics."""
-    trainer = make_trainer(protocol.trainer)
+def evaluate(
+    workload: Workload,
+    module: LightningModule,
+    protocol: TrialProtocol,
+    checkpoint: Path | None = None,
+    **batches: Iterable[Any],
+) -> Trainer:
+    """Evaluate a module, with a checkpoint's weights, on ``val`` or ``test`` batches, and return its Trainer."""
+    trainer = make_trainer(without_monitors(protocol.trainer), module)
+    trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
     served = None if workload.data_module is None else serving(workload.data_module, **batches)
-    run(module, dataloaders=iterable if served is None else None, datamodule=served, verbose=False)
+    options: dict[str, Any] = {} if checkpoint is None else {"ckpt_path": checkpoint, "weights_only": True}
+    run(module, dataloaders=iterable if served is None else None, datamodule=served, verbose=False, **options)
     return trainer
 
 
@@ -262,11 +271,13 @@ class LightningBackend(TrialBackend):
 
     def __init__(self, config: DictConfig, workload: Workload, protocol: TrialProtocol) -> None:
         self.workload, self.protocol, self._config = workload, protocol, config
+        largest = config.trial.batch_size or min(config.search.batch_size.high, workload.train_examples)
         self.device = device_name(protocol.trainer)
         self.device_kind = f"{self.device} of {processor()}" if config.device == "cpu" else self.device
         self.description = f"{self.device} in {config.precision}"
         self.versions = versions()
-        self.horizon = has_horizon(config)
+        sample = TrialSpec(0, 0, largest, float(config.scaling.lr), None, 0)
+        self.horizon = has_horizon(config) or depends_on_length(workload, sample, protocol)
         self.stops = not self.horizon
         self.validates_on_test = workload.validates_on_test
         self.evaluation_share = protocol.evaluation_schedule.share
@@ -299,7 +310,7 @@ class LightningBackend(TrialBackend):
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
         if self.horizon:
             horizon = spec.max_steps or protocol.budget.last_step(spec.batch_size)
-            return replace(run_trial(self.workload, spec, protocol, checkpoint), horizon=horizon)
+            return replace(run_trial(self.workload, spec, protocol, checkpoint, horizon=horizon), horizon=horizon)
         if spec.max_steps is None or folder is None:
             return run_trial(self.workload, spec, protocol, checkpoint)
         folder.states.mkdir(exist_ok=True)
@@ -319,8 +330,7 @@ class LightningBackend(TrialBackend):
         if self.workload.test_batches is None or not checkpoint.exists():
             return {}
         module = self.workload.build_module(spec)
-        module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
-        trainer = evaluate(self.workload, module, self.protocol, test=self.workload.test_batches)
+        trainer = evaluate(self.workload, module, self.protocol, checkpoint, test=self.workload.test_batches)
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
     def resumable(self, number: int, folder: Output) -> bool:
@@ -334,21 +344,20 @@ class LightningBackend(TrialBackend):
         rehearsed = self._rehearsed_step_time(sizes)
         self.step_time = step_time or rehearsed
         first = trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)
-        module = self.workload.build_module(first)
-        self.gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
         # A target that untrained weights meet shows on a part of the validation data: every n-th batch, so that it
         # stands for all, in whatever order the data are.
         every = max(1, self.workload.validation_examples // START_EXAMPLES)
         part = islice(self.workload.validation_batches, 0, None, every)
-        value = metric(evaluate(self.workload, module, self.protocol, val=part), self.protocol.target.metric)
+        self.gradient_bytes, value = weights_and_metric(self.workload, first, self.protocol, part)
         if value is not None:
             refuse_met_target(self.protocol.target, value)
         self._check_tunables(space)
 
     def _train_briefly(self, spec: TrialSpec) -> TrialResult:
         short = replace(self.protocol, budget=Budget(REHEARSAL_STEPS, 1), warmup_steps=REHEARSAL_WARMUP_STEPS)
-        trainer = {**self.protocol.trainer, "limit_val_batches": 1}
-        return run_trial(self.workload, spec, replace(short, noise_scale_every=None, trainer=trainer))
+        trainer = {**without_monitors(self.protocol.trainer), "limit_val_batches": 1}
+        horizon = max(REHEARSAL_STEPS, self.protocol.budget.last_step(spec.batch_size))
+        return run_trial(self.workload, spec, replace(short, noise_scale_every=None, trainer=trainer), horizon=horizon)
 
     def _rehearsed_step_time(self, space: Space) -> StepTime:
         """Time a few steps at the smallest batch size and at one a few times larger."""
