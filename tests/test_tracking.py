@@ -165,8 +165,6 @@ OTHERS = {
     "a newer version": "UPDATE alembic_version SET version_num = 'ffffffffffff'",
     "another program's": "DELETE FROM alembic_version; CREATE TABLE mine (a)",
 }
-
-
 EMPTIED = "DELETE FROM runs; DELETE FROM experiments WHERE experiment_id != 0"
 
 
@@ -521,10 +519,7 @@ def small_study(uri: str, **limits: float) -> None:
 def check_complete(uri: str) -> None:
     parent = parent_of(uri, "slow")
     children = runs(uri, "trial", "slow")
-    assert [(run.data.tags["bstune.trial"], run.info.status) for run in children] == [
-        ("0", "FINISHED"),
-        ("1", "FINISHED"),
-    ]
+    assert [(run.data.tags["bstune.trial"], run.info.status) for run in children] == [(n, "FINISHED") for n in "01"]
     assert all(run.data.tags["mlflow.parentRunId"] == parent.info.run_id for run in children)
     assert [points(uri, run, "val/error") for run in children] == [HISTORY, HISTORY]
     assert (parent.data.tags["bstune.result_trials"], parent.info.status) == ("2", "FINISHED")
@@ -535,9 +530,8 @@ def check_complete(uri: str) -> None:
 @pytest.mark.parametrize("late", ["never", "at the end", "after the next run"])
 def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatch, caplog):
     """Whichever request it is slow at, and whether it answers it later or not at all."""
-    methods = [
-        name for name in vars(MlflowClient) if name.startswith(("get_", "create_", "set_", "log_", "search_", "del"))
-    ]
+    requesting = ("get_", "create_", "set_", "log_", "search_", "del")
+    methods = [name for name in vars(MlflowClient) if name.startswith(requesting)]
     for slow_at in count(1):
         requests, hangs, go_on = [], threading.Event(), threading.Event()
 
@@ -548,9 +542,7 @@ def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatc
                 while self.is_alive() and not (timeout and hangs.is_set()):
                     super().join(0.005)
 
-        def counted(
-            method: str, whole: object, now: tuple = (requests, hangs, go_on), slow_at: int = slow_at
-        ) -> object:
+        def counted(method, whole, now=(requests, hangs, go_on), slow_at=slow_at):
             requests, hangs, go_on = now
 
             def request(*args: object, **kwargs: object) -> object:
