@@ -48,6 +48,8 @@ HYDRAS_OWN = {
 def command() -> None:
     """Run the command as a process of its own, which SIGINT and SIGTERM end within seconds."""
     try:
+        if not sys.flags.safe_path and "" not in sys.path:
+            sys.path.insert(0, os.getcwd())  # as with python -m: the user's modules
         interruption.install()
         faulthandler.enable()  # a crash of the user's code in this process, as in a rehearsal, says where it was
         status = main()
@@ -163,6 +165,10 @@ def run(config: "DictConfig", arguments: Sequence[str]) -> None:
     """Run the study, or the one trial, of a validated config; the arguments give that config again."""
     from bstune.config import is_replayed  # as above
 
+    if not is_replayed(config) and config.trial.batch_size is None and config.search.workers > 0:
+        from bstune.trial.workers import start_server  # as above
+
+        start_server()  # it imports what trains, 3 s, while this process does
     quieten(training=not is_replayed(config))
     # optuna, rich and, to train, lightning: not for --help or a mistake
     from rich.console import Console
