@@ -105,6 +105,7 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
         noise_scale_every=options.noise_scale_every,
         compile=config.compile,
         trainer=trainer,
+        devices=config.devices,
     )
 
 

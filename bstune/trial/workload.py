@@ -47,6 +47,7 @@ from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import rebatch
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.device import device_name, processor, resolve_device, versions
+from bstune.trial.distributed import check_devices, own_device
 from bstune.trial.loop import Workload, make_trainer, metric, refuse_met_target, run_trial, serving
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -66,7 +67,7 @@ REHEARSAL_SPREAD = 4  # between the two batch sizes that are timed: small ones a
 def resolve(config: DictConfig) -> DictConfig:
     """Return a config whose ``device`` and ``precision`` are those of this machine instead of ``auto``."""
     config = config.copy()
-    config.device = str(resolve_device(config.device, "device"))
+    config.device = str(own_device(resolve_device(config.device, "device")))
     config.precision = resolve_precision(config.precision, config.device)
     if config.precision == "16-mixed" and OmegaConf.select(config, "workload.module.optimizer.fused"):
         raise ConfigError(
@@ -106,6 +107,7 @@ def checked_protocol(config: DictConfig) -> TrialProtocol:
     owned = sorted(OWNED & set(config.trainer))
     if owned:
         raise ConfigError(f"trainer.{owned[0]} is bstune's own: see device, precision, budget and protocol")
+    check_devices(config)
     protocol = make_protocol(config)
     try:
         make_trainer(protocol.trainer)
@@ -262,7 +264,7 @@ class LightningBackend(TrialBackend):
 
     def __init__(self, config: DictConfig, workload: Workload, protocol: TrialProtocol) -> None:
         self.workload, self.protocol, self._config = workload, protocol, config
-        self.device = device_name(protocol.trainer)
+        self.device = device_name(protocol.trainer, protocol.devices)
         self.device_kind = f"{self.device} of {processor()}" if config.device == "cpu" else self.device
         self.description = f"{self.device} in {config.precision}"
         self.versions = versions()
