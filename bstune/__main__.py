@@ -163,6 +163,10 @@ def run(config: "DictConfig", arguments: Sequence[str]) -> None:
     """Run the study, or the one trial, of a validated config; the arguments give that config again."""
     from bstune.config import is_replayed  # as above
 
+    if not is_replayed(config) and config.trial.batch_size is None and config.search.workers > 0:
+        from bstune.trial.workers import start_server  # as above
+
+        start_server()  # it imports what trains, 3 s, while this process does
     quieten(training=not is_replayed(config))
     # optuna, rich and, to train, lightning: not for --help or a mistake
     from rich.console import Console

@@ -32,10 +32,11 @@ from bstune.core.search_space import Space
 from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
 from bstune.hardware import roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
-from bstune.hardware.probe import DEVICE_LOST, measure_ceiling, start_server
+from bstune.hardware.probe import DEVICE_LOST, measure_ceiling
 from bstune.trial.backend import make_space
 from bstune.trial.device import device_name, processor, versions
 from bstune.trial.loop import Workload
+from bstune.trial.workers import start_server
 from bstune.trial.workload import (
     build_module,
     build_workload,

@@ -106,7 +106,7 @@ def prepare(
         check_storage(config.storage)
     else:
         trial = TrialSpec(0, 0, config.trial.batch_size, config.trial.lr, None, config.trial.seed)
-    if config.mlflow.enabled:
+    if config.mlflow.enabled and trial is None:
         from bstune.study.tracking import check_uri, tracking_uri  # mlflow takes seconds to import
 
         check_uri(tracking_uri(config.mlflow))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -119,7 +120,7 @@ def make_space(config: DictConfig, lr_range: tuple[float, float] = (0.0, float("
         high=config.search.batch_size.high,
         multiple=multiple,
         sigma=config.scaling.lr_octaves_sigma,
-        rule=instantiate(config.scaling.rule, "scaling"),
+        rule=cache(instantiate(config.scaling.rule, "scaling")),  # a call through Hydra takes 0.1 ms
         octaves=config.scaling.lr_octaves if stops_trials(config.sampler) else None,
         lr_low=lr_range[0],
         lr_high=lr_range[1],

@@ -157,8 +157,11 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
     if not draws_batches:
         draw(1, None, 0)  # refuses what cannot be read in other batches, before the first trial
     images = _InitialImages(data)
+    own = config.copy()  # takes a trial's values: a copy for each takes longer than a small module
     return Workload(
-        build_module=lambda spec: images.give(build_module(config, spec), spec.hyperparameters),
+        build_module=lambda spec: images.give(
+            build_module(own, spec) if spec.hyperparameters else _build(own, spec), spec.hyperparameters
+        ),
         train_batches=lambda spec: draw(spec.batch_size, micro_batch_size, spec.seed),
         validation_batches=validation,
         validation_examples=data.validation_size if draws_batches else _examples(validation),
@@ -172,7 +175,11 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
 
 def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     """Return a config's Lightning module with a trial's values in it, before it sees any data."""
-    own = with_hyperparameters(config, spec.hyperparameters)
+    return _build(with_hyperparameters(config, spec.hyperparameters), spec)
+
+
+def _build(own: DictConfig, spec: TrialSpec) -> LightningModule:
+    """Set a trial's values in a config, and build its module."""
     own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
     own.trial.total_steps = spec.max_steps or budget_of(own).last_step(spec.batch_size)
     module = instantiate(own.workload.module, "workload.module")
@@ -180,7 +187,7 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
         raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
     for part in module.modules():
         if hasattr(part, "check_batch"):
-            part.check_batch(spec.batch_size, config.protocol.micro_batch_size)  # type: ignore[operator]
+            part.check_batch(spec.batch_size, own.protocol.micro_batch_size)  # type: ignore[operator]
     _name_optimizer_errors(module)
     return module
 
@@ -296,8 +303,9 @@ class LightningBackend(TrialBackend):
             raise first from None
 
     def _run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
-        own = with_hyperparameters(self._config, spec.hyperparameters)  # one of them may be the budget
-        protocol = replace(self.protocol, budget=budget_of(own))
+        protocol = self.protocol
+        if spec.hyperparameters:  # one of them may be the budget
+            protocol = replace(protocol, budget=budget_of(with_hyperparameters(self._config, spec.hyperparameters)))
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
         if self.horizon:
             horizon = spec.max_steps or protocol.budget.last_step(spec.batch_size)
