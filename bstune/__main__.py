@@ -48,6 +48,8 @@ HYDRAS_OWN = {
 def command() -> None:
     """Run the command as a process of its own, which SIGINT and SIGTERM end within seconds."""
     try:
+        if not sys.flags.safe_path and "" not in sys.path:
+            sys.path.insert(0, os.getcwd())  # as with python -m: the user's modules
         interruption.install()
         faulthandler.enable()  # a crash of the user's code in this process, as in a rehearsal, says where it was
         status = main()

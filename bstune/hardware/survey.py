@@ -355,6 +355,8 @@ def cache_key(
     """Return 16 hexadecimal digits that change with whatever the survey depends on."""
     workload: Any = OmegaConf.to_container(config.workload, resolve=False)
     options = to_dict(config.hardware)
+    # Not what the nodes of the user's arguments built: the nodes are in the workload, or in the config.
+    trainer = {name: value for name, value in protocol.trainer.items() if name not in workload.get("trainer", ())}
     depends: dict[str, Any] = {
         "workload": {name: value for name, value in workload.items() if name not in IRRELEVANT},
         # shows edits of the model's code
@@ -362,7 +364,7 @@ def cache_key(
         "examples": train_examples,
         "range": [space.low, space.high, space.multiple],
         "device": [device_name(protocol.trainer, protocol.devices), processor()],
-        "trainer": {key: str(value) for key, value in protocol.trainer.items()},
+        "trainer": {key: str(value) for key, value in (trainer | to_dict(config.trainer)).items()},
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,
         "versions": dict(versions()),

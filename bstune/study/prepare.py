@@ -16,8 +16,9 @@ from bstune.core.files import Identity, Output, check_owner, check_writable
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.secrets import redact_values
+from bstune.study.connection import check_storage
 from bstune.study.plan import SearchBudget
-from bstune.study.storage import ARGUMENTS, build_sampler, check_storage
+from bstune.study.storage import ARGUMENTS, build_sampler
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol, make_space
 from bstune.trial.replay import ReplayBackend, complete
 from bstune.trial.workers import InProcess, Workers, described

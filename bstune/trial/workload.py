@@ -52,13 +52,6 @@ from bstune.trial.loop import Workload, make_trainer, metric, refuse_met_target,
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 logger = logging.getLogger(__name__)
-# Arguments of the Trainer that bstune sets: another value would change what a trial is, without a word.
-OWNED = frozenset(
-    {"accelerator", "barebones", "callbacks", "check_val_every_n_epoch", "devices", "enable_checkpointing"}
-    | {"accumulate_grad_batches", "enable_progress_bar", "fast_dev_run", "limit_train_batches", "limit_val_batches"}
-    | {"logger", "max_epochs", "max_steps", "max_time", "min_epochs", "min_steps", "num_nodes", "num_sanity_val_steps"}
-    | {"overfit_batches", "precision", "reload_dataloaders_every_n_epochs", "strategy", "val_check_interval"}
-)
 START_EXAMPLES = 2000  # validation examples on which untrained weights are compared with the target
 REHEARSAL_STEPS, REHEARSAL_WARMUP_STEPS = 4, 1
 REHEARSAL_SPREAD = 4  # between the two batch sizes that are timed: small ones are cheap
@@ -104,9 +97,6 @@ def load(config: DictConfig) -> tuple[Workload, TrialProtocol]:
 
 def checked_protocol(config: DictConfig) -> TrialProtocol:
     """Return a resolved config's protocol; a Trainer is built to find arguments that it does not take."""
-    owned = sorted(OWNED & set(config.trainer))
-    if owned:
-        raise ConfigError(f"trainer.{owned[0]} is bstune's own: see device, precision, budget and protocol")
     check_devices(config)
     protocol = make_protocol(config)
     try:
