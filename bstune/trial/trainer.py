@@ -19,6 +19,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from bstune.core.errors import ConfigError
+from bstune.trial import distributed
 
 PACKAGES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
 # Call-backs that print, where trials are quiet.
@@ -148,7 +149,9 @@ def make_trainer(
         "default_root_dir": folder,
     }
     fixed = {"callbacks": [*users, *callbacks], "logger": loggers or NullLogger(folder)}
-    trainer: Trainer = of_package(package, "Trainer")(**{**defaults, **options, **fixed, **arguments})
+    trainer: Trainer = of_package(package, "Trainer")(
+        **{**defaults, **distributed.trainer_options(options), **fixed, **arguments}
+    )
     return trainer
 
 

@@ -46,6 +46,7 @@ from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import rebatch
 from bstune.trial.checkpoint import PlainFiles, Stopped
 from bstune.trial.device import device_name, processor, resolve_device, versions
+from bstune.trial.distributed import check_devices, own_device
 from bstune.trial.loop import Workload, refuse_met_target, run_trial
 from bstune.trial.schedule import depends_on_length, weights_and_metric
 from bstune.trial.trainer import is_lightning, is_overridden, make_trainer, serving, without_monitors
@@ -60,7 +61,7 @@ REHEARSAL_SPREAD = 4  # between the two batch sizes that are timed: small ones a
 def resolve(config: DictConfig) -> DictConfig:
     """Return a config whose ``device`` and ``precision`` are those of this machine instead of ``auto``."""
     config = config.copy()
-    config.device = str(resolve_device(config.device, "device"))
+    config.device = str(own_device(resolve_device(config.device, "device")))
     config.precision = resolve_precision(config.precision, config.device)
     if config.precision == "16-mixed" and OmegaConf.select(config, "workload.module.optimizer.fused"):
         raise ConfigError(
@@ -97,6 +98,7 @@ def load(config: DictConfig) -> tuple[Workload, TrialProtocol]:
 
 def checked_protocol(config: DictConfig) -> TrialProtocol:
     """Return a resolved config's protocol; a Trainer is built to find arguments that it does not take."""
+    check_devices(config)
     protocol = make_protocol(config)
     try:
         make_trainer(protocol.trainer)
@@ -269,7 +271,7 @@ class LightningBackend(TrialBackend):
     def __init__(self, config: DictConfig, workload: Workload, protocol: TrialProtocol) -> None:
         self.workload, self.protocol, self._config = workload, protocol, config
         largest = config.trial.batch_size or min(config.search.batch_size.high, workload.train_examples)
-        self.device = device_name(protocol.trainer)
+        self.device = device_name(protocol.trainer, protocol.devices)
         self.device_kind = f"{self.device} of {processor()}" if config.device == "cpu" else self.device
         self.description = f"{self.device} in {config.precision}"
         self.versions = versions()
