@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bstune.core import interruption
+from bstune.core.batch_split import split_batch, split_lines
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
 from bstune.core.files import expand_home, full_disk
+from bstune.core.scaling import lr_of
 from bstune.core.secrets import redact, remember, secrets_in_environment
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ HYDRAS_OWN = {
 def command() -> None:
     """Run the command as a process of its own, which SIGINT and SIGTERM end within seconds."""
     try:
+        if not sys.flags.safe_path and "" not in sys.path:
+            sys.path.insert(0, os.getcwd())  # as with python -m: the user's modules
         interruption.install()
         faulthandler.enable()  # a crash of the user's code in this process, as in the preflight, says where it was
         status = main()
@@ -164,6 +168,10 @@ def run(config: "DictConfig", arguments: Sequence[str]) -> None:
     """Run the study, or the one trial, of a validated config; the arguments give that config again."""
     from bstune.config import is_replayed  # as above
 
+    if not is_replayed(config) and config.trial.batch_size is None and config.search.workers > 0:
+        from bstune.trial.workers import start_server  # as above
+
+        start_server()  # it imports what trains, 3 s, while this process does
     quieten(training=not is_replayed(config))
     # optuna, rich and, to train, lightning: not for --help or a mistake
     from rich.console import Console
@@ -238,9 +246,6 @@ def fit(arguments: list[str]) -> None:
 
 def plan(arguments: list[str]) -> None:
     """Print one global batch over devices: micro-batches, weights and learning rate."""
-    from bstune.core.batch_split import split_batch, split_lines
-    from bstune.core.scaling import lr_of
-
     parser = argparse.ArgumentParser(
         prog="bstune plan",
         description="Splits a global batch over devices and micro-batches that fit, so that the gradient is the whole "

@@ -101,8 +101,8 @@ def test_the_command(bstune):
         "device 1          16 examples: 1 x 6 + 2 x 5",
         "loss of 6         times 6/33 where gradients are summed, 12/11 = 1.090909091 where they are averaged",
         "loss of 5         times 5/33 where gradients are summed, 10/11 = 0.9090909091 where they are averaged",
-        "                  over micro-batches and devices, as Lightning's accumulation and DDP do; the gradient is then",
-        "                  the whole batch's, if each loss is the mean over its examples",
+        "                  over micro-batches and devices, as Lightning's accumulation and DDP do; so the gradient",
+        "                  is the whole batch's, if each loss is the mean over its examples",
         "learning rate     0.1: the global batch's, whatever the number of devices",
     ]
     arguments = ("--devices", "64", "--memory-ceiling", "16", "--lr", "0.1", "--reference-batch-size", "256")

@@ -88,7 +88,7 @@ def split_lines(split: BatchSplit, largest: int) -> Iterator[str]:
         factor = split.factor(size)
         value = f"{factor}" if factor.denominator == 1 else f"{factor} = {float(factor):.10g}"
         yield f"loss of {size:<9} times {size}/{total} where gradients are summed, {value} where they are averaged"
-    yield "                  over micro-batches and devices, as Lightning's accumulation and DDP do; the gradient is then"
-    yield "                  the whole batch's, if each loss is the mean over its examples"
+    yield "                  over micro-batches and devices, as Lightning's accumulation and DDP do; so the gradient"
+    yield "                  is the whole batch's, if each loss is the mean over its examples"
     if 0 in split.counts(devices - 1):
         yield "                  a micro-batch of 0 examples only takes part in the exchange, with gradients of 0"

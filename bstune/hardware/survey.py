@@ -32,10 +32,11 @@ from bstune.core.search_space import Space
 from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
 from bstune.hardware import roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
-from bstune.hardware.probe import DEVICE_LOST, measure_ceiling, start_server
+from bstune.hardware.probe import DEVICE_LOST, measure_ceiling
 from bstune.trial.backend import make_space
 from bstune.trial.device import device_name, processor, versions
 from bstune.trial.loop import Workload
+from bstune.trial.workers import start_server
 from bstune.trial.workload import (
     build_module,
     build_workload,
@@ -354,6 +355,8 @@ def cache_key(
     """Return 16 hexadecimal digits that change with whatever the survey depends on."""
     workload: Any = OmegaConf.to_container(config.workload, resolve=False)
     options = to_dict(config.hardware)
+    # Not what the nodes of the user's arguments built: the nodes are in the workload, or in the config.
+    trainer = {name: value for name, value in protocol.trainer.items() if name not in workload.get("trainer", ())}
     depends: dict[str, Any] = {
         "workload": {name: value for name, value in workload.items() if name not in IRRELEVANT},
         # shows edits of the model's code
@@ -361,7 +364,7 @@ def cache_key(
         "examples": train_examples,
         "range": [space.low, space.high, space.multiple],
         "device": [device_name(protocol.trainer), processor()],
-        "trainer": {key: str(value) for key, value in protocol.trainer.items()},
+        "trainer": {key: str(value) for key, value in (trainer | to_dict(config.trainer)).items()},
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,
         "versions": dict(versions()),

@@ -17,8 +17,9 @@ from bstune.core.files import Identity, Output, check_owner, check_writable
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.secrets import redact_values
+from bstune.study.connection import check_storage
 from bstune.study.plan import SearchBudget
-from bstune.study.storage import ARGUMENTS, build_sampler, check_storage
+from bstune.study.storage import ARGUMENTS, build_sampler
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol, make_space, stops_trials
 from bstune.trial.replay import ReplayBackend, complete
 from bstune.trial.workers import InProcess, Workers
@@ -107,7 +108,7 @@ def prepare(
         check_storage(config.storage)
     else:
         trial = TrialSpec(0, 0, config.trial.batch_size, config.trial.lr, None, config.trial.seed)
-    if config.mlflow.enabled:
+    if config.mlflow.enabled and trial is None:
         from bstune.study.tracking import check_uri, tracking_uri  # mlflow takes seconds to import
 
         check_uri(tracking_uri(config.mlflow))

@@ -156,9 +156,10 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
             tracking = open_tracking(prepared, study)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         with progress.live or nullcontext():
-            stop_reason = Search(prepared, study, leases, tracking, progress.show).run()
+            search = Search(prepared, study, leases, tracking, progress.show)
+            stop_reason = search.run()
         console.print(stop_reason)
-        report_study(prepared, study, tracking, stop_reason, arguments, console)
+        report_study(prepared, study, tracking, stop_reason, arguments, console, search.sampled)
         return results(study)
 
 

@@ -16,7 +16,7 @@ from bstune.core.console import format_count
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.files import keep_trials, write_text
 from bstune.core.records import Objective, TrialResult
-from bstune.search.observations import fresh_steps
+from bstune.search.observations import Posterior, fresh_steps
 from bstune.study.critical import critical_batch
 from bstune.study.lease import Leases
 from bstune.study.model import REPORT_PARTICLES, sampler_context, study_posterior
@@ -78,6 +78,7 @@ class Search:
         self._lines: dict[int, str] = {}  # of trials.jsonl, by number
         self._looked = 0
         self.ran = 0  # trials that this process ran
+        self.sampled: tuple[Sequence[TrialResult], Posterior] | None = None  # the report's posterior, of which trials
         self._files_kept_here = leases.own.role == "owner" or str(prepared.files.root) != study.user_attrs[OUTPUT]
         self._stops = prepared.backend.stops and stops_trials(prepared.config.sampler)
         self._times = study.user_attrs[DEVICE] == prepared.backend.device_kind
@@ -133,8 +134,9 @@ class Search:
             done = self._write(self._read())
             if not budget.replicates or not any(trial.reached for trial in done):
                 return
-            predicted = fresh_steps(study_posterior(self._prepared, done, REPORT_PARTICLES))
-            due = next_replicate(done, predicted, budget.objective, budget.replicates, budget.candidates)
+            posterior = study_posterior(self._prepared, done, REPORT_PARTICLES)
+            self.sampled = done, posterior
+            due = next_replicate(done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates)
             if due is None:
                 return
             self._start(runner, ask_replicate(self._study, *due, budget, space, stops, self._worker))

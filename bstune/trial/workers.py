@@ -13,9 +13,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import chdir, suppress
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any, Protocol, Self
@@ -34,6 +35,28 @@ LOOK_SECONDS = 0.2  # between two looks for a signal, while trials train
 END_SECONDS = 2  # that a process may take to end once it has nothing to do
 # Errors of reading what a process sent before it died.
 PICKLE_ERRORS = (pickle.PickleError, TypeError, ValueError, AttributeError, LookupError, RuntimeError, ImportError)
+
+
+@contextmanager
+def temporarily(mapping: MutableMapping[str, Any], key: str, value: Any) -> Iterator[None]:
+    """Set a key of a mapping, such as ``os.environ``, while the body runs."""
+    before = mapping.get(key)
+    mapping[key] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del mapping[key]
+        else:
+            mapping[key] = before
+
+
+def start_server() -> None:
+    """Start the fork server, which begins to import at once, while this process goes on; once is enough."""
+    CONTEXT.set_forkserver_preload(PRELOAD)
+    # Lets torch answer whether there is CUDA without touching the device, which the server must not before it forks.
+    with temporarily(os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
+        forkserver.ensure_running()
 
 
 @dataclass(frozen=True)
@@ -241,7 +264,7 @@ class _Worker:
     """One process and the connection to it."""
 
     def __init__(self, open_train: Callable[[], Train]) -> None:
-        CONTEXT.set_forkserver_preload(PRELOAD)
+        start_server()
         self.connection, other = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=_work, args=(open_train, other, dict(os.environ)))
         self.process.start()

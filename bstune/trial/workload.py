@@ -49,13 +49,6 @@ from bstune.trial.loop import Workload, make_trainer, run_trial, serving
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 logger = logging.getLogger(__name__)
-# Arguments of the Trainer that bstune sets: another value would change what a trial is, without a word.
-OWNED = frozenset(
-    {"accelerator", "barebones", "callbacks", "check_val_every_n_epoch", "devices", "enable_checkpointing"}
-    | {"accumulate_grad_batches", "enable_progress_bar", "fast_dev_run", "limit_train_batches", "limit_val_batches"}
-    | {"logger", "max_epochs", "max_steps", "max_time", "min_epochs", "min_steps", "num_nodes", "num_sanity_val_steps"}
-    | {"overfit_batches", "precision", "reload_dataloaders_every_n_epochs", "strategy", "val_check_interval"}
-)
 
 
 def resolve(config: DictConfig) -> DictConfig:
@@ -98,9 +91,6 @@ def load(config: DictConfig) -> tuple[Workload, TrialProtocol]:
 
 def checked_protocol(config: DictConfig) -> TrialProtocol:
     """Return a resolved config's protocol; a Trainer is built to find arguments that it does not take."""
-    owned = sorted(OWNED & set(config.trainer))
-    if owned:
-        raise ConfigError(f"trainer.{owned[0]} is bstune's own: see device, precision, budget and protocol")
     protocol = make_protocol(config)
     try:
         make_trainer(protocol.trainer)
@@ -150,8 +140,11 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
     if not draws_batches:
         draw(1, None, 0)  # refuses what cannot be read in other batches, before the first trial
     images = _InitialImages(data)
+    own = config.copy()  # takes a trial's values: a copy for each takes longer than a small module
     return Workload(
-        build_module=lambda spec: images.give(build_module(config, spec), spec.hyperparameters),
+        build_module=lambda spec: images.give(
+            build_module(own, spec) if spec.hyperparameters else _build(own, spec), spec.hyperparameters
+        ),
         train_batches=lambda spec: draw(spec.batch_size, micro_batch_size, spec.seed),
         validation_batches=validation,
         validation_examples=data.validation_size if draws_batches else _examples(validation),
@@ -166,7 +159,11 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
 
 def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
     """Return a config's Lightning module with a trial's values in it, before it sees any data."""
-    own = with_hyperparameters(config, spec.hyperparameters)
+    return _build(with_hyperparameters(config, spec.hyperparameters), spec)
+
+
+def _build(own: DictConfig, spec: TrialSpec) -> LightningModule:
+    """Set a trial's values in a config, and build its module."""
     own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
     own.trial.total_steps = spec.max_steps or budget_of(own).last_step(spec.batch_size)
     module = instantiate(own.workload.module, "workload.module")
@@ -174,7 +171,7 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
         raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
     for part in module.modules():
         if hasattr(part, "check_batch"):
-            part.check_batch(spec.batch_size, config.protocol.micro_batch_size)  # type: ignore[operator]
+            part.check_batch(spec.batch_size, own.protocol.micro_batch_size)  # type: ignore[operator]
     _name_optimizer_errors(module)
     return module
 
@@ -290,8 +287,9 @@ class LightningBackend(TrialBackend):
             raise first from None
 
     def _run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
-        own = with_hyperparameters(self._config, spec.hyperparameters)  # one of them may be the budget
-        protocol = replace(self.protocol, budget=budget_of(own))
+        protocol = self.protocol
+        if spec.hyperparameters:  # one of them may be the budget
+            protocol = replace(protocol, budget=budget_of(with_hyperparameters(self._config, spec.hyperparameters)))
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
         if self.horizon:
             horizon = spec.max_steps or protocol.budget.last_step(spec.batch_size)
