@@ -118,7 +118,7 @@ def prepare(
     if backend is None:
         with _users_errors():
             backend, space, survey, notes = _train(config, protocol, space, trial, log)
-        if trial is None and config.search.workers > 0:
+        if config.devices > 1 or (trial is None and config.search.workers > 0):
             workers, more = _processes(config, survey)
             notes += more
     backend.check(space, trial)
@@ -184,7 +184,7 @@ def _processes(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[i
 
     def start(count: int) -> Workers:
         shared = (threads, limit) if count > 1 else (None, None)
-        return Workers(partial(open_trials, plain_config, *shared), count, seconds)
+        return Workers(partial(open_trials, plain_config, *shared), count, seconds, config.devices)
 
     threads: int | None = None
     limit: int | None = None

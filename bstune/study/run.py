@@ -202,9 +202,9 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     identity = Identity.of(prepared.config.study, prepared.config.storage)
     with owned(prepared.files, identity), owned(files, identity):  # the study's own, which may begin later
         files.checkpoints.mkdir(exist_ok=True)
-        runner = InProcess(prepared.backend.run)
-        runner.start(spec, files, None)
-        finished = runner.wait()
+        with InProcess(prepared.backend.run) if prepared.workers is None else prepared.workers(1) as runner:
+            runner.start(spec, files, None)
+            finished = runner.wait()
         result = finished.result()
         write_text(files.record, result.to_json() + "\n")
         write_text(files.config, _config_yaml(prepared.config))

@@ -45,6 +45,7 @@ from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import rebatch
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.device import device_name, processor, resolve_device, versions
+from bstune.trial.distributed import check_devices, own_device
 from bstune.trial.loop import Workload, make_trainer, run_trial, serving
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -54,7 +55,7 @@ logger = logging.getLogger(__name__)
 def resolve(config: DictConfig) -> DictConfig:
     """Return a config whose ``device`` and ``precision`` are those of this machine instead of ``auto``."""
     config = config.copy()
-    config.device = str(resolve_device(config.device, "device"))
+    config.device = str(own_device(resolve_device(config.device, "device")))
     config.precision = resolve_precision(config.precision, config.device)
     if config.precision == "16-mixed" and OmegaConf.select(config, "workload.module.optimizer.fused"):
         raise ConfigError(
@@ -91,6 +92,7 @@ def load(config: DictConfig) -> tuple[Workload, TrialProtocol]:
 
 def checked_protocol(config: DictConfig) -> TrialProtocol:
     """Return a resolved config's protocol; a Trainer is built to find arguments that it does not take."""
+    check_devices(config)
     protocol = make_protocol(config)
     try:
         make_trainer(protocol.trainer)
@@ -255,7 +257,7 @@ class LightningBackend(TrialBackend):
 
     def __init__(self, config: DictConfig, workload: Workload, protocol: TrialProtocol) -> None:
         self.workload, self.protocol, self._config = workload, protocol, config
-        self.device = device_name(protocol.trainer)
+        self.device = device_name(protocol.trainer, protocol.devices)
         self.device_kind = f"{self.device} of {processor()}" if config.device == "cpu" else self.device
         self.description = f"{self.device} in {config.precision}"
         self.versions = versions()
