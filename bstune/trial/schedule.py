@@ -1,7 +1,7 @@
-"""What a workload is under a Trainer before its first step: its learning rates ahead, its weights, its metric."""
+"""Whether a module's schedules are as long as its Trainer says that it trains, found by what they do."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.batches import micro_batch_sizes
-from bstune.trial.loop import Workload, metric
+from bstune.trial.loop import Workload
 from bstune.trial.trainer import lengths, make_trainer, serving, without_monitors
 
 MOST_STEPS = 20_000  # of a schedule, that are looked at: under a second
@@ -56,7 +56,7 @@ def rates_ahead(
             rates.append(values)
         epochs.current.completed = applied.optim_progress.optimizer.step.total.completed = 0
 
-    look_at_start(workload, spec, protocol, steps, _AtStart(step_through))
+    look_at_start(workload, spec, protocol, steps, step_through)
     return rates
 
 
@@ -77,34 +77,10 @@ def _settings(optimizer: Any) -> list[dict[str, float]]:
     return groups
 
 
-def weights_and_metric(
-    workload: Workload, spec: TrialSpec, protocol: TrialProtocol, batches: Iterable[Any]
-) -> tuple[int, float | None]:
-    """Return the bytes of a module's trainable weights, and its metric on some batches before training."""
-    sizes: list[int] = []
-    values: list[float | None] = []
-
-    def weigh(trainer: Trainer, module: LightningModule) -> None:
-        sizes.append(sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad))
-
-    def evaluated(trainer: Trainer, module: LightningModule) -> None:
-        values.append(metric(trainer, protocol.target.metric))
-
-    look_at_start(
-        workload, spec, protocol, protocol.budget.last_step(spec.batch_size), _AtStart(weigh, evaluated), batches
-    )
-    return sizes[0], values[0]
-
-
 def look_at_start(
-    workload: Workload,
-    spec: TrialSpec,
-    protocol: TrialProtocol,
-    steps: int,
-    callback: Callback,
-    evaluated: Iterable[Any] | None = None,
+    workload: Workload, spec: TrialSpec, protocol: TrialProtocol, steps: int, look: Callable[..., object]
 ) -> None:
-    """Begin to train with all hooks of a trial's start, evaluate if asked to, and end before the first step."""
+    """Begin to train with all hooks of a trial's start, look at Trainer and module, and end before the first step."""
     seed_everything(spec.seed, workers=False, verbose=False)
     module = workload.build_module(spec)
     train = workload.train_batches(spec)
@@ -112,32 +88,28 @@ def look_at_start(
     trainer = make_trainer(
         without_monitors(protocol.trainer),
         module,
-        [callback],
+        [_AtStart(look)],
         accumulate_grad_batches=parts,
-        num_sanity_val_steps=0 if evaluated is None else -1,
+        num_sanity_val_steps=0,
         **lengths(train, parts, steps, module.automatic_optimization),
     )
-    validation = workload.validation_batches if evaluated is None else evaluated
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PossibleUserWarning)
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # without the optimizer's
         if workload.data_module is None:
-            trainer.fit(module, train, validation)
+            trainer.fit(module, train, workload.validation_batches)
         else:
-            trainer.fit(module, datamodule=serving(workload.data_module, train=train, val=validation))
+            served = serving(workload.data_module, train=train, val=workload.validation_batches)
+            trainer.fit(module, datamodule=served)
 
 
 class _AtStart(Callback):
-    """Calls a function once optimizers and layers are there, and one after the evaluation; then the training ends."""
+    """Calls a function once optimizers and layers are there; then the training ends."""
 
-    def __init__(self, begun: Any, evaluated: Any = lambda trainer, module: None) -> None:
-        self._begun, self._evaluated = begun, evaluated
+    def __init__(self, look: Callable[..., object]) -> None:
+        self._look = look
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.train_dataloader is None:
-            trainer.fit_loop.setup_data()  # it has a length from then on
-        self._begun(trainer, pl_module)
+        trainer.fit_loop.setup_data()  # it has a length from then on
+        self._look(trainer, pl_module)
         trainer.fit_loop.max_epochs = 0
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._evaluated(trainer, pl_module)
