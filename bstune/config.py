@@ -356,6 +356,7 @@ _OPTIONS: dict[str, Any] = {
     "output": HomePath,
     "storage": HomePath,
     "device": Text,
+    "devices": _whole(1, 1024),
     "precision": Precision,
     "compile": CompileMode | None,
     "debug": bool,

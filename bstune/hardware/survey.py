@@ -189,13 +189,13 @@ def measure(
         report=lambda result: log(probe_text(result)),
     )
     with _device_errors():
-        workload = build()  # not before the ceiling is known: until here this process takes no memory on the device
+        workload = build()
         limits, cost, notes = _roofline(config, device, workload, space)
         log("timing steps")
         measured, more = _time_ladder(config, space, protocol, workload, ceiling, device)
     return Survey(
         workload=config.workload.name,
-        device=device_name(protocol.trainer),
+        device=device_name(protocol.trainer, protocol.devices),
         device_type=device.type,
         precision=config.precision,
         versions=versions(),
@@ -363,7 +363,7 @@ def cache_key(
         "module": [repr(module), *(f"{name} {tuple(p.shape)}" for name, p in module.named_parameters())],
         "examples": train_examples,
         "range": [space.low, space.high, space.multiple],
-        "device": [device_name(protocol.trainer), processor()],
+        "device": [device_name(protocol.trainer, protocol.devices), processor()],
         "trainer": {key: str(value) for key, value in (trainer | to_dict(config.trainer)).items()},
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,
