@@ -122,7 +122,7 @@ def test_what_cannot_be_tuned_is_refused_in_a_line(changes, given, line, tmp_pat
     [
         (("nowhere.yaml", "--target", "val_loss=0.2"), "nowhere.yaml cannot be read"),
         ((str(FILE), "--target", "val_loss=0.2", "nope=1"), "unknown option nope"),
-        ((str(FILE), "--target", "val_loss=0.2", "--name", "a/b"), "--name must be letters, digits, and - . _ between them"),
+        ((str(FILE), "--target", "val_loss=0.2", "--name", "a/b"), "--name must be letters, digits, and - . _"),
     ],
 )
 def test_the_command_writes_nothing_for_bad_input(arguments, line, bstune, tmp_path):
