@@ -149,7 +149,7 @@ def _train(
     # 4 s, as above
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached_survey
-    from bstune.trial.preflight import check_loaders, check_takes_rate, check_tunables, preflight
+    from bstune.trial.preflight import check_hooks, check_loaders, check_takes_rate, check_tunables, preflight
     from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data
 
     check_takes_rate(config)
@@ -160,6 +160,7 @@ def _train(
     else:
         check_largest(trial.batch_size, data, "trial.batch_size")
     workload = build_workload(config, data)
+    check_hooks(workload.build_module(trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)))
     backend = LightningBackend(config, workload, protocol)
     surveyed = trial is None and config.hardware.enabled
     continues = trial is None and backend.stops and stops_trials(config.sampler)
