@@ -167,7 +167,7 @@ class Search:
                 file.write(result.to_json() + "\n")
             raise
         if result.status == "failed":
-            check_failures(results(self._study), finished.frames)
+            check_failures(results(self._study), finished.frames, finished.cause)
 
     def _ask(self) -> Asked | None:
         prepared, claimed = self._prepared, claim_free(self._study, self._budget.trials, self._worker)
@@ -245,8 +245,10 @@ class Search:
         )
 
 
-def check_failures(done: Sequence[TrialResult], frames: str = "") -> None:
-    """Raise StudyError if the first trials of the study all failed, or too many in a row; ``frames`` of the last error.
+def check_failures(done: Sequence[TrialResult], frames: str = "", cause: Exception | None = None) -> None:
+    """Raise StudyError if the first trials of the study all failed, or too many in a row.
+
+    ``frames`` and ``cause`` are of the last error.
 
     Trials that were cut short, as by an interruption, do not count.
     """
@@ -257,7 +259,7 @@ def check_failures(done: Sequence[TrialResult], frames: str = "") -> None:
         raise StudyError(
             f"{which}, the last one with {ran[-1].message}\n{frames}"
             "the finished trials are stored: mend it, and the same command continues the study"
-        )
+        ) from cause
 
 
 def _searched(done: Sequence[TrialResult]) -> list[TrialResult]:

@@ -15,12 +15,13 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import chdir, suppress
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Protocol, Self
 
 import bstune
@@ -49,6 +50,7 @@ class Finished:
     record: TrialResult | None = None
     error: BstuneError | None = None
     frames: str = ""
+    cause: Exception | None = None  # that a trial in this process failed with
 
     def result(self) -> TrialResult:
         """Return the record, without passwords in its message, or raise the error."""
@@ -73,6 +75,12 @@ class Runner(Protocol):
 
 def _is_own(file: str) -> bool:
     return not file.startswith(NOT_OWN) and INSTALLED.isdisjoint(Path(file).parts)
+
+
+def in_users_code(error: BaseException) -> bool:
+    """Return whether an error came by the user's own code: a file that is no package's, or what was typed."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(one.f_globals.get("__name__") == "__main__" or _is_own(one.f_code.co_filename) for one, _ in frames)
 
 
 def described(error: BaseException) -> tuple[str, str]:
@@ -137,7 +145,7 @@ class InProcess:
         except BstuneError:
             raise
         except Exception as error:  # noqa: BLE001 (whatever the user's code raises ends a trial, not the study)
-            return failed(task[0], error, time.monotonic() - start)
+            return replace(failed(task[0], error, time.monotonic() - start), cause=error)
 
     def poll(self) -> Iterator[Finished]:
         """Yield nothing: no trial is over that was not waited for."""
@@ -264,7 +272,7 @@ class _Worker:
         CONTEXT.set_forkserver_preload(PRELOAD)
         self.connection, other = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=_work, args=(open_train, other, dict(os.environ)))
-        self.process.start()
+        start_process(self.process)
         self.has_failed = False
         self.started = time.monotonic()
         other.close()
@@ -330,6 +338,26 @@ def _work(open_train: Callable[[], Train], connection: Connection, environment: 
         if os.getpid() != process:  # the user's code has forked, and this is the copy
             os._exit(0)
         connection.send(answer)
+
+
+@contextmanager
+def temporarily(mapping: MutableMapping[str, Any], key: str, value: Any) -> Iterator[None]:
+    """Let a key have another value for a while."""
+    before = mapping.get(key)
+    mapping[key] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del mapping[key]
+        else:
+            mapping[key] = before
+
+
+def start_process(process: BaseProcess) -> None:
+    """Start a process without the caller's script, which multiprocessing would import there, guarded or not."""
+    with temporarily(sys.modules, "__main__", ModuleType("__main__")):
+        process.start()
 
 
 def lead_group() -> None:
