@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import bstune
-from bstune.core.errors import BstuneError, ConfigError
+from bstune.core.errors import ConfigError
+from bstune.study.prepare import prepare
+from bstune.study.report import Findings
 
 QUICK = ["search.replicates=0", "hardware.scale_out.devices=[1]"]
 
@@ -88,11 +90,11 @@ def tune(tmp_path, monkeypatch):
 
 
 def built(trial):
-    assert 0 < trial.lr
     assert 16 <= trial.batch_size <= 64
     return Net(lr=trial.lr, hidden=trial.hidden if "hidden" in repr(trial) else 16)
 
 
+ONE = Net(0.1)
 FORMS = {
     "class": {},
     "class, other name": {"module": OtherName, "tunable": {"hidden": (8, 32)}},
@@ -111,12 +113,22 @@ FORMS = {
 }
 
 
+@pytest.fixture
+def prepared(monkeypatch):
+    """Let tune() prepare its study, preflight included, and run none of its trials."""
+
+    def run(config, arguments, console):
+        return Findings(prepare(config), [], {}, None)
+
+    monkeypatch.setattr("bstune.study.tune.run", run)
+
+
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.usefixtures("prepared")
 def test_what_it_takes(tune, form):
-    result = tune(**FORMS[form])
-    assert len(result.trials) == 4
-    assert set(result.trials.status) <= {"reached", "censored", "diverged"}
-    assert result.trials.batch_size.between(16, 64).all()
+    found = tune(**FORMS[form]).findings.prepared
+    assert (found.space.low, found.space.high) == (16, 64)
+    assert found.backend.train_examples == 1200
 
 
 BAD = [
@@ -125,7 +137,7 @@ BAD = [
     ({"module": dict}, "module must be a class of LightningModules, but got dict"),
     ({"module": lambda: Net(0.1)}, r"module must be a function of a trial alone, but got <lambda>\(\)"),
     ({"module": lambda trial: 3}, "module must return a LightningModule, but returned int"),
-    ({"module": lambda trial, net=Net(0.1): net}, "module returned the same Net as before"),
+    ({"module": lambda trial: ONE}, "module returned the same Net as before"),
     ({"module": LightningModule}, "LightningModule needs one argument lr or learning_rate, but its arguments are"),
     ({"module": OtherName}, r"OtherName needs hidden besides what a trial has: give module=lambda trial: OtherName"),
     ({"module": Net, "tunable": {"depth": (1, 2)}}, "Net has no argument depth, which is to be searched"),
@@ -137,10 +149,12 @@ BAD = [
     ({"data": loaders()[:1]}, r"data must be \(train, val\) or \(train, val, test\), but got 1 of them"),
     ({"data": {"train": loaders()[0], "valid": loaders()[1]}}, "data must have train, val .* but got train, valid"),
     ({"data": "digits"}, "data must be a LightningDataModule, DataLoaders .* but got str"),
-    ({"data": loaders.__call__.__self__.__class__}, "data must be an instance"),
     ({"data": lambda: loaders()}, r"data must be a function of a batch size alone, but got <lambda>\(\)"),
     ({"target": ("val_loss", 0.1)}, r"target must be a bstune.Target, but got \('val_loss', 0.1\)"),
-    ({"target": bstune.Target("loss", 1.0, "min")}, "the target's metric is 'loss', but the module logs val_accuracy"),
+    (
+        {"target": bstune.Target("loss", 1.0, "min")},
+        "the target's metric 'loss' is logged nowhere; in validation the module logs",
+    ),
     ({"budget": 2000}, "budget must be a bstune.Budget, but got 2000"),
     ({"batch_sizes": 64}, r"batch_sizes must be two numbers \(smallest, largest\), but got 64"),
     ({"batch_sizes": (64, 16)}, "workload.batch_size: low must be at most high, but got low=64 and high=16"),
@@ -150,8 +164,9 @@ BAD = [
     ({"trials": 0}, "search.trials must be at least 1, but got 0"),
     ({"options": "search.trials=3"}, "options must be a list such as"),
     ({"options": ["search.trial=3"]}, "unknown option search.trial: did you mean search.trials?"),
-    ({"trainer": {"max_steps": 3}}, "trainer.max_steps is bstune's own"),
+    ({"trainer": {"max_steps": 3}}, "trainer: max_steps is bstune's own"),
     ({"trainer": {"gradient_clip": 3}}, "trainer: .*gradient_clip"),
+    ({"trainer": [3]}, "trainer must be a dict of the Trainer's arguments, but got list"),
 ]
 
 

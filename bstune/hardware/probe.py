@@ -18,7 +18,6 @@ On CUDA the peak is what the caching allocator had reserved, plus all that was t
 began: its own context, and what other processes use. The limit is the allocator's own.
 """
 
-import multiprocessing
 import os
 import re
 import signal
@@ -28,7 +27,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -44,10 +42,9 @@ from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
 from bstune.trial.loop import run_trial
 from bstune.trial.objects import Objects, give, objects_of
-from bstune.trial.workers import lead_group, start_process, temporarily
+from bstune.trial.workers import CONTEXT, lead_group, start_process, start_server
 from bstune.trial.workload import load
 
-CONTEXT = multiprocessing.get_context("forkserver")
 LOOK_SECONDS = 0.004  # between two looks at a probe's memory
 DEVICE_LOST = re.compile(
     "No CUDA GPUs are available|no CUDA-capable device|busy or unavailable|GPU is lost|fallen off the bus|"
@@ -91,14 +88,6 @@ class MemoryClock(TrialClock):
         over = [] if enforced else [PHASES[phase] for phase in PHASES if self.peaks.get(phase, 0) > limit]
         outcome: Outcome = PHASES[self.last] if out_of_memory is not None else over[0] if over else "fits"
         return ProbeResult(batch_size, outcome, limit, training, max(self.peaks.values()), out_of_memory)
-
-
-def start_server() -> None:
-    """Start the fork server, which begins to import at once, while this process goes on; once is enough."""
-    CONTEXT.set_forkserver_preload([__name__])
-    # Lets torch answer whether there is CUDA without touching the device, which the server must not before it forks.
-    with temporarily(os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
-        forkserver.ensure_running()
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,15 @@ from rich.console import Console
 from bstune.config import compose_workload, read_yaml
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError
+from bstune.core.failures import in_users_code
 from bstune.core.records import Budget, Target
 from bstune.core.search_space import MODULE
 from bstune.study.result import Result
 from bstune.study.run import run
+from bstune.trial.backend import OWNED
 from bstune.trial.objects import Objects, Trial, data_module, given, module_builder
 from bstune.trial.process import restored
-from bstune.trial.workers import PICKLE_ERRORS, in_users_code
+from bstune.trial.workers import PICKLE_ERRORS
 
 Module = Callable[[Trial], LightningModule] | type[LightningModule]
 Data = LightningDataModule | Sequence[Any] | Mapping[str, Any] | Callable[[int], Any]
@@ -115,7 +117,6 @@ def tune(
         workload, objects = _workload(arguments)
         chosen = {option: arguments[one] for one, option in OPTIONS.items() if arguments[one] is not None}
         chosen |= {"output": str(output)} if output is not None else {}
-        chosen |= {f"trainer.{one}": value for one, value in (trainer or {}).items()}
         config = compose_workload(workload, _strings(options), {**chosen, "search.tune": list(workload["tunable"])})
         _check_processes(config, objects, chosen, console)
         with given(config.study, objects), _users_errors():
@@ -168,7 +169,7 @@ def _workload(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
     tunable = {name: _tunable(name, value) for name, value in (arguments["tunable"] or {}).items()}
     middle = {name: _middle(one) for name, one in tunable.items()}
     build = module_builder(arguments["module"], list(tunable))
-    objects = Objects(build, data_module(arguments["data"], batch_size))
+    objects = Objects(build, data_module(arguments["data"], batch_size), _trainer(arguments["trainer"]))
     values = {"batch_size": batch_size, "lr": lr, "seed": arguments["seed"] or 0}
     first = Trial({**values, "total_steps": budget.last_step(batch_size), **middle})
     kind = type(objects.build_module(first)).__name__
@@ -182,9 +183,27 @@ def _workload(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
         "tunable": tunable,
     }
     workload["data"]["of"] = type(objects.data).__name__
+    workload["trainer"]["of"] = {one: _plain(value) for one, value in objects.trainer.items()}
     ends = {"total_steps": "${trial.total_steps}"} if first.has_read("total_steps") else {}
     workload["module"] |= {"of": kind, **ends, **middle}
     return workload, objects
+
+
+def _trainer(given: Any) -> dict[str, Any]:
+    """Return the user's arguments of the Trainer; those that would change what a trial is are refused."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"trainer must be a dict of the Trainer's arguments, but got {type(given).__name__}")
+    for one in given or ():
+        if one in OWNED:
+            raise ConfigError(f"trainer: {one} is bstune's own: {OWNED[one]}")
+    return dict(given or {})
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a config has it: an object by its class."""
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, str | int | float | None) else type(value).__name__
 
 
 def _checked(arguments: Mapping[str, Any], name: str, kind: type) -> Any:

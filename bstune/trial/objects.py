@@ -1,6 +1,6 @@
 """A workload of Python objects, as :func:`bstune.tune` takes it, in place of one that a config names.
 
-The config of such a study is like any other, but its nodes ``workload.data`` and ``workload.module`` call the two
+The config of such a study is like any other, but its nodes ``workload.data``, ``.module`` and ``.trainer`` call the
 functions at the end of this file, which look up the study's objects in this process. A process that trains for another
 one is sent them: they are pickled by cloudpickle, so that lambdas and what is defined in ``__main__`` can be.
 """
@@ -62,10 +62,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Objects:
-    """What a study is given: its module as a function of the trial, and its data module."""
+    """What a study is given: its module as a function of the trial, its data module, arguments of the Trainer."""
 
     module: BuildModule
     data: LightningDataModule
+    trainer: Mapping[str, Any]
     built: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet, compare=False)
 
     def build_module(self, trial: Trial) -> Any:
@@ -84,7 +85,7 @@ class Objects:
     @cached_property
     def pickled(self) -> bytes:
         """The objects as bytes; what cannot be pickled raises whatever its ``__reduce__`` does."""
-        pickled: bytes = cloudpickle.dumps((self.module, self.data))
+        pickled: bytes = cloudpickle.dumps((self.module, self.data, self.trainer))
         return pickled
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -244,6 +245,11 @@ def load_data(study: str, of: str) -> LightningDataModule:
 def build_module(study: str, of: str, **values: float) -> Any:
     """Return a new module of a study of Python objects, from a trial's values."""
     return _registered(study, of).build_module(Trial(values))
+
+
+def trainer_arguments(study: str, of: Any) -> dict[str, Any]:
+    """Return the user's arguments of the Trainer of a study of Python objects."""
+    return dict(_registered(study, "its Trainer's arguments").trainer)
 
 
 def _registered(study: str, of: str) -> Objects:
