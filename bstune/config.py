@@ -33,6 +33,7 @@ from bstune.core.search_space import BUDGET, MODULE
 from bstune.core.secrets import remember
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
+CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}  # of what LightningCLI instantiates
 GROUPS = ("workload", "scaling", "sampler", "schedule")
 
 
@@ -287,6 +288,7 @@ _Workload = _section(
     batch_size=_checked(_Range, _check_range),
     budget=_Budget,
     target=_checked(_Target, _check_target),
+    trainer=(Node, {}),
     tunable=(_checked(_Tunables, _check_names), {}),
 )
 _Search = _section(
@@ -354,6 +356,7 @@ _OPTIONS: dict[str, Any] = {
     "output": HomePath,
     "storage": HomePath,
     "device": Text,
+    "devices": _whole(1, 1024),
     "precision": Precision,
     "compile": CompileMode | None,
     "debug": bool,
@@ -600,13 +603,51 @@ def _with_schedule(config: DictConfig) -> DictConfig:
 
 
 def instantiate(node: DictConfig, what: str) -> Any:
-    """Instantiate a config node; ConfigError is raised if the target cannot be found or does not take its arguments."""
+    """Instantiate a config node, whose targets are written as Hydra does or as LightningCLI does.
+
+    ConfigError is raised if a target cannot be found or does not take its arguments.
+    """
     try:
-        return hydra_instantiate(node, _convert_="all")
+        return hydra_instantiate(_with_targets(node), _convert_="all")
     except (InstantiationException, OmegaConfBaseException, TypeError) as error:  # TypeError: of _partial_ and its like
         if isinstance(error.__cause__, BstuneError):
             raise error.__cause__ from error
-        raise ConfigError(f"{what} cannot be built: {' '.join(str(error).split())}") from error
+        reason = _not_found(error) or " ".join(str(error).split())
+        raise ConfigError(f"{what} cannot be built: {reason}") from error
+
+
+def _with_targets(node: DictConfig) -> DictConfig:
+    """Return a node in which ``_target_`` and the arguments beside it stand for ``class_path`` and ``init_args``."""
+    if "class_path" not in OmegaConf.to_yaml(node):
+        return node
+    converted: DictConfig = OmegaConf.create(_targets(OmegaConf.to_container(node, resolve=True)))
+    return converted
+
+
+def _targets(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_targets(one) for one in value]
+    if not isinstance(value, dict) or value.get("_recursive_") is False:  # its target reads what is inside
+        return value
+    if "class_path" in value and value.keys() <= CLASS_KEYS:
+        value = {"_target_": value["class_path"], **(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
+    return {key: _targets(one) for key, one in value.items()}
+
+
+def _not_found(error: Exception) -> str | None:
+    """Return which module, or which name in a module, a target misses; None if that is not what is wrong."""
+    located = re.match(r"Error locating target '([^']*)'", str(error))
+    if located is None or error.__cause__ is None:
+        return None
+    cause, target = error.__cause__.__cause__ or error.__cause__, located[1]
+    if not isinstance(cause, ModuleNotFoundError) or cause.name is None:
+        return f"importing {target} fails: {cause!r}"
+    parent, _, name = cause.name.rpartition(".")
+    if not f"{target}.".startswith(f"{cause.name}."):
+        return f"importing {target} needs the module {cause.name}, which is not installed"
+    if parent:
+        return f"{parent} has no {name}, for {target}"
+    return f"there is no module {name}, for {target}: run bstune in the folder that holds it, or install it"
 
 
 def to_dict(config: DictConfig) -> dict[str, Any]:

@@ -275,3 +275,4 @@ class TrialProtocol:
     noise_scale_every: int | None  # steps between measurements of the gradient noise scale; None: it is not measured
     compile: str | None  # the mode of torch.compile in which the module is compiled; None: it is not
     trainer: Mapping[str, Any]  # further arguments of the Lightning Trainer, such as accelerator and precision
+    devices: int = 1  # that share each batch, a process each

@@ -18,18 +18,16 @@ On CUDA the peak is what the caching allocator had reserved, plus all that was t
 began: its own context, and what other processes use. The limit is the allocator's own.
 """
 
-import multiprocessing
 import os
 import re
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -45,10 +43,9 @@ from bstune.core.records import Budget, TrialSpec
 from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
 from bstune.trial.loop import run_trial
-from bstune.trial.workers import lead_group
+from bstune.trial.workers import CONTEXT, lead_group, start_server, temporarily
 from bstune.trial.workload import load
 
-CONTEXT = multiprocessing.get_context("forkserver")
 LOOK_SECONDS = 0.004  # between two looks at a probe's memory
 DEVICE_LOST = re.compile(
     "No CUDA GPUs are available|no CUDA-capable device|busy or unavailable|GPU is lost|fallen off the bus|"
@@ -94,28 +91,6 @@ class MemoryClock(TrialClock):
         return ProbeResult(batch_size, outcome, limit, training, max(self.peaks.values()), out_of_memory)
 
 
-@contextmanager
-def _temporarily(mapping: MutableMapping[str, Any], key: str, value: Any) -> Iterator[None]:
-    """Let a key have another value for a while."""
-    before = mapping.get(key)
-    mapping[key] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del mapping[key]
-        else:
-            mapping[key] = before
-
-
-def start_server() -> None:
-    """Start the fork server, which begins to import at once, while this process goes on; once is enough."""
-    CONTEXT.set_forkserver_preload([__name__])
-    # Lets torch answer whether there is CUDA without touching the device, which the server must not before it forks.
-    with _temporarily(os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
-        forkserver.ensure_running()
-
-
 @dataclass(frozen=True)
 class TrialProbe:
     """Probes a workload: a short trial in a process of its own at each batch size that it is called with."""
@@ -141,7 +116,7 @@ class TrialProbe:
             end = time.monotonic() + self.seconds
             try:
                 # multiprocessing would import the caller's script in the child, guarded by ``__name__`` or not
-                with _temporarily(sys.modules, "__main__", ModuleType("__main__")):
+                with temporarily(sys.modules, "__main__", ModuleType("__main__")):
                     process.start()
                 sender.close()
                 while process.exitcode is None and stopped is None:

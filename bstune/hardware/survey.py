@@ -32,10 +32,11 @@ from bstune.core.search_space import Space
 from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
 from bstune.hardware import roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
-from bstune.hardware.probe import DEVICE_LOST, measure_ceiling, start_server
+from bstune.hardware.probe import DEVICE_LOST, measure_ceiling
 from bstune.trial.backend import make_space
 from bstune.trial.device import device_name, processor, versions
 from bstune.trial.loop import Workload
+from bstune.trial.workers import start_server
 from bstune.trial.workload import (
     build_module,
     build_workload,
@@ -188,13 +189,13 @@ def measure(
         report=lambda result: log(probe_text(result)),
     )
     with _device_errors():
-        workload = build()  # not before the ceiling is known: until here this process takes no memory on the device
+        workload = build()
         limits, cost, notes = _roofline(config, device, workload, space)
         log("timing steps")
         measured, more = _time_ladder(config, space, protocol, workload, ceiling, device)
     return Survey(
         workload=config.workload.name,
-        device=device_name(protocol.trainer),
+        device=device_name(protocol.trainer, protocol.devices),
         device_type=device.type,
         precision=config.precision,
         versions=versions(),
@@ -354,14 +355,16 @@ def cache_key(
     """Return 16 hexadecimal digits that change with whatever the survey depends on."""
     workload: Any = OmegaConf.to_container(config.workload, resolve=False)
     options = to_dict(config.hardware)
+    # Not what the nodes of the user's arguments built: the nodes are in the workload, or in the config.
+    trainer = {name: value for name, value in protocol.trainer.items() if name not in workload.get("trainer", ())}
     depends: dict[str, Any] = {
         "workload": {name: value for name, value in workload.items() if name not in IRRELEVANT},
         # shows edits of the model's code
         "module": [repr(module), *(f"{name} {tuple(p.shape)}" for name, p in module.named_parameters())],
         "examples": train_examples,
         "range": [space.low, space.high, space.multiple],
-        "device": [device_name(protocol.trainer), processor()],
-        "trainer": {key: str(value) for key, value in protocol.trainer.items()},
+        "device": [device_name(protocol.trainer, protocol.devices), processor()],
+        "trainer": {key: str(value) for key, value in (trainer | to_dict(config.trainer)).items()},
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,
         "versions": dict(versions()),

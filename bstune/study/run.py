@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from bstune.core.console import format_count, format_number, format_seconds, plural
-from bstune.core.errors import StudyError
+from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.files import Identity, Output, check_owner, owned, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.secrets import redact, redact_patterns, redact_values
@@ -156,9 +156,10 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
             tracking = open_tracking(prepared, study)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         with progress.live or nullcontext():
-            stop_reason = Search(prepared, study, leases, tracking, progress.show).run()
+            search = Search(prepared, study, leases, tracking, progress.show)
+            stop_reason = search.run()
         console.print(stop_reason)
-        report_study(prepared, study, tracking, stop_reason, arguments, console)
+        report_study(prepared, study, tracking, stop_reason, arguments, console, search.sampled)
         return results(study)
 
 
@@ -201,14 +202,15 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     identity = Identity.of(prepared.config.study, prepared.config.storage)
     with owned(prepared.files, identity), owned(files, identity):  # the study's own, which may begin later
         files.checkpoints.mkdir(exist_ok=True)
-        runner = InProcess(prepared.backend.run)
-        runner.start(spec, files, None)
-        finished = runner.wait()
+        with InProcess(prepared.backend.run) if prepared.workers is None else prepared.workers(1) as runner:
+            runner.start(spec, files, None)
+            finished = runner.wait()
         result = finished.result()
         write_text(files.record, result.to_json() + "\n")
         write_text(files.config, _config_yaml(prepared.config))
     if result.status == "failed":
-        raise StudyError(f"the trial failed with {result.message}\n{finished.frames}record {files.record}")
+        kind = UserCodeError if finished.frames else StudyError
+        raise kind(f"the trial failed with {result.message}\n{finished.frames}record {files.record}")
     console.print(trial_line(result, None), soft_wrap=True)
     if result.reached:
         for name, value in prepared.backend.test(spec, files).items():

@@ -21,9 +21,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import StateError
 from bstune.core.records import TrialResult, TrialSpec
+from bstune.trial import distributed
 from bstune.trial.batches import IndexStream
 
 KEY = "bstune"
+OF_RANKS = "ranks"  # in it, of a trial on several devices: what differs from process to process
 # Of modules and data modules, which are built anew: they may hold any object, and none of these loads as plain data.
 UNUSED = ("hyper_parameters", "hparams_type", "datamodule_hyper_parameters", "datamodule_hparams_type")
 DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error)  # errors of reading such an archive
@@ -89,12 +91,13 @@ class StateWriter(Callback):
 
     def keep(self) -> None:
         """Give the file its name, if it was written."""
-        if self._partial.exists():
+        if self._partial.exists() and distributed.is_first():
             self._partial.replace(self._path)
 
     def discard(self) -> None:
         """Remove what was written and not kept."""
-        self._partial.unlink(missing_ok=True)
+        if distributed.is_first():
+            self._partial.unlink(missing_ok=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the state, if one is taken; its seconds are no evaluation's."""
@@ -109,6 +112,9 @@ class StateWriter(Callback):
             for name in UNUSED:
                 checkpoint.pop(name, None)
             checkpoint[KEY] = dict(vars(self._state))
+            of_ranks = distributed.gather({name: checkpoint[KEY][name] for name in ("stream", "generators")})
+            if of_ranks is not None:
+                checkpoint[KEY][OF_RANKS] = of_ranks
 
 
 def read_state(stopped: Stopped, spec: TrialSpec, device: str, versions: Mapping[str, str]) -> TrialState:
@@ -120,7 +126,9 @@ def read_state(stopped: Stopped, spec: TrialSpec, device: str, versions: Mapping
         if damaged is not None:
             raise _unreadable(stopped, f"{damaged} in it is damaged")
         checkpoint = torch.load(stopped.state, map_location="cpu", weights_only=True)
-        state = TrialState(**checkpoint[KEY])
+        values = checkpoint[KEY]
+        of_ranks, place = values.pop(OF_RANKS, None), distributed.place()
+        state = TrialState(**values | ({} if place is None else of_ranks[place.rank]))
     except (*DAMAGED, RuntimeError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
         raise _unreadable(stopped, _reason(error)) from error
     record = stopped.record

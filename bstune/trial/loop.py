@@ -32,6 +32,7 @@ from lightning.pytorch.utilities.memory import garbage_collection_cuda
 from bstune.core.clock import Phase, TrialClock, seconds_per_step
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec, is_near, next_evaluation
+from bstune.trial import distributed
 from bstune.trial.batches import micro_batch_sizes, random_state, set_random_state, stream_of, weight_micro_batches
 from bstune.trial.checkpoint import InPlace, StateWriter, Stopped, TrialState, read_state
 from bstune.trial.compile import USER_CODE_ERRORS, Compiling, first_line, is_out_of_memory, warn_once
@@ -56,6 +57,7 @@ class Workload:
     train_examples: int = 0
     validates_on_test: bool = False  # whether the target is measured on the published test set
     data_module: LightningDataModule | None = None  # set up; its hooks on batches are called
+    notes: tuple[str, ...] = ()  # what it does without, such as a test set that cannot be read
 
 
 def run_trial(
@@ -113,7 +115,7 @@ def run_trial(
         startup_seconds=clock.seconds(Phase.STARTUP),
         wall_seconds=clock.total_seconds,
         seconds_per_step=seconds_per_step(clock.segments, protocol.warmup_steps),
-        device=device_name(protocol.trainer),
+        device=device_name(protocol.trainer, protocol.devices),
         versions=versions(),
         history=tuple(progress.history),
         message=progress.message or compiling.failed,
@@ -129,13 +131,14 @@ def _train(
     seed_everything(spec.seed, workers=False, verbose=False)
     module = workload.build_module(spec)
     sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
-    if len(sizes) > 1:
-        weight_micro_batches(module, sizes)
+    if len(sizes) > 1 or distributed.place() is not None:
+        weight_micro_batches(module, sizes, spec.batch_size)
     for name in ("training_step", "validation_step"):
         setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
     trainer = make_trainer(protocol.trainer, accumulate_grad_batches=len(sizes), callbacks=[loop])
     trainer.strategy.checkpoint_io = InPlace()
     train, validation = workload.train_batches(spec), workload.validation_batches
+    distributed.check_share(train, sizes)
     options: dict[str, Any] = {"weights_only": True}
     if resume is not None and progress.state is not None:
         stream_of(train).resume(progress.state.stream)
@@ -156,9 +159,11 @@ def _train(
             partial = checkpoint.with_name(checkpoint.name + ".partial")
             try:
                 trainer.save_checkpoint(partial, weights_only=True)
-                partial.replace(checkpoint)
+                if distributed.is_first():
+                    partial.replace(checkpoint)
             finally:
-                partial.unlink(missing_ok=True)
+                if distributed.is_first():
+                    partial.unlink(missing_ok=True)
         if progress.status == "censored" and loop.writer is not None:
             loop.writer.keep()
     finally:
@@ -198,7 +203,8 @@ class _Progress:
         self.state: TrialState | None = None
         if resume is not None:
             record = resume.record
-            self.state = state = read_state(resume, spec, device_name(protocol.trainer), versions())
+            device = device_name(protocol.trainer, protocol.devices)
+            self.state = state = read_state(resume, spec, device, versions())
             self.steps, self.steps_low, self.history = record.steps, record.steps_low, list(record.history)
             self.start_gap, self.near, self.forced = state.start_gap, state.near, state.forced
             self.due_step = state.due_step
@@ -263,6 +269,7 @@ class _TargetLoop(Callback):
         self._generators = None if progress.state is None else progress.state.generators
         self._segment_start = progress.steps
         self._loss: Any = None  # of the last step
+        self._asked_to_stop = False
         self._module: LightningModule | None = None
         self._process = os.getpid()
 
@@ -311,7 +318,8 @@ class _TargetLoop(Callback):
         first = [] if self.writer is None else [self.writer]
         trainer.callbacks = [*first, *others, self]  # type: ignore[attr-defined]
         self._expect_last_step()
-        if self.protocol.noise_scale_every is not None and pl_module.automatic_optimization:
+        alone = distributed.place() is None
+        if self.protocol.noise_scale_every is not None and pl_module.automatic_optimization and alone:
             self._measures_noise = self._micro_batches > 1 or self.spec.batch_size >= MIN_SPLIT
         self._measure_noise("setup", trainer, pl_module, stage)
 
@@ -351,6 +359,7 @@ class _TargetLoop(Callback):
         # Lightning validates after a batch whose number is a multiple of val_check_batch: this one, or none.
         trainer.val_check_batch = batch_idx + 2
         self._end_copies()
+        self._hold_stop(trainer)
         self._loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if (batch_idx + 1) % self._micro_batches:
             return
@@ -374,13 +383,24 @@ class _TargetLoop(Callback):
             self.clock.end_segment(progress.steps - progress.first_step, Phase.TRAINING)
             self._segment_start = progress.steps
 
+    def _hold_stop(self, trainer: Trainer) -> None:
+        """Put off a wish to stop to the next evaluation, as it may be that of one process among several."""
+        if distributed.place() is not None:
+            self._asked_to_stop |= trainer.should_stop
+            trainer.should_stop = False
+
     def _end_copies(self) -> None:
         if os.getpid() != self._process:  # the user's code has forked: one process is to train on
             os._exit(0)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end_copies()
-        value = metric(trainer, self.protocol.target.metric)
+        name = self.protocol.target.metric
+        if trainer.sanity_checking and name not in trainer.callback_metrics:
+            return  # a module may log nothing there
+        loss = self._loss.detach().float().item() if isinstance(self._loss, torch.Tensor) else 0.0
+        stop = trainer.should_stop or self._asked_to_stop
+        value, loss, stop = distributed.agree(metric(trainer, name), loss, stop)
         if trainer.sanity_checking:
             batches = sized_len(trainer.val_dataloaders)
             # The first batches alone may hold one class only.
@@ -388,8 +408,7 @@ class _TargetLoop(Callback):
                 refuse_met_target(self.protocol.target, value)
                 self.progress.start_gap = self.protocol.target.gap(value)
             return
-        loss = self._loss.detach().float().item() if isinstance(self._loss, torch.Tensor) else 0.0
-        trainer.should_stop |= self.progress.judge(value, loss, trainer.should_stop)
+        trainer.should_stop = self.progress.judge(value, loss, stop) or stop
         self._segment_start = self.progress.steps
         self._restore_generators()
         self.clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)
@@ -401,7 +420,7 @@ class _TargetLoop(Callback):
             **{name: getattr(self.progress, name) for name in ("steps", "start_gap", "near", "due_step", "forced")},
             metrics={name: value.detach().cpu().clone() for name, value in metrics.items()},
             generators=self._generators,
-            device=device_name(self.protocol.trainer),
+            device=device_name(self.protocol.trainer, self.protocol.devices),
             versions=dict(versions()),
         )
 
@@ -430,7 +449,7 @@ def make_trainer(options: Mapping[str, Any], **arguments: Any) -> Trainer:
         "check_val_every_n_epoch": None,
         "profiler": _NoProfiler(),
     }
-    return Trainer(**{**silent, **defaults, **options, **arguments})
+    return Trainer(**{**silent, **defaults, **distributed.trainer_options(options), **arguments})
 
 
 def serving(data_module: LightningDataModule, **batches: Iterable[Any]) -> LightningDataModule:
