@@ -19,10 +19,11 @@ from bstune.core.errors import HardwareError
 from bstune.core.records import Budget, TrialProtocol, TrialSpec
 from bstune.core.step_time import fit_step_times
 from bstune.hardware.roofline import DTYPES, Arithmetic, DeviceLimits, tensor_core_multiple, training_loss
-from bstune.trial.batches import micro_batch_sizes
+from bstune.trial.batches import endless, micro_batch_sizes
 from bstune.trial.compile import compiled
 from bstune.trial.device import synchronize
-from bstune.trial.loop import Workload, make_trainer, run_trial
+from bstune.trial.loop import Workload, run_trial
+from bstune.trial.trainer import make_trainer, without_monitors
 from bstune.trial.workload import on_device
 
 TIMER_CALLS = 5  # of a size at least: three to warm up, one to choose the block, one block
@@ -122,11 +123,27 @@ class _StepClock(TrialClock):
         super().__init__(now, synchronize)
         self.ticks: list[float] = []
 
-    def watch(self, batches: Iterable[Any], every: int) -> Iterator[Any]:
-        for number, batch in enumerate(batches):
-            if number % every == 0 and self._phase is Phase.TRAINING:
-                self.enter(Phase.TRAINING)
-                self.ticks.append(self.seconds(Phase.TRAINING))
+    def tick(self) -> None:
+        if self._phase is Phase.TRAINING:
+            self.enter(Phase.TRAINING)
+            self.ticks.append(self.seconds(Phase.TRAINING))
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """Batches, or their micro-batches, whose clock ticks at the first one of each step."""
+
+    batches: Iterable[Any]
+    every: int
+    clock: _StepClock
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]  # a TypeError: they have no end
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(self.batches):
+            if number % self.every == 0:
+                self.clock.tick()
             yield batch
 
 
@@ -146,12 +163,13 @@ def time_trial(
     sizes = micro_batch_sizes(batch_size, protocol.micro_batch_size)
     # The first step's edge is the first tick within training, and the last step ends without one.
     budget = Budget(protocol.warmup_steps + steps + 2, 1)
-    trainer = {**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1}
+    trainer = {**without_monitors(protocol.trainer), "num_sanity_val_steps": 0, "limit_val_batches": 1}
     result = run_trial(
-        replace(workload, train_batches=lambda spec: clock.watch(workload.train_batches(spec), len(sizes))),
+        replace(workload, train_batches=lambda spec: _Watched(workload.train_batches(spec), len(sizes), clock)),
         TrialSpec(0, 0, batch_size, lr, None, 0),
         replace(protocol, target=protocol.target.never_met, budget=budget, noise_scale_every=None, trainer=trainer),
         clock=clock,
+        horizon=max(budget.steps, protocol.budget.last_step(batch_size)),
     )
     timed = tuple(b - a for a, b in pairwise(clock.ticks))[protocol.warmup_steps :][:steps]
     if len(timed) < steps:
@@ -185,7 +203,7 @@ def time_bare(
         raise HardwareError(
             f"{type(module).__name__} does not leave its steps to Lightning and one optimizer: no bare loop is like it"
         )
-    stream = iter(workload.train_batches(spec))
+    stream = endless(workload.train_batches(spec))
     seconds: list[float] = []
 
     def loss() -> torch.Tensor:
