@@ -42,6 +42,7 @@ from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
 from bstune.trial.loop import run_trial
 from bstune.trial.objects import Objects, give, objects_of
+from bstune.trial.trainer import without_monitors
 from bstune.trial.workers import CONTEXT, lead_group, start_process, start_server
 from bstune.trial.workload import load
 
@@ -193,15 +194,16 @@ def _run(probe: TrialProbe, batch_size: int, sender: Connection, log: str, envir
     try:
         workload, protocol = load(config)
         spec = TrialSpec(0, 0, batch_size, float(config.scaling.lr), None, 0)
+        horizon = max(probe.steps, protocol.budget.last_step(batch_size))
         protocol = replace(
             protocol,
             target=protocol.target.never_met,
             budget=Budget(probe.steps, 1),
             # As trials do at some of their steps.
             noise_scale_every=None if protocol.noise_scale_every is None else 1,
-            trainer={**protocol.trainer, "num_sanity_val_steps": 0},
+            trainer={**without_monitors(protocol.trainer), "num_sanity_val_steps": 0},
         )
-        result = run_trial(workload, spec, protocol, clock=clock)
+        result = run_trial(workload, spec, protocol, clock=clock, horizon=horizon)
     except BstuneError as error:
         sender.send(ConfigError(str(error)))
         return
