@@ -272,21 +272,23 @@ def _best_rate(
 ) -> float:
     """Return the highest rate of 2 n^power operations, or bytes, a second over sizes n.
 
-    The smallest size is timed in any case, a larger one only where the seconds left are enough for it.
+    The smallest size is timed in any case, a larger one only where the seconds left are enough for it. What the device's
+    libraries take to load is no part of them: on a GPU it is longer than all the rest.
     """
 
     def read() -> float:  # the Timer's own clock waits for the current CUDA device, whichever is measured
         synchronize(device)
         return clock()
 
-    end = clock() + seconds
+    prepare(min(sizes))()
+    end = read() + seconds
     best = per_work = 0.0
     for left, size in zip(range(len(sizes), 0, -1), sorted(sizes), strict=True):
         work = 2.0 * size**power
         if best and TIMER_CALLS * per_work * work > end - clock():
             break
         call = prepare(size)
-        call()  # libraries load and choose their kernels here
+        call()  # libraries choose their kernels here
         timer = Timer("call()", timer=read, globals={"call": call}, num_threads=torch.get_num_threads())
         per_work = min(timer.blocked_autorange(min_run_time=max(0.0, (end - read()) / left)).times) / work
         best = max(best, 1.0 / per_work)
