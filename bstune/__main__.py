@@ -179,16 +179,10 @@ def run(config: "DictConfig", arguments: Sequence[str]) -> None:
     # optuna, rich and, to train, lightning: not for --help or a mistake
     from rich.console import Console
 
-    from bstune.study.prepare import prepare
-    from bstune.study.run import run_single, run_study
+    from bstune.study.run import run as run_config
 
     try:
-        console = Console()
-        prepared = prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
-        if prepared.trial is None:
-            run_study(prepared, arguments, console)
-        else:
-            run_single(prepared, prepared.trial, console)
+        run_config(config, arguments, Console())
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
         raise Interrupted(
             "interrupted: every finished trial is stored; the same command continues the study"

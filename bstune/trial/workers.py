@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Protocol, Self
 
 from bstune.core import interruption
@@ -70,6 +71,7 @@ class Finished:
     record: TrialResult | None = None
     error: BstuneError | None = None
     frames: str = ""
+    cause: Exception | None = None  # that a trial in this process failed with
 
     def result(self) -> TrialResult:
         """Return the record, without passwords in its message, or raise the error."""
@@ -143,7 +145,7 @@ class InProcess:
         except BstuneError:
             raise
         except Exception as error:  # noqa: BLE001 (whatever the user's code raises ends a trial, not the study)
-            return failed(task[0], error, time.monotonic() - start)
+            return replace(failed(task[0], error, time.monotonic() - start), cause=error)
 
     def poll(self) -> Iterator[Finished]:
         """Yield nothing: no trial is over that was not waited for."""
@@ -273,7 +275,7 @@ class _Worker:
         start_server()
         self.connection, other = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=_work, args=(open_train, other, dict(os.environ)))
-        self.process.start()
+        start_process(self.process)
         self.has_failed = False
         self.started = time.monotonic()
         other.close()
@@ -449,6 +451,12 @@ def _work(open_train: Callable[[], Train], connection: Connection, environment: 
         if os.getpid() != process:  # the user's code has forked, and this is the copy
             os._exit(0)
         connection.send(answer)
+
+
+def start_process(process: BaseProcess) -> None:
+    """Start a process without the caller's script, which multiprocessing would import there, guarded or not."""
+    with temporarily(sys.modules, "__main__", ModuleType("__main__")):
+        process.start()
 
 
 def lead_group() -> None:
