@@ -1,4 +1,4 @@
-"""The command: ``bstune [tune] | worker | survey | fit | record | sweep``, and the one way in which it ends.
+"""The command: ``bstune [tune] | lightning | worker | survey | ...``, see VERBS, and the one way in which it ends.
 
 A run composes its config once, by Hydra's compose API. What Hydra's own command line does besides (``--help``,
 ``--cfg``, ``--multirun``, ``hydra.*`` options, ...) is left to ``hydra.main``. What takes long to import is imported
@@ -12,6 +12,7 @@ import io
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
@@ -20,9 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bstune.core import interruption
+from bstune.core.batch_split import split_batch, split_lines
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
 from bstune.core.files import expand_home, full_disk
+from bstune.core.scaling import lr_of
 from bstune.core.secrets import redact, remember, secrets_in_environment
 
 if TYPE_CHECKING:
@@ -30,9 +33,11 @@ if TYPE_CHECKING:
 
 VERBS = {  # each is called with what stands after it, and raises what ends it
     "tune": "bstune.__main__:tune",
+    "lightning": "bstune.__main__:lightning",
     "worker": "bstune.__main__:worker",
     "survey": "bstune.hardware.report:main",
     "fit": "bstune.__main__:fit",
+    "plan": "bstune.__main__:plan",
     "record": "bstune.study.record:main",
     "sweep": "bstune.sweeps.harness:main",
 }
@@ -45,8 +50,10 @@ HYDRAS_OWN = {
 def command() -> None:
     """Run the command as a process of its own, which SIGINT and SIGTERM end within seconds."""
     try:
+        if not sys.flags.safe_path and "" not in sys.path:
+            sys.path.insert(0, os.getcwd())  # as with python -m: the user's modules
         interruption.install()
-        faulthandler.enable()  # a crash of the user's code in this process, as in a rehearsal, says where it was
+        faulthandler.enable()  # a crash of the user's code in this process, as in the preflight, says where it was
         status = main()
     except KeyboardInterrupt:  # just before main() minds it, or just after
         sys.stderr.write("interrupted\n")
@@ -60,7 +67,10 @@ def command() -> None:
 
 
 def main() -> int:
-    """Run the command in ``sys.argv``; return its exit status: 0, 2 for a user's error, 130 or 143 if interrupted."""
+    """Run the command in ``sys.argv``; return its exit status.
+
+    0; 1 for an error of the user's code, or of bstune's; 2 for what cannot be used; 130 or 143 if interrupted.
+    """
     given = sys.argv[1:]
     verb = given.pop(0) if given and given[0] in VERBS else "tune"
     try:
@@ -160,20 +170,18 @@ def run(config: "DictConfig", arguments: Sequence[str]) -> None:
     """Run the study, or the one trial, of a validated config; the arguments give that config again."""
     from bstune.config import is_replayed  # as above
 
+    if not is_replayed(config) and config.trial.batch_size is None and config.search.workers > 0:
+        from bstune.trial.workers import start_server  # as above
+
+        start_server()  # it imports what trains, 3 s, while this process does
     quieten(training=not is_replayed(config))
     # optuna, rich and, to train, lightning: not for --help or a mistake
     from rich.console import Console
 
-    from bstune.study.prepare import prepare
-    from bstune.study.run import run_single, run_study
+    from bstune.study.run import run as run_config
 
     try:
-        console = Console()
-        prepared = prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
-        if prepared.trial is None:
-            run_study(prepared, arguments, console)
-        else:
-            run_single(prepared, prepared.trial, console)
+        run_config(config, arguments, Console())
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
         raise Interrupted(
             "interrupted: every finished trial is stored; the same command continues the study"
@@ -215,6 +223,44 @@ def worker(arguments: list[str]) -> None:
     run_worker(prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True)), study, console)
 
 
+def lightning(arguments: list[str]) -> None:
+    """Make a workload of a config file of LightningCLI, and tune it."""
+    parser = argparse.ArgumentParser(
+        prog="bstune lightning",
+        description="Tunes what a config file of LightningCLI trains. The file becomes a workload, written to "
+        "bstune_conf/workload/, whose learning rate is the trial's; the data are read in batches of every size.",
+    )
+    parser.add_argument("config", type=Path, help="YAML file with trainer, model and data")
+    parser.add_argument("--target", required=True, help="val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9'")
+    for one in ("model", "data"):
+        parser.add_argument(f"--{one}", metavar="CLASS", help=f"the class of the {one}, where the file names none")
+    parser.add_argument("--lr", metavar="KEY", help="the learning rate's key, where its name does not tell it")
+    parser.add_argument("--name", help="of the workload (default: the model's class)")
+    parser.add_argument("overrides", nargs="*", metavar="OPTION=VALUE", help="options of bstune")
+    options = parser.parse_intermixed_args(arguments)
+    quieten()
+    # 4 s, as above
+    from yaml import safe_dump
+
+    from bstune.core.files import write_text
+    from bstune.study.prepare import compose_checked
+    from bstune.trial.lightning_cli import Chosen, workload_of
+
+    chosen = Chosen(**{name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")})
+    workload, lines = workload_of(options.config, chosen)
+    text = safe_dump(workload, sort_keys=False, default_flow_style=None, width=110)
+    written = Path("bstune_conf", "workload", f"{workload['name']}.yaml")
+    composed = [f"workload={workload['name']}", *options.overrides]
+    with tempfile.TemporaryDirectory() as folder:  # whatever is wrong is found before anything is written
+        Path(folder, "workload").mkdir()
+        Path(folder, "workload", written.name).write_text(text, encoding="utf-8")
+        compose_checked(["--config-dir", folder, *composed])
+    written.parent.mkdir(parents=True, exist_ok=True)
+    write_text(written, f"# Made by bstune lightning {options.config}.\n{text}")
+    print("\n".join([f"{written}, made of {options.config}:", *(f"  {line}" for line in lines)]))
+    tune(["--config-dir", str(written.parent.parent), *composed])
+
+
 def fit(arguments: list[str]) -> None:
     """Print the fit of a CSV file of points as JSON."""
     # scipy, which a mistake need not wait for
@@ -230,6 +276,38 @@ def fit(arguments: list[str]) -> None:
     )
     options = parser.parse_args(arguments)
     print(dump_json(asdict(fit_curve(read_points(options.points), law=options.law)), indent=2))
+
+
+def plan(arguments: list[str]) -> None:
+    """Print one global batch over devices: micro-batches, weights and learning rate."""
+    parser = argparse.ArgumentParser(
+        prog="bstune plan",
+        description="Splits a global batch over devices and micro-batches that fit, so that the gradient is the whole "
+        "batch's. The learning rate belongs to the global batch size: the number of devices does not change it.",
+    )
+    parser.add_argument("batch_size", type=int, metavar="B", help="examples per optimizer step, over all devices")
+    parser.add_argument("--devices", type=int, required=True, metavar="N", help="processes with a device each")
+    parser.add_argument(
+        "--memory-ceiling", type=int, required=True, metavar="M", help="examples that fit on one device at once"
+    )
+    parser.add_argument("--lr", type=float, help="learning rate of B, or of --reference-batch-size")
+    parser.add_argument("--reference-batch-size", type=int, metavar="B0", help="that --lr belongs to (default: B)")
+    rules = ("none", "sqrt", "linear", "saturating", "surge")
+    parser.add_argument("--scaling", choices=rules, default="sqrt", help="the rule from B0 to B (default: sqrt)")
+    parser.add_argument("--noise-scale", type=float, help="in examples, for saturating and surge")
+    options = parser.parse_args(arguments)
+    if options.lr is None and options.reference_batch_size is not None:
+        parser.error("--reference-batch-size needs the learning rate that goes with it: give --lr")
+    if options.scaling in rules[3:] and options.noise_scale is None:
+        parser.error(f"--scaling {options.scaling} needs --noise-scale, in examples")
+    split = split_batch(options.batch_size, options.devices, options.memory_ceiling)
+    lines = list(split_lines(split, options.memory_ceiling))
+    if options.lr is not None:
+        reference = options.batch_size if options.reference_batch_size is None else options.reference_batch_size
+        lr = lr_of(options.scaling, options.batch_size, reference, options.lr, options.noise_scale)
+        source = "" if reference == options.batch_size else f" ({options.scaling} from {options.lr:g} at {reference})"
+        lines.append(f"learning rate     {lr:.6g}{source}: the global batch's, whatever the number of devices")
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ import optuna
 from rich.console import Console
 
 from bstune.core.errors import BstuneError
+from bstune.study.lease import STORAGE_ERRORS
 from bstune.study.prepare import compose_checked, compose_joined, prepare
 from bstune.study.run import run_study, run_worker
-from bstune.study.storage import SPEC, STORAGE_ERRORS, TRIAL_INDEX, find_study
+from bstune.study.storage import SPEC, TRIAL_INDEX, find_study
 from bstune.trial.backend import make_protocol
 from bstune.trial.replay import ReplayBackend
 

@@ -11,16 +11,17 @@ from bstune.search.acquisition import most_telling
 from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior, make_prior
 from bstune.study.critical import critical_batch, easier_targets, no_easier_target, over_targets, passing
+from bstune.study.summary import critical_text
 
 LOW, HIGH = 8, 2048  # B_mid is 128
 MIDDLE = math.log(128.0)
 TARGET = Target("val/error", 0.1, "min")
 
 
-def posterior_of(b_crit, b_opt=None, s_min=100.0, sizes=(8, 32, 128, 512, 2048), status="reached", spread=0.1):
+def posterior_of(b_crit, b_opt=None, s_min=100.0, sizes=(8, 32, 128, 512, 2048), status="reached", spread=0.1, low=LOW):
     """Return a posterior whose draws follow the law with these medians, and trials at these batch sizes."""
     settings = {"log_budget": 7.0, "sigma": 1.0, "exponent_sigma": 0.3, "noise_scale": None, "others": 0}
-    prior = make_prior(low=LOW, high=HIGH, rule=lambda x: 0.5 * x - 6.0, **settings)
+    prior = make_prior(low=low, high=HIGH, rule=lambda x: 0.5 * x - 6.0, **settings)
     theta = draw_prior(prior, 200, np.random.default_rng(0))
     theta[:, -prior.knots.size :] = 0.0
     theta[:, B_CRIT] = math.log(b_crit) - MIDDLE + np.linspace(-spread, spread, 200)
@@ -84,6 +85,24 @@ def test_an_interval_beyond_the_search_asks_for_other_batch_sizes_and_no_trials(
     assert found.b_crit is None
 
 
+@pytest.mark.parametrize(
+    ("sizes", "above", "known"),
+    [
+        ((2048, 2048), 0.0, (False, False, False)),  # the prior's upper end, 2400, is near a batch size that reached it
+        ((8, 8), 0.0, (False, False, False)),  # the lower one, 7
+        ((8, 2048), 0.0, (False, False, False)),
+        ((8, 2048), 64.0, (True, True, False)),
+    ],
+)
+def test_an_end_that_the_prior_sets_is_open(sizes, above, known):
+    posterior = posterior_of(200.0, sizes=sizes)
+    theta = draw_prior(posterior.prior, 1000, np.random.default_rng(1))
+    found = critical_batch(replace(posterior, theta=theta[np.exp(theta[:, B_CRIT] + MIDDLE) > above]))
+    assert tuple(end is not None for end in (found.b_crit_low, found.b_crit, found.b_crit_high)) == known
+    assert (found.s_min is None, found.e_min is None) == (not known[2], not known[0])
+    assert critical_text(vars(found)).endswith("(90% interval above 70)" if known[0] else "open at both ends)")
+
+
 def test_nothing_reached_gives_nothing():
     assert critical_batch(posterior_of(200.0, status="censored")) is None
 
@@ -114,8 +133,12 @@ def test_the_trials_that_would_narrow_it_are_on_both_sides_at_the_best_rate():
     for trial in found:
         assert trial.seconds == pytest.approx(1e-3 * trial.steps)
     assert critical_batch(posterior, in_seconds=False).next_trials[0].seconds is None
-    no_room = replace(posterior, too_large=6.0)
-    assert max(x for x, _, _ in most_telling(no_room, 3)) < 6.0  # it would not fit
+
+
+@pytest.mark.parametrize(("low", "too_large", "largest"), [(8, 64, 54), (8, 8, None), (8, 4, None), (3, 4, 3)])
+def test_no_trial_is_named_that_does_not_fit(low, too_large, largest):
+    no_room = replace(posterior_of(200.0, spread=2.0, low=low), too_large=math.log2(too_large))
+    assert max((round(2.0**x) for x, _, _ in most_telling(no_room, 3)), default=None) == largest
 
 
 HISTORY = ((10, 0.5), (20, 0.3), (30, None), (40, 0.19), (50, 0.21), (60, 0.1))

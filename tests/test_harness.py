@@ -69,7 +69,7 @@ def test_without_a_name_the_sweeps_are_listed(sweep, tmp_path):
         (("vectorization", "sweep.output=${nope}"), "sweep: Interpolation key 'nope' not found"),
         (("vectorization", "~sweep.experiment.size"), "no value is given for sweep.experiment.size"),
         (("vectorization", "sweep.experiment.size=abc"), "sweep.experiment.size: Value 'abc' of type 'str'"),
-        (("vectorization", "sweep.experiment._target_=no.Such"), "sweep.experiment cannot be built: Error locating"),
+        (("vectorization", "sweep.experiment._target_=no.Such"), "there is no module no, for no.Such"),
         (
             ("vectorization", "sweep.experiment._partial_=false", "sweep.experiment._target_=builtins.dict"),
             "sweep.experiment must have _partial_: true",

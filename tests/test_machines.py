@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from bstune.core.errors import StudyError
-from bstune.study.storage import check_storage, connect
+from bstune.study.connection import check_storage, connect
 
 GUARD = 120  # seconds, which nothing here takes unless it is stuck
 UNSHARE = ("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")

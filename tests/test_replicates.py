@@ -9,7 +9,7 @@ from toolbox import make_trial
 from bstune.search.observations import fresh_steps
 from bstune.search.posterior import NOISE
 from bstune.search.sampler import FrontierSampler
-from bstune.study.replicates import candidates, confirmed_row, find_best, next_replicate, winners
+from bstune.study.replicates import candidates, confirmed_row, find_best, left_out, next_replicate, winners
 
 SINGLE_RUNS = {}  # nothing is predicted: each trial's own run counts
 
@@ -116,8 +116,11 @@ def test_no_more_than_so_many_candidates():
         candidate = due[0].trial
         order.append((candidate.number, due[1]))
         trials += again(candidate, 300 + candidate.number, number=9 + len(order))
+        assert left_out(trials[:-1], {}, "time", 2, 3) is None
     assert order == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
     assert best(trials, seeds=2).number == 0
+    assert left_out(trials, {}, "time", 2, 3).trial.number == 3
+    assert left_out(trials, {}, "time", 2, 4) is left_out(trials, {}, "time", 0, 3) is None
 
 
 def test_a_later_candidate_has_to_beat_the_best_confirmed_one():

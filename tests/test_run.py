@@ -16,6 +16,8 @@ from rich.console import Console
 from toolbox import make_trial, table_rows, trials_of, write_rows
 
 from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.search.posterior import sample_posterior
+from bstune.study.model import REPORT_PARTICLES
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.run import Progress
 from bstune.study.search import MAX_STATES, worth_continuing
@@ -247,6 +249,34 @@ def test_a_study_from_end_to_end(bstune, outputs):
     again, winner = TrialResult.from_json(record.read_text()), trials[best["number"]]
     assert again.delta is None
     assert replace(again, number=winner.number, trial_index=winner.trial_index, delta=winner.delta) == winner
+
+
+@pytest.mark.slow
+def test_what_did_not_run_again_is_said_and_the_posterior_of_a_finished_study_is_sampled_once(
+    bstune, outputs, monkeypatch
+):
+    def nothing_confirmed(posterior):
+        return {one.number: 1.0 for one in posterior.observations}
+
+    for module in ("search", "report"):
+        monkeypatch.setattr(f"bstune.study.{module}.fresh_steps", nothing_confirmed)
+    arguments = (*REPLAY, STEPS, "sampler=random", "search.trials=6", "search.replicates=1")
+    for candidates in (1, 8):
+        assert bstune(*arguments, f"search.candidates={candidates}")[0] == 0
+        curve, sampled = (outputs / "replay" / "curve.json").read_text(), []
+
+        def count(data, prior, rng, particles, moves, sampled=sampled):
+            sampled.append(particles)
+            return sample_posterior(data, prior, rng, particles, moves)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("bstune.search.observations.sample_posterior", count)
+            status, out, _ = bstune(*arguments, f"search.candidates={candidates}")
+        assert (status, sampled.count(REPORT_PARTICLES)) == (0, 1)
+        assert (outputs / "replay" / "curve.json").read_text() == curve
+        line = json.loads(curve)["not_run_again"]
+        assert (line is not None) == ("not run again" in out) == (candidates == 1)
+        assert line is None or "better than the winner: search.candidates=1 points ran again before" in line
 
 
 @pytest.mark.slow

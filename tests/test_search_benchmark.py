@@ -1,4 +1,4 @@
-"""The comparison of searches: its accounting, the searches, their figures of merit, and the sweep."""
+"""The comparison of searches: the searches, their figures of merit, and the sweep."""
 
 import json
 import math
@@ -13,223 +13,19 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.samplers import RandomSampler
 from optuna.trial import TrialState
 from rich.console import Console
+from searches import TABLE, Scripted, first_trials, posed, recorded
 from synthetic import Law, synthetic_table
 
-from bstune.core.errors import BstuneError, ConfigError, Interrupted, TableError
-from bstune.core.records import Target, TrialResult, TrialSpec, dump_json
+from bstune.core.errors import BstuneError, Interrupted, TableError
+from bstune.core.records import TrialResult, dump_json
 from bstune.sweeps import search_benchmark, search_problem
 from bstune.sweeps.baselines import AXES, MAX_GP_TRIALS, EachBatchSize, FrontierSearch, OptunaSearch, Zeus, rule_of
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
 from bstune.sweeps.search_benchmark_report import RULES, best_by, make_finding, paint, sentence, standing, title
-from bstune.sweeps.search_problem import (
-    MULTIPLES,
-    Search,
-    SearchRun,
-    dense_b_crit,
-    least,
-    make_benchmark,
-    run_search,
-    stopping_step,
-)
+from bstune.sweeps.search_problem import MULTIPLES, SearchRun, least, run_search, stopping_step
 from bstune.trial.replay import Run, Table
 
-TARGET = Target("error", 0.1, "min")
 ENTRIES = {entry.key: entry for entry in search_benchmark.searches()}
-
-
-# The accounting
-
-
-def recorded(batch_size, lr, reached, tau=1.0, seed=0, end=1000, diverged=False):
-    """Return a run that meets the target at step ``reached``, or misses it up to step ``end``."""
-    last = end if reached is None else reached
-    return Run(batch_size, lr, seed, (last // 2, last), (0.5, 0.5 if reached is None else 0.05), tau, diverged=diverged)
-
-
-# B 40 is fastest with 50 s; the budget is 4 x 50 = 200 steps or 8000 examples, 800 steps at B 10.
-TABLE = Table((recorded(10, 0.1, 100), recorded(10, 1.0, None), recorded(40, 0.1, 50), recorded(40, 1.0, 80)))
-# B_crit = 400, S_min = 200: 10200, 1450, 600, 400, 300 steps at B 8, 64, 200, 400, 800
-CURVE = synthetic_table(Law(exponent=0.0, overhead=1.0, per_example=1e-9), (8, 64, 200, 400, 800), (0.05, 0.1, 0.2))
-
-
-class Scripted(Search):
-    """Proposes the given (batch size, lr, max_steps, resumed_from), then the first again and again."""
-
-    def __init__(self, *script, **changes):
-        self.script, self.changes = script, changes
-        self.asked_for_b_crit: list[int] = []
-
-    def propose(self, finished):
-        n = len(finished)
-        size, lr, *rest = self.script[n] if n < len(self.script) else self.script[0]
-        max_steps, resumed_from = rest or (None, None)
-        return replace(TrialSpec(n, n, size, lr, None, 0, max_steps, resumed_from), **self.changes)
-
-    def b_crit(self, finished):
-        self.asked_for_b_crit.append(len(finished))
-        return 100.0 * len(finished) or None
-
-
-def posed(table=TABLE, objective="time", **factors):
-    return make_benchmark("t", table, TARGET, objective, **factors)
-
-
-def first_trials(search, benchmark, count):
-    """Return the results of the first ``count`` trials of a search."""
-    kept: list[TrialResult] = []
-    search.incumbent = lambda finished: kept.append(finished[-1])  # asked for after each trial
-    run_search(search, benchmark, (math.inf,), count)
-    return kept
-
-
-def scripted_trials(*script, table=TABLE, objective="time"):
-    return first_trials(Scripted(*script), posed(table, objective), len(script))
-
-
-def test_the_benchmark_has_the_best_cell_the_frontiers_cost_and_the_budget():
-    t = posed()
-    assert (t.best, t.frontier_cost, t.unit) == ((40, 0.1, 50.0), 150.0, 50.0)
-    assert [t.problem.budget.last_step(size) for size in (10, 20, 40, 80)] == [800, 400, 200, 200]
-    assert (t.problem.reference_batch_size, t.problem.reference_lr) == pytest.approx((20.0, 0.1**0.5))
-    assert t.b_crit is None  # two points
-    tau = posed(Table((recorded(10, 0.1, 100, tau=1.0), recorded(40, 0.1, 50, tau=4.0)))).problem.tau
-    assert [tau(size) for size in (5, 10, 20, 40, 80)] == pytest.approx([1, 1, 2, 4, 4])
-    off = posed(lr_factor=10, budget_factor=0.1).problem
-    assert off.reference_lr == pytest.approx(10 * 0.1**0.5)
-    assert [off.budget.last_step(size) for size in (10, 40)] == [80, 20]
-
-
-def test_every_trial_is_charged_and_counts_from_when_it_has_finished():
-    # 800 s until the budget ends the first (16 times 50 s), then 80 s and 50 s, then 800 s again
-    script = (10, 1.0), (40, 1.0), (40, 0.1)
-    result = run_search(Scripted(*script), posed(), (20.0,))
-    assert result == SearchRun(((17.6, 1.6), (18.6, 1.0)), (None,), 3, 18.6, True)
-    for multiple, expected in ((18.6, 3), (18.59, 2), (15.9, 0), (34.6, 4)):  # one that it cuts through is left out
-        assert run_search(Scripted(*script), posed(), (multiple,)).trials == expected
-    # a multiple that is met exactly counts, whatever the rounding
-    table = Table((recorded(10, 0.1, 100, tau=0.7), recorded(40, 0.1, 1, tau=0.7)))
-    assert run_search(Scripted((40, 0.1)), posed(table), (6.0,)).trials == 6
-    # the cap on trials ends a search, which keeps its result
-    result = run_search(Scripted((40, 1.0)), posed(), (5.0, 60.0), max_trials=4)
-    assert (result.path, result.trials, result.complete, result.spent) == (((1.6, 1.6),), 4, False, 6.4)
-    finished = scripted_trials(*script, (40, 0.1))
-    assert least(finished) == finished[2]  # the first of equals
-    assert least(finished[:1]) is None
-
-
-def test_a_continued_trial_pays_what_it_adds():
-    script = (40, 1.0, 30, None), (40, 1.0, 60, 0), (40, 1.0, 90, 1)  # 30 s, 30 s more, 20 s more: reached at 80
-    result = run_search(Scripted(*script), posed(), (1.6,))
-    assert (result.spent, result.path) == (1.6, ((1.6, 1.6),))
-    trials = scripted_trials(*script)
-    paid = [(trial.status, trial.steps, trial.train_seconds) for trial in trials]
-    assert paid == [("censored", 30, 30.0), ("censored", 60, 30.0), ("reached", 80, 20.0)]
-    assert trials[-1].time_to_target == 80.0  # not the 20 s that it added
-
-
-def test_the_ratio_is_of_the_median_over_the_tables_seeds():
-    # the trial may draw 20 s or 100 s at lr 1; its point's median is 60 s, the best cell's 50 s
-    table = Table((*TABLE.runs[:3], recorded(40, 1.0, 20), recorded(40, 1.0, 100, seed=1)))
-    assert {ratio for _, ratio in run_search(Scripted((40, 1.0)), posed(table), (5.0,)).path} == {1.2}
-    missed = (recorded(40, 1.0, None, seed=seed) for seed in (1, 2))
-    table = Table((*TABLE.runs[:3], recorded(40, 1.0, 20), *missed))
-    lucky = next(seed for seed in range(100) if np.random.default_rng(seed).random() < 1 / 3)
-    search = Scripted((40, 1.0), seed=lucky)
-    assert run_search(search, posed(table), (2.0,)).path == ((0.4, None),)  # most seeds miss the target there
-
-
-@pytest.mark.parametrize(
-    ("search", "message"),
-    [
-        (Scripted((40, 0.1, 20, None), (40, 0.1, 20, 0)), "max_steps past the 20 steps it has, but got 20"),
-        (Scripted((40, 0.1, 20, None), (40, 1.0, 40, 0)), "trial 1 continues trial 0, which is no stopped trial"),
-        (Scripted((40, 0.1), (40, 0.1, 80, 0)), "no stopped trial"),  # it had reached the target
-        (Scripted((40, 0.1), number=7), "expected 0, but got 7"),
-    ],
-)
-def test_a_search_that_breaks_the_rules_is_refused(search, message):
-    with pytest.raises(ConfigError, match=message):
-        run_search(search, posed(), (60.0,))
-
-
-def test_b_crit_is_asked_for_at_each_multiple():
-    t = posed(CURVE, "curve")
-    assert t.b_crit == pytest.approx(400, rel=0.1)
-    assert t.unit == t.frontier_cost > t.best[2]
-    search = Scripted((800, 0.1))
-    result = run_search(search, t, (1.0, 3.0))
-    finished = scripted_trials((800, 0.1), table=CURVE, objective="curve")
-    expected = [int(multiple * t.unit / finished[0].train_seconds) for multiple in (1.0, 3.0)]
-    assert search.asked_for_b_crit == expected
-    assert result.b_crit == pytest.approx([100 * n / t.b_crit for n in expected])
-    assert Search.b_crit(search, finished) is None  # one point determines no fit
-
-
-TAU_3 = Table((recorded(10, 0.1, 100, tau=3.0), *TABLE.runs[2:]))
-FRACTIONAL = Table((recorded(10, 0.1, 100, tau=0.7), recorded(40, 0.1, 29, tau=0.7)))
-
-
-@pytest.mark.parametrize(
-    ("table", "script", "batch_size", "expected"),
-    [
-        (TABLE, [], 10, 800),
-        (TABLE, [(10, 1.0)], 40, 200),  # nothing has reached the target: the budget
-        (TABLE, [(40, 1.0), (40, 0.1)], 10, 100),  # twice 50 s
-        (TABLE, [(10, 0.1)], 40, 200),  # twice 100 s, no further than the budget
-        (TABLE, [(40, 1.0, 60, None), (40, 1.0, 90, 0)], 40, 160),  # all that the continued trial needed
-        (FRACTIONAL, [(40, 0.1)], 40, 58),  # though 2 x (29 x 0.7 / 0.7) is under 58 in floats
-        (TAU_3, [(40, 0.1)], 10, 33),  # seconds, not steps
-        (CURVE, [(200, 0.1)], 400, 1200),  # twice the 600 steps at a smaller batch size
-        (CURVE, [(200, 0.1), (64, 0.1)], 100, 2400),  # twice the 120000 examples at a larger one
-        (CURVE, [(64, 0.1), (800, 0.1)], 200, 2400),  # 2 x 1200, of 2 x 1450
-    ],
-)
-def test_the_common_stopping_rule(table, script, batch_size, expected):
-    objective = "curve" if table is CURVE else "time"
-    problem = posed(table, objective).problem
-    finished = scripted_trials(*script, table=table, objective=objective) if script else []
-    assert stopping_step(problem, batch_size, finished) == min(expected, problem.budget.last_step(batch_size))
-
-
-def test_dense_points_are_the_medians_of_the_cheapest_cells():
-    runs = (
-        *(recorded(10, 0.1, steps, seed=k) for k, steps in enumerate((90, 100, 200))),
-        recorded(10, 1.0, 120),
-        recorded(40, 0.1, 50),
-        *(recorded(40, 0.1, None, seed=seed, end=end) for seed, end in ((1, 300), (2, 400))),
-        recorded(40, 1.0, None, end=250),
-        recorded(160, 0.1, None, end=20, diverged=True),
-    )
-    points = search_problem.dense_points(Table(runs), TARGET)
-    assert [(p.batch_size, p.steps, p.censored) for p in points] == [(10, 100, False), (40, 250, True)]
-
-
-KINDS = (("two_terms", 1.0), ("power", 0.7), ("power", 1.5), ("knee", 4.0), ("u_shape", 0.25))
-
-
-@pytest.mark.parametrize(("kind", "parameter"), KINDS)
-def test_a_tables_b_crit_is_where_the_slope_is_a_half_whatever_its_law(kind, parameter):
-    table = synthetic_table(Law(exponent=0.0, kind=kind, parameter=parameter), [2**k for k in range(3, 14)], (0.1,))
-    assert dense_b_crit(table, TARGET) == pytest.approx(400.0, rel=0.12)  # averaged over octaves
-    assert posed(table).b_crit == dense_b_crit(table, TARGET)
-
-
-@pytest.mark.parametrize(
-    ("runs", "options", "error", "message"),
-    [
-        (
-            (recorded(10, 0.1, None), recorded(40, 0.1, 50), *(recorded(40, 0.1, None, seed=k) for k in (1, 2))),
-            {},
-            TableError,
-            "in no cell do more than half the runs reach error <= 0.1",
-        ),
-        (TABLE.runs, {"objective": "curve"}, TableError, "do not determine B_crit"),
-        (TABLE.runs, {"lr_factor": 0.0}, ConfigError, "experiment.lr_factor must be a positive number, but got 0.0"),
-    ],
-)
-def test_a_table_that_poses_no_problem_is_refused(runs, options, error, message):
-    with pytest.raises(error, match=message):
-        posed(Table(runs), **options)
 
 
 # The searches

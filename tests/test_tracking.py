@@ -101,8 +101,7 @@ def parent_of(uri: str, study: str = STUDY) -> Run:
 
 def break_method(monkeypatch, method: str, calls_before: int = 0, error: Exception | None = None) -> None:
     """Let a method of the client fail from its (calls_before + 1)th call on."""
-    whole = getattr(MlflowClient, method)
-    made = []
+    whole, made = getattr(MlflowClient, method), []
 
     def broken(*args: object, **kwargs: object) -> object:
         made.append(args)
@@ -152,6 +151,7 @@ def test_creating_the_database_prints_nothing_and_leaves_only_the_database(creat
     assert experiment.artifact_location == str(path.parent / "mlruns" / "bstune")
 
 
+EMPTIED = "DELETE FROM runs; DELETE FROM experiments WHERE experiment_id != 0"
 HALF_MADE = {
     "empty": None,
     "first tables": "DROP TABLE alembic_version; DROP TABLE experiments",
@@ -165,9 +165,6 @@ OTHERS = {
     "a newer version": "UPDATE alembic_version SET version_num = 'ffffffffffff'",
     "another program's": "DELETE FROM alembic_version; CREATE TABLE mine (a)",
 }
-
-
-EMPTIED = "DELETE FROM runs; DELETE FROM experiments WHERE experiment_id != 0"
 
 
 def execute(path: Path, statements: str) -> None:
@@ -518,26 +515,12 @@ def small_study(uri: str, **limits: float) -> None:
     finish(tracking)
 
 
-def check_complete(uri: str) -> None:
-    parent = parent_of(uri, "slow")
-    children = runs(uri, "trial", "slow")
-    assert [(run.data.tags["bstune.trial"], run.info.status) for run in children] == [
-        ("0", "FINISHED"),
-        ("1", "FINISHED"),
-    ]
-    assert all(run.data.tags["mlflow.parentRunId"] == parent.info.run_id for run in children)
-    assert [points(uri, run, "val/error") for run in children] == [HISTORY, HISTORY]
-    assert (parent.data.tags["bstune.result_trials"], parent.info.status) == ("2", "FINISHED")
-    assert len(points(uri, parent, "curve/steps_to_target")) == 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("late", ["never", "at the end", "after the next run"])
 def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatch, caplog):
     """Whichever request it is slow at, and whether it answers it later or not at all."""
-    methods = [
-        name for name in vars(MlflowClient) if name.startswith(("get_", "create_", "set_", "log_", "search_", "del"))
-    ]
+    requesting = ("get_", "create_", "set_", "log_", "search_", "del")
+    methods = [name for name in vars(MlflowClient) if name.startswith(requesting)]
     for slow_at in count(1):
         requests, hangs, go_on = [], threading.Event(), threading.Event()
 
@@ -548,9 +531,7 @@ def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatc
                 while self.is_alive() and not (timeout and hangs.is_set()):
                     super().join(0.005)
 
-        def counted(
-            method: str, whole: object, now: tuple = (requests, hangs, go_on), slow_at: int = slow_at
-        ) -> object:
+        def counted(method, whole, now=(requests, hangs, go_on), slow_at=slow_at):
             requests, hangs, go_on = now
 
             def request(*args: object, **kwargs: object) -> object:
@@ -586,7 +567,13 @@ def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatc
         _join_senders()
         if late == "after the next run":
             small_study(target)
-        check_complete(target)
+        parent = parent_of(target, "slow")
+        children = runs(target, "trial", "slow")
+        assert [(run.data.tags["bstune.trial"], run.info.status) for run in children] == [(n, "FINISHED") for n in "01"]
+        assert all(run.data.tags["mlflow.parentRunId"] == parent.info.run_id for run in children)
+        assert [points(target, run, "val/error") for run in children] == [HISTORY, HISTORY]
+        assert (parent.data.tags["bstune.result_trials"], parent.info.status) == ("2", "FINISHED")
+        assert len(points(target, parent, "curve/steps_to_target")) == 2
     assert slow_at > 15
     assert len(caplog.messages) == slow_at - 1
 
@@ -602,8 +589,7 @@ def test_unforeseen_error_ends_sending_too(uri, caplog, monkeypatch):
 
 def test_environment_and_loggers_of_the_program_are_left_as_they_were(uri, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
-    before = dict(os.environ)
-    inside = []
+    before, inside = dict(os.environ), []
     names = ("MLFLOW_HTTP_REQUEST_TIMEOUT", "MLFLOW_HTTP_REQUEST_MAX_RETRIES")
     monkeypatch.setattr(MlflowClient, "log_batch", lambda *_, **__: inside.append([os.environ[name] for name in names]))
     opened(uri).send_trial(trial(0))

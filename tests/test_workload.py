@@ -1,3 +1,5 @@
+from itertools import islice
+
 import pytest
 import torch
 from lightning import LightningDataModule
@@ -9,8 +11,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from bstune.config import compose, instantiate
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target
+from bstune.trial.batches import endless
 from bstune.trial.loop import run_trial
-from bstune.trial.workload import build_module, build_workload
+from bstune.trial.workload import build_module, build_workload, checked_protocol
 from bstune.workloads.images import ImageData
 from bstune.workloads.schedules import piecewise_linear
 
@@ -23,21 +26,56 @@ def composed(*overrides):
 
 
 def first(stream, count):
-    return [batch for batch, _ in zip(stream, range(count), strict=False)]
+    return list(islice(endless(stream), count))
 
 
 @pytest.mark.parametrize(
     ("target", "text"),
     [
-        ({"_target_": "bstune.nowhere.nothing"}, "bstune.nowhere"),
-        ({"_target_": "bstune.workloads.images.blur"}, "blur"),
+        ({"_target_": "nowhere.Nothing"}, "there is no module nowhere, for nowhere.Nothing: run bstune in the folder"),
+        ({"_target_": "bstune.nowhere.nothing"}, "bstune has no nowhere, for bstune.nowhere.nothing$"),
+        ({"_target_": "bstune.workloads.images.blur"}, "bstune.workloads.images has no blur"),
+        ({"_target_": "tree.Leaf"}, "importing tree.Leaf needs the module soil, which is not installed$"),
+        ({"_target_": "stump.Leaf"}, "importing stump.Leaf fails: ZeroDivisionError"),
         ({"_target_": "builtins.int", "wrong": 1}, "wrong"),
         ({"_target_": "builtins.int", "x": "${no.such.key}"}, "no.such.key"),
     ],
 )
-def test_what_cannot_be_built_is_named(target, text):
+def test_what_cannot_be_built_is_named(target, text, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "tree.py").write_text("import soil.deep\n")
+    (tmp_path / "stump.py").write_text("1 / 0\n")
     with pytest.raises(ConfigError, match=f"^workload.data cannot be built.*{text}.*$"):
         instantiate(OmegaConf.create(target), "workload.data")
+
+
+def test_targets_may_be_written_as_lightning_cli_writes_them():
+    kept = {"class_path": "torch.nn.ReLU", "y": 1}
+    linear = {"class_path": "torch.nn.Linear", "init_args": {"in_features": "${rate}", "out_features": 2}}
+    options = {"class_path": "builtins.dict", "dict_kwargs": {"a": {"class_path": "torch.nn.ReLU"}}}
+    own = {"_target_": "builtins.dict", "_recursive_": False, "a": {"class_path": "torch.nn.ReLU"}}
+    node = {"_target_": "builtins.dict", "list": [linear, options], "kept": kept, "own": own}
+    built = instantiate(OmegaConf.create({"rate": 3, "node": node}).node, "workload.module")
+    assert built["list"][0].in_features == 3
+    assert isinstance(built["list"][1]["a"], torch.nn.ReLU)
+    assert built["kept"] == kept
+    assert built["own"] == {"a": {"class_path": "torch.nn.ReLU"}}
+
+
+def test_the_workloads_trainer_arguments_go_to_the_trainer():
+    monitor = {
+        "class_path": "lightning.pytorch.callbacks.LearningRateMonitor",
+        "init_args": {"logging_interval": "step"},
+    }
+    plugin = {"_target_": "lightning.pytorch.plugins.precision.DoublePrecision"}
+    config = composed("+workload.trainer={gradient_clip_val: 0.5, benchmark: true}", "+trainer.gradient_clip_val=2")
+    OmegaConf.update(config, "workload.trainer.callbacks", {"rates": monitor}, force_add=True)
+    OmegaConf.update(config, "workload.trainer.plugins", [plugin], force_add=True)
+    trainer = checked_protocol(config).trainer
+    assert trainer["gradient_clip_val"] == 0.5
+    assert trainer["benchmark"] is True
+    assert [one.logging_interval for one in trainer["callbacks"]] == ["step"]
+    assert "precision" not in trainer  # it is the plug-in's
 
 
 def test_an_error_of_bstunes_own_is_raised_as_it_is():

@@ -126,6 +126,19 @@ class _Profile:
     log_sigma: Array
 
 
+@dataclass(frozen=True)
+class _Chosen:
+    """The law that is fitted, and the ends of log(B_crit/B_ref), None where they are open."""
+
+    law: str
+    profile: _Profile
+    rise: float  # of the deviance, to an end of an interval
+    ends: tuple[float | None, float | None]
+    gain: float = 0.0  # by how much the third term lowers the deviance
+    doubt: str | None = None
+    contradiction: str | None = None
+
+
 def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
     """Return the reached trial of least S x B in each half octave floor(2 log2 B), else the bound largest in S x B."""
     # That a censored trial bounds S* too, not only S at its own learning rate, is an assumption.
@@ -165,32 +178,10 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
     if law not in LAWS:
         raise CurveError(f"the law must be one of {', '.join(LAWS)}, but got {law}")
     observed = _observe(points)
-    reached, sizes = int((~observed.censored).sum()), np.unique(observed.x[~observed.censored]).size
-    testable = reached >= 4 and sizes >= 3
-    if law == "three-terms" and not testable:
-        got = f"{reached} at {sizes}: run more, or fit two terms"
-        raise CurveError(f"three terms need at least 4 points that reached the target, at 3 batch sizes, but got {got}")
-    best, rise = _locate(observed, 2, level), _rise(observed, 2, level)
-    low, high = _ends(best, rise)
-    used, b_opt, b_opt_low, b_opt_high = "two-terms", 0.0, None, None
-    doubt, contradiction = None, _contradiction(observed, testable and law != "two-terms")
-    if testable:
-        three, three_rise = _locate(observed, 3, level), _rise(observed, 3, level)
-        ends = _ends(three, three_rise)
-        gain = best.deviance.min() - three.deviance.min()
-        asked = gain > _rise(observed, 3, EVIDENCE)
-        if law == "three-terms" or (law == "auto" and asked):
-            best, rise, used, (low, high) = three, three_rise, "three-terms", ends
-            b_opt, b_opt_low, b_opt_high = _b_opt(observed, three, rise)
-            b_opt_low = b_opt_low if gain > rise else None
-        elif law == "auto" and gain > DOUBT:
-            low = None if low is None or ends[0] is None else min(low, ends[0])
-            high = None if high is None or ends[1] is None else max(high, ends[1])
-            doubt = "small batches may waste examples, so the interval of B_crit holds that law's too: run them again"
-        elif asked:
-            contradiction = "small batches waste examples, so by two terms B_crit is not known: let the law be auto"
-    elif law == "auto":
-        doubt = "whether small batches waste examples is not known: that takes 4 points at 3 batch sizes"
+    chosen = _choose_law(observed, law, level)
+    best, rise, three = chosen.profile, chosen.rise, chosen.law == "three-terms"
+    b_opt, b_opt_low, b_opt_high = _b_opt(observed, best, rise) if three else (0.0, None, None)
+    b_opt_low = b_opt_low if chosen.gain > rise else None
     k = int(best.deviance.argmin())
     nearly = best.deviance[k] + min(1.0, rise)  # 1 is the 68% quantile of chi-square
     open_below, open_above = bool(best.deviance[0] <= nearly), bool(best.deviance[-1] <= nearly)
@@ -200,37 +191,32 @@ def fit_curve(points: Iterable[FrontierPoint], level: float = 0.90, law: str = "
     log_s_min = best.log_height[at] + log_expit(-best.odds[at])
     fewest = np.logaddexp(log_expit(best.odds), math.log(2.0) + 0.5 * (best.small + log_expit(-best.odds)))
     log_e_min = best.log_height[at] + fewest[at] + observed.log_reference
-    if open_below and used == "three-terms" and (b_opt_low is None or b_opt_high is None):
+    if open_below and three and (b_opt_low is None or b_opt_high is None):
         log_e_min = -math.inf  # B_opt decides it, and may be 0 or infinite
     b_crit = None if open_below or open_above else math.exp(best.odds[k] + observed.log_reference)
-    noise = math.exp(best.log_sigma[k])
-    assumed = reached - (2 if used == "two-terms" else 3) < 2
-    notes = [
-        doubt,
-        f"{reached} points hardly show their noise: the intervals assume {PRIOR_NOISE:.0%}" if assumed else None,
-        f"the points scatter by a factor of {math.exp(noise):.1f}: repeat them" if noise > SCATTER else None,
-        _ends_note(points, low is None, high is None),
-    ]
+    low, high = (None if end is None else math.exp(end + observed.log_reference) for end in chosen.ends)
     fit = CurveFit(
-        law=used,
+        law=chosen.law,
         s_min=None if open_above else math.exp(log_s_min),
         b_crit=b_crit,
-        b_crit_low=None if low is None else math.exp(low + observed.log_reference),
-        b_crit_high=None if high is None else math.exp(high + observed.log_reference),
-        b_opt=None if used == "two-terms" or open_above or gain <= min(1.0, rise) else b_opt,
+        b_crit_low=low,
+        b_crit_high=high,
+        b_opt=b_opt if three and not open_above and chosen.gain > min(1.0, rise) else None,
         b_opt_low=b_opt_low,
         b_opt_high=b_opt_high,
         e_min=math.exp(log_e_min) if log_e_min > -math.inf else None,
         perfect_scaling_below=None if b_crit is None else batch_at(b_crit, b_opt, 1.0 / SLOPE_RATIO),
         maximal_data_parallelism_above=None if b_crit is None else batch_at(b_crit, b_opt, SLOPE_RATIO),
         level=level,
-        noise=noise,
-        note=contradiction or "; ".join(note for note in notes if note) or None,
+        noise=math.exp(best.log_sigma[k]),
+        note=None,
         points=points,
     )
-    kept = ("law", "level", "noise", "note", "points")
+    if chosen.contradiction is None:
+        return replace(fit, note=_note(fit, chosen.doubt))
+    kept = ("law", "level", "noise", "points")
     unknown: dict[str, Any] = {name: None for name in vars(fit) if name not in kept}
-    return fit if contradiction is None else replace(fit, **unknown)
+    return replace(fit, **unknown | {"note": chosen.contradiction})
 
 
 def predict_steps(fit: CurveFit, batch_sizes: ArrayLike) -> CurveBand:
@@ -333,6 +319,52 @@ def _observe(points: tuple[FrontierPoint, ...]) -> _Observed:
 def _span(values: Iterable[float]) -> str:
     ends = [f"{end:.6g}" for end in sorted(set(values))]
     return ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
+
+
+def _choose_law(observed: _Observed, law: str, level: float) -> _Chosen:
+    """Return the fit of two terms, or that of three where ``law`` asks for it or, if that is auto, the points do."""
+    reached, sizes = int((~observed.censored).sum()), np.unique(observed.x[~observed.censored]).size
+    testable = reached >= 4 and sizes >= 3
+    if law == "three-terms" and not testable:
+        got = f"{reached} at {sizes}: run more, or fit two terms"
+        raise CurveError(f"three terms need at least 4 points that reached the target, at 3 batch sizes, but got {got}")
+    contradiction = _contradiction(observed, testable and law != "two-terms")
+    profile, rise = _locate(observed, 2, level), _rise(observed, 2, level)
+    two = _Chosen("two-terms", profile, rise, _ends(profile, rise), contradiction=contradiction)
+    if not testable:
+        doubt = "whether small batches waste examples is not known: that takes 4 points at 3 batch sizes"
+        return replace(two, doubt=doubt) if law == "auto" else two
+    profile, rise = _locate(observed, 3, level), _rise(observed, 3, level)
+    gain = float(two.profile.deviance.min() - profile.deviance.min())
+    asked = gain > _rise(observed, 3, EVIDENCE)
+    three = _Chosen("three-terms", profile, rise, _ends(profile, rise), gain, contradiction=contradiction)
+    if law == "three-terms" or (law == "auto" and asked):
+        return three
+    if law == "auto" and gain > DOUBT:
+        (low, high), (low_of_three, high_of_three) = two.ends, three.ends
+        ends = (
+            None if low is None or low_of_three is None else min(low, low_of_three),
+            None if high is None or high_of_three is None else max(high, high_of_three),
+        )
+        doubt = "small batches may waste examples, so the interval of B_crit holds that law's too: run them again"
+        return replace(two, ends=ends, doubt=doubt)
+    if asked:
+        wasted = "small batches waste examples, so by two terms B_crit is not known: let the law be auto"
+        return replace(two, contradiction=wasted)
+    return two
+
+
+def _note(fit: CurveFit, doubt: str | None) -> str | None:
+    """Return what is not known, and what to run for it."""
+    reached = sum(not point.censored for point in fit.points)
+    assumed = reached - (2 if fit.law == "two-terms" else 3) < 2
+    notes = [
+        doubt,
+        f"{reached} points hardly show their noise: the intervals assume {PRIOR_NOISE:.0%}" if assumed else None,
+        f"the points scatter by a factor of {math.exp(fit.noise):.1f}: repeat them" if fit.noise > SCATTER else None,
+        _ends_note(fit.points, fit.b_crit_low is None, fit.b_crit_high is None),
+    ]
+    return "; ".join(note for note in notes if note) or None
 
 
 def _contradiction(observed: _Observed, third_term: bool) -> str | None:

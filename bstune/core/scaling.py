@@ -49,6 +49,20 @@ def surge(batch_size: float, reference_batch_size: float, reference_lr: float, n
     return reference_lr * hill(reference_batch_size) / hill(batch_size)
 
 
+def lr_of(
+    rule: str, batch_size: int, reference_batch_size: int, reference_lr: float, noise_scale: float | None
+) -> float:
+    """Return a rule's learning rate, the rule given by its name; ConfigError for numbers that are not positive."""
+    positive = {"reference batch size": reference_batch_size, "learning rate": reference_lr, "noise scale": noise_scale}
+    for name, value in positive.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"the {name} must be a positive number, but got {value:g}")
+    if rule in ("saturating", "surge"):
+        bound = {"saturating": saturating, "surge": surge}[rule]
+        return bound(batch_size, reference_batch_size, reference_lr, noise_scale)
+    return {"none": none, "sqrt": sqrt, "linear": linear}[rule](batch_size, reference_batch_size, reference_lr)
+
+
 def _noise_scale(noise_scale: float | None, rule: str) -> float:
     if noise_scale is None:
         what = f"the scaling rule {rule} needs a noise scale: give one in examples with scaling.noise_scale=N"

@@ -372,8 +372,10 @@ def _gain(centred: Array, b_crit: Array, noise: float) -> Array:
 def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, float]]:
     """Return log2 B, log2 lr and expected steps of the trials that together tell most of B_crit for their cost."""
     prior = posterior.prior
-    high = max(prior.log_low, min(prior.log_high, posterior.too_large - ROOM))
-    x = np.arange(prior.log_low, high + 1e-9, 1.0 / PER_OCTAVE)
+    x = np.arange(prior.log_low, prior.log_high + 1e-9, 1.0 / PER_OCTAVE)
+    x = x[np.round(np.exp2(x)) <= 2.0 ** (posterior.too_large - ROOM)]
+    if x.size == 0:
+        return []
     z = np.median(optimum(posterior.theta, prior.at(x), prior), axis=0)
     steps = log_steps(posterior.theta, prior.at(x, z, np.full((x.size, prior.others), 0.5)), prior)
     expected, centred, b_crit, noise = _jointly(posterior, steps, log_b_crit(posterior.theta, prior))

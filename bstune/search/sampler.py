@@ -342,7 +342,7 @@ class Coordinates:
     @cached_property
     def log_rule(self) -> Callable[[Array], Array]:
         """Log2 of the rule's learning rate over log2 batch sizes, in their shape; constant far beyond the range."""
-        # A decision asks for hundreds, and a call through Hydra takes 0.1 ms.
+        # A decision asks for hundreds.
         grid = np.arange(math.log2(self.low) - BELOW, math.log2(self.high) + ABOVE, GRID)
         values = [math.log2(self._rule(2.0**x)) for x in grid.tolist()]
         return lambda x: np.interp(x, grid, values)

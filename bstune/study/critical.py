@@ -3,7 +3,7 @@
 There is one estimate, the same in the console, the figure, ``curve.json`` and MLflow: the median over the posterior of
 all trials, stopped ones too, of where the slope of log S* over log B is -1/2
 (:func:`bstune.search.acquisition.log_b_crit`). What lies more than an octave outside of the batch sizes that reached
-the target is not claimed.
+the target is not claimed, nor is an end of the interval that the prior sets and not the trials.
 """
 
 import math
@@ -12,17 +12,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from bstune.core.curve import SLOPE_RATIO, batch_at
 from bstune.core.records import Target, TrialResult
-from bstune.search.acquisition import b_crit_quantiles, most_telling
+from bstune.search.acquisition import b_crit_quantiles, log_b_crit, most_telling
 from bstune.search.observations import Posterior
-from bstune.search.posterior import B_CRIT, B_OPT, LEVEL
+from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, Prior, draw_prior
 
 NOMINAL = 0.9  # coverage of ...
 INTERVAL = (0.05, 0.95)  # ... the interval of B_crit's posterior; search.precision stops by it
 ROOM = 2.0  # times the largest batch size that reached the target, and of the smallest: as far as the curve is claimed
+END_ODDS = 2.0  # least Bayes factor against what lies beyond an end of the interval; the prior's own end has 1
+PRIOR_DRAWS = 2000
 ODDS, SHARE = 10.0, 0.9  # of a small-batch term: least Bayes factor, and least posterior probability, to report it
 NARROW = 3.0  # times the interval's low end: a wider interval asks for trials ...
 NEXT_TRIALS = 3  # ... so many
@@ -80,7 +83,9 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
     b_opt = _b_opt(posterior, smallest)
     fewest = s_min * middle_size * (scale + (0.0 if b_opt is None else 2.0 * opt))
     # Of an end beyond what is claimed it is claimed that it lies beyond.
-    claimed_low, claimed_high = claimed(min(low, largest * ROOM)), claimed(max(high, smallest / ROOM))
+    by_trials = _set_by_trials(prior, low, middle, high)
+    claimed_low = claimed(min(low, largest * ROOM)) if by_trials[0] else None
+    claimed_high = claimed(max(high, smallest / ROOM)) if by_trials[1] else None
     ends_open = (claimed_low is None) + (claimed_high is None)
     b_crit = None if ends_open == 2 else claimed(middle)  # of an interval without an end the prior chooses the middle
     small_batch = 0.0 if b_opt is None else b_opt[1]
@@ -111,6 +116,22 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
         ),
         note=f"the interval reaches beyond the search: {' and '.join(options)} would show more" if options else None,
     )
+
+
+def _set_by_trials(prior: Prior, low: float, middle: float, high: float) -> tuple[bool, bool]:
+    """Return of either end of the interval whether the trials speak against what lies beyond it.
+
+    It is the Bayes factor of what lies between the median and the end to what lies beyond the end.
+    """
+    draws = np.exp(log_b_crit(draw_prior(prior, PRIOR_DRAWS, np.random.default_rng(0)), prior))
+    within, beyond = 0.5 - INTERVAL[0], INTERVAL[0]  # of the posterior
+
+    def by_trials(is_within: NDArray[np.bool_], is_beyond: NDArray[np.bool_]) -> bool:
+        odds = (is_beyond.sum() + 1) / (is_within.sum() + 1)  # the prior's; it may have no draw here
+        return bool(within / beyond * odds >= END_ODDS)
+
+    below, above = draws < low, draws > high
+    return by_trials((draws < middle) & ~below, below), by_trials((draws > middle) & ~above, above)
 
 
 def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:

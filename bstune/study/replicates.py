@@ -58,6 +58,16 @@ def next_replicate(
     return None
 
 
+def left_out(
+    trials: Sequence[TrialResult], predicted: Predicted, objective: Objective, replicates: int, max_candidates: int
+) -> Winner | None:
+    """Return the point that would run again next but for ``max_candidates``; None if that ended no replicates."""
+    if next_replicate(trials, predicted, objective, replicates, max_candidates) is not None:
+        return None
+    due = next_replicate(trials, predicted, objective, replicates, len(trials))
+    return None if due is None else due[0]
+
+
 def find_best(
     trials: Sequence[TrialResult],
     predicted: Predicted,

@@ -4,7 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -12,7 +12,7 @@ import yaml
 from rich.console import Console
 
 from bstune.config import overrides
-from bstune.core.console import format_count
+from bstune.core.console import format_count, format_number
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
 from bstune.core.files import write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
@@ -23,7 +23,7 @@ from bstune.study.critical import INTERVAL, ROOM, CriticalBatch, critical_batch,
 from bstune.study.figure import draw_curve
 from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, seed_scatter, study_posterior
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import Merit, Winner, winners
+from bstune.study.replicates import Merit, Winner, left_out, winners
 from bstune.study.scale_out import draw_scale_out, scale_out, scale_out_table
 from bstune.study.storage import results, trained_by
 from bstune.study.summary import WINNERS, Summary, print_final, summarize, winner_row
@@ -38,25 +38,35 @@ MIN_TIMED = 10  # ... of so many trials, each of as many steps
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 
 
+@dataclass(frozen=True)
+class Findings:
+    """A study, its trials, what ``curve.json`` says of them, and S*(B); None where nothing reached the target."""
+
+    prepared: PreparedStudy
+    trials: list[TrialResult]
+    summary: Summary
+    band: CurveBand | None
+
+
 def report_study(
     prepared: PreparedStudy,
     study: optuna.Study,
     tracking: "Tracking | None",
     stop_reason: str,
-    arguments: Sequence[str],
+    arguments: Sequence[str] | None,
     console: Console,
-) -> None:
-    """Write, print and track a study's results; ``arguments`` of the command line run the winners again."""
-    done, files, space = results(study), prepared.files, prepared.space
-    fit: CurveFit | str
-    try:
-        fit = fit_curve(frontier_points(done))
-    except CurveError as error:
-        fit = str(error)
-    posterior = study_posterior(prepared, done, REPORT_PARTICLES)
-    budget = prepared.budget
-    best = winners(done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates)
-    critical = critical_batch(posterior, budget.objective != "steps")
+    sampled: tuple[Sequence[TrialResult], Posterior] | None = None,
+) -> Findings:
+    """Write, print, track and return a study's results; ``arguments`` of a command line run the winners again.
+
+    ``sampled``: the posterior of these trials, if it is at hand.
+    """
+    done, files, space, budget = results(study), prepared.files, prepared.space, prepared.budget
+    if sampled is None or sampled[0] != done:
+        sampled = done, study_posterior(prepared, done, REPORT_PARTICLES)
+    posterior = sampled[1]
+    ranking = done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates
+    best, critical = winners(*ranking), critical_batch(posterior, budget.objective != "steps")
     b_crit = None if critical is None else critical.b_crit
     exponent = fit_lr_exponent(posterior, space.low, space.high, b_crit, prepared.config.scaling.noise_scale)
     band = None if critical is None else _band(posterior, critical)
@@ -65,8 +75,9 @@ def report_study(
     summary = {
         "study": prepared.config.study,
         "workload": prepared.config.workload.name,
-        **summarize(done, prepared.protocol.target, fit, exponent, stop_reason, critical, best),
+        **summarize(done, prepared.protocol.target, _fit(done), exponent, stop_reason, critical, best),
         "seed_scatter": None if critical is None else seed_scatter(posterior),
+        "not_run_again": _not_run_again(left_out(*ranking), budget.candidates),
         **_over_target(prepared, done),
         "test": _test_winners(prepared, study, best),
         "scale_out": {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]},
@@ -81,24 +92,53 @@ def report_study(
         link = "with the" if real else "without an"
         title = f"several devices, each as fast as this one, {link} all-reduce\n(up to B = {format_count(claimed)})"
         console.print(scale_out_table(real or ideal, title))
-    ui = "not logged (mlflow.enabled=false)"
-    if tracking is not None:
-        from bstune.study.tracking import tracking_uri, ui_command  # mlflow takes seconds to import
-
-        kept = [files.figure, files.trials, files.curve, files.best, files.config]
-        kept += [path for path in (files.scale_out, files.survey, files.roofline) if path.exists()]
-        tracking.finish_study(curves(summary, band), scalars(summary), kept)
-        ui = ui_command(tracking_uri(prepared.config.mlflow))
-    print_final(console, summary, shown, ui)
-    trained = prepared.backend.train_examples is not None
-    numbers = {one.trial.number for one in best.values()}
-    away = {number for number in numbers if trained and not files.checkpoint(number).exists()}
-    elsewhere = [
-        f"the checkpoint of trial {number} is not in {files.checkpoints}, but with {trained_by(study, number)}"
-        for number in sorted(away)
-    ]
-    for line in (*prepared.caveats, *load_caveat(done), *elsewhere):
+    print_final(console, summary, shown, _track(prepared, tracking, summary, band))
+    for line in (*prepared.caveats, *load_caveat(done), *_elsewhere(prepared, study, best)):
         console.print(line, soft_wrap=True)
+    return Findings(prepared, done, summary, band)
+
+
+def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
+    """Return the fit to the frontier's points, or why there is none."""
+    try:
+        return fit_curve(frontier_points(done))
+    except CurveError as error:
+        return str(error)
+
+
+def _not_run_again(left: Winner | None, max_candidates: int) -> str | None:
+    """Return what ``search.candidates`` kept from running on fresh seeds, as a line."""
+    if left is None:
+        return None
+    place = f"B = {format_count(left.trial.batch_size)} at lr = {format_number(left.trial.lr)}"
+    return (
+        f"{place}, predicted to be better than the winner: search.candidates={max_candidates} points ran again before"
+    )
+
+
+def _track(prepared: PreparedStudy, tracking: "Tracking | None", summary: Summary, band: CurveBand | None) -> str:
+    """Send the curves, numbers and files to MLflow; return the command that opens its UI."""
+    if tracking is None:
+        return "not logged (mlflow.enabled=false)"
+    from bstune.study.tracking import tracking_uri, ui_command  # mlflow takes seconds to import
+
+    files = prepared.files
+    kept = [files.figure, files.trials, files.curve, files.best, files.config]
+    kept += [path for path in (files.scale_out, files.survey, files.roofline) if path.exists()]
+    tracking.finish_study(curves(summary, band), scalars(summary), kept)
+    return ui_command(tracking_uri(prepared.config.mlflow))
+
+
+def _elsewhere(prepared: PreparedStudy, study: optuna.Study, best: Mapping[Merit, Winner]) -> list[str]:
+    """Return a line for each winner whose checkpoint another machine has."""
+    files, numbers = prepared.files, {one.trial.number for one in best.values()}
+    if prepared.backend.train_examples is None:
+        return []
+    return [
+        f"the checkpoint of trial {number} is not in {files.checkpoints}, but with {trained_by(study, number)}"
+        for number in sorted(numbers)
+        if not files.checkpoint(number).exists()
+    ]
 
 
 def _band(posterior: Posterior, critical: CriticalBatch) -> CurveBand:
@@ -155,9 +195,12 @@ def _test_winners(
     return {name: tests[number] for name, number in numbers.items() if number in tests}
 
 
-def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str], prepared: PreparedStudy) -> str:
-    """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again."""
-    kept = [_without_secret(argument) for argument in arguments if not argument.startswith("trial.")]
+def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str] | None, prepared: PreparedStudy) -> str:
+    """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again.
+
+    A study without ``arguments``, as one of Python objects, has no such command.
+    """
+    kept = [_without_secret(argument) for argument in arguments or () if not argument.startswith("trial.")]
     values: dict[str, Any] = {}
     for name, criterion in WINNERS.items():
         if criterion.merit not in best:
@@ -172,7 +215,7 @@ def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str], prepared: 
         values[name] = {
             **winner_row(best[criterion.merit]),
             "checkpoint": str(checkpoint.absolute()) if checkpoint.exists() else None,
-            "command": shlex.join([sys.executable, "-m", "bstune", *kept, *own]),
+            "command": None if arguments is None else shlex.join([sys.executable, "-m", "bstune", *kept, *own]),
         }
     names = sorted(set(re.findall(r"oc\.env:(BSTUNE_\w+)", " ".join(kept))))
     comment = f"# The commands read secrets from the environment: first set {', '.join(names)}.\n" if names else ""

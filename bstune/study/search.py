@@ -13,10 +13,10 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from bstune.core.console import format_count
-from bstune.core.errors import StudyError
+from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.files import keep_trials, write_text
 from bstune.core.records import Objective, TrialResult
-from bstune.search.observations import fresh_steps
+from bstune.search.observations import Posterior, fresh_steps
 from bstune.study.critical import critical_batch
 from bstune.study.lease import Leases
 from bstune.study.model import REPORT_PARTICLES, sampler_context, study_posterior
@@ -54,8 +54,7 @@ PRECISION_PARTICLES = 400  # of the posterior while the search goes on
 PRECISION_EVERY = 4  # trials between looks at search.precision
 ABANDON_FACTOR = 1.2  # a stopped trial beyond this many times the best trial's time or steps is not continued
 MAX_STATES = 32
-MAX_FAILURES = 10  # trials in a row that failed end the study, as do ...
-FIRST_FAILURES = 3  # ... this many if they are the first of it
+MAX_FAILURES = 3  # trials in a row that failed end the study
 UNWRITTEN = 1.01  # times the trials in trials.jsonl: it is written again once there are so many, and at the end
 WAIT_SECONDS = 0.5  # between looks at what other processes do
 
@@ -79,6 +78,7 @@ class Search:
         self._lines: dict[int, str] = {}  # of trials.jsonl, by number
         self._looked = 0
         self.ran = 0  # trials that this process ran
+        self.sampled: tuple[Sequence[TrialResult], Posterior] | None = None  # the report's posterior, of which trials
         self._files_kept_here = leases.own.role == "owner" or str(prepared.files.root) != study.user_attrs[OUTPUT]
         self._stops = prepared.backend.stops and stops_trials(prepared.config.sampler)
         self._times = study.user_attrs[DEVICE] == prepared.backend.device_kind
@@ -134,8 +134,9 @@ class Search:
             done = self._write(self._read())
             if not budget.replicates or not any(trial.reached for trial in done):
                 return
-            predicted = fresh_steps(study_posterior(self._prepared, done, REPORT_PARTICLES))
-            due = next_replicate(done, predicted, budget.objective, budget.replicates, budget.candidates)
+            posterior = study_posterior(self._prepared, done, REPORT_PARTICLES)
+            self.sampled = done, posterior
+            due = next_replicate(done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates)
             if due is None:
                 return
             self._start(runner, ask_replicate(self._study, *due, budget, space, stops, self._worker))
@@ -167,7 +168,7 @@ class Search:
                 file.write(result.to_json() + "\n")
             raise
         if result.status == "failed":
-            check_failures(results(self._study), finished.frames)
+            check_failures(results(self._study), finished.frames, finished.cause)
 
     def _ask(self) -> Asked | None:
         prepared, claimed = self._prepared, claim_free(self._study, self._budget.trials, self._worker)
@@ -245,19 +246,20 @@ class Search:
         )
 
 
-def check_failures(done: Sequence[TrialResult], frames: str = "") -> None:
-    """Raise StudyError if the first trials of the study all failed, or too many in a row; ``frames`` of the last error.
+def check_failures(done: Sequence[TrialResult], frames: str = "", cause: Exception | None = None) -> None:
+    """Raise UserCodeError if too many trials failed in a row, or StudyError; ``frames`` and ``cause``: of the last one.
 
     Trials that were cut short, as by an interruption, do not count.
     """
     ran = [trial for trial in done if trial.message != CUT_SHORT]
     last = next((i for i, trial in enumerate(reversed(ran)) if trial.status != "failed"), len(ran))
-    if last >= MAX_FAILURES or last == len(ran) >= FIRST_FAILURES:
+    if last >= MAX_FAILURES:
         which = f"the last {last} trials failed" if last < len(ran) else f"the first {last} trials all failed"
-        raise StudyError(
+        kind = UserCodeError if frames else StudyError
+        raise kind(
             f"{which}, the last one with {ran[-1].message}\n{frames}"
             "the finished trials are stored: mend it, and the same command continues the study"
-        )
+        ) from cause
 
 
 def _searched(done: Sequence[TrialResult]) -> list[TrialResult]:

@@ -8,12 +8,10 @@ import inspect
 import json
 import logging
 import math
-import threading
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -26,29 +24,21 @@ from omegaconf import DictConfig
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, UpdateFinishedTrialError
 from optuna.samplers import BaseSampler, PartialFixedSampler, QMCSampler, RandomSampler
-from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy import TEXT, Engine, create_engine, text
-from sqlalchemy import inspect as inspect_engine
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from bstune.core.errors import ConfigError, StudyError
-from bstune.core.files import Output, check_writable
+from bstune.core.files import Output
 from bstune.core.records import Objective, Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import Space
 from bstune.search.sampler import RECORD, RESUMED_FROM
-from bstune.study.lease import PREFIX, STORAGE_ERRORS
-from bstune.study.patience import Patience
+from bstune.study.connection import RACE_SECONDS, answering, check_storage, connect, database_file
+from bstune.study.lease import PREFIX
 from bstune.study.plan import SearchBudget
 from bstune.study.replicates import Winner
 from bstune.trial.backend import sampler_factory
 
 logger = logging.getLogger(__name__)
-CONNECT_SECONDS = 5
-GRPC = "grpc"  # Optuna's proxy: many workers on few connections to a database
-RACE_SECONDS = (0.1, 0.3, 1.0, 2.0)  # between looks, while another process makes the same thing
 # Attributes in the storage. Studies of another FORMAT name other fields in their specs and records.
 FORMAT_VERSION = 3
 FORMAT, FROZEN_SETTINGS = "bstune:format", "bstune:settings"
@@ -63,120 +53,6 @@ REPORTED = 1  # step of the one value that is reported to Optuna
 REPLICATE_LIMIT = 2  # times the steps of the trial that it replicates, or those predicted
 Asked = tuple[optuna.Trial, TrialSpec]
 Trials = optuna.Study | Sequence[FrozenTrial]  # of a study, read now; or its trials as they were read before
-
-
-def engine_arguments(url: str) -> dict[str, Any]:
-    """Return connection arguments that make a storage which does not answer fail within seconds."""
-    try:
-        backend = make_url(url).get_backend_name()
-    except ArgumentError as error:
-        raise StudyError(
-            f"storage={url} is no database URL: use one such as sqlite:///bstune.db or postgresql+psycopg2://user@host/name"
-        ) from error
-    option = "timeout" if backend == "sqlite" else "connect_timeout"
-    return {"connect_args": {option: CONNECT_SECONDS}}
-
-
-def _file(url: str) -> Path | None:
-    """Return the file of a SQLite database; None where a server, or this process's memory, holds it."""
-    place = make_url(url)
-    in_file = place.get_backend_name() == "sqlite" and place.database not in (None, "", ":memory:")
-    return Path(str(place.database)) if in_file else None
-
-
-def check_storage(url: str) -> None:
-    """Connect to the storage and disconnect, writing nothing; StudyError if it is no database or does not answer."""
-    arguments = engine_arguments(url)
-    proxy = make_url(url).get_backend_name() == GRPC
-    path = _file(url)
-    if path is not None:
-        check_writable(path, f"storage={url}")
-        if not path.absolute().parent.is_dir():
-            raise StudyError(f"storage={url}: the folder {path.parent} does not exist: make it, or choose another")
-        if not path.exists():  # connecting would create it
-            return
-    outcome: Future[None] = Future()
-
-    def connect() -> None:
-        try:
-            if proxy:
-                open_proxy(url).wait_server_ready(timeout=CONNECT_SECONDS)
-            else:
-                engine = create_engine(url, **arguments)
-                with engine.connect() as connection:
-                    sqlite = engine.dialect.name == "sqlite"  # reads nothing of the file for SELECT 1
-                    connection.execute(text("SELECT count(*) FROM sqlite_master" if sqlite else "SELECT 1"))
-                engine.dispose()
-            outcome.set_result(None)
-        except (SQLAlchemyError, ImportError, ConnectionError) as error:
-            outcome.set_exception(error)
-
-    # A driver's own time-out may cover no more than the connection, and a server may accept it and never answer.
-    threading.Thread(target=connect, daemon=True).start()
-    try:
-        outcome.result(timeout=2 * CONNECT_SECONDS)
-    except (SQLAlchemyError, ImportError, ConnectionError, TimeoutError) as error:
-        reason = (str(error) or f"no answer within {2 * CONNECT_SECONDS} s").splitlines()[0]
-        raise StudyError(
-            f"the storage does not answer: storage={url}: {reason}; "
-            "start it, install its driver (psycopg2-binary for postgresql+psycopg2://, pymysql for mysql+pymysql://, "
-            "grpcio for grpc://), or use another one, such as storage=sqlite:///bstune.db"
-        ) from error
-
-
-def open_proxy(url: str) -> optuna.storages.GrpcStorageProxy:
-    """Return the client of Optuna's gRPC proxy at ``grpc://host:port``."""
-    where = make_url(url)
-    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-        return optuna.storages.GrpcStorageProxy(host=where.host or "localhost", port=where.port or 13000)
-
-
-def connect(url: str) -> BaseStorage:
-    """Return the storage at a URL of a database, or of Optuna's gRPC proxy (``grpc://host:port``)."""
-    storage = open_proxy(url) if make_url(url).get_backend_name() == GRPC else _open_database(url)
-    Patience(url).apply(storage)
-    return storage
-
-
-def _open_database(url: str) -> BaseStorage:
-    for wait in (*RACE_SECONDS, None):  # another process may be making the tables of the same new database
-        try:
-            storage = optuna.storages.RDBStorage(url, engine_kwargs=engine_arguments(url))
-            break
-        except STORAGE_ERRORS:
-            if wait is None:
-                raise
-            time.sleep(wait)
-        except RuntimeError as error:  # tables of another version of Optuna
-            raise StudyError(f"storage={url} cannot be read: {error}") from error
-    if storage.engine.dialect.name in ("mysql", "mariadb"):
-        _widen(storage.engine, url)
-    return storage
-
-
-def _widen(engine: Engine, url: str) -> None:
-    """Let MySQL take records of 16 MiB: Optuna's TEXT ends at 64 KiB there, which a trial of 40,000 steps exceeds."""
-    statement = "ALTER TABLE trial_user_attributes MODIFY value_json MEDIUMTEXT"
-    types = {column["name"]: column["type"] for column in inspect_engine(engine).get_columns("trial_user_attributes")}
-    if isinstance(types["value_json"], TEXT):
-        try:
-            with engine.begin() as connection:
-                connection.execute(text(statement))
-        except SQLAlchemyError as error:
-            reason = str(error).splitlines()[0]
-            raise StudyError(
-                f"storage={url} takes no record of more than 64 KiB, and {statement} failed: {reason}; "
-                "run it as an administrator of the database"
-            ) from error
-
-
-@contextmanager
-def answering(url: str) -> Iterator[None]:
-    """Turn the errors of a storage that does not answer into a StudyError."""
-    try:
-        yield
-    except STORAGE_ERRORS as error:
-        raise StudyError(f"the storage does not answer: storage={url}: {str(error).splitlines()[0]}") from error
 
 
 def open_study(
@@ -224,7 +100,7 @@ def _being_made(study: optuna.Study) -> bool:
 def find_study(name: str, url: str) -> optuna.Study:
     """Return a study that another process has begun; StudyError if there is none."""
     check_storage(url)
-    path = _file(url)
+    path = database_file(url)
     names: list[str] = []
     with answering(url):
         if path is None or path.exists():  # connecting would make it

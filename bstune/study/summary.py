@@ -236,6 +236,7 @@ def final_table(summary: Summary) -> Group:
         "regimes": critical and regimes_text(summary["regimes"], critical),
         "noise scale": noise_scale and noise_scale_text(noise_scale),
         "scaling rule": exponent and exponent["text"],
+        "not run again": summary.get("not_run_again"),
         "over seeds": seed_scatter_text(summary["seed_scatter"]) if summary.get("seed_scatter") else None,
         "Pareto front": f"of single runs: {'; '.join(front)}" if len(front) > 1 else None,
     }

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -12,6 +13,27 @@ from bstune.core.files import Output
 from bstune.core.records import CUDA_GRAPH_MODES, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space, Tunable
 
+# Arguments of the Trainer that define a trial: what sets each instead. Another value would change a trial unseen.
+_LENGTH = "how long a trial is, is set by budget.steps and budget.examples"
+_DEVICE = "the device is set by device=cpu, cuda or cuda:N"
+_DEVICES = "devices=N trains with DDP on so many"
+_EVALUATION = "when trials are evaluated is set by protocol.evaluation_ratio and protocol.evaluation_share"
+_EXAMPLES = "a trial trains on all of the training data; let workload.data hold those that it is to have"
+_QUIET = "trials are quiet: leave it out"
+OBJECTS = "bstune.trial.objects.trainer_arguments"  # target of a study of Python objects, which has checked them
+OWNED = {
+    "_target_": "here stand the arguments of a Trainer: leave its class out",
+    **dict.fromkeys(("max_epochs", "max_steps", "min_epochs", "min_steps"), _LENGTH),
+    "max_time": "the seconds of a trial are limited by protocol.trial_seconds",
+    "accelerator": _DEVICE,
+    **dict.fromkeys(("devices", "num_nodes", "strategy"), _DEVICES),
+    "precision": "it is set by precision",
+    "accumulate_grad_batches": "batch sizes count all accumulated examples; see protocol.micro_batch_size",
+    **dict.fromkeys(("check_val_every_n_epoch", "val_check_interval", "num_sanity_val_steps"), _EVALUATION),
+    **dict.fromkeys(("fast_dev_run", "limit_train_batches", "overfit_batches"), _EXAMPLES),
+    "reload_dataloaders_every_n_epochs": "the training data are read once",
+    **dict.fromkeys(("barebones", "enable_model_summary", "enable_progress_bar"), _QUIET),
+}
 MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
 
 
@@ -89,7 +111,9 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
     if not is_replayed(config):
         kind, _, index = str(config.device).partition(":")
         devices = [int(index or 0)] if kind == "cuda" else 1
-        trainer = {**to_dict(config.trainer), "accelerator": kind, "devices": devices, "precision": config.precision}
+        trainer = {**trainer_arguments(config), "accelerator": kind, "devices": devices}
+        if not any(base.__name__ == "Precision" for one in trainer.get("plugins") or () for base in type(one).__mro__):
+            trainer["precision"] = config.precision  # Lightning refuses it beside a plug-in of its kind
     return TrialProtocol(
         target=Target(target.metric, target.value, target.mode),
         budget=budget_of(config),
@@ -105,7 +129,25 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
         noise_scale_every=options.noise_scale_every,
         compile=config.compile,
         trainer=trainer,
+        devices=config.devices,
     )
+
+
+def trainer_arguments(config: DictConfig) -> dict[str, Any]:
+    """Return the user's arguments of the Trainer, those of the workload over those of the config, and what they build.
+
+    ConfigError for an argument that would change what a trial is.
+    """
+    arguments: dict[str, Any] = {}
+    for name, node in (("trainer", config.trainer), ("workload.trainer", config.workload.get("trainer"))):
+        for one in node or ():
+            if one in OWNED and node[one] != OBJECTS:
+                raise ConfigError(f"{name}.{one} is bstune's own: {OWNED[one]}")
+        arguments |= instantiate(node, name) if node else {}
+    for name in ("callbacks", "logger"):
+        if isinstance(arguments.get(name), Mapping):  # by name, as Hydra's groups are merged
+            arguments[name] = list(arguments[name].values())
+    return arguments
 
 
 def make_space(config: DictConfig, lr_range: tuple[float, float] = (0.0, float("inf"))) -> Space:
@@ -118,7 +160,7 @@ def make_space(config: DictConfig, lr_range: tuple[float, float] = (0.0, float("
         high=config.search.batch_size.high,
         multiple=multiple,
         sigma=config.scaling.lr_octaves_sigma,
-        rule=instantiate(config.scaling.rule, "scaling"),
+        rule=cache(instantiate(config.scaling.rule, "scaling")),  # a call through Hydra takes 0.1 ms
         octaves=config.scaling.lr_octaves if stops_trials(config.sampler) else None,
         lr_low=lr_range[0],
         lr_high=lr_range[1],

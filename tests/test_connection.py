@@ -1,0 +1,105 @@
+"""Connections to storages: refused, silent, and made by several processes at once."""
+
+import contextlib
+import socket
+import sqlite3
+import subprocess
+import sys
+from functools import partial
+
+import optuna
+import pytest
+from toolbox import entries
+
+from bstune.core.errors import StudyError
+from bstune.study.connection import check_storage
+from bstune.study.storage import find_study, open_study
+
+
+def url(folder, name="study"):
+    return f"sqlite:///{folder}/{name}.db"
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def opened(folder):
+    return open_study("toy", url(folder), "steps", {}, folder)
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("sqlite:////nowhere/at/all.db", "the folder /nowhere/at does not exist"),
+        ("sqlite:///{tmp}/notes.txt", "file is not a database"),
+    ],
+)
+def test_storages_that_cannot_be_are_refused(tmp_path, storage, message):
+    (tmp_path / "notes.txt").write_text("no database at all, " * 100)
+    for look in (check_storage, partial(find_study, "toy")):
+        with pytest.raises(StudyError, match=message):
+            look(storage.format(tmp=tmp_path))
+    check_storage(url(tmp_path))
+    with pytest.raises(StudyError, match="has no study 'toy', but none at all: begin it there with"):
+        find_study("toy", url(tmp_path))
+    assert entries(tmp_path) == ["notes.txt"], "checking writes nothing"
+
+
+def test_a_storage_of_another_version_of_optuna_is_named_as_such(tmp_path):
+    opened(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'v2.6.0.a'")
+    for look in (lambda: opened(tmp_path), lambda: find_study("toy", url(tmp_path))):
+        with pytest.raises(StudyError, match=r"study\.db cannot be read: The runtime optuna version .* upgrade"):
+            look()
+
+
+def test_a_storage_that_does_not_answer_is_reported(tmp_path, monkeypatch):
+    opened(tmp_path)
+    monkeypatch.setattr("bstune.study.connection.CONNECT_SECONDS", 0.2)
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as other_process:
+        other_process.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StudyError, match="database is locked"):
+            check_storage(url(tmp_path))
+    pytest.importorskip("pymysql", reason="needs a MySQL driver")
+    silent = pytest.raises(StudyError, match=r"the storage does not answer: .*no answer within 0.4 s")
+    with socket.create_server(("127.0.0.1", 0)) as server, silent:
+        check_storage(f"mysql+pymysql://u@127.0.0.1:{server.getsockname()[1]}/name")
+
+
+BEGINS = """
+import sys
+from pathlib import Path
+import optuna
+from bstune.study.storage import STUDY_ID, open_study
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+print("ready", flush=True)
+sys.stdin.readline()
+print(open_study("toy", sys.argv[1], "steps", {"a": 1}, Path(sys.argv[2])).user_attrs[STUDY_ID])
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_begin_a_study_in_a_new_database_at_once(database_server, tmp_path):
+    for number in range(3):
+        database_server.query(f"CREATE DATABASE new{number}")
+        for new in (database_server.url(f"new{number}"), url(tmp_path, f"new{number}")):
+            processes = [
+                subprocess.Popen(
+                    [sys.executable, "-c", BEGINS, new, str(tmp_path)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+                for _ in range(3)
+            ]
+            for process in processes:
+                assert process.stdout.readline() == "ready\n"
+            for process in processes:  # at once
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            found = [process.communicate(timeout=60)[0] for process in processes]
+            assert [process.returncode for process in processes] == [0, 0, 0]
+            assert len(set(found)) == 1
