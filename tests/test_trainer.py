@@ -13,9 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanSquaredError
 
 from bstune.core.records import EvaluationSchedule, Target
 from bstune.trial.batches import endless, rebatch
+from bstune.trial.checkpoint import Stopped
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.schedule import depends_on_length
 
@@ -263,3 +265,59 @@ def test_a_schedule_that_is_as_long_as_the_trial_ends_with_its_horizon():
 def test_a_schedule_with_a_horizon_is_noticed_by_what_it_does(kind, expected):
     workload = Workload(lambda spec: kind(), batches_of, HELD_OUT, 10)
     assert depends_on_length(workload, make_spec(BATCH_SIZE), protocol_of()) == expected
+
+
+# Stopped and continued
+
+
+class MetricPlateau(TrainPlateau):
+    """Looks at a metric object, and at the largest loss of the epoch."""
+
+    monitor = "train/error"
+
+    def __init__(self):
+        super().__init__()
+        self.error = MeanSquaredError()
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.error(self.net(batch[0]), batch[1])
+        self.log("train/error", self.error, on_step=False, on_epoch=True)
+        self.log("train/largest", loss, on_step=True, on_epoch=True, reduce_fx="max")
+        return loss
+
+    def on_train_epoch_end(self):
+        for group in self.optimizers().param_groups:
+            group["lr"] *= 1.0 + 0.1 * self.trainer.callback_metrics["train/largest_epoch"].item()
+
+
+LIMITS = (1, 6, 7, 9, 12, 18, 29, 30, 39)  # epochs have six batches
+EVERY_FEW = EvaluationSchedule(ratio=1.0001, share=0.5, cost=2.0, near=1.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "micro"),
+    [
+        *((kind, None) for kind in (OneCycle, EpochCosine, Plateau, TrainPlateau, MetricPlateau, SteppedByHand)),
+        (TwoOptimizers, None),
+        (TrainPlateau, 3),
+    ],
+)
+def test_a_trial_that_goes_on_is_the_uninterrupted_one_through_epochs(kind, micro, tmp_path):
+    protocol = protocol_of(micro_batch_size=micro, evaluation_schedule=EVERY_FEW)
+    whole, reference = run(kind, protocol=protocol)
+    stopped = None
+    for number, limit in enumerate([*LIMITS, None]):
+        spec = make_spec(
+            BATCH_SIZE, seed=3, number=number, max_steps=limit, resumed_from=number - 1 if number else None
+        )
+        state = tmp_path / f"{number}.state"
+        record, module = run(kind, spec, protocol, state=state, resume=stopped)
+        stopped = Stopped(record, state)
+    assert same_weights(module, reference)
+    assert (record.steps, record.status) == (whole.steps, whole.status) == (STEPS, "censored")
+    due = dict(whole.history)
+    assert [pair for pair in record.history if pair[0] in due] == list(whole.history)
+    assert {step for step, _ in record.history} == due.keys() | set(LIMITS)
+    rates = [[group["lr"] for o in one.trainer.optimizers for group in o.param_groups] for one in (module, reference)]
+    assert rates[0] == rates[1]

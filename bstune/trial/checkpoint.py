@@ -101,6 +101,7 @@ class TrialState:
     due_step: int  # of the next evaluation
     forced: tuple[int, ...]  # steps evaluated though not due: at an epoch's end, or where it was stopped
     metrics: Mapping[str, torch.Tensor]  # logged last; Lightning steps schedules on them only after the evaluation
+    epoch: Mapping[str, Any]  # what it has accumulated so far (bstune.trial.epoch); empty where it has no end
     stream: Mapping[str, Any]  # a position of bstune.trial.batches.IndexStream
     generators: Mapping[str, Any]  # of bstune.trial.batches.random_state
     device: str

@@ -36,6 +36,7 @@ from bstune.trial.batches import micro_batch_sizes, random_state, set_random_sta
 from bstune.trial.checkpoint import OWN, PlainFiles, StateWriter, Stopped, TrialState, read_state
 from bstune.trial.compile import USER_CODE_ERRORS, Compiling, first_line, is_out_of_memory, warn_once
 from bstune.trial.device import device_name, synchronize, versions
+from bstune.trial.epoch import accumulate_on, accumulated
 from bstune.trial.noise_scale import NoiseScale
 from bstune.trial.trainer import lengths, looks_at_epochs, make_trainer, serving
 
@@ -155,6 +156,8 @@ def _train(
         with warnings.catch_warnings():
             # The data live on the device, so advice on loader workers is beside the point.
             warnings.simplefilter("ignore", PossibleUserWarning)
+            if resume is not None:  # the optimizer's steps before are the stopped trial's
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
             if workload.data_module is None:
                 trainer.fit(module, train, validation, **options)
             else:
@@ -276,7 +279,8 @@ class _TargetLoop(Callback):
         self.progress, self.clock, self._compiling = progress, clock, compiling
         self.spec, self.protocol = spec, protocol = progress.spec, progress.protocol
         self._horizon = horizon
-        self._each_epoch = False  # whether it is evaluated at each epoch's end too
+        self._has_epochs = self._each_epoch = False  # with an end; and whether it is evaluated at each end too
+        self._resuming = self._again = False  # amid an epoch; with an evaluation that ran in the stopped trial
         self.writer: StateWriter | None = None
         # Lightning's calls of one more call-back would be some percent of a short step, so its hooks are called here.
         self.noise_scale = NoiseScale(every=protocol.noise_scale_every, weights="examples", around=self._aside)
@@ -374,14 +378,33 @@ class _TargetLoop(Callback):
         self._scaler = getattr(trainer.precision_plugin, "scaler", None) or torch.amp.GradScaler("cpu", enabled=False)
         self._scale = self._scaler.get_scale()
         self._restore_generators()
-        if sized_len(trainer.train_dataloader) is not None:
-            self._each_epoch = looks_at_epochs(trainer, pl_module)
-        if self.progress.state is not None:  # Lightning next steps the schedules that look at them
-            trainer.callback_metrics.update(self.progress.state.metrics)
-            trainer.val_check_batch = trainer.fit_loop.batch_idx + 1  # where it was stopped
+        self._has_epochs = sized_len(trainer.train_dataloader) is not None
+        self._each_epoch = self._has_epochs and looks_at_epochs(trainer, pl_module)
         self.clock.enter(Phase.TRAINING)
+        if self.progress.state is not None:
+            self._resume(trainer, pl_module, self.progress.state)
+
+    def _resume(self, trainer: Trainer, module: LightningModule, state: TrialState) -> None:
+        """Go on as the trial that was not stopped: Lightning next steps the schedules that look at metrics."""
+        trainer.callback_metrics.update(state.metrics)
+        trainer.val_check_batch = trainer.fit_loop.batch_idx + 1  # where it was stopped
+        if not self._has_epochs:
+            return
+        accumulate_on(trainer, module, state.epoch)
+        self._resuming = True
+        if state.steps >= state.due_step or (self._each_epoch and self._at_epoch_end(trainer)):
+            # The state is from before this evaluation, which what looks at it is to see.
+            self._again, self._generators = True, random_state()
+            validation = trainer.fit_loop.epoch_loop.val_loop
+            validation.restarting, validation._restart_stage = False, "restarted_mid_evaluation"
+            self.clock.enter(Phase.EVALUATION)
+
+    def _at_epoch_end(self, trainer: Trainer) -> bool:
+        return trainer.fit_loop.batch_idx + 1 >= trainer.num_training_batches
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._resuming:  # Lightning would begin to accumulate anew at what it takes for an epoch's first batch
+            trainer._logger_connector._first_loop_iter = self._resuming = False
         self._compiling.before_training_step(trainer, pl_module, batch, batch_idx)
         self._measure_noise("on_train_batch_start", trainer, pl_module, batch, batch_idx)
 
@@ -419,17 +442,22 @@ class _TargetLoop(Callback):
             progress.diverge(f"the gradients overflowed in {self._skipped_in_a_row} steps in a row")
             trainer.should_stop = True
         over = trainer.should_stop or 0 < trainer.max_steps <= trainer.global_step
-        epoch_end = self._each_epoch and trainer.is_last_batch
+        epoch_end = self._each_epoch and self._at_epoch_end(trainer)
         if progress.steps >= min(progress.due_step, progress.last_step) or over or epoch_end:
             trainer.val_check_batch = batch_idx + 1
             self.clock.end_segment(progress.steps - self._segment_start, Phase.EVALUATION)
             self._generators = random_state()
             if self.writer is not None and progress.steps >= progress.last_step and progress.status == "censored":
                 batches = (trainer.fit_loop.total_batch_idx + 1) // self._micro_batches
-                self._take_state(self.writer, batches, trainer.callback_metrics)
+                epoch = accumulated(trainer, pl_module) if self._has_epochs else {}
+                self._take_state(self.writer, batches, trainer.callback_metrics, epoch)
         elif self._segment_start == progress.first_step == progress.steps - self.protocol.warmup_steps:
             self.clock.end_segment(progress.steps - progress.first_step, Phase.TRAINING)
             self._segment_start = progress.steps
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Lightning would step no schedule by a metric at the end of an epoch in which it went on.
+        trainer.fit_loop._restarting = self._resuming = False
 
     def _hold_stop(self, trainer: Trainer) -> None:
         """Put off a wish to stop to the next evaluation, as it may be that of one process among several."""
@@ -456,15 +484,20 @@ class _TargetLoop(Callback):
                 refuse_met_target(self.protocol.target, value)
                 self.progress.start_gap = self.protocol.target.gap(value)
             return
-        self.progress.judge(value, loss, stop)
+        if not self._again:
+            self.progress.judge(value, loss, stop)
+        self._again = False
         trainer.should_stop = self.progress.ended or stop
         self._segment_start = self.progress.steps
         self._restore_generators()
         self.clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)
 
-    def _take_state(self, writer: StateWriter, batches: int, metrics: Mapping[str, torch.Tensor]) -> None:
+    def _take_state(
+        self, writer: StateWriter, batches: int, metrics: Mapping[str, torch.Tensor], epoch: Mapping[str, Any]
+    ) -> None:
         writer.take(
             batches,
+            epoch=epoch,
             **{name: getattr(self.spec, name) for name in ("number", "batch_size", "lr", "seed")},
             **{
                 name: getattr(self.progress, name)
