@@ -28,17 +28,6 @@ STEPS = 40
 OPTIMIZERS = {"two_optimizers": 2}  # that step at each batch: Lightning counts the steps of all
 VALIDATES = {"early_stopping"}  # what is trained depends on what is validated
 
-NOT_TUNED = {
-    "checkpoint_state": "it is evaluated without a fit",
-    "early_stopping": "its ModelCheckpoint finds no file",
-    "lazy_layers": "its weights are loaded before its layers are built",
-    "logger_in_hooks": "there is no logger",
-    "network_in_hparams": "its checkpoint does not load",
-    "no_test_split": "its data module has no test split",
-    "one_cycle": "estimated_stepping_batches is -1",
-    "pl_transformer": "it is made with pytorch_lightning",
-}
-
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]  # the projects' own
 
 
@@ -48,9 +37,7 @@ def _importable(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_project_is_tuned_as_it_is(name, bstune, tmp_path, request):
-    if name in NOT_TUNED:
-        request.applymarker(pytest.mark.xfail(strict=True, reason=NOT_TUNED[name]))
+def test_a_project_is_tuned_as_it_is(name, bstune, tmp_path):
     status, out, err = bstune("--config-dir", str(CONFIGS), f"workload={name}", "search.trials=20", *STUDY)
     assert status == 0, err
     trials = trials_of(tmp_path / "outputs" / name)
@@ -89,7 +76,6 @@ def numbers(trainer):
     return {name: getattr(trainer, name) for name in names}
 
 
-@pytest.mark.xfail(strict=True, reason="the epoch has no end")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_trial_equals_the_fit_of_a_trainer_on_its_batches(name, tmp_path):
     config = compose_checked(["--config-dir", str(CONFIGS), f"workload={name}", "device=cpu"])

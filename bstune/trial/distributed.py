@@ -75,7 +75,7 @@ class _Environment(LightningEnvironment):
         return 0
 
 
-def trainer_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def trainer_options(options: Mapping[str, Any], ddp: type = DDPStrategy) -> dict[str, Any]:
     """Return the Trainer's arguments for this process: those of one device, or with DDP over all."""
     if _place is None:
         return dict(options)
@@ -83,7 +83,7 @@ def trainer_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if options.get("accelerator") == "cuda":
         first = options["devices"][0] - _place.rank
         devices = list(range(first, first + _place.count))
-    strategy = DDPStrategy(cluster_environment=_Environment())
+    strategy = ddp(cluster_environment=_Environment())
     return {**options, "devices": devices, "strategy": strategy, "use_distributed_sampler": False}
 
 
