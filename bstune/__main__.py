@@ -16,11 +16,13 @@ import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bstune.core import interruption
 from bstune.core.batch_split import split_batch, split_lines
+from bstune.core.clock import process_seconds
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
 from bstune.core.files import expand_home, full_disk
@@ -178,7 +180,7 @@ def run(config: "DictConfig", arguments: Sequence[str]) -> None:
 
     try:
         console = Console()
-        prepared = prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
+        prepared = prepare(config, partial(console.print, highlight=False, soft_wrap=True), elapsed=process_seconds)
         if prepared.trial is None:
             run_study(prepared, arguments, console)
         else:

@@ -3,6 +3,7 @@
 import json
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -53,7 +54,7 @@ def study(tmp_path, monkeypatch):
     """Return what prepares the study with a backend, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "t.jsonl", table_rows())
-    return lambda backend, *options: prepare(compose_checked([*OPTIONS, *options]), backend=backend)
+    return lambda backend, *options, **more: prepare(compose_checked([*OPTIONS, *options]), backend=backend, **more)
 
 
 def run(prepared):
@@ -69,6 +70,24 @@ def failing(numbers, error=BAD_LUCK):
             raise error
 
     return does
+
+
+def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsys):
+    """Imports take 20 s and a trial 10 s: three replicates fit after four trials, and another winner's do not."""
+    clock = SimpleNamespace(now=20.0)
+
+    class Timed(Answers):
+        def run(self, spec, folder, resumed_from):
+            clock.now += 10.0
+            return replace(super().run(spec, folder, resumed_from), wall_seconds=10.0)
+
+    options = ("search.trials=20", "search.wall_seconds=100", "search.replicates=3")
+    done = run(study(Timed(), *options, elapsed=lambda: clock.now))
+    assert [one.replicate_of is None for one in done] == [True] * 4 + [False] * 3
+    assert clock.now == 90.0
+    assert "30.0 s of them kept for running the winner again (60.0 s)" in " ".join(capsys.readouterr().out.split())
+    clock.now = 5.0
+    assert len(run(study(Timed(), *options, elapsed=lambda: clock.now))) == 7, "90 s were spent before"
 
 
 def test_what_a_trial_raises_is_its_own_end(study, tmp_path, capsys):

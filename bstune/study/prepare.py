@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from bstune.config import compose, flatten, is_replayed, to_dict
+from bstune.core.clock import stopwatch
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, StudyError
 from bstune.core.files import Identity, Output, check_owner, check_writable
@@ -64,6 +65,7 @@ class PreparedStudy:
     survey: "Survey | None"  # None where the hardware was not surveyed
     workers: Callable[[int], Workers] | None  # so many processes that train; None: trials run in this one
     notes: list[str]  # further lines of the printed plan
+    elapsed: Callable[[], float]  # seconds of the command, which search.wall_seconds is of
 
     def open_runner(self, count: int | None = None) -> Workers | InProcess:
         """Return what runs the trials, ``search.workers`` or ``count`` at a time."""
@@ -80,12 +82,17 @@ class PreparedStudy:
 
 
 def prepare(
-    config: DictConfig, log: Callable[[str], None] = lambda line: None, backend: TrialBackend | None = None
+    config: DictConfig,
+    log: Callable[[str], None] = lambda line: None,
+    backend: TrialBackend | None = None,
+    elapsed: Callable[[], float] | None = None,
 ) -> PreparedStudy:
     """Check a composed config against this machine, its data and its storage, and return the study.
 
     ``backend`` runs the trials; None: the workload is trained, or answered from its table, as the config says.
+    ``elapsed`` says how many seconds ago the command began; None: now.
     """
+    elapsed = elapsed or stopwatch()
     if backend is None and not is_replayed(config):
         # torch and lightning take 4 s to import, and a replayed study needs neither
         from bstune.trial.workload import checked_protocol, resolve
@@ -125,7 +132,9 @@ def prepare(
         notes.append(ON_TEST_NOTE)
     frozen = redact_values({**frozen_settings(config), **backend.frozen_settings})
     notes += backend.notes
-    return PreparedStudy(config, budget, space, protocol, backend, files, trial, frozen, survey, workers, notes)
+    return PreparedStudy(
+        config, budget, space, protocol, backend, files, trial, frozen, survey, workers, notes, elapsed
+    )
 
 
 @contextmanager
