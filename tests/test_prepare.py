@@ -1,27 +1,24 @@
 """What a study is prepared from: a backend that trains, one of a user's own, the rehearsal, device and precision."""
 
 import logging
+import sys
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 from rich.console import Console
-from toolbox import entries, make_protocol, make_result, table_rows, trials_of, write_rows
+from toolbox import entries, make_result, table_rows, trials_of, write_rows
 
-from bstune.core import scaling
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
-from bstune.core.search_space import Space
-from bstune.core.step_time import StepTime
+from bstune.study import report, tracking
 from bstune.study.prepare import compose_checked, frozen_settings, open_trials, prepare
 from bstune.study.run import run_study
-from bstune.trial import workload
 from bstune.trial.backend import TrialBackend
-from bstune.trial.workload import LightningBackend, resolve, resolve_precision
+from bstune.trial.workload import resolve, resolve_precision
 
 DIGITS = ("workload=digits", "mlflow.enabled=false", "hardware.enabled=false", "budget.steps=40", "budget.examples=1")
 SPEC = TrialSpec(0, 0, 64, 0.4, 0.0, 7)
@@ -113,7 +110,7 @@ def test_a_worker_on_cuda_says_of_which_device_it_takes_a_share(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1000))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: asked.append(given))
-    open_trials(OmegaConf.to_container(compose_checked(DIGITS), resolve=False), None, 250)
+    open_trials(OmegaConf.to_container(compose_checked(DIGITS), resolve=False), None, None, 250)
     assert asked == [(0.25, torch.device("cuda", 0))]
 
 
@@ -149,7 +146,7 @@ def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
     prepared = prepare(config, backend=OwnBackend())
     assert prepared.frozen_settings == {**frozen_settings(prepared.config), "cluster": "A"}
     console = Console(record=True, width=200)
-    done = run_study(prepared, [], console)
+    done = run_study(prepared, [], console).trials
     assert done == trials_of(tmp_path / "outputs" / "replay")
     assert [trial.trial_index for trial in done[:3]] == [0, 1, 2]
     assert done[3].replicate_of is not None
@@ -157,55 +154,44 @@ def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
     assert all(words in text for words in ("on a cluster", "trials run on a cluster", "test/error"))
 
 
-@pytest.fixture
-def rehearse(monkeypatch):
-    """Return a function that times a made-up machine, and what was asked of it."""
-
-    def run(tau, low=8, high=512, multiple=1):
-        asked = []
-
-        def run_trial(workload, spec, protocol):
-            asked.append((spec, protocol))
-            return make_result(seconds_per_step=tau(spec.batch_size))
-
-        monkeypatch.setattr(workload, "run_trial", run_trial)
-        backend = LightningBackend.__new__(LightningBackend)
-        backend.workload, backend.protocol = None, make_protocol(noise_scale_every=3)
-        rule = partial(scaling.linear, reference_batch_size=64, reference_lr=0.1)
-        return backend._rehearsed_step_time(Space(low, high, multiple, 1.0, rule)), asked
-
-    return run
+class Untestable(OwnBackend):
+    def test(self, spec, folder):
+        raise FileNotFoundError("no test set")
 
 
-@pytest.mark.parametrize(
-    ("at_8", "at_32", "expected"),
-    [
-        (0.018, 0.042, (0.01, 0.001)),  # a straight line
-        (0.3, 0.3, (0.3, 0.0)),
-        (0.5, 0.4, (0.5, 0.0)),  # noise makes neither part negative
-        (0.1, 4.9, (0.0, 0.2)),
-    ],
-)
-def test_a_rehearsal_fits_a_step_time(rehearse, at_8, at_32, expected):
-    step_time, _ = rehearse({8: at_8, 32: at_32}.__getitem__)
-    assert step_time == StepTime(*(pytest.approx(part, abs=1e-12) for part in expected))
+def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
+    """Whatever raises becomes a line; the study's own files are there."""
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "t.jsonl", table_rows())
+
+    def fail(*arguments, **options):
+        raise LookupError("no such thing")
+
+    for name in ("draw_curve", "draw_scale_out", "over_targets"):
+        monkeypatch.setattr(report, name, fail)
+    monkeypatch.setattr(tracking, "Tracking", fail)
+    options = ("workload.table=t.jsonl", "workload.target.value=0.14", "search.replicates=0", "search.trials=3")
+    console = Console(record=True, width=200)
+    run_study(prepare(compose_checked(["workload=replay", *options]), backend=Untestable()), [], console)
+    lines = console.export_text().splitlines()
+    for line in (
+        "no test metrics of trial 0: FileNotFoundError: no test set (test_prepare.py:",
+        "no figure of the curve: LookupError: no such thing (test_prepare.py:",
+        "no figure of the plan for several devices: LookupError: no such thing (test_prepare.py:",
+        "no critical batch size at easier targets: LookupError: no such thing (test_prepare.py:",
+        "MLflow: LookupError: no such thing (test_prepare.py:",
+    ):
+        assert any(one.startswith(line) for one in lines), (line, lines)
+    files = entries(tmp_path / "outputs" / "replay")
+    assert {"best.yaml", "curve.json", "trials.jsonl"} <= set(files)
+    assert not any(one.endswith(".png") for one in files)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "timed"),
-    [
-        ({}, [8, 32]),
-        ({"high": 20}, [8, 20]),  # not past the largest
-        ({"low": 3, "multiple": 8}, [8, 16]),
-        ({"low": 64, "high": 64}, [64]),
-    ],
-)
-def test_a_rehearsal_is_short_and_cheap(rehearse, sizes, timed):
-    step_time, asked = rehearse(lambda batch_size: 0.01 * batch_size, **sizes)
-    assert [spec.batch_size for spec, _ in asked] == timed
-    assert step_time == StepTime(pytest.approx(0.0), pytest.approx(0.01))
-    for spec, rules in asked:
-        assert spec.lr == pytest.approx(0.1 * spec.batch_size / 64 / 8)  # the lowest rate searched: three octaves down
-        assert rules.warmup_steps < rules.budget.last_step(spec.batch_size) < 10
-        briefly = {"budget": rules.budget, "warmup_steps": rules.warmup_steps}
-        assert rules == make_protocol(**briefly, trainer={**make_protocol().trainer, "limit_val_batches": 1})
+def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "t.jsonl", table_rows())
+    monkeypatch.setitem(sys.modules, "bstune.study.tracking", None)
+    options = ("workload.table=t.jsonl", "workload.target.value=0.14")
+    prepared = prepare(compose_checked(["workload=replay", *options]), backend=OwnBackend())
+    assert not prepared.config.mlflow.enabled
+    assert prepared.notes[0].startswith("not logged in MLflow, which cannot be imported: ModuleNotFoundError: ")

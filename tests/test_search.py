@@ -12,7 +12,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from toolbox import make_result, table_rows, trials_of, write_rows
 
-from bstune.core.errors import StudyError
+from bstune.core.errors import StudyError, UserCodeError
 from bstune.study.lease import Leases
 from bstune.study.prepare import compose_checked, compose_joined, prepare
 from bstune.study.run import run_study, run_worker
@@ -58,7 +58,7 @@ def study(tmp_path, monkeypatch):
 
 
 def run(prepared):
-    return run_study(prepared, list(OPTIONS), Console(width=200))
+    return run_study(prepared, list(OPTIONS), Console(width=200)).trials
 
 
 BAD_LUCK = ValueError("bad luck")
@@ -107,7 +107,9 @@ def test_what_a_trial_raises_is_its_own_end(study, tmp_path, capsys):
     ("error", "kind"), [(StopIteration("the loader is empty"), "StopIteration"), (MemoryError(), "MemoryError")]
 )
 def test_the_first_three_trials_fail_and_end_the_study_with_the_users_frames(study, error, kind):
-    with pytest.raises(StudyError, match=rf"(?s)the first 3 trials all failed, .*{kind}.*test_search.py:\d+ in does: "):
+    with pytest.raises(
+        UserCodeError, match=rf"(?s)the first 3 trials all failed, .*{kind}.*test_search.py:\d+ in does: "
+    ):
         run(study(Answers(failing(range(99), error))))
     assert len(run(study(Answers(), "search.trials=4"))) == 3 + 4 + 1, "and the same command goes on"
 

@@ -254,8 +254,8 @@ def next_evaluation(
 class Budget:
     """A trial ends without its target once ``steps`` steps are applied and ``examples`` examples are trained on."""
 
-    steps: int
-    examples: int
+    steps: int = 1
+    examples: int = 1
 
     def last_step(self, batch_size: int) -> int:
         """Return the steps after which both are spent: the frontier's own shape, flat in steps, then in examples."""
@@ -275,3 +275,4 @@ class TrialProtocol:
     noise_scale_every: int | None  # steps between measurements of the gradient noise scale; None: it is not measured
     compile: str | None  # the mode of torch.compile in which the module is compiled; None: it is not
     trainer: Mapping[str, Any]  # further arguments of the Lightning Trainer, such as accelerator and precision
+    devices: int = 1  # that share each batch, a process each

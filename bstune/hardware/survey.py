@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from bstune.config import compose, to_dict
 from bstune.core.console import quieten
 from bstune.core.errors import ConfigError, HardwareError, StudyError
+from bstune.core.failures import optional
 from bstune.core.files import write_text
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
@@ -189,13 +190,13 @@ def measure(
         report=lambda result: log(probe_text(result)),
     )
     with _device_errors():
-        workload = build()  # not before the ceiling is known: until here this process takes no memory on the device
+        workload = build()
         limits, cost, notes = _roofline(config, device, workload, space)
         log("timing steps")
         measured, more = _time_ladder(config, space, protocol, workload, ceiling, device)
     return Survey(
         workload=config.workload.name,
-        device=device_name(protocol.trainer),
+        device=device_name(protocol.trainer, protocol.devices),
         device_type=device.type,
         precision=config.precision,
         versions=versions(),
@@ -251,8 +252,8 @@ def _device_errors() -> Iterator[None]:
 def _roofline(
     config: DictConfig, device: torch.device, workload: Workload, space: Space
 ) -> tuple[roofline.DeviceLimits | None, roofline.StepCost | None, tuple[str, ...]]:
-    options, limits = config.hardware.ceilings, None
-    try:
+    options, limits, cost, notes = config.hardware.ceilings, None, None, list[str]()
+    with optional("no roofline", notes):
         arithmetic = roofline.arithmetic_of(config.precision, device.type)
         limits = timing.measure_limits(
             device, arithmetic, options.seconds, list(options.matrix_sizes), list(options.copy_bytes)
@@ -263,9 +264,8 @@ def _roofline(
             return on_device(workload, module, next(iter(workload.train_batches(_spec(size, space)))), device)
 
         sizes = list(options.traced_batch_sizes)
-        return limits, roofline.step_cost(module, batch, roofline.training_loss, arithmetic, sizes), ()
-    except HardwareError as error:
-        return limits, None, (f"no roofline: {error}",)
+        cost = roofline.step_cost(module, batch, roofline.training_loss, arithmetic, sizes)
+    return limits, cost, tuple(notes)
 
 
 def _spec(batch_size: int, space: Space) -> TrialSpec:
@@ -297,11 +297,10 @@ def _time_ladder(
         if notes or (size in compared and steps <= options.min_steps):
             return trial, ()
         compared.add(size)
-        try:
-            return trial, timing.time_bare(workload, short, size, lr, steps, device)
-        except HardwareError as error:
-            notes.append(f"no share of overhead: {error}")
-            return trial, ()
+        bare: Sequence[float] = ()
+        with optional("no share of overhead", notes):
+            bare = timing.time_bare(workload, short, size, lr, steps, device)
+        return trial, bare
 
     sizes = timing.ladder(ceiling.smallest, ceiling.batch_size, options.rungs, space.multiple)
     measured = timing.measure_step_times(run, sizes, options.repeats, config.seed, config.hardware.seconds)
@@ -363,7 +362,7 @@ def cache_key(
         "module": [repr(module), *(f"{name} {tuple(p.shape)}" for name, p in module.named_parameters())],
         "examples": train_examples,
         "range": [space.low, space.high, space.multiple],
-        "device": [device_name(protocol.trainer), processor()],
+        "device": [device_name(protocol.trainer, protocol.devices), processor()],
         "trainer": {key: str(value) for key, value in (trainer | to_dict(config.trainer)).items()},
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,

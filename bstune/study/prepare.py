@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from bstune.config import compose, flatten, is_replayed, to_dict
 from bstune.core.clock import stopwatch
 from bstune.core.console import quieten
-from bstune.core.errors import BstuneError, ConfigError, StudyError
+from bstune.core.errors import BstuneError, ConfigError, UserCodeError
+from bstune.core.failures import cause, described
 from bstune.core.files import Identity, Output, check_owner, check_writable
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
@@ -20,14 +21,15 @@ from bstune.core.secrets import redact_values
 from bstune.study.connection import check_storage
 from bstune.study.plan import SearchBudget
 from bstune.study.storage import ARGUMENTS, build_sampler
-from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol, make_space
+from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol, make_space, stops_trials
 from bstune.trial.replay import ReplayBackend, complete
-from bstune.trial.workers import InProcess, Workers, described
+from bstune.trial.workers import InProcess, Workers
 
 if TYPE_CHECKING:
     import optuna
 
     from bstune.hardware.survey import Survey
+    from bstune.trial.objects import Objects
     from bstune.trial.workload import LightningBackend
 
 HORIZON_CAVEAT = (
@@ -47,6 +49,8 @@ compose_checked = partial(compose, complete=complete)  # a replayed workload tak
 
 def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> DictConfig:
     """Compose the config of a process that joins a study; the owner alone sends it to MLflow, which takes a second."""
+    if not study.user_attrs[ARGUMENTS]:
+        raise ConfigError(f"the study {study.study_name!r} trains Python objects: the bstune.tune() that began it does")
     return compose_checked([*study.user_attrs[ARGUMENTS], *arguments, "mlflow.enabled=false"])
 
 
@@ -114,17 +118,23 @@ def prepare(
         check_storage(config.storage)
     else:
         trial = TrialSpec(0, 0, config.trial.batch_size, config.trial.lr, None, config.trial.seed)
+    notes: list[str] = []
     if config.mlflow.enabled and trial is None:
-        from bstune.study.tracking import check_uri, tracking_uri  # mlflow takes seconds to import
-
-        check_uri(tracking_uri(config.mlflow))
+        try:
+            from bstune.study.tracking import check_uri, tracking_uri  # mlflow takes seconds to import
+        except ImportError as error:
+            config = config.copy()
+            config.mlflow.enabled = False
+            notes.append(f"not logged in MLflow, which cannot be imported: {cause(error)}")
+        else:
+            check_uri(tracking_uri(config.mlflow))
     survey: Survey | None = None
     workers: Callable[[int], Workers] | None = None
-    notes: list[str] = []
     if backend is None:
         with _users_errors():
-            backend, space, survey, notes = _train(config, protocol, space, trial, log)
-        if trial is None and config.search.workers > 0:
+            backend, space, survey, more = _train(config, protocol, space, trial, log)
+        notes += more
+        if config.devices > 1 or (trial is None and config.search.workers > 0):
             workers, more = _processes(config, survey)
             notes += more
     backend.check(space, trial)
@@ -139,7 +149,7 @@ def prepare(
 
 @contextmanager
 def _users_errors() -> Iterator[None]:
-    """Turn what the user's code raises into a StudyError that says where; what folder it leaves is come back to."""
+    """Turn what the user's code raises into a UserCodeError that says where; what folder it leaves is come back to."""
     try:
         with chdir("."):
             yield
@@ -147,45 +157,57 @@ def _users_errors() -> Iterator[None]:
         raise
     except Exception as error:
         message, frames = described(error)
-        raise StudyError(f"the workload cannot be trained: {message}\n{frames}".rstrip()) from error
+        raise UserCodeError(f"the workload cannot be trained: {message}\n{frames}".rstrip()) from error
 
 
 def _train(
     config: DictConfig, protocol: TrialProtocol, space: Space, trial: TrialSpec | None, log: Callable[[str], None]
 ) -> "tuple[LightningBackend, Space, Survey | None, list[str]]":
-    """Load the data, survey the hardware and rehearse: the backend, the space that fits, the survey and its notes."""
+    """Load the data, try a few steps, survey the hardware: the backend, the space that fits, the survey and notes."""
     # 4 s, as above
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached_survey
+    from bstune.trial.preflight import check_hooks, check_loaders, check_takes_rate, check_tunables, preflight
     from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data
 
+    check_takes_rate(config)
     data = load_data(config)
+    check_loaders(data)
     if trial is None:
         check_largest(space.high, data)
     else:
         check_largest(trial.batch_size, data, "trial.batch_size")
-    build = cache(lambda: build_workload(config, data))
-    survey: Survey | None = None
-    notes: list[str] = []
-    if trial is None and config.hardware.enabled:
-        survey, cached = cached_survey(config, space, protocol, data, build, log)
-        space = replace(space, low=survey.ceiling.smallest, high=survey.ceiling.batch_size)
-        notes += headline(survey, cached)
-    backend = LightningBackend(config, build(), protocol)
-    backend.rehearse(space, trial, None if survey is None else survey.step_time)
-    return backend, space, survey, notes
+    workload = build_workload(config, data)
+    check_hooks(workload.build_module(trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)))
+    backend = LightningBackend(config, workload, protocol)
+    surveyed = trial is None and config.hardware.enabled
+    continues = trial is None and backend.stops and stops_trials(config.sampler)
+    found = preflight(workload, protocol, space, trial, continues=continues, survey=surveyed)
+    check_tunables(config, workload, protocol, replace(space, low=found.smallest), stops=backend.stops)
+    backend.step_time, backend.gradient_bytes = found.step_time, found.gradient_bytes
+    backend.notes += found.notes
+    if not surveyed:
+        return backend, space, None, []
+    survey, cached = cached_survey(config, space, protocol, data, lambda: workload, log)
+    space = replace(space, low=survey.ceiling.smallest, high=survey.ceiling.batch_size)
+    backend.step_time = survey.step_time or found.step_time
+    return backend, space, survey, [*headline(survey, cached)]
 
 
 def _processes(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[int], Workers], list[str]]:
     """Return what starts so many processes that train, and the plan's notes about them."""
-    import torch  # a second of the 4
+    # 4 s, as above
+    import torch
+
+    from bstune.trial.objects import objects_of
 
     count, seconds = config.search.workers, config.protocol.trial_seconds
     plain_config = OmegaConf.to_container(config, resolve=False)
 
     def start(count: int) -> Workers:
         shared = (threads, limit) if count > 1 else (None, None)
-        return Workers(partial(open_trials, plain_config, *shared), count, seconds)
+        open_train = partial(open_trials, plain_config, objects_of(config.study), *shared)
+        return Workers(open_train, count, seconds, config.devices)
 
     threads: int | None = None
     limit: int | None = None
@@ -211,19 +233,24 @@ def _processes(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[i
 
 
 def open_trials(
-    config: Any, threads: int | None, limit: int | None
+    config: Any, objects: "Objects | None", threads: int | None, limit: int | None
 ) -> Callable[[TrialSpec, Output, TrialResult | None], TrialResult]:
-    """Return what trains a trial in a worker's process, with torch's ``threads`` and within ``limit`` bytes of CUDA."""
+    """Return what trains a trial in a worker's process, with torch's ``threads`` and within ``limit`` bytes of CUDA.
+
+    ``objects`` are those of a study of Python objects.
+    """
     # 4 s, as above
     import torch
 
     from bstune.hardware.memory import cap_cuda_memory
+    from bstune.trial.objects import give
     from bstune.trial.workload import LightningBackend, load, resolve
 
     quieten()
     if threads is not None:
         torch.set_num_threads(threads)
     resolved = resolve(OmegaConf.create(config))
+    give(resolved.study, objects)
     if limit is not None:
         device = torch.device(resolved.device)
         cap_cuda_memory(device, limit / torch.cuda.get_device_properties(device).total_memory)

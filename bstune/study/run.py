@@ -3,7 +3,7 @@
 Meanwhile a live table shows the trials on a terminal; elsewhere one plain line a trial does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,14 +17,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from bstune.core.console import format_count, format_number, format_seconds, plural
-from bstune.core.errors import StudyError
+from bstune.core.errors import StudyError, UserCodeError
+from bstune.core.failures import optional
 from bstune.core.files import Identity, Output, check_owner, owned, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.secrets import redact, redact_patterns, redact_values
 from bstune.study.lease import Leases
 from bstune.study.plan import max_seconds, remaining_seconds, searched
-from bstune.study.prepare import PreparedStudy
-from bstune.study.report import report_study
+from bstune.study.prepare import PreparedStudy, prepare
+from bstune.study.report import Findings, report_study
 from bstune.study.search import Search
 from bstune.study.storage import (
     DEVICE,
@@ -129,16 +130,34 @@ def trial_line(result: TrialResult, place: str = "trial") -> str:
     )
 
 
-def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Console) -> list[TrialResult]:
-    """Run or continue the study, write its report and return its trials; ``arguments`` compose its config again."""
+def run(
+    config: DictConfig,
+    arguments: Sequence[str] | None,
+    console: Console,
+    elapsed: Callable[[], float] | None = None,
+) -> Findings | None:
+    """Prepare and run the study, or the one trial, of a validated config; a study's findings are returned.
+
+    ``arguments`` of the command line compose the config again; None: none do, as it is of Python objects. ``elapsed``
+    says how many seconds ago the command began; None: now.
+    """
+    prepared = prepare(config, partial(console.print, highlight=False, soft_wrap=True), elapsed=elapsed)
+    if prepared.trial is None:
+        return run_study(prepared, arguments, console)
+    run_single(prepared, prepared.trial, console)
+    return None
+
+
+def run_study(prepared: PreparedStudy, arguments: Sequence[str] | None, console: Console) -> Findings:
+    """Run or continue the study, write its report and return its findings; ``arguments`` compose its config again."""
     config, objective, files = prepared.config, prepared.budget.objective, prepared.files
-    shared = [one for one in arguments if not one.lstrip("+~").startswith(MACHINE_OPTIONS)]
+    shared = [one for one in arguments or () if not one.lstrip("+~").startswith(MACHINE_OPTIONS)]
     again = [one for one in shared if redact_patterns(one) == one]
     kind = prepared.backend.device_kind
     study = open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root, kind, again)
     identity = Identity.of(config.study, config.storage, study.user_attrs[STUDY_ID])
     leases = Leases(study, "owner", config.search.lease_seconds)
-    say = partial(console.print, highlight=False, soft_wrap=True)
+    say, missing = partial(console.print, highlight=False, soft_wrap=True), list[str]()
     with leases.acquired(say), owned(files, identity):
         store_unstored(study, files)
         living = leases.living()
@@ -149,19 +168,19 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
         if prepared.survey is not None:
             from bstune.hardware.report import write_survey  # torch takes seconds to import: replays have no survey
 
-            write_survey(prepared.survey, files)
+            write_survey(prepared.survey, files, missing)
         tracking = None
         if config.mlflow.enabled:
             from bstune.study.tracking import open_tracking  # mlflow takes seconds to import
 
-            tracking = open_tracking(prepared, study)
+            with optional("MLflow", missing):
+                tracking = open_tracking(prepared, study)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         with progress.live or nullcontext():
             search = Search(prepared, study, leases, tracking, progress.show)
             stop_reason = search.run()
         console.print(stop_reason)
-        report_study(prepared, study, tracking, stop_reason, arguments, console, search.sampled)
-        return results(study)
+        return report_study(prepared, study, tracking, stop_reason, arguments, console, search.sampled, missing)
 
 
 def _config_yaml(config: DictConfig) -> str:
@@ -203,14 +222,15 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     identity = Identity.of(prepared.config.study, prepared.config.storage)
     with owned(prepared.files, identity), owned(files, identity):  # the study's own, which may begin later
         files.checkpoints.mkdir(exist_ok=True)
-        runner = InProcess(prepared.backend.run)
-        runner.start(spec, files, None)
-        finished = runner.wait()
+        with InProcess(prepared.backend.run) if prepared.workers is None else prepared.workers(1) as runner:
+            runner.start(spec, files, None)
+            finished = runner.wait()
         result = finished.result()
         write_text(files.record, result.to_json() + "\n")
         write_text(files.config, _config_yaml(prepared.config))
     if result.status == "failed":
-        raise StudyError(f"the trial failed with {result.message}\n{finished.frames}record {files.record}")
+        kind = UserCodeError if finished.frames else StudyError
+        raise kind(f"the trial failed with {result.message}\n{finished.frames}record {files.record}")
     console.print(trial_line(result), soft_wrap=True)
     if result.reached:
         for name, value in prepared.backend.test(spec, files).items():

@@ -16,14 +16,17 @@ from bstune.core.search_space import Space, Tunable
 # Arguments of the Trainer that define a trial: what sets each instead. Another value would change a trial unseen.
 _LENGTH = "how long a trial is, is set by budget.steps and budget.examples"
 _DEVICE = "the device is set by device=cpu, cuda or cuda:N"
+_DEVICES = "devices=N trains with DDP on so many"
 _EVALUATION = "when trials are evaluated is set by protocol.evaluation_ratio and protocol.evaluation_share"
 _EXAMPLES = "a trial trains on all of the training data; let workload.data hold those that it is to have"
 _QUIET = "trials are quiet: leave it out"
+OBJECTS = "bstune.trial.objects.trainer_arguments"  # target of a study of Python objects, which has checked them
 OWNED = {
     "_target_": "here stand the arguments of a Trainer: leave its class out",
     **dict.fromkeys(("max_epochs", "max_steps", "min_epochs", "min_steps"), _LENGTH),
     "max_time": "the seconds of a trial are limited by protocol.trial_seconds",
-    **dict.fromkeys(("accelerator", "devices", "num_nodes", "strategy", "sync_batchnorm"), _DEVICE),
+    "accelerator": _DEVICE,
+    **dict.fromkeys(("devices", "num_nodes", "strategy"), _DEVICES),
     "precision": "it is set by precision",
     "accumulate_grad_batches": "batch sizes count all accumulated examples; see protocol.micro_batch_size",
     **dict.fromkeys(("check_val_every_n_epoch", "val_check_interval", "num_sanity_val_steps"), _EVALUATION),
@@ -126,6 +129,7 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
         noise_scale_every=options.noise_scale_every,
         compile=config.compile,
         trainer=trainer,
+        devices=config.devices,
     )
 
 
@@ -137,7 +141,7 @@ def trainer_arguments(config: DictConfig) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     for name, node in (("trainer", config.trainer), ("workload.trainer", config.workload.get("trainer"))):
         for one in node or ():
-            if one in OWNED:
+            if one in OWNED and node[one] != OBJECTS:
                 raise ConfigError(f"{name}.{one} is bstune's own: {OWNED[one]}")
         arguments |= instantiate(node, name) if node else {}
     for name in ("callbacks", "logger"):

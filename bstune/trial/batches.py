@@ -4,8 +4,9 @@ import functools
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from bstune.core.errors import ConfigError
+from bstune.trial import distributed
 
 # From uint8 images and a generator to images of the same shape. It is given mirror, bool (n,), and mean, of the pixels
 # per channel, by name, where it has such arguments: see bstune.workloads.images.random_crop_flip.
@@ -45,30 +47,50 @@ def endless_indices(n: int, batch_size: int, generator: torch.Generator, first: 
 
 
 def micro_batch_sizes(batch_size: int, micro_batch_size: int | None) -> tuple[int, ...]:
-    """Return the sizes n_i of the micro-batches of one batch: all equal but the last, which may be smaller."""
+    """Return the sizes n_i of the micro-batches of one batch: all equal but the last, which may be smaller.
+
+    Of a trial on several devices they are this process's, and differ by one example at most.
+    """
     check_size("batch size", batch_size)
+    if micro_batch_size is not None:
+        check_size("micro-batch size", micro_batch_size)
+    if distributed.place() is not None:
+        sizes, own = distributed.own_sizes(batch_size, micro_batch_size)
+        return sizes[own]
     if micro_batch_size is None:
         return (batch_size,)
-    check_size("micro-batch size", micro_batch_size)
     whole, last = divmod(batch_size, micro_batch_size)
     return (micro_batch_size,) * whole + ((last,) if last else ())
 
 
-def weight_micro_batches(module: LightningModule, sizes: Sequence[int]) -> None:
+def splitter(batch_size: int, micro_batch_size: int | None) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Return what cuts a whole batch into micro-batches, on several devices into this process's alone."""
+    if distributed.place() is not None:
+        sizes, own = distributed.own_sizes(batch_size, micro_batch_size)
+        return lambda whole: whole.split_with_sizes(sizes)[own]
+    sizes = micro_batch_sizes(batch_size, micro_batch_size)
+    return lambda whole: whole.split_with_sizes(sizes)
+
+
+def weight_micro_batches(module: LightningModule, sizes: Sequence[int], batch_size: int) -> None:
     """Make the accumulated gradient the large batch's: weight the loss of micro-batch i by n_i/B."""
+    place = distributed.place()
+    devices = 1 if place is None else place.count
     if not module.automatic_optimization:
+        what, instead = ("split over devices", "devices=1") if devices > 1 else ("", "")
         raise ConfigError(
             f"{type(module).__name__} steps its optimizers itself (manual optimization), so its batches cannot be "
-            "accumulated from micro-batches: set protocol.micro_batch_size=null"
+            f"{what or 'accumulated from micro-batches'}: set {instead or 'protocol.micro_batch_size=null'}"
         )
     step = module.training_step
-    batch_size, count = sum(sizes), len(sizes)
+    count = len(sizes)
 
     @functools.wraps(step)
     def weighted(*args: Any, **kwargs: Any) -> Any:
         output = step(*args, **kwargs)
-        # Lightning divides each of the k losses by k. The batch's number is the Trainer's: a step need not take it.
-        weight = count * sizes[module.trainer.fit_loop.batch_idx % count] / batch_size
+        # Lightning divides each of the k losses by k, and DDP the gradients' sum by the number of devices. The batch's
+        # number is the Trainer's: a step need not take it.
+        weight = devices * count * sizes[module.trainer.fit_loop.batch_idx % count] / batch_size
         if isinstance(output, Mapping):
             return {**output, "loss": output["loss"] * weight}
         return None if output is None else output * weight
@@ -205,6 +227,7 @@ class TrainBatches:
     ) -> None:
         self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
+        self._split = splitter(batch_size, micro_batch_size)
         # A generator each: the order must not depend on how many numbers the augmentation draws.
         order, self._augment_generator, first_epoch = seeded_generators(seed, images.device, 3)
         self._images, self._labels, self._normalise = images, labels, normalise
@@ -231,8 +254,7 @@ class TrainBatches:
                 images = self._augment(images, self._augment_generator, **options)
             elif mirror is not None:
                 images = torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)
-            parts = (whole.split_with_sizes(self.micro_batch_sizes) for whole in (images, labels))
-            for x, y in zip(*parts, strict=True):
+            for x, y in zip(self._split(images), self._split(labels), strict=True):
                 yield self._normalise(x), y
 
 
@@ -266,20 +288,44 @@ class EvalBatches:
             yield self._normalise(self._images[start:stop]), self._labels[start:stop]
 
 
-class EndlessBatchSampler(Sampler[list[int]]):
-    """Yields lists of indices, one micro-batch each; what reading them ``in_process`` draws is part of the position."""
+class StreamBatchSampler(Sampler[list[int]]):
+    """Yields lists of indices, one micro-batch each, of an endless stream in epochs of n // B batches.
+
+    What an epoch leaves over of its n examples is in the first batch of the next one. What reading the indices
+    ``in_process`` draws is part of the stream's position.
+    """
 
     def __init__(
         self, n: int, batch_size: int, micro_batch_size: int | None, generator: torch.Generator, in_process: bool
     ) -> None:
         self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
-        random_states = (random_state, set_random_state) if in_process else ()
-        self.stream = IndexStream(n, batch_size, generator, *random_states)
+        self._split = splitter(batch_size, micro_batch_size)
+        self.stream = IndexStream(n, batch_size, generator, *((random_state, set_random_state) if in_process else ()))
+        self._batches = n // batch_size
+        self._in_process, self._fresh = in_process, True
+
+    def __len__(self) -> int:
+        return self._batches * len(self.micro_batch_sizes)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for index in self.stream:
-            for part in index.split_with_sizes(self.micro_batch_sizes):
+        done = self.stream.drawn % self._batches
+        # Where a trial goes on after a whole epoch, Lightning takes an iterator of that one too, and reads none of it;
+        # worker processes would read ahead.
+        ended = self._fresh and not self._in_process and done == 0 < self.stream.drawn
+        self._fresh = False
+        for index in islice(self.stream, 0 if ended else self._batches - done):
+            for part in self._split(index):
                 yield part.tolist()
+
+
+def endless(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield batches of one epoch after another; an iterable without any is an end."""
+    some = True
+    while some:
+        some = False
+        for batch in batches:
+            some = True
+            yield batch
 
 
 def stream_of(batches: object) -> IndexStream:
@@ -295,17 +341,18 @@ def stream_of(batches: object) -> IndexStream:
 
 
 def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed: int) -> DataLoader[Any]:
-    """Return a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled and without end.
+    """Return a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled, n // B of them an epoch.
 
-    A resumed trial reads the same examples and draws the same numbers from the generators of Python, numpy and torch,
-    but not in worker processes, nor from generators of the data set.
+    Each epoch goes on in an endless stream of the shuffled examples, so that all batches are whole. A resumed trial
+    reads the same examples and draws the same numbers from the generators of Python, numpy and torch, but not in worker
+    processes, nor from generators of the data set.
     """
     if not isinstance(loader, DataLoader):
         raise ConfigError(
             f"the training data must come from a torch DataLoader over a map-style data set, but got"
             f" {type(loader).__name__}: return one from train_dataloader(), or build batches of the wanted size there"
         )
-    problem = _not_rebatchable(loader)
+    problem = not_rebatchable(loader)
     if problem:
         raise ConfigError(
             f"the batch size of the training DataLoader cannot be set: {problem}. Return DataLoader(dataset,"
@@ -313,13 +360,16 @@ def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed:
         )
     order, workers = seeded_generators(seed, "cpu", 2)
     examples = len(loader.dataset)  # type: ignore[arg-type]
-    sampler = EndlessBatchSampler(examples, batch_size, micro_batch_size, order, loader.num_workers == 0)
+    sampler = StreamBatchSampler(examples, batch_size, micro_batch_size, order, loader.num_workers == 0)
     kept = {name: getattr(loader, name) for name in KEPT_OPTIONS}
+    kept["persistent_workers"] = loader.num_workers > 0  # large batches make short epochs
     return DataLoader(loader.dataset, batch_sampler=sampler, generator=workers, **kept)
 
 
-def _not_rebatchable(loader: DataLoader[Any]) -> str | None:
+def not_rebatchable(loader: object) -> str | None:
     """Return why other batches from the same loader would not be the same problem; None if they would be."""
+    if not isinstance(loader, DataLoader):
+        return f"it returns a {type(loader).__name__}, not a torch DataLoader"
     if isinstance(loader.dataset, IterableDataset):
         return f"its data set, {type(loader.dataset).__name__}, is iterable and decides itself what comes next"
     if not hasattr(loader.dataset, "__len__"):

@@ -11,6 +11,7 @@ import torch
 
 import bstune
 from bstune.core.errors import ConfigError
+from bstune.trial.distributed import threads_each
 
 
 def resolve_device(name: str, option: str = "data.device") -> torch.device:
@@ -25,12 +26,13 @@ def resolve_device(name: str, option: str = "data.device") -> torch.device:
     return torch.device(name)
 
 
-def device_name(trainer_options: Mapping[str, Any]) -> str:
-    """Return the name of the device that trials run on, such as ``NVIDIA H200`` or ``cpu (2 threads)``."""
+def device_name(trainer_options: Mapping[str, Any], devices: int = 1) -> str:
+    """Return the name of what trials run on, such as ``NVIDIA H200``, ``cpu (2 threads)`` or ``2 x cpu (1 thread)``."""
+    several = f"{devices} x " if devices > 1 else ""
     if trainer_options.get("accelerator") == "cuda":
-        return torch.cuda.get_device_name(trainer_options["devices"][0])
-    threads = torch.get_num_threads()
-    return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
+        return several + torch.cuda.get_device_name(trainer_options["devices"][0])
+    threads = threads_each(devices)
+    return f"{several}cpu ({threads} thread{'s' if threads > 1 else ''})"
 
 
 def processor() -> str:

@@ -11,22 +11,23 @@ import os
 import pickle
 import signal
 import sys
-import sysconfig
+import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Protocol, Self
 
-import bstune
 from bstune.core import interruption
 from bstune.core.errors import BstuneError
+from bstune.core.failures import described
 from bstune.core.files import Output, full_disk
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.secrets import redact
@@ -36,8 +37,6 @@ CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["bstune.trial.workload"]
 LOOK_SECONDS = 0.2  # between two looks for a signal, while trials train
 END_SECONDS = 2  # that a process may take to end once it has nothing to do
-NOT_OWN = (*bstune.__path__, sysconfig.get_path("stdlib"), "<")  # of files in which no user's code is, as in those ...
-INSTALLED = {"site-packages", "dist-packages"}  # ... below such folders, of which there may be many
 # Errors of reading what a process sent before it died.
 PICKLE_ERRORS = (pickle.PickleError, TypeError, ValueError, AttributeError, LookupError, RuntimeError, ImportError)
 
@@ -72,6 +71,7 @@ class Finished:
     record: TrialResult | None = None
     error: BstuneError | None = None
     frames: str = ""
+    cause: Exception | None = None  # that a trial in this process failed with
 
     def result(self) -> TrialResult:
         """Return the record, without passwords in its message, or raise the error."""
@@ -92,21 +92,6 @@ class Runner(Protocol):
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None: ...  # noqa: D102
     def wait(self) -> Finished: ...  # noqa: D102
     def poll(self) -> Iterator[Finished]: ...  # noqa: D102
-
-
-def _is_own(file: str) -> bool:
-    return not file.startswith(NOT_OWN) and INSTALLED.isdisjoint(Path(file).parts)
-
-
-def described(error: BaseException) -> tuple[str, str]:
-    """Return an error of the user's code in a line, and the frames of the user's own files as lines."""
-    kind, text = type(error).__name__, str(error).strip()
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
-    frames = "".join(f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n" for frame in own)
-    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    if "Original Traceback" in text:  # of a DataLoader's process, whose error ends the text
-        return text.splitlines()[-1], f"{text}\n"
-    return (f"{kind}: {text.splitlines()[0]}" if text else kind) + where, frames
 
 
 def failed(spec: TrialSpec, error: BaseException, seconds: float) -> Finished:
@@ -160,7 +145,7 @@ class InProcess:
         except BstuneError:
             raise
         except Exception as error:  # noqa: BLE001 (whatever the user's code raises ends a trial, not the study)
-            return failed(task[0], error, time.monotonic() - start)
+            return replace(failed(task[0], error, time.monotonic() - start), cause=error)
 
     def poll(self) -> Iterator[Finished]:
         """Yield nothing: no trial is over that was not waited for."""
@@ -179,16 +164,19 @@ class Workers:
     """``count`` processes that train one trial each at a time; a context, at whose end they are gone.
 
     ``open_train``, which is pickled, is called once in each process and returns what trains a trial. A trial that takes
-    longer than ``seconds``, the start of its process among them, has failed. An interruption or a termination signal is
+    longer than ``seconds``, the start of its process among them, has failed. With several ``devices`` each of the
+    ``count`` is as many processes, which train one trial together. An interruption or a termination signal is
     raised by :meth:`start`, :meth:`wait` or the end, where nothing is cut; a second one at once.
     """
 
-    def __init__(self, open_train: Callable[[], Train], count: int, seconds: float | None = None) -> None:
-        self._open_train, self.count = open_train, count
+    def __init__(
+        self, open_train: Callable[[], Train], count: int, seconds: float | None = None, devices: int = 1
+    ) -> None:
+        self._open_train, self.count, self._devices = open_train, count, devices
         self._seconds = math.inf if seconds is None else seconds
-        self._workers: list[_Worker] = []
-        self._running: dict[_Worker, TrialSpec] = {}
-        self._finished: dict[_Worker, Finished] = {}  # of those that run, not yet returned
+        self._workers: list[_Worker | _Team] = []
+        self._running: dict[_Worker | _Team, TrialSpec] = {}
+        self._finished: dict[_Worker | _Team, Finished] = {}  # of those that run, not yet returned
         self._handlers: dict[int, Any] = {}
         self._signal: int | None = None
 
@@ -213,7 +201,7 @@ class Workers:
         for worker in self._workers:
             if kind is not None:  # Lightning would put off the signal to terminate until a batch is done
                 worker.kill()
-            worker.connection.close()
+            worker.close()
         for worker in self._workers:
             worker.end()
         self._workers.clear()
@@ -239,18 +227,16 @@ class Workers:
         for free in [worker for worker in self._workers if worker not in self._running]:
             # One that was ended while it had nothing to do is replaced, as is one after an error, which may have left
             # anything behind: after an assertion of CUDA, its device computes nothing any more.
-            if free.has_failed or not free.process.is_alive():
-                free.connection.close()
+            if free.has_failed or not free.is_alive():
+                free.close()
                 free.end()
                 self._workers.remove(free)
         worker = next((worker for worker in self._workers if worker not in self._running), None)
         if worker is None:
-            worker = _Worker(self._open_train)
+            worker = _Worker(self._open_train) if self._devices == 1 else _Team(self._open_train, self._devices)
             self._workers.append(worker)
         self._running[worker] = spec
-        worker.started = time.monotonic()
-        with suppress(OSError):  # it has just died, and the trial with it
-            worker.connection.send((spec, output, resumed_from))
+        worker.send((spec, output, resumed_from))
 
     def wait(self) -> Finished:
         """Wait until a trial is over, and return it: of several those with a record come first."""
@@ -266,13 +252,15 @@ class Workers:
 
     def _next(self, seconds: float) -> Finished | None:
         running = [worker for worker in self._running if worker not in self._finished]
-        handles = {handle: worker for worker in running for handle in (worker.connection, worker.process.sentinel)}
-        over = {handles[handle] for handle in wait(list(handles), 0 if self._finished else seconds)}  # type: ignore[index]
+        handles = {handle: worker for worker in running for handle in worker.handles}
+        over = {handles[handle] for handle in wait(list(handles), 0 if self._finished else seconds)}
         for worker in running:
             late = time.monotonic() - worker.started > self._seconds
             if worker in over or late:
                 too_long = f"took longer than protocol.trial_seconds={self._seconds:g}"
-                self._finished[worker] = worker.finish(self._running[worker], too_long if late else None)
+                finished = worker.finish(self._running[worker], too_long if late else None)
+                if finished is not None:  # all of a team
+                    self._finished[worker] = finished
         if not self._finished:
             return None
         worker = min(self._finished, key=lambda w: (self._finished[w].error is not None, self._running[w].number))
@@ -287,18 +275,41 @@ class _Worker:
         start_server()
         self.connection, other = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=_work, args=(open_train, other, dict(os.environ)))
-        self.process.start()
+        start_process(self.process)
         self.has_failed = False
         self.started = time.monotonic()
         other.close()
 
-    def finish(self, spec: TrialSpec, too_long: str | None) -> Finished:
-        """Receive the answer to a trial; without one the process has ended, or is killed as it took ``too_long``."""
+    @property
+    def handles(self) -> list[Any]:
+        """What :func:`multiprocessing.connection.wait` waits for: an answer, or the process's end."""
+        return [self.connection, self.process.sentinel]
+
+    def is_alive(self) -> bool:
+        return self.process.is_alive()
+
+    def send(self, request: tuple[TrialSpec, Output, TrialResult | None]) -> None:
+        """Send a trial, whose time begins."""
+        self.started = time.monotonic()
+        with suppress(OSError):  # it has just died, and the trial with it
+            self.connection.send(request)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def receive(self) -> Finished | None:
+        """Return the answer to a trial if it has come."""
         with suppress(EOFError, OSError, *PICKLE_ERRORS):
             if self.connection.poll():
                 answer: Finished = self.connection.recv()
                 self.has_failed = answer.record is None or answer.record.status == "failed"
                 return answer
+        return None
+
+    def finish(self, spec: TrialSpec, too_long: str | None) -> Finished:
+        """Receive the answer to a trial; without one the process has ended, or is killed as it took ``too_long``."""
+        if (answer := self.receive()) is not None:
+            return answer
         if too_long is not None:
             self.kill()
         self.process.join()
@@ -329,6 +340,93 @@ class _Worker:
         self.process.join()
 
 
+class _Team:
+    """A process for each of several devices, which train one trial together; used as a :class:`_Worker`."""
+
+    def __init__(self, open_train: Callable[[], Train], devices: int) -> None:
+        # An empty file is all that the processes find each other by: no port that another program may have taken.
+        descriptor, self._store = tempfile.mkstemp(prefix="bstune-")
+        os.close(descriptor)
+        opens = [partial(_open_rank, open_train, rank, devices, self._store) for rank in range(devices)]
+        self._ranks = [_Worker(open_rank) for open_rank in opens]
+        self._answers: dict[_Worker, Finished] = {}
+        self.has_failed = False
+        self.started = time.monotonic()
+
+    @property
+    def handles(self) -> list[Any]:
+        return [handle for rank in self._missing for handle in rank.handles]
+
+    def is_alive(self) -> bool:
+        return all(rank.is_alive() for rank in self._ranks)
+
+    def send(self, request: tuple[TrialSpec, Output, TrialResult | None]) -> None:
+        self.started = time.monotonic()
+        self._answers.clear()
+        for rank in self._ranks:
+            rank.send(request)
+
+    def finish(self, spec: TrialSpec, too_long: str | None) -> Finished | None:
+        """Return the first process's answer once all have answered, or what ended one of them; None before that.
+
+        The others would wait for it for ever, in an exchange of gradients: they are killed.
+        """
+        died = self._look(0)
+        end = time.monotonic() + END_SECONDS
+        # What all of them see alike, as a loss that diverges, all of them say within moments; one that died is looked
+        # for, as it makes others fail that lose it.
+        while self._failed and self._missing and not died and too_long is None and time.monotonic() < end:
+            died = self._look(LOOK_SECONDS)
+        if not self._missing:
+            self.has_failed = any(rank.has_failed for rank in self._ranks)
+            return self._answers[(self._failed or self._ranks)[0]]
+        if not self._failed and not died and too_long is None:
+            return None
+        cause = (died or self._failed or self._missing)[0]
+        answer = self._answers[cause] if cause in self._answers else cause.finish(spec, too_long)
+        self.has_failed = True
+        self.kill()
+        return answer
+
+    @property
+    def _missing(self) -> list[_Worker]:
+        return [rank for rank in self._ranks if rank not in self._answers]
+
+    @property
+    def _failed(self) -> list[_Worker]:
+        """The processes whose answer need not be that of the others."""
+        ends = {rank: answer.record.status if answer.record else None for rank, answer in self._answers.items()}
+        return [rank for rank in self._ranks if rank in ends and ends[rank] not in ("reached", "censored")]
+
+    def _look(self, seconds: float) -> list[_Worker]:
+        """Take the answers that come within some seconds, and return the processes that died without one."""
+        wait(self.handles, seconds)
+        answers = {rank: rank.receive() for rank in self._missing}
+        self._answers |= {rank: answer for rank, answer in answers.items() if answer is not None}
+        return [rank for rank in self._missing if not rank.is_alive()]
+
+    def kill(self) -> None:
+        for rank in self._ranks:
+            rank.kill()
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            rank.close()
+
+    def end(self) -> None:
+        for rank in self._ranks:
+            rank.end()
+        Path(self._store).unlink(missing_ok=True)
+
+
+def _open_rank(open_train: Callable[[], Train], rank: int, devices: int, store: str) -> Train:
+    """Return what trains a trial in one of the processes that share it."""
+    from bstune.trial.distributed import join  # torch, in the trial's process alone
+
+    join(rank, devices, store)
+    return open_train()
+
+
 def _work(open_train: Callable[[], Train], connection: Connection, environment: Mapping[str, str]) -> None:
     """Train trials in this process, a worker, until the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -353,6 +451,12 @@ def _work(open_train: Callable[[], Train], connection: Connection, environment: 
         if os.getpid() != process:  # the user's code has forked, and this is the copy
             os._exit(0)
         connection.send(answer)
+
+
+def start_process(process: BaseProcess) -> None:
+    """Start a process without the caller's script, which multiprocessing would import there, guarded or not."""
+    with temporarily(sys.modules, "__main__", ModuleType("__main__")):
+        process.start()
 
 
 def lead_group() -> None:

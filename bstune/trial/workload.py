@@ -22,9 +22,8 @@ A module may have
 import functools
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,34 +31,32 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bstune.config import budget_of, flatten, instantiate, overrides, to_dict, with_hyperparameters
+from bstune.config import budget_of, flatten, instantiate, to_dict, with_hyperparameters
 from bstune.core.errors import ConfigError, StateError
+from bstune.core.failures import optional
 from bstune.core.files import Output
-from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
-from bstune.core.search_space import BUDGET, Space, corners
-from bstune.core.step_time import StepTime
+from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import rebatch
-from bstune.trial.checkpoint import Stopped
+from bstune.trial.checkpoint import PlainFiles, Stopped
 from bstune.trial.device import device_name, processor, resolve_device, versions
-from bstune.trial.loop import Workload, make_trainer, metric, refuse_met_target, run_trial, serving
+from bstune.trial.distributed import check_devices, own_device
+from bstune.trial.loop import Workload, run_trial
+from bstune.trial.schedule import depends_on_length
+from bstune.trial.trainer import is_lightning, is_overridden, make_trainer, serving, without_monitors
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 logger = logging.getLogger(__name__)
-START_EXAMPLES = 2000  # validation examples on which untrained weights are compared with the target
-REHEARSAL_STEPS, REHEARSAL_WARMUP_STEPS = 4, 1
-REHEARSAL_SPREAD = 4  # between the two batch sizes that are timed: small ones are cheap
 
 
 def resolve(config: DictConfig) -> DictConfig:
     """Return a config whose ``device`` and ``precision`` are those of this machine instead of ``auto``."""
     config = config.copy()
-    config.device = str(resolve_device(config.device, "device"))
+    config.device = str(own_device(resolve_device(config.device, "device")))
     config.precision = resolve_precision(config.precision, config.device)
     if config.precision == "16-mixed" and OmegaConf.select(config, "workload.module.optimizer.fused"):
         raise ConfigError(
@@ -96,6 +93,7 @@ def load(config: DictConfig) -> tuple[Workload, TrialProtocol]:
 
 def checked_protocol(config: DictConfig) -> TrialProtocol:
     """Return a resolved config's protocol; a Trainer is built to find arguments that it does not take."""
+    check_devices(config)
     protocol = make_protocol(config)
     try:
         make_trainer(protocol.trainer)
@@ -116,13 +114,12 @@ def check_largest(largest: int, data: LightningDataModule, option: str = "search
 
 def load_data(config: DictConfig) -> LightningDataModule:
     """Build ``config.workload.data`` and read what it reads; what hands out its own batches is not yet set up."""
-    data = instantiate(config.workload.data, "workload.data")
-    if not isinstance(data, LightningDataModule):
+    data: LightningDataModule = instantiate(config.workload.data, "workload.data")
+    if not is_lightning(data, "LightningDataModule"):
         raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
     data.prepare_data()
     if not hasattr(data, "train_batches"):
         data.setup("fit")
-        data.setup("test")
     return data
 
 
@@ -138,9 +135,10 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
     draws_batches = hasattr(data, "train_batches")
     if draws_batches:
         data.setup("fit")
+    validation, test, notes = data.val_dataloader(), None, list[str]()
+    with optional(f"no test metrics, as {type(data).__name__}.setup('test') or test_dataloader() fails", notes):
         data.setup("test")
-    validation = data.val_dataloader()
-    test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
+        test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
     draw = data.train_batches if draws_batches else functools.partial(rebatch, data.train_dataloader())
     if not draws_batches:
         draw(1, None, 0)  # refuses what cannot be read in other batches, before the first trial
@@ -158,6 +156,7 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
         validates_on_test=getattr(data, "validates_on_test", False),
         # Without hooks on batches it is left out: Lightning looks for them at each batch.
         data_module=None if draws_batches and not any(is_overridden(hook, data) for hook in BATCH_HOOKS) else data,
+        notes=tuple(notes),
     )
 
 
@@ -170,8 +169,8 @@ def _build(own: DictConfig, spec: TrialSpec) -> LightningModule:
     """Set a trial's values in a config, and build its module."""
     own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
     own.trial.total_steps = spec.max_steps or budget_of(own).last_step(spec.batch_size)
-    module = instantiate(own.workload.module, "workload.module")
-    if not isinstance(module, LightningModule):
+    module: LightningModule = instantiate(own.workload.module, "workload.module")
+    if not is_lightning(module, "LightningModule"):
         raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
     for part in module.modules():
         if hasattr(part, "check_batch"):
@@ -244,13 +243,21 @@ def on_device(workload: Workload, module: LightningModule, batch: Any, device: t
     return batch
 
 
-def evaluate(workload: Workload, module: LightningModule, protocol: TrialProtocol, **batches: Iterable[Any]) -> Trainer:
-    """Evaluate a module on ``val`` or ``test`` batches once, and return the Trainer with its metrics."""
-    trainer = make_trainer(protocol.trainer)
+def evaluate(
+    workload: Workload,
+    module: LightningModule,
+    protocol: TrialProtocol,
+    checkpoint: Path | None = None,
+    **batches: Iterable[Any],
+) -> Trainer:
+    """Evaluate a module, with a checkpoint's weights, on ``val`` or ``test`` batches, and return its Trainer."""
+    trainer = make_trainer(without_monitors(protocol.trainer), module)
+    trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
     served = None if workload.data_module is None else serving(workload.data_module, **batches)
-    run(module, dataloaders=iterable if served is None else None, datamodule=served, verbose=False)
+    options: dict[str, Any] = {} if checkpoint is None else {"ckpt_path": checkpoint, "weights_only": True}
+    run(module, dataloaders=iterable if served is None else None, datamodule=served, verbose=False, **options)
     return trainer
 
 
@@ -259,15 +266,17 @@ class LightningBackend(TrialBackend):
 
     def __init__(self, config: DictConfig, workload: Workload, protocol: TrialProtocol) -> None:
         self.workload, self.protocol, self._config = workload, protocol, config
-        self.device = device_name(protocol.trainer)
+        largest = config.trial.batch_size or min(config.search.batch_size.high, workload.train_examples)
+        self.device = device_name(protocol.trainer, protocol.devices)
         self.device_kind = f"{self.device} of {processor()}" if config.device == "cpu" else self.device
         self.description = f"{self.device} in {config.precision}"
         self.versions = versions()
-        self.horizon = has_horizon(config)
+        sample = TrialSpec(0, 0, largest, float(config.scaling.lr), None, 0)
+        self.horizon = has_horizon(config) or depends_on_length(workload, sample, protocol)
         self.stops = not self.horizon
         self.validates_on_test = workload.validates_on_test
         self.evaluation_share = protocol.evaluation_schedule.share
-        self.train_examples = workload.train_examples
+        self.train_examples, self.notes = workload.train_examples, workload.notes
         # Where schedules end with the budget, it is part of the workload; a chosen horizon stands in the record.
         budget = {} if self.stops or chooses_horizons(config.sampler) else flatten({"budget": to_dict(config.budget)})
         self.frozen_settings = {
@@ -280,7 +289,7 @@ class LightningBackend(TrialBackend):
     def run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
         """Train one trial; one whose earlier state is gone, or cannot be used, is trained again from the start.
 
-        Where the user's code refuses the values of this trial alone, its own error is raised: the rehearsal has passed.
+        Where the user's code refuses the values of this trial alone, its own error is raised: the preflight has passed.
         """
         try:
             return self._run(spec, folder, resumed_from)
@@ -297,7 +306,7 @@ class LightningBackend(TrialBackend):
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
         if self.horizon:
             horizon = spec.max_steps or protocol.budget.last_step(spec.batch_size)
-            return replace(run_trial(self.workload, spec, protocol, checkpoint), horizon=horizon)
+            return replace(run_trial(self.workload, spec, protocol, checkpoint, horizon=horizon), horizon=horizon)
         if spec.max_steps is None or folder is None:
             return run_trial(self.workload, spec, protocol, checkpoint)
         folder.states.mkdir(exist_ok=True)
@@ -317,70 +326,12 @@ class LightningBackend(TrialBackend):
         if self.workload.test_batches is None or not checkpoint.exists():
             return {}
         module = self.workload.build_module(spec)
-        module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
-        trainer = evaluate(self.workload, module, self.protocol, test=self.workload.test_batches)
+        trainer = evaluate(self.workload, module, self.protocol, checkpoint, test=self.workload.test_batches)
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
     def resumable(self, number: int, folder: Output) -> bool:
         """Return whether the stopped trial's state is there."""
         return folder.state(number).exists()
-
-    def rehearse(self, space: Space, trial: TrialSpec | None, step_time: Callable[[float], float] | None) -> None:
-        """Train a few steps and evaluate, which finds what only training finds; time them if no time is given."""
-        # A single trial's batch size may be one at which the module can be built where the range's smallest is none.
-        sizes = space if trial is None else replace(space, low=trial.batch_size, high=trial.batch_size)
-        rehearsed = self._rehearsed_step_time(sizes)
-        self.step_time = step_time or rehearsed
-        first = trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)
-        module = self.workload.build_module(first)
-        self.gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-        # A target that untrained weights meet shows on a part of the validation data: every n-th batch, so that it
-        # stands for all, in whatever order the data are.
-        every = max(1, self.workload.validation_examples // START_EXAMPLES)
-        part = islice(self.workload.validation_batches, 0, None, every)
-        value = metric(evaluate(self.workload, module, self.protocol, val=part), self.protocol.target.metric)
-        if value is not None:
-            refuse_met_target(self.protocol.target, value)
-        self._check_tunables(space)
-
-    def _train_briefly(self, spec: TrialSpec) -> TrialResult:
-        short = replace(self.protocol, budget=Budget(REHEARSAL_STEPS, 1), warmup_steps=REHEARSAL_WARMUP_STEPS)
-        trainer = {**self.protocol.trainer, "limit_val_batches": 1}
-        return run_trial(self.workload, spec, replace(short, noise_scale_every=None, trainer=trainer))
-
-    def _rehearsed_step_time(self, space: Space) -> StepTime:
-        """Time a few steps at the smallest batch size and at one a few times larger."""
-        sizes = sorted({space.snap(space.low), space.snap(min(space.high, space.low * REHEARSAL_SPREAD))})
-        specs = [TrialSpec(0, 0, size, space.lr(size, -space.delta_bound), None, 0) for size in sizes]
-        seconds = [self._train_briefly(spec).seconds_per_step or 0.0 for spec in specs]
-        if len(sizes) == 1:
-            return StepTime(0.0, seconds[0] / sizes[0])
-        slope = max(0.0, (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]))
-        return StepTime(max(0.0, seconds[0] - slope * sizes[0]), slope)
-
-    def _check_tunables(self, space: Space) -> None:
-        """Train a few steps at the smallest batch size with all further hyperparameters at either end."""
-        for one in space.tunables:
-            name = self._config.workload.name
-            if one.key.startswith(BUDGET) and self.stops:
-                raise ConfigError(
-                    f"workload.tunable.{one.name} sets {one.key}, but no schedule of {name} ends "
-                    "with its budget: it would change nothing but when a trial gives up"
-                )
-            if one.key.startswith(BUDGET) and chooses_horizons(self._config.sampler):
-                raise ConfigError(
-                    f"workload.tunable.{one.name} sets {one.key}, but the search itself chooses how long each schedule "
-                    f"of {name} is, within the budget: leave {one.name} out of search.tune"
-                )
-        for values in corners(space.tunables):
-            lr = space.lr(space.low, -space.delta_bound)
-            try:
-                self._train_briefly(TrialSpec(0, 0, space.low, lr, None, 0, hyperparameters=values))
-            except (TypeError, ValueError, ConfigError) as error:
-                raise ConfigError(
-                    f"workload.tunable: the module does not take {', '.join(overrides(self._config, values))} at batch "
-                    f"size {space.low}: {str(error).splitlines()[0]}"
-                ) from error
 
 
 def has_horizon(config: DictConfig) -> bool:

@@ -1,0 +1,163 @@
+"""One trial on several devices: a process each, which trains its share of every batch under Lightning's DDP.
+
+All processes run the same trial: same seed, same stream of batches, of which each takes its own micro-batches, and the
+same evaluations on all validation data. Gradients are exchanged by gloo on CPUs and by nccl on CUDA. What processes may
+see differently, a metric, a loss, a wish to stop, they agree on at each evaluation, so that none goes on alone. The
+first one writes the files, and its record is the trial's. Where one fails, :mod:`bstune.trial.workers` ends the others,
+which would wait for it.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from omegaconf import DictConfig
+
+from bstune.core.batch_split import split_batch
+from bstune.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Place:
+    """One of the processes that train a trial together."""
+
+    rank: int
+    count: int
+
+
+_place: Place | None = None  # None: it trains alone
+
+
+def place() -> Place | None:
+    """Return this process's place among those of a trial; None if it trains alone."""
+    return _place
+
+
+def is_first() -> bool:
+    """Return whether this process writes files: the only one, or the first."""
+    return _place is None or _place.rank == 0
+
+
+def join(rank: int, count: int, store: str) -> None:
+    """Make this process one of ``count``, which find each other through an empty file; once in a process's life."""
+    global _place
+    torch.set_num_threads(max(1, torch.get_num_threads() // count))
+    if rank > 0:
+        logging.disable(logging.WARNING)  # the first process warns for all
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    torch.distributed.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=count)
+    _place = Place(rank, count)
+
+
+def own_device(device: torch.device) -> torch.device:
+    """Return this process's device: from ``cuda`` or ``cuda:N`` on, one each."""
+    if _place is None or device.type != "cuda":
+        return device
+    return torch.device("cuda", (device.index or 0) + _place.rank)
+
+
+class _Environment(LightningEnvironment):
+    """Tells Lightning that the processes of a trial have been started."""
+
+    creates_processes_externally = True
+
+    def local_rank(self) -> int:
+        return 0 if _place is None else _place.rank
+
+    def node_rank(self) -> int:
+        return 0
+
+
+def trainer_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Trainer's arguments for this process: those of one device, or with DDP over all."""
+    if _place is None:
+        return dict(options)
+    devices: int | list[int] = _place.count
+    if options.get("accelerator") == "cuda":
+        first = options["devices"][0] - _place.rank
+        devices = list(range(first, first + _place.count))
+    strategy = DDPStrategy(cluster_environment=_Environment())
+    return {**options, "devices": devices, "strategy": strategy, "use_distributed_sampler": False}
+
+
+def check_share(batches: object, sizes: Sequence[int]) -> None:
+    """Refuse a trial's batches, on several devices, that are not this process's share of them, of these sizes."""
+    source = getattr(batches, "batch_sampler", None) or batches
+    if _place is not None and getattr(source, "micro_batch_sizes", None) != sizes:
+        raise ConfigError(
+            f"devices={_place.count}: the batches of {type(batches).__name__} are not split over devices: take them "
+            "from TrainBatches or a DataLoader, or set devices=1"
+        )
+
+
+def agree(value: float | None, loss: float, stop: bool) -> tuple[float | None, float, bool]:
+    """Return what all processes go by: the first one's metric and loss, unless any has one that is not finite.
+
+    Any one that wants to stop stops all. ``value`` is None where the metric is not finite.
+    """
+    if _place is None:
+        return value, loss, stop
+    found: list[Any] = [None] * _place.count
+    torch.distributed.all_gather_object(found, (value, loss, stop))
+    values, losses, stops = zip(*found, strict=True)
+    worst = next((one for one in losses if not math.isfinite(one)), losses[0])
+    return None if None in values else values[0], worst, any(stops)
+
+
+def gather(value: Any) -> list[Any] | None:
+    """Return every process's ``value``, by rank; None where this process trains alone."""
+    if _place is None:
+        return None
+    found: list[Any] = [None] * _place.count
+    torch.distributed.all_gather_object(found, value)
+    return found
+
+
+def threads_each(devices: int) -> int:
+    """Return how many threads of torch each of ``devices`` processes on a CPU has."""
+    threads = torch.get_num_threads()
+    return threads if _place is not None else max(1, threads // devices)
+
+
+def check_devices(config: DictConfig) -> None:
+    """Refuse a number of devices that this machine lacks, or that other options do not go with."""
+    count = config.devices
+    if count == 1 or _place is not None:
+        return
+    kind, _, index = str(config.device).partition(":")
+    there = torch.cuda.device_count() - int(index or 0) if kind == "cuda" else os.cpu_count() or 1
+    what = f"CUDA devices from {config.device} on" if kind == "cuda" else "processors"
+    smallest = config.search.batch_size.low if config.trial.batch_size is None else config.trial.batch_size
+    option = "search.batch_size.low" if config.trial.batch_size is None else "trial.batch_size"
+    problems = (
+        (count > there, f"but there are {there} {what}: set devices to at most {max(1, there)}"),
+        (smallest < count, f"but {option}={smallest} leaves some without an example: set {option} to at least {count}"),
+        (config.search.workers != 1, "trains one trial at a time, in processes of its own: set search.workers=1"),
+        (config.compile is not None, f"does not go with compile={config.compile}, which is untested: set compile=null"),
+        (
+            config.protocol.micro_batch_size == 1,
+            "may leave a device without an example: set protocol.micro_batch_size to 2 or more",
+        ),
+    )
+    for wrong, line in problems:
+        if wrong:
+            raise ConfigError(f"devices={count} {line}")
+
+
+def own_sizes(batch_size: int, micro_batch_size: int | None) -> tuple[tuple[int, ...], slice]:
+    """Return the sizes of all micro-batches of a batch over several devices, and which of them are this process's."""
+    assert _place is not None  # noqa: S101 (it is one of several)
+    sizes = split_batch(batch_size, _place.count, micro_batch_size).sizes
+    if 0 in sizes:
+        raise ConfigError(
+            f"batch size {batch_size} in micro-batches of {micro_batch_size} leaves one of {_place.count} devices "
+            "without an example: raise protocol.micro_batch_size"
+        )
+    return sizes, slice(_place.rank, None, _place.count)

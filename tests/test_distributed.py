@@ -1,0 +1,109 @@
+"""Trials on two devices, which are two processes here: the trial of one, and what one of them alone meets ends both."""
+
+import multiprocessing
+import re
+from functools import partial
+
+import pytest
+import ranks
+import torch
+from toolbox import make_spec
+
+from bstune.core.files import Output
+from bstune.trial.workers import Workers
+
+GUARD = 60  # seconds after which a trial whose processes wait for each other has failed
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left():
+    before = set(multiprocessing.active_children())
+    yield
+    assert set(multiprocessing.active_children()) == before
+
+
+def on_two(open_train, *asked):
+    """Yield the ends of trials on two devices, one after another; each is a spec, a folder and what it continues."""
+    with Workers(open_train, 1, GUARD, devices=2) as workers:
+        for spec, folder, parent in asked:
+            workers.start(spec, Output(folder), parent)
+            yield workers.wait()
+
+
+def weights(path):
+    state = torch.load(path, weights_only=True)["state_dict"]
+    return torch.cat([value.flatten() for value in state.values()])
+
+
+@pytest.mark.parametrize("kind", ["shipped", "foreign"])
+@pytest.mark.parametrize("micro_batch_size", [None, 5])
+def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path):
+    (tmp_path / "two").mkdir()
+    specs = [make_spec(size, number=size, max_steps=12) for size in (32, 33)]
+    asked = [(spec, tmp_path / "two", None) for spec in specs]
+    for spec, finished in zip(specs, on_two(partial(ranks.open_train, kind, micro_batch_size), *asked), strict=True):
+        two, one = finished.result(), ranks.open_train(kind, micro_batch_size)(spec, Output(tmp_path), None)
+        assert (
+            (two.status, two.steps, two.examples)
+            == (one.status, one.steps, one.examples)
+            == ("censored", 12, 12 * spec.batch_size)
+        )
+        assert [step for step, _ in two.history] == [step for step, _ in one.history]
+        assert [value for _, value in two.history] == pytest.approx([value for _, value in one.history], rel=1e-5)
+        found, expected = (weights(folder / f"{spec.number}.state") for folder in (tmp_path / "two", tmp_path))
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+        assert two.device == "2 x cpu (1 thread)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "lowest", "status", "message"),
+    [
+        ("memory", -1.0, "oom", "CUDA out of memory. Tried to allocate 2.00 GiB"),
+        ("error", -1.0, "failed", r"LookupError: no such thing \(ranks.py:\d+\)"),
+        ("death", -1.0, "failed", "its process ended with status 7"),
+        ("loss", -1.0, "diverged", r"the training loss is nan at step \d+"),
+        ("metric", -1.0, "diverged", r"val/loss is not finite at step \d+"),
+        ("stop", -1.0, "censored", ""),
+        ("reached by the first", 0.0, "reached", ""),
+        ("reached by the second", 0.0, "censored", ""),
+    ],
+)
+def test_what_one_device_alone_meets_ends_the_trial_on_both(kind, lowest, status, message, tmp_path):
+    ((first, second)) = on_two(
+        partial(ranks.open_train, kind, lowest=lowest),
+        (make_spec(9, number=1, max_steps=12), tmp_path, None),
+        (make_spec(9, number=2, max_steps=1), tmp_path, None),
+    )
+    found = first.result()
+    assert found.status == status
+    assert re.fullmatch(message, found.message or "")
+    assert (tmp_path / "1.ckpt").exists() == (status == "reached")
+    if kind == "stop":
+        assert found.steps == next(step for step, _ in found.history if step > 2)
+    if kind == "error":
+        assert "ranks.py" in first.frames
+    assert second.result().status == "censored", "the next trial has its two processes"
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.slow
+def test_a_device_that_never_answers_is_given_up(tmp_path):
+    with Workers(partial(ranks.open_train, "hang"), 1, 10, devices=2) as workers:
+        workers.start(make_spec(8, max_steps=12), Output(tmp_path), None)
+        assert workers.wait().result().message == "took longer than protocol.trial_seconds=10"
+
+
+def test_a_trial_goes_on_where_it_was_stopped_bit_for_bit(tmp_path):
+    """Its data set draws random numbers, which are others on each device."""
+    (tmp_path / "whole").mkdir()
+    half, whole = make_spec(9, number=1, max_steps=6), make_spec(9, number=3, max_steps=12)
+    with Workers(partial(ranks.open_train, "noisy"), 1, GUARD, devices=2) as workers:
+        workers.start(whole, Output(tmp_path / "whole"), None)
+        expected = workers.wait().result()
+        workers.start(half, Output(tmp_path), None)
+        stopped = workers.wait().result()
+        workers.start(make_spec(9, number=3, max_steps=12, resumed_from=1), Output(tmp_path), stopped)
+        found = workers.wait().result()
+    later = [pair for pair in found.history if pair[0] > 6]
+    assert later == [pair for pair in expected.history if pair[0] > 6]
+    assert torch.equal(weights(tmp_path / "3.state"), weights(tmp_path / "whole" / "3.state"))
