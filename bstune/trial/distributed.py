@@ -19,6 +19,7 @@ import torch.distributed
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import DictConfig
+from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]
 
 from bstune.core.batch_split import split_batch
 from bstune.core.errors import ConfigError
@@ -45,14 +46,15 @@ def is_first() -> bool:
     return _place is None or _place.rank == 0
 
 
-def join(rank: int, count: int, store: str) -> None:
+def join(rank: int, count: int, file: str | None = None) -> None:
     """Make this process one of ``count``, which find each other through an empty file; once in a process's life."""
     global _place
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
     if rank > 0:
         logging.disable(logging.WARNING)  # the first process warns for all
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    torch.distributed.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=count)
+    store = HashStore() if file is None else FileStore(file, count)
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=count)
     _place = Place(rank, count)
 
 
