@@ -51,7 +51,7 @@ def command() -> None:
         if not sys.flags.safe_path and "" not in sys.path:
             sys.path.insert(0, os.getcwd())  # as with python -m: the user's modules
         interruption.install()
-        faulthandler.enable()  # a crash of the user's code in this process, as in a rehearsal, says where it was
+        faulthandler.enable()  # a crash of the user's code in this process, as in the preflight, says where it was
         status = main()
     except KeyboardInterrupt:  # just before main() minds it, or just after
         sys.stderr.write("interrupted\n")
@@ -65,7 +65,10 @@ def command() -> None:
 
 
 def main() -> int:
-    """Run the command in ``sys.argv``; return its exit status: 0, 2 for a user's error, 130 or 143 if interrupted."""
+    """Run the command in ``sys.argv``; return its exit status.
+
+    0; 1 for an error of the user's code, or of bstune's; 2 for what cannot be used; 130 or 143 if interrupted.
+    """
     given = sys.argv[1:]
     verb = given.pop(0) if given and given[0] in VERBS else "tune"
     try:

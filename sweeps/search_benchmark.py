@@ -81,14 +81,34 @@ def run(
     path = Path(runs)
     check_writable(path, f"sweep.experiment.runs={runs}")
     usable = [(one, entry) for one in benchmarks for entry in entries if _usable(one, entry)]
-    factors = {"objective": objective, "lr_factor": lr_factor, "budget_factor": budget_factor}
     cases = []
     for one, entry in usable:
+        table = {"search": entry.key, "table": one.name, "digest": digests[one.name]}
+        table["target"] = [one.problem.target.metric, one.problem.target.value]
         for seed in range(n):
-            goal = one.problem.target
-            what = {"search": entry.key, "table": one.name, "digest": digests[one.name]}
-            key = dump_json({**what, "target": [goal.metric, goal.value], "seed": seed, **factors})
-            cases.append(Case(one, entry, seed, key))
+            factors = {"seed": seed, "objective": objective, "lr_factor": lr_factor, "budget_factor": budget_factor}
+            cases.append(Case(one, entry, seed, dump_json({**table, **factors})))
+    kept = _run_missing(cases, path, again, workers, console)
+    by_search: dict[tuple[str, str], list[SearchRun]] = {}
+    for case in cases:
+        by_search.setdefault((case.benchmark.name, case.entry.key), []).append(kept[case.key])
+    standings: list[Standing] = [standing(one, entry, by_search[one.name, entry.key]) for one, entry in usable]
+    left_out = [
+        f"{one.name}: {entry.key} is left out: its rule takes a noise scale, and this table determines no B_crit"
+        for one in benchmarks
+        for entry in entries
+        if not _usable(one, entry)
+    ]
+    origins = [
+        {"digest": digests[name], "command": shipped and shipped.command} for name, (_, shipped) in sources.items()
+    ]
+    return make_finding(benchmarks, standings, left_out, origins, n)
+
+
+def _run_missing(
+    cases: Sequence[Case], path: Path, again: Sequence[str], workers: int, console: Console
+) -> Mapping[str, SearchRun]:
+    """Run the cases that the file at ``path`` lacks, and append them to it; return all of its runs by their keys."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = read_runs(path, again)
     missing = [case for case in cases if case.key not in kept]
@@ -106,20 +126,7 @@ def run(
             kept[case.key] = result
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted: finished runs are kept in {path}; the same command goes on") from error
-    by_search: dict[tuple[str, str], list[SearchRun]] = {}
-    for case in cases:
-        by_search.setdefault((case.benchmark.name, case.entry.key), []).append(kept[case.key])
-    standings: list[Standing] = [standing(one, entry, by_search[one.name, entry.key]) for one, entry in usable]
-    left_out = [
-        f"{one.name}: {entry.key} is left out: its rule takes a noise scale, and this table determines no B_crit"
-        for one in benchmarks
-        for entry in entries
-        if not _usable(one, entry)
-    ]
-    origins = [
-        {"digest": digests[name], "command": shipped and shipped.command} for name, (_, shipped) in sources.items()
-    ]
-    return make_finding(benchmarks, standings, left_out, origins, n)
+    return kept
 
 
 def _usable(benchmark: Benchmark, entry: Entry) -> bool:

@@ -147,7 +147,7 @@ def test_what_the_users_code_does_in_one_trial_is_that_trials_own_end(command, t
 @pytest.mark.parametrize("deed", ["exits at once", pytest.param("raises", marks=pytest.mark.soak)])
 def test_what_it_does_in_every_trial_ends_the_study(bstune, tmp_path, deeds, deed):
     status, _, err = bstune(*OPTIONS, does(deed), f"protocol.trial_seconds={TRIAL_SECONDS}")
-    assert status == 2
+    assert status == (1 if "deeds.py" in FAILURES[deed] else 2)
     plain = " ".join(err.split())
     assert re.search(f"error: the first 3 trials all failed, the last one with {FAILURES[deed]}", plain), err
     assert "Traceback" not in err
@@ -221,7 +221,7 @@ ALONE = ("trial.batch_size=32", "trial.lr=0.001")
 def test_what_cannot_be_trained_at_all_is_said_before_any_trial(bstune, tmp_path, deeds, error, message, arguments):
     (tmp_path / "deeds.py").write_text(DEEDS + RAISES.format(first=0, error=error))
     status, _, err = bstune(*OPTIONS, does("nothing"), *arguments)
-    assert status == 2
+    assert status == 1
     assert f"error: the workload cannot be trained: {message}" in err
     assert f" in training_step: raise {error}\n" in err
     assert not (tmp_path / "outputs").exists()
@@ -241,7 +241,7 @@ def test_a_crash_before_any_trial_says_where(command, tmp_path):
 def test_a_trial_by_itself_that_fails_leaves_its_record(bstune, tmp_path, deeds):
     (tmp_path / "deeds.py").write_text(DEEDS + RAISES.format(first=20, error="LookupError('no such layer')"))
     status, _, err = bstune(*OPTIONS, does("nothing"), *ALONE)
-    assert status == 2
+    assert status == 1
     (record,) = tmp_path.rglob("trial.json")
     result = TrialResult.from_json(record.read_text())
     assert result.status == "failed"

@@ -2,26 +2,21 @@
 
 import logging
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 from rich.console import Console
-from toolbox import entries, make_protocol, make_result, table_rows, trials_of, write_rows
+from toolbox import entries, make_result, table_rows, trials_of, write_rows
 
-from bstune.core import scaling
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
-from bstune.core.search_space import Space
-from bstune.core.step_time import StepTime
 from bstune.study.prepare import compose_checked, frozen_settings, open_trials, prepare
 from bstune.study.run import run_study
-from bstune.trial import workload
 from bstune.trial.backend import TrialBackend
-from bstune.trial.workload import LightningBackend, resolve, resolve_precision
+from bstune.trial.workload import resolve, resolve_precision
 
 DIGITS = ("workload=digits", "mlflow.enabled=false", "hardware.enabled=false", "budget.steps=40", "budget.examples=1")
 SPEC = TrialSpec(0, 0, 64, 0.4, 0.0, 7)
@@ -155,57 +150,3 @@ def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
     assert done[3].replicate_of is not None
     text = console.export_text()
     assert all(words in text for words in ("on a cluster", "trials run on a cluster", "test/error"))
-
-
-@pytest.fixture
-def rehearse(monkeypatch):
-    """Return a function that times a made-up machine, and what was asked of it."""
-
-    def run(tau, low=8, high=512, multiple=1):
-        asked = []
-
-        def run_trial(workload, spec, protocol):
-            asked.append((spec, protocol))
-            return make_result(seconds_per_step=tau(spec.batch_size))
-
-        monkeypatch.setattr(workload, "run_trial", run_trial)
-        backend = LightningBackend.__new__(LightningBackend)
-        backend.workload, backend.protocol = None, make_protocol(noise_scale_every=3)
-        rule = partial(scaling.linear, reference_batch_size=64, reference_lr=0.1)
-        return backend._rehearsed_step_time(Space(low, high, multiple, 1.0, rule)), asked
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("at_8", "at_32", "expected"),
-    [
-        (0.018, 0.042, (0.01, 0.001)),  # a straight line
-        (0.3, 0.3, (0.3, 0.0)),
-        (0.5, 0.4, (0.5, 0.0)),  # noise makes neither part negative
-        (0.1, 4.9, (0.0, 0.2)),
-    ],
-)
-def test_a_rehearsal_fits_a_step_time(rehearse, at_8, at_32, expected):
-    step_time, _ = rehearse({8: at_8, 32: at_32}.__getitem__)
-    assert step_time == StepTime(*(pytest.approx(part, abs=1e-12) for part in expected))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "timed"),
-    [
-        ({}, [8, 32]),
-        ({"high": 20}, [8, 20]),  # not past the largest
-        ({"low": 3, "multiple": 8}, [8, 16]),
-        ({"low": 64, "high": 64}, [64]),
-    ],
-)
-def test_a_rehearsal_is_short_and_cheap(rehearse, sizes, timed):
-    step_time, asked = rehearse(lambda batch_size: 0.01 * batch_size, **sizes)
-    assert [spec.batch_size for spec, _ in asked] == timed
-    assert step_time == StepTime(pytest.approx(0.0), pytest.approx(0.01))
-    for spec, rules in asked:
-        assert spec.lr == pytest.approx(0.1 * spec.batch_size / 64 / 8)  # the lowest rate searched: three octaves down
-        assert rules.warmup_steps < rules.budget.last_step(spec.batch_size) < 10
-        briefly = {"budget": rules.budget, "warmup_steps": rules.warmup_steps}
-        assert rules == make_protocol(**briefly, trainer={**make_protocol().trainer, "limit_val_batches": 1})

@@ -15,11 +15,12 @@ from toolbox import make_result, make_spec, make_survey, trials_of
 from torch._utils import ExceptionWrapper
 
 from bstune.core.errors import ConfigError
+from bstune.core.failures import described
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.search import _first_trials
-from bstune.trial.workers import Workers, described, with_step_time
+from bstune.trial.workers import Workers, with_step_time
 
 # What the processes import: nothing that takes long. What is asked of a trial is its batch size.
 TOY = """

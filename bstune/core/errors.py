@@ -27,6 +27,12 @@ class StudyError(BstuneError):
     """A study cannot be opened or continued: storage, lock, output directory or changed settings."""
 
 
+class UserCodeError(BstuneError):
+    """The user's own code raised an error, in their module or data: the message has the frames of their files."""
+
+    exit_status = 1
+
+
 class HardwareError(BstuneError):
     """Memory, step time, ceilings or a plan cannot be measured or derived."""
 

@@ -190,7 +190,7 @@ def measure(
         report=lambda result: log(probe_text(result)),
     )
     with _device_errors():
-        workload = build()  # not before the ceiling is known: until here this process takes no memory on the device
+        workload = build()
         limits, cost, notes = _roofline(config, device, workload, space)
         log("timing steps")
         measured, more = _time_ladder(config, space, protocol, workload, ceiling, device)

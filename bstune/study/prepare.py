@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from bstune.config import compose, flatten, is_replayed, to_dict
 from bstune.core.console import quieten
-from bstune.core.errors import BstuneError, ConfigError, StudyError
+from bstune.core.errors import BstuneError, ConfigError, UserCodeError
+from bstune.core.failures import described
 from bstune.core.files import Identity, Output, check_owner, check_writable
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
@@ -19,9 +20,9 @@ from bstune.core.secrets import redact_values
 from bstune.study.connection import check_storage
 from bstune.study.plan import SearchBudget
 from bstune.study.storage import ARGUMENTS, build_sampler
-from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol, make_space
+from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol, make_space, stops_trials
 from bstune.trial.replay import ReplayBackend, complete
-from bstune.trial.workers import InProcess, Workers, described
+from bstune.trial.workers import InProcess, Workers
 
 if TYPE_CHECKING:
     import optuna
@@ -140,7 +141,7 @@ def prepare(
 
 @contextmanager
 def _users_errors() -> Iterator[None]:
-    """Turn what the user's code raises into a StudyError that says where; what folder it leaves is come back to."""
+    """Turn what the user's code raises into a UserCodeError that says where; what folder it leaves is come back to."""
     try:
         with chdir("."):
             yield
@@ -148,33 +149,40 @@ def _users_errors() -> Iterator[None]:
         raise
     except Exception as error:
         message, frames = described(error)
-        raise StudyError(f"the workload cannot be trained: {message}\n{frames}".rstrip()) from error
+        raise UserCodeError(f"the workload cannot be trained: {message}\n{frames}".rstrip()) from error
 
 
 def _train(
     config: DictConfig, protocol: TrialProtocol, space: Space, trial: TrialSpec | None, log: Callable[[str], None]
 ) -> "tuple[LightningBackend, Space, Survey | None, list[str]]":
-    """Load the data, survey the hardware and rehearse: the backend, the space that fits, the survey and its notes."""
+    """Load the data, try a few steps, survey the hardware: the backend, the space that fits, the survey and notes."""
     # 4 s, as above
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached_survey
+    from bstune.trial.preflight import check_loaders, check_takes_rate, check_tunables, preflight
     from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data
 
+    check_takes_rate(config)
     data = load_data(config)
+    check_loaders(data)
     if trial is None:
         check_largest(space.high, data)
     else:
         check_largest(trial.batch_size, data, "trial.batch_size")
-    build = cache(lambda: build_workload(config, data))
-    survey: Survey | None = None
-    notes: list[str] = []
-    if trial is None and config.hardware.enabled:
-        survey, cached = cached_survey(config, space, protocol, data, build, log)
-        space = replace(space, low=survey.ceiling.smallest, high=survey.ceiling.batch_size)
-        notes += headline(survey, cached)
-    backend = LightningBackend(config, build(), protocol)
-    backend.rehearse(space, trial, None if survey is None else survey.step_time)
-    return backend, space, survey, notes
+    workload = build_workload(config, data)
+    backend = LightningBackend(config, workload, protocol)
+    surveyed = trial is None and config.hardware.enabled
+    continues = trial is None and backend.stops and stops_trials(config.sampler)
+    found = preflight(workload, protocol, space, trial, continues=continues, survey=surveyed)
+    check_tunables(config, workload, protocol, replace(space, low=found.smallest), stops=backend.stops)
+    backend.step_time, backend.gradient_bytes = found.step_time, found.gradient_bytes
+    backend.notes += found.notes
+    if not surveyed:
+        return backend, space, None, []
+    survey, cached = cached_survey(config, space, protocol, data, lambda: workload, log)
+    space = replace(space, low=survey.ceiling.smallest, high=survey.ceiling.batch_size)
+    backend.step_time = survey.step_time or found.step_time
+    return backend, space, survey, [*headline(survey, cached)]
 
 
 def _several(

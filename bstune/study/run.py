@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from bstune.core.console import format_count, format_number, format_seconds, plural
-from bstune.core.errors import StudyError
+from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.files import Identity, Output, check_owner, owned, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.secrets import redact, redact_patterns, redact_values
@@ -209,7 +209,8 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
         write_text(files.record, result.to_json() + "\n")
         write_text(files.config, _config_yaml(prepared.config))
     if result.status == "failed":
-        raise StudyError(f"the trial failed with {result.message}\n{finished.frames}record {files.record}")
+        kind = UserCodeError if finished.frames else StudyError
+        raise kind(f"the trial failed with {result.message}\n{finished.frames}record {files.record}")
     console.print(trial_line(result, None), soft_wrap=True)
     if result.reached:
         for name, value in prepared.backend.test(spec, files).items():

@@ -13,7 +13,7 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from bstune.core.console import format_count
-from bstune.core.errors import StudyError
+from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.files import keep_trials, write_text
 from bstune.core.records import Objective, TrialResult
 from bstune.search.observations import Posterior, fresh_steps
@@ -54,8 +54,7 @@ PRECISION_PARTICLES = 400  # of the posterior while the search goes on
 PRECISION_EVERY = 4  # trials between looks at search.precision
 ABANDON_FACTOR = 1.2  # a stopped trial beyond this many times the best trial's time or steps is not continued
 MAX_STATES = 32
-MAX_FAILURES = 10  # trials in a row that failed end the study, as do ...
-FIRST_FAILURES = 3  # ... this many if they are the first of it
+MAX_FAILURES = 3  # trials in a row that failed end the study
 UNWRITTEN = 1.01  # times the trials in trials.jsonl: it is written again once there are so many, and at the end
 WAIT_SECONDS = 0.5  # between looks at what other processes do
 
@@ -248,15 +247,16 @@ class Search:
 
 
 def check_failures(done: Sequence[TrialResult], frames: str = "") -> None:
-    """Raise StudyError if the first trials of the study all failed, or too many in a row; ``frames`` of the last error.
+    """Raise UserCodeError if too many trials failed in a row, of which ``frames`` are the last error's, or StudyError.
 
     Trials that were cut short, as by an interruption, do not count.
     """
     ran = [trial for trial in done if trial.message != CUT_SHORT]
     last = next((i for i, trial in enumerate(reversed(ran)) if trial.status != "failed"), len(ran))
-    if last >= MAX_FAILURES or last == len(ran) >= FIRST_FAILURES:
+    if last >= MAX_FAILURES:
         which = f"the last {last} trials failed" if last < len(ran) else f"the first {last} trials all failed"
-        raise StudyError(
+        kind = UserCodeError if frames else StudyError
+        raise kind(
             f"{which}, the last one with {ran[-1].message}\n{frames}"
             "the finished trials are stored: mend it, and the same command continues the study"
         )

@@ -327,7 +327,7 @@ def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed:
             f"the training data must come from a torch DataLoader over a map-style data set, but got"
             f" {type(loader).__name__}: return one from train_dataloader(), or build batches of the wanted size there"
         )
-    problem = _not_rebatchable(loader)
+    problem = not_rebatchable(loader)
     if problem:
         raise ConfigError(
             f"the batch size of the training DataLoader cannot be set: {problem}. Return DataLoader(dataset,"
@@ -340,8 +340,10 @@ def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed:
     return DataLoader(loader.dataset, batch_sampler=sampler, generator=workers, **kept)
 
 
-def _not_rebatchable(loader: DataLoader[Any]) -> str | None:
+def not_rebatchable(loader: object) -> str | None:
     """Return why other batches from the same loader would not be the same problem; None if they would be."""
+    if not isinstance(loader, DataLoader):
+        return f"it returns a {type(loader).__name__}, not a torch DataLoader"
     if isinstance(loader.dataset, IterableDataset):
         return f"its data set, {type(loader.dataset).__name__}, is iterable and decides itself what comes next"
     if not hasattr(loader.dataset, "__len__"):

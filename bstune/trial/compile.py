@@ -25,11 +25,9 @@ from bstune.trial.noise_scale import gradients_of, optimized_parameters, step_ar
 logger = logging.getLogger(__name__)
 PASSES = 3  # of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all that follow
 RECOMPILE_LIMIT = 64  # of one piece of code, in a trial: by batch shape, in training and in evaluation
-# Errors of a step that is run beside the training. If the training cannot run it either, it raises the error again.
-USER_CODE_ERRORS = (
-    *(ConfigError, RuntimeError, ValueError, TypeError, LookupError),
-    *(AssertionError, AttributeError, MemoryError),
-)
+# Of a step that is run beside the training: the user's code may raise anything. If the training cannot run the step
+# either, it raises the error again.
+USER_CODE_ERRORS = (Exception,)
 
 
 class Compiling:

@@ -57,6 +57,7 @@ class Workload:
     train_examples: int = 0
     validates_on_test: bool = False  # whether the target is measured on the published test set
     data_module: LightningDataModule | None = None  # set up; its hooks on batches are called
+    notes: tuple[str, ...] = ()  # what it does without, such as a test set that cannot be read
 
 
 def run_trial(
@@ -394,9 +395,12 @@ class _TargetLoop(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end_copies()
+        name = self.protocol.target.metric
+        if trainer.sanity_checking and name not in trainer.callback_metrics:
+            return  # a module may log nothing there
         loss = self._loss.detach().float().item() if isinstance(self._loss, torch.Tensor) else 0.0
         stop = trainer.should_stop or self._asked_to_stop
-        value, loss, stop = distributed.agree(metric(trainer, self.protocol.target.metric), loss, stop)
+        value, loss, stop = distributed.agree(metric(trainer, name), loss, stop)
         if trainer.sanity_checking:
             batches = sized_len(trainer.val_dataloaders)
             # The first batches alone may hold one class only.

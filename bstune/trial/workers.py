@@ -11,11 +11,9 @@ import os
 import pickle
 import signal
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -26,9 +24,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, Self
 
-import bstune
 from bstune.core import interruption
 from bstune.core.errors import BstuneError
+from bstune.core.failures import described
 from bstune.core.files import Output, full_disk
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.secrets import redact
@@ -38,8 +36,6 @@ CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["bstune.trial.workload"]
 LOOK_SECONDS = 0.2  # between two looks for a signal, while trials train
 END_SECONDS = 2  # that a process may take to end once it has nothing to do
-NOT_OWN = (*bstune.__path__, sysconfig.get_path("stdlib"), "<")  # of files in which no user's code is, as in those ...
-INSTALLED = {"site-packages", "dist-packages"}  # ... below such folders, of which there may be many
 # Errors of reading what a process sent before it died.
 PICKLE_ERRORS = (pickle.PickleError, TypeError, ValueError, AttributeError, LookupError, RuntimeError, ImportError)
 
@@ -94,21 +90,6 @@ class Runner(Protocol):
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None: ...  # noqa: D102
     def wait(self) -> Finished: ...  # noqa: D102
     def poll(self) -> Iterator[Finished]: ...  # noqa: D102
-
-
-def _is_own(file: str) -> bool:
-    return not file.startswith(NOT_OWN) and INSTALLED.isdisjoint(Path(file).parts)
-
-
-def described(error: BaseException) -> tuple[str, str]:
-    """Return an error of the user's code in a line, and the frames of the user's own files as lines."""
-    kind, text = type(error).__name__, str(error).strip()
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
-    frames = "".join(f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n" for frame in own)
-    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    if "Original Traceback" in text:  # of a DataLoader's process, whose error ends the text
-        return text.splitlines()[-1], f"{text}\n"
-    return (f"{kind}: {text.splitlines()[0]}" if text else kind) + where, frames
 
 
 def failed(spec: TrialSpec, error: BaseException, seconds: float) -> Finished:

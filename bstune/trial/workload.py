@@ -22,9 +22,8 @@ A module may have
 import functools
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +36,20 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bstune.config import budget_of, flatten, instantiate, overrides, to_dict, with_hyperparameters
+from bstune.config import budget_of, flatten, instantiate, to_dict, with_hyperparameters
 from bstune.core.errors import ConfigError, StateError
+from bstune.core.failures import optional
 from bstune.core.files import Output
-from bstune.core.records import Budget, TrialProtocol, TrialResult, TrialSpec
-from bstune.core.search_space import BUDGET, Space, corners
-from bstune.core.step_time import StepTime
+from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import rebatch
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.device import device_name, processor, resolve_device, versions
 from bstune.trial.distributed import check_devices, own_device
-from bstune.trial.loop import Workload, make_trainer, metric, refuse_met_target, run_trial, serving
+from bstune.trial.loop import Workload, make_trainer, run_trial, serving
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 logger = logging.getLogger(__name__)
-START_EXAMPLES = 2000  # validation examples on which untrained weights are compared with the target
-REHEARSAL_STEPS, REHEARSAL_WARMUP_STEPS = 4, 1
-REHEARSAL_SPREAD = 4  # between the two batch sizes that are timed: small ones are cheap
 
 
 def resolve(config: DictConfig) -> DictConfig:
@@ -124,7 +119,6 @@ def load_data(config: DictConfig) -> LightningDataModule:
     data.prepare_data()
     if not hasattr(data, "train_batches"):
         data.setup("fit")
-        data.setup("test")
     return data
 
 
@@ -140,9 +134,10 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
     draws_batches = hasattr(data, "train_batches")
     if draws_batches:
         data.setup("fit")
+    validation, test, notes = data.val_dataloader(), None, list[str]()
+    with optional(f"no test metrics, as {type(data).__name__}.setup('test') or test_dataloader() fails", notes):
         data.setup("test")
-    validation = data.val_dataloader()
-    test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
+        test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
     draw = data.train_batches if draws_batches else functools.partial(rebatch, data.train_dataloader())
     if not draws_batches:
         draw(1, None, 0)  # refuses what cannot be read in other batches, before the first trial
@@ -160,6 +155,7 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
         validates_on_test=getattr(data, "validates_on_test", False),
         # Without hooks on batches it is left out: Lightning looks for them at each batch.
         data_module=None if draws_batches and not any(is_overridden(hook, data) for hook in BATCH_HOOKS) else data,
+        notes=tuple(notes),
     )
 
 
@@ -269,7 +265,7 @@ class LightningBackend(TrialBackend):
         self.stops = not self.horizon
         self.validates_on_test = workload.validates_on_test
         self.evaluation_share = protocol.evaluation_schedule.share
-        self.train_examples = workload.train_examples
+        self.train_examples, self.notes = workload.train_examples, workload.notes
         # Where schedules end with the budget, it is part of the workload; a chosen horizon stands in the record.
         budget = {} if self.stops or chooses_horizons(config.sampler) else flatten({"budget": to_dict(config.budget)})
         self.frozen_settings = {
@@ -282,7 +278,7 @@ class LightningBackend(TrialBackend):
     def run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
         """Train one trial; one whose earlier state is gone, or cannot be used, is trained again from the start.
 
-        Where the user's code refuses the values of this trial alone, its own error is raised: the rehearsal has passed.
+        Where the user's code refuses the values of this trial alone, its own error is raised: the preflight has passed.
         """
         try:
             return self._run(spec, folder, resumed_from)
@@ -326,63 +322,6 @@ class LightningBackend(TrialBackend):
     def resumable(self, number: int, folder: Output) -> bool:
         """Return whether the stopped trial's state is there."""
         return folder.state(number).exists()
-
-    def rehearse(self, space: Space, trial: TrialSpec | None, step_time: Callable[[float], float] | None) -> None:
-        """Train a few steps and evaluate, which finds what only training finds; time them if no time is given."""
-        # A single trial's batch size may be one at which the module can be built where the range's smallest is none.
-        sizes = space if trial is None else replace(space, low=trial.batch_size, high=trial.batch_size)
-        rehearsed = self._rehearsed_step_time(sizes)
-        self.step_time = step_time or rehearsed
-        first = trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)
-        module = self.workload.build_module(first)
-        self.gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-        # A target that untrained weights meet shows on a part of the validation data: every n-th batch, so that it
-        # stands for all, in whatever order the data are.
-        every = max(1, self.workload.validation_examples // START_EXAMPLES)
-        part = islice(self.workload.validation_batches, 0, None, every)
-        value = metric(evaluate(self.workload, module, self.protocol, val=part), self.protocol.target.metric)
-        if value is not None:
-            refuse_met_target(self.protocol.target, value)
-        self._check_tunables(space)
-
-    def _train_briefly(self, spec: TrialSpec) -> TrialResult:
-        short = replace(self.protocol, budget=Budget(REHEARSAL_STEPS, 1), warmup_steps=REHEARSAL_WARMUP_STEPS)
-        trainer = {**self.protocol.trainer, "limit_val_batches": 1}
-        return run_trial(self.workload, spec, replace(short, noise_scale_every=None, trainer=trainer))
-
-    def _rehearsed_step_time(self, space: Space) -> StepTime:
-        """Time a few steps at the smallest batch size and at one a few times larger."""
-        sizes = sorted({space.snap(space.low), space.snap(min(space.high, space.low * REHEARSAL_SPREAD))})
-        specs = [TrialSpec(0, 0, size, space.lr(size, -space.delta_bound), None, 0) for size in sizes]
-        seconds = [self._train_briefly(spec).seconds_per_step or 0.0 for spec in specs]
-        if len(sizes) == 1:
-            return StepTime(0.0, seconds[0] / sizes[0])
-        slope = max(0.0, (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]))
-        return StepTime(max(0.0, seconds[0] - slope * sizes[0]), slope)
-
-    def _check_tunables(self, space: Space) -> None:
-        """Train a few steps at the smallest batch size with all further hyperparameters at either end."""
-        for one in space.tunables:
-            name = self._config.workload.name
-            if one.key.startswith(BUDGET) and self.stops:
-                raise ConfigError(
-                    f"workload.tunable.{one.name} sets {one.key}, but no schedule of {name} ends "
-                    "with its budget: it would change nothing but when a trial gives up"
-                )
-            if one.key.startswith(BUDGET) and chooses_horizons(self._config.sampler):
-                raise ConfigError(
-                    f"workload.tunable.{one.name} sets {one.key}, but the search itself chooses how long each schedule "
-                    f"of {name} is, within the budget: leave {one.name} out of search.tune"
-                )
-        for values in corners(space.tunables):
-            lr = space.lr(space.low, -space.delta_bound)
-            try:
-                self._train_briefly(TrialSpec(0, 0, space.low, lr, None, 0, hyperparameters=values))
-            except (TypeError, ValueError, ConfigError) as error:
-                raise ConfigError(
-                    f"workload.tunable: the module does not take {', '.join(overrides(self._config, values))} at batch "
-                    f"size {space.low}: {str(error).splitlines()[0]}"
-                ) from error
 
 
 def has_horizon(config: DictConfig) -> bool:

@@ -1,0 +1,415 @@
+"""What a few steps show before anything long: what cannot be tuned is refused in one line, what is left out is a note.
+
+Short trials at the smallest batch sizes, through the same code as every other trial: two batch sizes are timed, two
+learning rates compared, one of the trials is stopped and continued. Each mistake has a function that finds it.
+"""
+
+import inspect
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import get_object
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities.memory import garbage_collection_cuda
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from bstune.config import overrides, to_dict
+from bstune.core.console import format_number, plural
+from bstune.core.errors import BstuneError, ConfigError, StateError
+from bstune.core.failures import cause, described
+from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
+from bstune.core.search_space import BUDGET, Space, corners
+from bstune.core.step_time import StepTime
+from bstune.trial.backend import chooses_horizons
+from bstune.trial.batches import KEPT_OPTIONS, not_rebatchable
+from bstune.trial.checkpoint import Stopped
+from bstune.trial.loop import Workload, metric, refuse_met_target, run_trial
+
+STEPS, WARMUP_STEPS = 4, 1  # of one short trial
+COMPARED_STEPS = 3  # after which the weights of two learning rates are compared, and one of the trials is stopped
+SPREAD = 4  # between the two batch sizes: small ones are cheap
+START_EXAMPLES = 1000  # validation examples on which untrained weights are compared with the target
+FEW_EXAMPLES = 64  # of other evaluations: some metrics are not defined on a single example
+RATE_NAMES = ("lr", "learning_rate", "learningrate", "base_lr", "max_lr")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the short trials measured, and what the study does without."""
+
+    smallest: int  # batch size that was trained
+    step_time: StepTime
+    gradient_bytes: int
+    notes: tuple[str, ...]
+
+
+def preflight(
+    workload: Workload, protocol: TrialProtocol, space: Space, trial: TrialSpec | None, *, continues: bool, survey: bool
+) -> Findings:
+    """Refuse a workload that cannot be tuned, with what to change; the user's own errors are raised as they are.
+
+    ``trial`` is the one to run instead of a study; ``continues``: trials are stopped and continued; ``survey``: one
+    will find the smallest batch size at which the module can be trained.
+    """
+    # A single trial's batch size may be one at which the module can be built where the range's smallest is none.
+    space = space if trial is None else replace(space, low=trial.batch_size, high=trial.batch_size)
+    short = _ShortTrials(workload, protocol)
+    small, large = space.snap(space.low), space.snap(min(space.high, space.low * SPREAD))
+    lowest = -space.delta_bound
+    try:
+        first = short.run(small, space.lr(small, lowest), start=True)
+    except BstuneError:
+        raise
+    except Exception:  # as batch normalisation's, of a batch of one
+        if not survey or small == large:
+            raise
+        small = large
+        first = short.run(small, space.lr(small, lowest), start=True)
+    seconds = {small: first.seconds, large: first.seconds if large == small else 0.0}
+    if large != small:
+        seconds[large] = short.run(large, space.lr(large, lowest)).seconds
+    notes = [*manual_notes(first, protocol)]
+    with tempfile.TemporaryDirectory(prefix="bstune-preflight-") as folder:
+        state = Path(folder) / "stopped.ckpt"
+        last_step = COMPARED_STEPS if continues else None
+        spec = replace(first.spec, lr=space.lr(small, 0.0), max_steps=last_step)
+        other = short.run_spec(spec, state=state if continues else None)
+        if spec.lr != first.spec.lr and (problem := rate_problem(first, other)) is not None:
+            raise ConfigError(problem)
+        if state.exists():  # it did not end by itself
+            notes += _continuation_notes(short, other, state)
+    if torch.cuda.is_available():
+        garbage_collection_cuda()
+    return Findings(small, _step_time(seconds), first.gradient_bytes, tuple(notes))
+
+
+def _step_time(seconds: Mapping[int, float]) -> StepTime:
+    """Return the line through the seconds per step at one batch size or two, without a negative part."""
+    sizes = sorted(seconds)
+    if len(sizes) == 1:
+        return StepTime(0.0, seconds[sizes[0]] / sizes[0])
+    slope = max(0.0, (seconds[sizes[1]] - seconds[sizes[0]]) / (sizes[1] - sizes[0]))
+    return StepTime(max(0.0, seconds[sizes[0]] - slope * sizes[0]), slope)
+
+
+# Short trials
+
+
+class _ShortTrials:
+    """Runs short trials of a workload, each watched by a recorder."""
+
+    def __init__(self, workload: Workload, protocol: TrialProtocol) -> None:
+        self._workload = workload
+        self._protocol = replace(
+            protocol, target=protocol.target.never_met, warmup_steps=WARMUP_STEPS, noise_scale_every=None
+        )
+        self._target = protocol.target
+        examples = max(1, workload.validation_examples)
+        # Every n-th batch, so that a part of the data stands for all, in whatever order they are.
+        self._start = _EveryNth(workload.validation_batches, max(1, examples // START_EXAMPLES))
+        self._few = math.ceil(FEW_EXAMPLES * (sized_len(workload.validation_batches) or 1) / examples)
+
+    def run(self, batch_size: int, lr: float, *, start: bool = False) -> "_Recorder":
+        """Train for ``STEPS`` steps; ``start``: see that untrained weights do not meet the target."""
+        return self.run_spec(TrialSpec(0, 0, batch_size, lr, None, 0), start=start)
+
+    def run_spec(self, spec: TrialSpec, *, start: bool = False, **options: Any) -> "_Recorder":
+        """Train for ``STEPS`` steps, or until the spec's last one."""
+        recorder, build = _Recorder(spec, self._target.metric), self._workload.build_module
+        protocol, validation = self._protocol, self._workload.validation_batches
+        if start:
+            validation = self._start.batches
+        else:
+            protocol = replace(protocol, trainer={**protocol.trainer, "limit_val_batches": self._few})
+        workload = replace(
+            self._workload, build_module=lambda own: recorder.attach(build(own)), validation_batches=validation
+        )
+        recorder.result = run_trial(workload, spec, protocol, **options)
+        if start and recorder.start_metric is not None:
+            refuse_met_target(self._target, recorder.start_metric)
+        return recorder
+
+
+class _EveryNth:
+    """Every n-th of the validation batches; a DataLoader reads no other."""
+
+    def __init__(self, batches: Iterable[Any], n: int) -> None:
+        self._whole, self._n = batches, n
+        self.batches: Iterable[Any] = self
+        if n == 1:
+            self.batches = batches
+        elif type(batches) is DataLoader and batches.batch_sampler is not None and sized_len(batches) is not None:
+            kept = {name: getattr(batches, name) for name in KEPT_OPTIONS}
+            self.batches = DataLoader(batches.dataset, batch_sampler=list(batches.batch_sampler)[::n], **kept)
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._whole, 0, None, self._n)
+
+    def __len__(self) -> int:
+        return len(range(0, sized_len(self._whole) or 1, self._n))
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The learning rate of one of an optimizer's groups of parameters."""
+
+    optimizer: str
+    lr: float
+    initial_lr: float  # before any schedule, where one has noted it
+
+
+class _Recorder(Callback):
+    """Watches a short trial from within, and ends it after ``STEPS`` steps."""
+
+    def __init__(self, spec: TrialSpec, metric_name: str) -> None:
+        self.spec, self._metric = spec, metric_name
+        self.result: TrialResult | None = None
+        self.module_name = ""
+        self.automatic = True
+        self.gradient_bytes = self.batches = 0
+        self.start_metric: float | None = None  # of all of the validation batches, untrained
+        self.before: dict[str, Tensor] = {}  # the weights
+        self.after: dict[str, Tensor] | None = None  # ``COMPARED_STEPS`` steps; None: the trial ended before
+        self.rates: list[Rate] = []  # then
+        self.optimizer_steps: Counter[int] = Counter()  # by the optimizer's place
+        self._metrics: dict[str, Tensor] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Seconds per step, 0 where none was timed."""
+        return (None if self.result is None else self.result.seconds_per_step) or 0.0
+
+    def attach(self, module: LightningModule) -> LightningModule:
+        """Let the Trainer call this one with the module's own call-backs."""
+        check_hooks(module)
+        self.module_name = type(module).__name__
+        configure = module.configure_callbacks
+
+        def configured() -> Sequence[Callback]:
+            own = configure()
+            return [*(own if isinstance(own, Sequence) else [own]), self]
+
+        module.configure_callbacks = configured  # type: ignore[method-assign]
+        return module
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.automatic = pl_module.automatic_optimization
+        trained = [p for p in pl_module.parameters() if p.requires_grad]
+        self.gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
+        self.before = _weights(pl_module)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        places = (i for i, one in enumerate(trainer.optimizers) if one is getattr(optimizer, "optimizer", optimizer))
+        self.optimizer_steps[next(places, 0)] += 1
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.batches += 1
+        steps, rest = divmod(self.batches, trainer.accumulate_grad_batches)
+        if steps == COMPARED_STEPS and rest == 0:
+            self.after = _weights(pl_module)
+            groups = [(type(one).__name__, group) for one in trainer.optimizers for group in one.param_groups]
+            self.rates = [
+                Rate(name, float(group["lr"]), float(group.get("initial_lr", group["lr"])))
+                for name, group in groups
+                if "lr" in group
+            ]
+        if steps >= STEPS and rest == 0:
+            trainer.should_stop = True
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # What was logged in training, or in an earlier evaluation, must not look like this one's.
+        self._metrics = dict(trainer.callback_metrics)
+        trainer.callback_metrics.clear()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            check_metric(self._metric, trainer.callback_metrics, self._metrics)
+            for name, value in self._metrics.items():
+                trainer.callback_metrics.setdefault(name, value)
+        elif self._metric in trainer.callback_metrics:
+            self.start_metric = metric(trainer, self._metric)
+
+
+def _weights(module: LightningModule) -> dict[str, Tensor]:
+    return {name: weight.detach().to("cpu", copy=True) for name, weight in module.named_parameters()}
+
+
+# What each of them finds
+
+
+def check_takes_rate(config: DictConfig) -> None:
+    """Refuse a config in which nothing takes ``${trial.lr}``."""
+    slow, fast = (
+        to_dict(OmegaConf.merge(config, {"trial": {"batch_size": 1, "lr": lr, "total_steps": 1}}).workload)
+        for lr in (1.0, 2.0)
+    )
+    if slow != fast:
+        return
+    target = str(config.workload.module.get("_target_"))
+    parameters: Mapping[str, Any] = {}
+    with suppress(ImportError, AttributeError, TypeError, ValueError):  # what cannot be built is not said here
+        parameters = inspect.signature(get_object(target)).parameters
+    argument = next((name for name in RATE_NAMES if name in parameters), None)
+    what = (
+        f"set workload.module.{argument}='${{trial.lr}}'"
+        if argument
+        else f"pass ${{trial.lr}} in workload.module to whatever of {target} takes the learning rate"
+    )
+    raise ConfigError(f"nothing in the workload takes ${{trial.lr}}, so every learning rate would train alike: {what}")
+
+
+def check_loaders(data: LightningDataModule) -> None:
+    """Refuse a data module whose loaders a trial cannot use: its training data in other batches, the others as is."""
+    if hasattr(data, "train_batches"):
+        return
+    name = type(data).__name__
+    for method in ("train_dataloader", "val_dataloader"):
+        if not is_overridden(method, data):
+            raise ConfigError(f"{name} has no {method}: define it, so that it returns a DataLoader")
+    for method, rebatched in (("train_dataloader", True), ("val_dataloader", False)):
+        loader = getattr(data, method)()
+        where = f"{name}.{method}()"
+        if isinstance(loader, Sequence | Mapping) or type(loader).__name__ == "CombinedLoader":
+            count = plural(len(getattr(loader, "flattened", loader)), "loader")
+            one = "one batch of B examples" if rebatched else "one number for the target"
+            raise ConfigError(
+                f"{where} returns {count} in a {type(loader).__name__}, but a trial needs {one}: return one DataLoader "
+                "over a torch.utils.data.ConcatDataset or StackDataset of their data sets, say"
+            )
+        if rebatched and (problem := not_rebatchable(loader)) is not None:
+            raise ConfigError(
+                f"{where} cannot be read in batches of another size: {problem}; return DataLoader(dataset, "
+                "batch_size=..., shuffle=True) over a data set with __len__ and __getitem__, or give the data module "
+                "train_batches(batch_size, micro_batch_size, seed), which yields batches of that size without end"
+            )
+        if not rebatched and not (isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__")):
+            raise ConfigError(
+                f"{where} returns a {type(loader).__name__} without a length: return a DataLoader over a data set with "
+                "__len__, so that evaluations take their share of the examples"
+            )
+
+
+def check_hooks(module: LightningModule) -> None:
+    """Refuse a module that lacks what every trial calls."""
+    name = type(module).__name__
+    for hook, what in (
+        ("training_step", "return the loss there"),
+        ("configure_optimizers", "return the optimizer there"),
+        ("validation_step", "log the target's metric there, as the target is only looked for in validation"),
+    ):
+        if not is_overridden(hook, module):
+            raise ConfigError(f"{name} has no {hook}: {what}")
+
+
+def check_metric(name: str, logged: Mapping[str, Any], in_training: Mapping[str, Any]) -> None:
+    """Refuse a target whose metric is not ``logged`` in validation, whatever was logged ``in_training``."""
+    if name in logged:
+        return
+    where = "in training alone" if name in in_training else "nowhere"
+    if not logged:
+        raise ConfigError(
+            f"the target's metric {name!r} is logged {where}, and nothing in validation: log it in validation_step"
+        )
+    raise ConfigError(
+        f"the target's metric {name!r} is logged {where}; in validation the module logs {', '.join(sorted(logged))}: "
+        "set workload.target.metric to one of them, or log it in validation_step"
+    )
+
+
+def rate_problem(slow: _Recorder, fast: _Recorder) -> str | None:
+    """Return why two learning rates are the same to the module; None if they are not, or if a few steps do not show it.
+
+    At a rate of zero, as a warm-up begins with, nothing shows it; nor where no weight moves, if the optimizers' own
+    rates are the trial's.
+    """
+    if slow.after is None or fast.after is None:
+        return None
+    if any(not torch.equal(weight, fast.after[name]) for name, weight in slow.after.items()):
+        return None
+    follows = slow.rates != fast.rates
+    still = all(torch.equal(weight, slow.after[name]) for name, weight in slow.before.items())
+    if slow.rates and (all(rate.lr == 0.0 for rate in (*slow.rates, *fast.rates)) or (still and follows)):
+        return None
+    same = (
+        f"trial.lr has no effect: at {format_number(slow.spec.lr)} and at {format_number(fast.spec.lr)} the first "
+        f"{COMPARED_STEPS} steps of {slow.module_name} are the same"
+    )
+    if not slow.rates:
+        return f"{same}, as it has no optimizer with a learning rate: return one from configure_optimizers"
+    if follows:
+        return f"{same}, though the rates of its optimizers are not: train the weights by these optimizers' steps"
+    shown = ", ".join(dict.fromkeys(f"{rate.optimizer} {format_number(rate.lr)}" for rate in slow.rates))
+    return (
+        f"{same}, with these rates of its optimizers at both: {shown}. Let configure_optimizers, and any schedule that "
+        "sets rates of its own (as OneCycleLR's max_lr), use the rate that the module was given"
+    )
+
+
+def _continuation_notes(short: _ShortTrials, stopped: _Recorder, state: Path) -> Iterator[str]:
+    """Continue a stopped trial; what cannot be is refused, or begins again each time, which is a note."""
+    assert stopped.result is not None  # noqa: S101 (it has left a state)
+    spec = replace(stopped.spec, number=1, resumed_from=0, max_steps=STEPS)
+    try:
+        short.run_spec(spec, resume=Stopped(stopped.result, state))
+    except StateError as error:
+        yield f"no trial is continued, each starts afresh: {cause(error)}"
+    except Exception as error:
+        _, frames = described(error)
+        raise ConfigError(
+            f"a stopped trial of {stopped.module_name} cannot be continued from its checkpoint: {cause(error)}; let it "
+            f"load what it saves, or set sampler=tpe, which continues no trial\n{frames}".rstrip()
+        ) from error
+
+
+def manual_notes(trial: _Recorder, protocol: TrialProtocol) -> Iterator[str]:
+    """Yield what a study does without where the module steps its optimizers itself."""
+    if trial.automatic:
+        return
+    counts = [trial.optimizer_steps[place] for place in range(max(trial.optimizer_steps, default=-1) + 1)]
+    took = " and ".join(map(str, counts)) or "no"
+    yield (
+        f"{trial.module_name} steps its optimizers itself (manual optimization): trained as it is, one step of a trial "
+        f"a batch (in {trial.batches} batches its optimizers took {took} steps)"
+        + ("" if protocol.noise_scale_every is None else ", without noise scale")
+    )
+
+
+def check_tunables(
+    config: DictConfig, workload: Workload, protocol: TrialProtocol, space: Space, *, stops: bool
+) -> None:
+    """Train a few steps at the smallest batch size with all further hyperparameters at either end."""
+    name, short = config.workload.name, _ShortTrials(workload, protocol)
+    for one in space.tunables:
+        if one.key.startswith(BUDGET) and stops:
+            raise ConfigError(
+                f"workload.tunable.{one.name} sets {one.key}, but no schedule of {name} ends "
+                "with its budget: it would change nothing but when a trial gives up"
+            )
+        if one.key.startswith(BUDGET) and chooses_horizons(config.sampler):
+            raise ConfigError(
+                f"workload.tunable.{one.name} sets {one.key}, but the search itself chooses how long each schedule "
+                f"of {name} is, within the budget: leave {one.name} out of search.tune"
+            )
+    for values in corners(space.tunables):
+        spec = TrialSpec(0, 0, space.low, space.lr(space.low, -space.delta_bound), None, 0, hyperparameters=values)
+        try:
+            short.run_spec(spec)
+        except (TypeError, ValueError, ConfigError) as error:
+            raise ConfigError(
+                f"workload.tunable: the module does not take {', '.join(overrides(config, values))} at batch "
+                f"size {space.low}: {str(error).splitlines()[0]}"
+            ) from error

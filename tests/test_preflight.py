@@ -1,0 +1,517 @@
+"""What a few steps find before anything long: each mistake ends in its line, and no good project is refused."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning import LightningDataModule
+from lightning.pytorch import Callback, LightningModule
+from toolbox import make_protocol, make_result
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from bstune.config import compose
+from bstune.core import scaling
+from bstune.core.errors import ConfigError
+from bstune.core.records import Target, TrialSpec
+from bstune.core.search_space import Space
+from bstune.core.step_time import StepTime
+from bstune.trial import preflight as checks
+from bstune.trial.batches import rebatch
+from bstune.trial.loop import Workload
+from bstune.trial.preflight import check_loaders, check_takes_rate, preflight
+
+DATA = TensorDataset(torch.arange(64.0).view(64, 1).sin(), torch.arange(64) % 3)
+SPACE = Space(8, 64, 1, 1.0, partial(scaling.linear, reference_batch_size=8, reference_lr=0.1))
+
+
+class Lit(LightningModule):
+    """A module as its author would write it, without a fault."""
+
+    def __init__(self, spec):
+        super().__init__()
+        self.spec, self.lr = spec, spec.lr
+        self.net = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+    def loss(self, batch):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(batch), batch_size=len(batch[0]))
+        self.log("val_acc", 0.5, batch_size=len(batch[0]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def fly(kind, space=SPACE, *, target=("val_loss", 0.01), trial=None, continues=True, survey=False, every=32):
+    workload = Workload(
+        kind,
+        lambda spec: rebatch(DataLoader(DATA, shuffle=True), spec.batch_size, None, spec.seed),
+        DataLoader(DATA, batch_size=16),
+        len(DATA),
+        train_examples=len(DATA),
+    )
+    protocol = make_protocol(100, target=Target(*target, "min"), noise_scale_every=every)
+    return preflight(workload, protocol, space, trial, continues=continues, survey=survey)
+
+
+# An optimizer whose rate does not follow the trial's
+
+
+class Fixed(Lit):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class FixedMaximum(Lit):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=100, cycle_momentum=False)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class Overwritten(Lit):
+    def on_train_batch_start(self, batch, batch_idx):
+        for group in self.optimizers().param_groups:
+            group["lr"] = 0.01
+
+
+class ByHand(Lit):
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(self.loss(batch))
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight -= 0.01 * weight.grad
+                weight.grad = None
+
+
+class NoOptimizer(Lit):
+    def configure_optimizers(self):
+        return None
+
+
+IGNORED = r"trial.lr has no effect: at 0.0125 and at 0.1 the first 3 steps of {} are the same"
+RATES = r", with these rates of its optimizers at both: SGD {}\. Let configure_optimizers"
+
+
+@pytest.mark.filterwarnings("ignore:.LightningModule.configure_optimizers. returned .None.")
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Fixed, RATES.format("0.05")),
+        (FixedMaximum, RATES.format("0.00[0-9]+")),
+        (Overwritten, RATES.format("0.01")),
+        (ByHand, ", though the rates of its optimizers are not: train the weights by"),
+        (NoOptimizer, ", as it has no optimizer with a learning rate: return one from configure_optimizers"),
+    ],
+)
+def test_a_rate_that_is_not_the_trials_is_refused(kind, message):
+    with pytest.raises(ConfigError, match=f"^{IGNORED.format(kind.__name__)}{message}"):
+        fly(kind)
+
+
+# Good projects, which are not refused
+
+
+class Warm(Lit):
+    """The rate of the first steps is 0 at every trial's rate, and tiny afterwards."""
+
+    steps = 1000
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / self.steps))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class Glacial(Warm):
+    steps = 10**12  # no weight moves in float32
+
+
+class WarmByEpoch(Lit):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: min(1.0, epoch / 5))]
+
+
+class WarmByHand(Lit):
+    """Sets rates of zero at first, of which no schedule has noted where they will end."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        for group in self.optimizers().param_groups:
+            group["lr"] = self.lr if self.global_step > 50 else 0.0
+
+
+class WarmAndNormed(WarmByHand):
+    """Its weights move without the optimizer."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.net[0].weight.data.div_(self.net[0].weight.norm())
+
+
+class Adam(Lit):
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=self.lr)
+
+
+class Scaled(Lit):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr * self.spec.batch_size / 256)
+
+
+class Groups(Lit):
+    """Only the head's rate is the trial's."""
+
+    def configure_optimizers(self):
+        head = {"params": self.net[2].parameters(), "lr": self.lr}
+        return torch.optim.SGD([{"params": self.net[0].parameters(), "lr": 1e-3}, head])
+
+
+class Hparams(Lit):
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.save_hyperparameters({"learning_rate": spec.lr})
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.learning_rate)
+
+
+class Stochastic(Lit):
+    def loss(self, batch):
+        return nn.functional.cross_entropy(nn.functional.dropout(self.net(batch[0]), 0.5, self.training), batch[1])
+
+
+class Still(Lit):
+    """Its gradients are zero at first."""
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * 0.0
+
+
+class Alternating(Lit):
+    """Two optimizers under manual optimization."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        for place, optimizer in enumerate(self.optimizers()):
+            if batch_idx % (place + 1) == 0:
+                optimizer.zero_grad()
+                self.manual_backward(self.loss(batch))
+                optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.net[place].parameters(), lr=self.lr) for place in (0, 2)]
+
+
+class Counts(Callback):
+    def on_validation_epoch_end(self, trainer, pl_module):
+        pl_module.log("val_loss", 1.0)
+
+
+class LogsFromCallback(Lit):
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_callbacks(self):
+        return Counts()
+
+
+class QuietInSanityCheck(Lit):
+    def validation_step(self, batch, batch_idx):
+        if not self.trainer.sanity_checking:
+            super().validation_step(batch, batch_idx)
+
+
+class PreparesInFit(Lit):
+    """Needs hooks of the training before it can be evaluated."""
+
+    def on_fit_start(self):
+        self.scale = torch.ones(())
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(batch) * self.scale, batch_size=len(batch[0]))
+
+
+class KeepsState(Lit):
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["mine"] = [1, 2]
+
+    def on_load_checkpoint(self, checkpoint):
+        assert checkpoint["mine"] == [1, 2]
+
+
+GOOD = (
+    *(Lit, Warm, Glacial, WarmByEpoch, WarmByHand, WarmAndNormed, Adam, Scaled, Groups, Hparams, Stochastic, Still),
+    *(Alternating, LogsFromCallback, QuietInSanityCheck, PreparesInFit, KeepsState),
+)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_a_good_project_is_not_refused(kind):
+    found = fly(kind)
+    assert found.smallest == 8
+    assert found.gradient_bytes == 4 * sum(p.numel() for p in kind(SimpleNamespace(lr=0.1, batch_size=8)).parameters())
+    assert not found.notes or kind is Alternating
+
+
+def test_one_trial_by_itself_is_tried_at_its_own_batch_size():
+    assert fly(Lit, trial=TrialSpec(0, 0, 5, 0.1, None, 0), continues=False).smallest == 5
+
+
+def test_manual_optimization_is_trained_as_it_is():
+    text = (
+        "Alternating steps its optimizers itself (manual optimization): trained as it is, one step of a trial a batch "
+        "(in 4 batches its optimizers took 4 and 2 steps)"
+    )
+    assert fly(Alternating).notes == (text + ", without noise scale",)
+    assert fly(Alternating, every=None).notes == (text,)
+
+
+def test_batch_normalisation_of_one_example_is_left_to_the_survey():
+    space = Space(1, 64, 1, 1.0, SPACE.rule)
+    assert fly(Lit, space, survey=True).smallest == 4
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        fly(Lit, space)
+
+
+# What is missing
+
+
+class NoValidation(Lit):
+    validation_step = LightningModule.validation_step
+
+
+class NoTraining(Lit):
+    training_step = LightningModule.training_step
+
+
+class LogsNothing(Lit):
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
+class LogsInSanityCheck(Lit):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_sanity" if self.trainer.sanity_checking else "val_acc", 0.5, batch_size=1)
+
+
+class SavesWhatItCannotLoad(KeepsState):
+    def on_load_checkpoint(self, checkpoint):
+        raise KeyError("ema")
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "message"),
+    [
+        (NoValidation, "val_loss", "NoValidation has no validation_step: log the target's metric there"),
+        (NoTraining, "val_loss", "NoTraining has no training_step: return the loss there"),
+        (Lit, "val_los", "'val_los' is logged nowhere; in validation the module logs val_acc, val_loss: set workload"),
+        (
+            Lit,
+            "train_loss",
+            "'train_loss' is logged in training alone; in validation the module logs val_acc, val_loss",
+        ),
+        (LogsNothing, "val_loss", "'val_loss' is logged nowhere, and nothing in validation: log it in validation_step"),
+        (LogsInSanityCheck, "val_sanity", "'val_sanity' is logged nowhere; in validation the module logs val_acc: set"),
+        (
+            SavesWhatItCannotLoad,
+            "val_loss",
+            r"a stopped trial of SavesWhatItCannotLoad cannot be continued from its checkpoint: KeyError: 'ema' "
+            r"\(test_preflight.py:\d+\); let it load what it saves, or set sampler=tpe",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(kind, target, message):
+    with pytest.raises(ConfigError, match=message):
+        fly(kind, target=(target, 0.01))
+
+
+def test_a_checkpoint_is_not_tried_where_no_trial_is_continued():
+    fly(SavesWhatItCannotLoad, continues=False)
+
+
+class Unreadable(Lit):
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["mine"] = SimpleNamespace()
+
+
+def test_a_checkpoint_that_is_no_plain_data_is_a_note():
+    (note,) = fly(Unreadable).notes
+    assert note.startswith("no trial is continued, each starts afresh: ")
+
+
+def test_a_target_that_untrained_weights_meet_is_refused():
+    with pytest.raises(ConfigError, match="the target val_loss <= 90 is met before training"):
+        fly(Lit, target=("val_loss", 90.0))
+
+
+# A configuration in which nothing takes the trial's rate
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ({"lr": 0.1}, r"set workload.module.lr='\$\{trial.lr\}'"),
+        ({"_target_": f"{__name__}.Fixed"}, r"pass \$\{trial.lr\} in workload.module to whatever of \S+Fixed takes"),
+        ({"_target_": "no.such"}, "whatever of no.such takes"),
+    ],
+)
+def test_a_config_that_does_not_use_the_rate_is_refused(module, message):
+    config = compose(["workload=digits", "device=cpu"])
+    check_takes_rate(config)
+    config.workload.module = {**({} if "_target_" in module else config.workload.module), **module}
+    with pytest.raises(ConfigError, match="nothing in the workload takes .*" + message):
+        check_takes_rate(config)
+
+
+# Data that cannot be read in other batches
+
+
+class Data(LightningDataModule):
+    """Returns the given loaders."""
+
+    def __init__(self, train=None, validation=None):
+        super().__init__()
+        plain = DataLoader(DATA, batch_size=7, shuffle=True)
+        self.train, self.validation = (plain if one is None else one for one in (train, validation))
+
+    def train_dataloader(self):
+        return self.train
+
+    def val_dataloader(self):
+        return self.validation
+
+
+class OwnBatches(Data):
+    train_batches = None  # it hands out its own
+
+
+class NoValidationData(LightningDataModule):
+    train_dataloader = Data.train_dataloader
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class Own(DataLoader):
+    def __iter__(self):
+        return super().__iter__()
+
+
+class Buckets(BatchSampler):
+    pass
+
+
+PLAIN, STREAM = DataLoader(DATA), DataLoader(Stream())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Data(STREAM), r"train_dataloader\(\) cannot .*: its data set, Stream, is iterable .*; return DataLoader\("),
+        (Data([PLAIN, PLAIN]), r"train_dataloader\(\) returns 2 loaders in a list, but a trial needs one batch of B"),
+        (Data({"a": PLAIN}), r"train_dataloader\(\) returns 1 loader in a dict, .*ConcatDataset or StackDataset"),
+        (Data(iter("ab")), r"train_dataloader\(\) cannot .*: it returns a str\w*iterator, not a torch DataLoader"),
+        (Data(Own(DATA)), r"train_dataloader\(\) cannot .*: Own has an __iter__ of its own; .*train_batches\("),
+        (Data(DataLoader(DATA, batch_sampler=Buckets(SequentialSampler(DATA), 4, False))), "batch_sampler is Buckets"),
+        (Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64))), "WeightedRandomSampler, draws other"),
+        (Data(validation=[PLAIN, PLAIN]), r"val_dataloader\(\) returns 2 loaders .*one number for the target"),
+        (Data(validation=STREAM), r"val_dataloader\(\) returns a DataLoader without a length"),
+        (NoValidationData(), "has no val_dataloader: define it"),
+    ],
+)
+def test_loaders_that_do_not_do_are_named(data, message):
+    with pytest.raises(ConfigError, match=f"^{type(data).__name__}.*{message}"):
+        check_loaders(data)
+
+
+@pytest.mark.parametrize("data", [Data(), Data(DataLoader(DATA, batch_size=9)), OwnBatches([PLAIN, PLAIN])])
+def test_loaders_that_do_are_not_refused(data):
+    check_loaders(data)
+
+
+# What the short trials cost
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Return a function that times a made-up machine, and what was asked of it."""
+
+    def run(tau, low=8, high=512, multiple=1):
+        asked = []
+
+        def run_trial(workload, spec, protocol, **options):
+            asked.append((spec, protocol))
+            return make_result(seconds_per_step=tau(spec.batch_size))
+
+        monkeypatch.setattr(checks, "run_trial", run_trial)
+        rule = partial(scaling.linear, reference_batch_size=64, reference_lr=0.1)
+        return fly(Lit, Space(low, high, multiple, 1.0, rule)).step_time, asked
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("at_8", "at_32", "expected"),
+    [
+        (0.018, 0.042, (0.01, 0.001)),  # a straight line
+        (0.3, 0.3, (0.3, 0.0)),
+        (0.5, 0.4, (0.5, 0.0)),  # noise makes neither part negative
+        (0.1, 4.9, (0.0, 0.2)),
+    ],
+)
+def test_two_batch_sizes_give_a_step_time(timed, at_8, at_32, expected):
+    step_time, _ = timed({8: at_8, 32: at_32}.__getitem__)
+    assert step_time == StepTime(*(pytest.approx(part, abs=1e-12) for part in expected))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tried"),
+    [
+        ({}, [8, 32, 8]),
+        ({"high": 20}, [8, 20, 8]),  # not past the largest
+        ({"low": 3, "multiple": 8}, [8, 16, 8]),
+        ({"low": 64, "high": 64}, [64, 64]),
+    ],
+)
+def test_short_trials_are_few_and_at_low_rates(timed, sizes, tried):
+    step_time, asked = timed(lambda batch_size: 0.01 * batch_size, **sizes)
+    assert [spec.batch_size for spec, _ in asked] == tried
+    assert step_time == StepTime(pytest.approx(0.0), pytest.approx(0.01))
+    for spec, protocol in asked[:-1]:
+        assert spec.lr == pytest.approx(0.1 * spec.batch_size / 64 / 8)  # the lowest rate searched: three octaves down
+    assert asked[-1][0].lr == pytest.approx(0.1 * tried[0] / 64)
+    assert {protocol.warmup_steps for _, protocol in asked} == {1}
+    assert {protocol.noise_scale_every for _, protocol in asked} == {None}
+    assert [protocol.trainer.get("limit_val_batches") for _, protocol in asked] == [None, *[4] * (len(tried) - 1)]
+
+
+@pytest.mark.parametrize(("every", "kept"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6])])
+@pytest.mark.parametrize("batches", [DataLoader(range(7)), [[i] for i in range(7)]])
+def test_a_part_of_the_validation_data_is_every_nth_batch(batches, every, kept):
+    part = checks._EveryNth(batches, every).batches
+    assert len(part) == len(kept)
+    assert [int(batch[0]) for batch in part] == [int(batch[0]) for batch in part] == kept
