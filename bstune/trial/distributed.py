@@ -77,6 +77,17 @@ class _Environment(LightningEnvironment):
         return 0
 
 
+class _Strategy(DDPStrategy):
+    """Says what to do where a module does not go with DDP."""
+
+    def on_exception(self, exception: BaseException) -> None:
+        if "Expected to have finished reduction" in str(exception):
+            raise ConfigError(
+                "some parameters take no part in the loss, which DDP does not take: freeze them (requires_grad=False), "
+                "or set devices=1"
+            ) from None
+
+
 def trainer_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the Trainer's arguments for this process: those of one device, or with DDP over all."""
     if _place is None:
@@ -85,7 +96,7 @@ def trainer_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if options.get("accelerator") == "cuda":
         first = options["devices"][0] - _place.rank
         devices = list(range(first, first + _place.count))
-    strategy = DDPStrategy(cluster_environment=_Environment())
+    strategy = _Strategy(cluster_environment=_Environment())
     return {**options, "devices": devices, "strategy": strategy, "use_distributed_sampler": False}
 
 
