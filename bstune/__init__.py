@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bstune.core.curve import FrontierPoint, fit_curve
-    from bstune.core.records import Target, TrialResult
+    from bstune.core.records import Budget, Target, TrialResult
     from bstune.hardware.survey import survey
     from bstune.search.sampler import FrontierSampler
+    from bstune.study.tune import tune
     from bstune.trial.noise_scale import NoiseScale
 
 __all__ = [
+    "Budget",
     "FrontierPoint",
     "FrontierSampler",
     "NoiseScale",
@@ -27,9 +29,11 @@ __all__ = [
     "__version__",
     "fit_curve",
     "survey",
+    "tune",
 ]
 
 _MODULES = {
+    "Budget": "bstune.core.records",
     "FrontierPoint": "bstune.core.curve",
     "FrontierSampler": "bstune.search.sampler",
     "NoiseScale": "bstune.trial.noise_scale",
@@ -37,6 +41,7 @@ _MODULES = {
     "TrialResult": "bstune.core.records",
     "fit_curve": "bstune.core.curve",
     "survey": "bstune.hardware.survey",
+    "tune": "bstune.study.tune",
 }
 
 

@@ -1,4 +1,4 @@
-"""The command: ``bstune [tune] | worker | survey | fit | plan | record | sweep``, and the one way in which it ends.
+"""The command: ``bstune [tune] | lightning | worker | survey | ...``, see VERBS, and the one way in which it ends.
 
 A run composes its config once, by Hydra's compose API. What Hydra's own command line does besides (``--help``,
 ``--cfg``, ``--multirun``, ``hydra.*`` options, ...) is left to ``hydra.main``. What takes long to import is imported
@@ -12,6 +12,7 @@ import io
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 VERBS = {  # each is called with what stands after it, and raises what ends it
     "tune": "bstune.__main__:tune",
+    "lightning": "bstune.__main__:lightning",
     "worker": "bstune.__main__:worker",
     "survey": "bstune.hardware.report:main",
     "fit": "bstune.__main__:fit",
@@ -176,16 +178,10 @@ def run(config: "DictConfig", arguments: Sequence[str]) -> None:
     # optuna, rich and, to train, lightning: not for --help or a mistake
     from rich.console import Console
 
-    from bstune.study.prepare import prepare
-    from bstune.study.run import run_single, run_study
+    from bstune.study.run import run as run_config
 
     try:
-        console = Console()
-        prepared = prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
-        if prepared.trial is None:
-            run_study(prepared, arguments, console)
-        else:
-            run_single(prepared, prepared.trial, console)
+        run_config(config, arguments, Console())
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
         raise Interrupted(
             "interrupted: every finished trial is stored; the same command continues the study"
@@ -225,6 +221,44 @@ def worker(arguments: list[str]) -> None:
     quieten(training=not is_replayed(config))
     console = Console()
     run_worker(prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True)), study, console)
+
+
+def lightning(arguments: list[str]) -> None:
+    """Make a workload of a config file of LightningCLI, and tune it."""
+    parser = argparse.ArgumentParser(
+        prog="bstune lightning",
+        description="Tunes what a config file of LightningCLI trains. The file becomes a workload, written to "
+        "bstune_conf/workload/, whose learning rate is the trial's; the data are read in batches of every size.",
+    )
+    parser.add_argument("config", type=Path, help="YAML file with trainer, model and data")
+    parser.add_argument("--target", required=True, help="val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9'")
+    for one in ("model", "data"):
+        parser.add_argument(f"--{one}", metavar="CLASS", help=f"the class of the {one}, where the file names none")
+    parser.add_argument("--lr", metavar="KEY", help="the learning rate's key, where its name does not tell it")
+    parser.add_argument("--name", help="of the workload (default: the model's class)")
+    parser.add_argument("overrides", nargs="*", metavar="OPTION=VALUE", help="options of bstune")
+    options = parser.parse_intermixed_args(arguments)
+    quieten()
+    # 4 s, as above
+    from yaml import safe_dump
+
+    from bstune.core.files import write_text
+    from bstune.study.prepare import compose_checked
+    from bstune.trial.lightning_cli import Chosen, workload_of
+
+    chosen = Chosen(**{name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")})
+    workload, lines = workload_of(options.config, chosen)
+    text = safe_dump(workload, sort_keys=False, default_flow_style=None, width=110)
+    written = Path("bstune_conf", "workload", f"{workload['name']}.yaml")
+    composed = [f"workload={workload['name']}", *options.overrides]
+    with tempfile.TemporaryDirectory() as folder:  # whatever is wrong is found before anything is written
+        Path(folder, "workload").mkdir()
+        Path(folder, "workload", written.name).write_text(text, encoding="utf-8")
+        compose_checked(["--config-dir", folder, *composed])
+    written.parent.mkdir(parents=True, exist_ok=True)
+    write_text(written, f"# Made by bstune lightning {options.config}.\n{text}")
+    print("\n".join([f"{written}, made of {options.config}:", *(f"  {line}" for line in lines)]))
+    tune(["--config-dir", str(written.parent.parent), *composed])
 
 
 def fit(arguments: list[str]) -> None:

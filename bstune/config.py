@@ -8,7 +8,8 @@ import argparse
 import difflib
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,10 +17,13 @@ from urllib.parse import urlsplit
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Sweep
 from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate as hydra_instantiate
+from hydra.version import VersionBase
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
@@ -419,6 +423,26 @@ def compose(arguments: Sequence[str], complete: Complete | None = None) -> DictC
     return validate(*compose_known(CONFIG_MODULE, parsed.config_name, options), complete)
 
 
+def compose_workload(
+    workload: Mapping[str, Any], arguments: Sequence[str], set_options: Mapping[str, Any]
+) -> DictConfig:
+    """Return the config of a workload that is given as values instead of by name, composed and validated.
+
+    ``arguments`` are those of a command line; ``set_options`` are values by option, which come after them.
+    """
+    name = "python"
+    ConfigStore.instance().store(group="workload", name=name, node=dict(workload))
+    config, unknown = compose_known(CONFIG_MODULE, CONFIG_NAME, [f"workload={name}", *arguments])
+    for option, value in set_options.items():
+        OmegaConf.update(config, option, value, force_add=True)
+    return validate(config, unknown)
+
+
+def read_yaml(name: str) -> Any:
+    """Return the content of a YAML file of ``conf/``."""
+    return safe_load(files(CONFIG_MODULE).joinpath(name).read_text(encoding="utf-8"))
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the ``config_dir``, ``config_name`` and ``overrides`` of a command line."""
     parser = argparse.ArgumentParser(prog="bstune", add_help=False, allow_abbrev=False)
@@ -463,7 +487,7 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
     """Return a config composed of the options that Hydra knows, and the names of those that it does not know."""
     unknown: list[str] = []
     options = with_choices(options)
-    with initialize_config_module(module, version_base=HYDRA_VERSION):
+    with _own_hydra(), initialize_config_module(module, version_base=HYDRA_VERSION):
         while True:
             known = [option for option in options if option.split("=")[0].lstrip("+~") not in unknown]
             try:
@@ -475,6 +499,20 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
                 unknown.append(refused[1])
             except YAMLError as error:
                 raise ConfigError(f"a config file is not YAML: {' '.join(str(error).split())}") from error
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Put aside, for a while, the Hydra of a program that calls this one, which would be refused as a second one."""
+    theirs, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
+    if theirs is None:
+        yield
+        return
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra, VersionBase.instance().version_base = theirs, version
 
 
 def plain_error(error: Exception) -> str:
@@ -562,7 +600,7 @@ def _text(value: object) -> str:
 
 def _unknown(name: str, names: Mapping[str, Any]) -> str:
     """Return the line for an option that there is not: its new name, or the nearest that there is."""
-    renamed = safe_load(files(CONFIG_MODULE).joinpath("renamed.yaml").read_text(encoding="utf-8"))
+    renamed = read_yaml("renamed.yaml")
     if name in renamed:
         return f"unknown option {name}: it is called {renamed[name]} now"
     if name in ("workload.data", "workload.module"):
@@ -611,7 +649,7 @@ def instantiate(node: DictConfig, what: str) -> Any:
         return hydra_instantiate(_with_targets(node), _convert_="all")
     except (InstantiationException, OmegaConfBaseException, TypeError) as error:  # TypeError: of _partial_ and its like
         if isinstance(error.__cause__, BstuneError):
-            raise error.__cause__ from error
+            raise error.__cause__ from None  # it caused the error: a ring of causes has no end
         reason = _not_found(error) or " ".join(str(error).split())
         raise ConfigError(f"{what} cannot be built: {reason}") from error
 

@@ -116,6 +116,8 @@ def run(
         result = trials[place][seed] = trainer(step.workload, spec, step.protocol)
         reached = "no accuracy" if (share := accuracy(result)) is None else f"accuracy {share:.4f}"
         line = f"{number + 1} of {len(plan)}, {step.rung.name}, seed {seed}: {reached}, {result.status}"
+        if (took := seconds(result)) is not None:
+            line += f", {took:.2f} s of training"
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     rows = make_rows(steps, trials, level)
     device = device_name(steps[0].protocol.trainer)

@@ -56,6 +56,10 @@ class Foreign(LightningModule):
         loss = F.cross_entropy(self.net(batch["x"]), batch["y"])
         self.log("val/loss", fault_in_validation(self, self.fault, loss), batch_size=len(batch["y"]))
 
+    def on_train_epoch_end(self):
+        if self.fault == "epoch" and second():
+            self.trainer.should_stop = True
+
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), self.lr)
 

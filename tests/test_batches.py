@@ -13,6 +13,7 @@ from bstune.trial.batches import (
     IndexStream,
     Normalisation,
     TrainBatches,
+    endless,
     endless_indices,
     micro_batch_sizes,
     rebatch,
@@ -200,17 +201,17 @@ def loader(**options):
 @pytest.mark.parametrize(
     ("batch_size", "micro_batch_size", "shuffle"), [(3, None, False), (7, 3, True), (10, 10, True)]
 )
-def test_rebatch_gives_endless_batches_of_the_same_data(batch_size, micro_batch_size, shuffle):
+def test_rebatch_gives_epochs_of_an_endless_stream_of_the_same_data(batch_size, micro_batch_size, shuffle):
     result = rebatch(loader(shuffle=shuffle, drop_last=True), batch_size, micro_batch_size, seed=5)
     sizes = micro_batch_sizes(batch_size, micro_batch_size)
-    items = list(islice(result, 10 * len(sizes)))
+    assert len(result) == len(list(result)) == 10 // batch_size * len(sizes)
+    result = rebatch(loader(shuffle=shuffle, drop_last=True), batch_size, micro_batch_size, seed=5)
+    items = list(islice(endless(result), 10 * len(sizes)))
     assert [len(item) for item in items] == list(sizes) * 10
     stream = [value for item in items for value in item]
     assert all(sorted(stream[k : k + 10]) == list(range(10)) for k in range(0, len(stream) - 9, 10))
-    again = islice(rebatch(loader(shuffle=shuffle), batch_size, micro_batch_size, seed=5), len(items))
+    again = islice(endless(rebatch(loader(shuffle=shuffle), batch_size, micro_batch_size, seed=5)), len(items))
     assert list(again) == items
-    with pytest.raises(TypeError):
-        len(result)
     half = rebatch(loader(), 5, None, seed=0)
     assert sorted(next(iter(half)) + next(iter(half))) == list(range(10))  # goes on where the last iterator left off
 
@@ -273,27 +274,30 @@ def test_a_loader_is_resumed_with_what_reading_draws_from_python_numpy_and_torch
         return rebatch(loader(collate_fn=noisy), 7, micro_batch_size, seed=5)
 
     parts = len(micro_batch_sizes(7, micro_batch_size))
-    whole = list(islice(fresh(), (done + 3) * parts))
+    whole = list(islice(endless(fresh()), (done + 3) * parts))
     batches = fresh()
     stream_of(batches).remembers = True
-    list(islice(batches, done * parts + 1))
+    list(islice(endless(batches), done * parts + 1))
     position = stream_of(batches).position(done)
     again = fresh()
     noisy([(0,)] * 3)
     stream_of(again).resume(position)
-    assert list(islice(again, 3 * parts)) == whole[done * parts :]
+    assert list(islice(endless(again), 3 * parts)) == whole[done * parts :]
 
 
-def test_with_workers_a_position_is_a_number_of_batches():
+@pytest.mark.parametrize("done", [2, 3, 4])  # of three batches an epoch
+def test_with_workers_a_position_is_a_number_of_batches(done):
     source = loader(num_workers=1)
-    whole = list(islice(rebatch(source, 3, None, seed=5), 12))
+    whole = list(islice(endless(rebatch(source, 3, None, seed=5)), 12))
     batches = rebatch(source, 3, None, seed=5)
-    list(islice(batches, 4))
-    position = stream_of(batches).position(4)  # its workers have been given more
-    assert position == {"batches": 4, "random": None}
+    list(islice(endless(batches), done))
+    position = stream_of(batches).position(done)  # its workers have been given more
+    assert position == {"batches": done, "random": None}
     again = rebatch(source, 3, None, seed=5)
     stream_of(again).resume(position)
-    assert list(islice(again, 8)) == whole[4:]
+    if done % 3 == 0:
+        assert list(again) == []  # of the epoch that ended there
+    assert list(islice(endless(again), 8)) == whole[done : done + 8]
 
 
 def test_a_position_that_is_past_is_refused():

@@ -132,6 +132,17 @@ def test_bad_input_ends_in_a_line(bstune, tmp_path, arguments, message):
 
 
 @pytest.mark.slow
+def test_a_device_that_stops_alone_ends_the_trial(tmp_path, monkeypatch):
+    monkeypatch.setattr("bstune.trial.workers.APART_SECONDS", 2)
+    (finished,) = on_two(partial(ranks.open_train, "epoch"), (make_spec(30, max_steps=12), tmp_path, None))
+    found = finished.result()
+    assert (found.status, found.message) == (
+        "failed",
+        "did not end with the others, 2 s before: one stops where another trains on",
+    )
+
+
+@pytest.mark.slow
 def test_a_device_that_never_answers_is_given_up(tmp_path):
     with Workers(partial(ranks.open_train, "hang"), 1, 10, devices=2) as workers:
         workers.start(make_spec(8, max_steps=12), Output(tmp_path), None)

@@ -57,7 +57,7 @@ def study(tmp_path, monkeypatch):
 
 
 def run(prepared):
-    return run_study(prepared, list(OPTIONS), Console(width=200))
+    return run_study(prepared, list(OPTIONS), Console(width=200)).trials
 
 
 BAD_LUCK = ValueError("bad luck")

@@ -1,3 +1,5 @@
+from itertools import islice
+
 import pytest
 import torch
 from lightning import LightningDataModule
@@ -9,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from bstune.config import compose, instantiate
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target
+from bstune.trial.batches import endless
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import build_module, build_workload, checked_protocol
 from bstune.workloads.images import ImageData
@@ -23,7 +26,7 @@ def composed(*overrides):
 
 
 def first(stream, count):
-    return [batch for batch, _ in zip(stream, range(count), strict=False)]
+    return list(islice(endless(stream), count))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,18 @@ def _frames(error: BaseException) -> list[traceback.FrameSummary]:
     return own or installed[-1:]
 
 
+def in_users_code(error: BaseException) -> bool:
+    """Return whether an error came by the user's own files, or by what they typed."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        path = Path(frame.f_code.co_filename)
+        installed = (INSTALLED | FRAMEWORKS) & {*path.parts} or str(path).startswith("<")
+        if frame.f_globals.get("__name__") == "__main__":
+            return True
+        if not installed and not path.is_relative_to(PACKAGE) and not path.is_relative_to(STDLIB):
+            return True
+    return False
+
+
 def described(error: BaseException) -> tuple[str, str]:
     """Return an error of the user's code in a line, and where it was: frames as lines."""
     kind, text, own = type(error).__name__, str(error).strip(), _frames(error)

@@ -21,7 +21,6 @@ began: its own context, and what other processes use. The limit is the allocator
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +29,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -44,7 +42,9 @@ from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
 from bstune.trial.distributed import join
 from bstune.trial.loop import run_trial
-from bstune.trial.workers import CONTEXT, lead_group, start_server, temporarily
+from bstune.trial.objects import Objects, give, objects_of
+from bstune.trial.trainer import without_monitors
+from bstune.trial.workers import CONTEXT, lead_group, start_process, start_server
 from bstune.trial.workload import load
 
 LOOK_SECONDS = 0.004  # between two looks at a probe's memory
@@ -100,6 +100,7 @@ class TrialProbe:
     limit: int | None  # bytes; None: all memory of a CUDA device
     steps: int
     seconds: float  # after which a probe fails
+    objects: Objects | None = None  # of a study of Python objects
 
     @property
     def on_cpu(self) -> bool:
@@ -116,9 +117,7 @@ class TrialProbe:
             stopped: str | int | None = None  # the reason, or the bytes that were over the limit
             end = time.monotonic() + self.seconds
             try:
-                # multiprocessing would import the caller's script in the child, guarded by ``__name__`` or not
-                with temporarily(sys.modules, "__main__", ModuleType("__main__")):
-                    process.start()
+                start_process(process)
                 sender.close()
                 while process.exitcode is None and stopped is None:
                     process.join(LOOK_SECONDS)
@@ -186,6 +185,7 @@ def _run(probe: TrialProbe, batch_size: int, sender: Connection, log: str, envir
     _write_if_allowed("/proc/self/oom_score_adj", "1000")
     quieten()
     config = OmegaConf.create(probe.config)
+    give(config.study, probe.objects)
     device = torch.device(config.device)
     if not probe.on_cpu and not torch.cuda.is_available():
         message = f"torch finds no CUDA device for device={device}"
@@ -198,15 +198,16 @@ def _run(probe: TrialProbe, batch_size: int, sender: Connection, log: str, envir
             join(0, 1)  # DDP's buffers count, too
         workload, protocol = load(config)
         spec = TrialSpec(0, 0, share, float(config.scaling.lr), None, 0)
+        horizon = max(probe.steps, protocol.budget.last_step(batch_size))
         protocol = replace(
             protocol,
             target=protocol.target.never_met,
             budget=Budget(probe.steps, 1),
             # As trials do at some of their steps.
             noise_scale_every=None if protocol.noise_scale_every is None else 1,
-            trainer={**protocol.trainer, "num_sanity_val_steps": 0},
+            trainer={**without_monitors(protocol.trainer), "num_sanity_val_steps": 0},
         )
-        result = run_trial(workload, spec, protocol, clock=clock)
+        result = run_trial(workload, spec, protocol, clock=clock, horizon=horizon)
     except BstuneError as error:
         sender.send(ConfigError(str(error)))
         return
@@ -261,5 +262,6 @@ def measure_ceiling(
         notes.append(f"{config.devices} devices: a probe trains the share of one, ceil(B/{config.devices}), in {each}")
     if limit is None and config.device == "cpu":
         limit = memory.memory_limit(Path("/"), memory.resident_bytes())
-    probe = TrialProbe(OmegaConf.to_container(config, resolve=False), limit, steps, seconds)
+    plain_config = OmegaConf.to_container(config, resolve=False)
+    probe = TrialProbe(plain_config, limit, steps, seconds, objects_of(config.study))
     return find_ceiling(probe, low, min(high, train_examples), notes=notes, **search)

@@ -16,6 +16,7 @@ from bstune.core.records import TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime, fit_line
 from bstune.trial.loop import run_trial
+from bstune.trial.objects import Objects, give, objects_of
 from bstune.trial.workers import Train, Workers
 from bstune.trial.workload import load
 
@@ -24,9 +25,10 @@ SPREAD = 4  # between the two batch sizes
 TimeTrial = Callable[[int, float, int], tuple[float, ...]]  # of batch size, learning rate and steps: seconds per step
 
 
-def open_short_trials(config: Any, warmup_steps: int) -> Train:
+def open_short_trials(config: Any, objects: Objects | None, warmup_steps: int) -> Train:
     """Return what trains a trial without its target, for its seconds per step, in one of the devices' processes."""
     quieten()
+    give(config["study"], objects)
     workload, protocol = load(OmegaConf.create(config))
     short = replace(
         protocol,
@@ -41,7 +43,7 @@ def open_short_trials(config: Any, warmup_steps: int) -> Train:
 def shared_steps(config: DictConfig, warmup_steps: int) -> Iterator[TimeTrial]:
     """Return what times steps of a trial on all of a config's devices: one number, the median between evaluations."""
     plain_config = OmegaConf.to_container(config, resolve=False)
-    opens = partial(open_short_trials, plain_config, warmup_steps)
+    opens = partial(open_short_trials, plain_config, objects_of(config.study), warmup_steps)
     with Workers(opens, 1, config.protocol.trial_seconds, config.devices) as workers:
 
         def time_trial(batch_size: int, lr: float, steps: int) -> tuple[float, ...]:

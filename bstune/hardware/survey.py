@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from bstune.config import compose, to_dict
 from bstune.core.console import quieten
 from bstune.core.errors import ConfigError, HardwareError, StudyError
+from bstune.core.failures import optional
 from bstune.core.files import write_text
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
@@ -254,10 +255,10 @@ def _device_errors() -> Iterator[None]:
 def _roofline(
     config: DictConfig, device: torch.device, workload: Workload, space: Space
 ) -> tuple[roofline.DeviceLimits | None, roofline.StepCost | None, tuple[str, ...]]:
-    options, limits = config.hardware.ceilings, None
     if config.devices > 1:
         return None, None, (f"no roofline: it is one device's, and {config.devices} share the steps",)
-    try:
+    options, limits, cost, notes = config.hardware.ceilings, None, None, list[str]()
+    with optional("no roofline", notes):
         arithmetic = roofline.arithmetic_of(config.precision, device.type)
         limits = timing.measure_limits(
             device, arithmetic, options.seconds, list(options.matrix_sizes), list(options.copy_bytes)
@@ -268,9 +269,8 @@ def _roofline(
             return on_device(workload, module, next(iter(workload.train_batches(_spec(size, space)))), device)
 
         sizes = list(options.traced_batch_sizes)
-        return limits, roofline.step_cost(module, batch, roofline.training_loss, arithmetic, sizes), ()
-    except HardwareError as error:
-        return limits, None, (f"no roofline: {error}",)
+        cost = roofline.step_cost(module, batch, roofline.training_loss, arithmetic, sizes)
+    return limits, cost, tuple(notes)
 
 
 def _spec(batch_size: int, space: Space) -> TrialSpec:
@@ -303,11 +303,10 @@ def _time_ladder(
         if notes or (size in compared and steps <= options.min_steps):
             return trial, ()
         compared.add(size)
-        try:
-            return trial, timing.time_bare(workload, short, size, lr, steps, device)
-        except HardwareError as error:
-            notes.append(f"no share of overhead: {error}")
-            return trial, ()
+        bare: Sequence[float] = ()
+        with optional("no share of overhead", notes):
+            bare = timing.time_bare(workload, short, size, lr, steps, device)
+        return trial, bare
 
     sizes = timing.ladder(ceiling.smallest, ceiling.batch_size, options.rungs, space.multiple)
     alone = nullcontext(partial(timing.time_trial, workload, short))

@@ -19,10 +19,11 @@ from bstune.core.errors import HardwareError
 from bstune.core.records import Budget, TrialProtocol, TrialSpec
 from bstune.core.step_time import fit_step_times
 from bstune.hardware.roofline import DTYPES, Arithmetic, DeviceLimits, tensor_core_multiple, training_loss
-from bstune.trial.batches import micro_batch_sizes
+from bstune.trial.batches import endless, micro_batch_sizes
 from bstune.trial.compile import compiled
 from bstune.trial.device import synchronize
-from bstune.trial.loop import Workload, make_trainer, run_trial
+from bstune.trial.loop import Workload, run_trial
+from bstune.trial.trainer import make_trainer, without_monitors
 from bstune.trial.workload import on_device
 
 TIMER_CALLS = 5  # of a size at least: three to warm up, one to choose the block, one block
@@ -68,10 +69,15 @@ def ladder(low: int, ceiling: int, rungs: int, multiple: int) -> tuple[int, ...]
 
 
 def visits(sizes: Sequence[int], repeats: int, seed: int) -> list[int]:
-    """Return the order of measurement: every size once a round, each round shuffled anew."""
-    # A clock that drifts then spreads over all sizes, in place of bending tau(B).
+    """Return the order of measurement: the smallest and the largest first, then all the others, then rounds of all.
+
+    Each round is shuffled anew, so that a clock that drifts spreads over all sizes in place of bending tau(B).
+    """
     shuffle = random.Random(seed)  # an order, not a secret  # noqa: S311
-    return [size for _ in range(repeats) for size in shuffle.sample(list(sizes), len(sizes))]
+    ends = list(dict.fromkeys((min(sizes), max(sizes))))
+    between = [size for size in sizes if size not in ends]
+    rounds = [size for _ in range(repeats - 1) for size in shuffle.sample(list(sizes), len(sizes))]
+    return [*ends, *shuffle.sample(between, len(between)), *rounds]
 
 
 def measure_step_times(
@@ -82,18 +88,19 @@ def measure_step_times(
     max_seconds: float,
     now: Callable[[], float] = time.perf_counter,
 ) -> Measured:
-    """Measure each batch size ``repeats`` times in shuffled order, the first one always, others where there is time.
+    """Measure each batch size ``repeats`` times, both ends first and always, others in shuffled order if there is time.
 
     ``run`` returns the seconds of single steps of a trial, at least one, and of a bare loop.
     """
-    start = now()
+    start, ends = now(), (min(sizes), max(sizes))
     taken: list[tuple[float, float]] = []
     trials: dict[int, list[Sequence[float]]] = {}
     bares: dict[int, list[float]] = {size: [] for size in sizes}
     for size in visits(sizes, repeats, seed):
         began = now()
         # What a visit takes is predicted from those so far; a smaller one may still end in time where this does not.
-        if taken and began - start + float(fit_step_times(taken, float(size))(np.array(float(size)))) > max_seconds:
+        needed = size in ends and size not in trials
+        if not needed and began - start + float(fit_step_times(taken, size)(np.array(float(size)))) > max_seconds:
             continue
         trial, bare = run(size)
         trials.setdefault(size, []).append(trial)
@@ -122,11 +129,27 @@ class _StepClock(TrialClock):
         super().__init__(now, synchronize)
         self.ticks: list[float] = []
 
-    def watch(self, batches: Iterable[Any], every: int) -> Iterator[Any]:
-        for number, batch in enumerate(batches):
-            if number % every == 0 and self._phase is Phase.TRAINING:
-                self.enter(Phase.TRAINING)
-                self.ticks.append(self.seconds(Phase.TRAINING))
+    def tick(self) -> None:
+        if self._phase is Phase.TRAINING:
+            self.enter(Phase.TRAINING)
+            self.ticks.append(self.seconds(Phase.TRAINING))
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """Batches, or their micro-batches, whose clock ticks at the first one of each step."""
+
+    batches: Iterable[Any]
+    every: int
+    clock: _StepClock
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]  # a TypeError: they have no end
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(self.batches):
+            if number % self.every == 0:
+                self.clock.tick()
             yield batch
 
 
@@ -146,12 +169,13 @@ def time_trial(
     sizes = micro_batch_sizes(batch_size, protocol.micro_batch_size)
     # The first step's edge is the first tick within training, and the last step ends without one.
     budget = Budget(protocol.warmup_steps + steps + 2, 1)
-    trainer = {**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1}
+    trainer = {**without_monitors(protocol.trainer), "num_sanity_val_steps": 0, "limit_val_batches": 1}
     result = run_trial(
-        replace(workload, train_batches=lambda spec: clock.watch(workload.train_batches(spec), len(sizes))),
+        replace(workload, train_batches=lambda spec: _Watched(workload.train_batches(spec), len(sizes), clock)),
         TrialSpec(0, 0, batch_size, lr, None, 0),
         replace(protocol, target=protocol.target.never_met, budget=budget, noise_scale_every=None, trainer=trainer),
         clock=clock,
+        horizon=max(budget.steps, protocol.budget.last_step(batch_size)),
     )
     timed = tuple(b - a for a, b in pairwise(clock.ticks))[protocol.warmup_steps :][:steps]
     if len(timed) < steps:
@@ -185,7 +209,7 @@ def time_bare(
         raise HardwareError(
             f"{type(module).__name__} does not leave its steps to Lightning and one optimizer: no bare loop is like it"
         )
-    stream = iter(workload.train_batches(spec))
+    stream = endless(workload.train_batches(spec))
     seconds: list[float] = []
 
     def loss() -> torch.Tensor:
@@ -248,21 +272,23 @@ def _best_rate(
 ) -> float:
     """Return the highest rate of 2 n^power operations, or bytes, a second over sizes n.
 
-    The smallest size is timed in any case, a larger one only where the seconds left are enough for it.
+    The smallest size is timed in any case, a larger one only where the seconds left are enough for it. What the device's
+    libraries take to load is no part of them: on a GPU it is longer than all the rest.
     """
 
     def read() -> float:  # the Timer's own clock waits for the current CUDA device, whichever is measured
         synchronize(device)
         return clock()
 
-    end = clock() + seconds
+    prepare(min(sizes))()
+    end = read() + seconds
     best = per_work = 0.0
     for left, size in zip(range(len(sizes), 0, -1), sorted(sizes), strict=True):
         work = 2.0 * size**power
         if best and TIMER_CALLS * per_work * work > end - clock():
             break
         call = prepare(size)
-        call()  # libraries load and choose their kernels here
+        call()  # libraries choose their kernels here
         timer = Timer("call()", timer=read, globals={"call": call}, num_threads=torch.get_num_threads())
         per_work = min(timer.blocked_autorange(min_run_time=max(0.0, (end - read()) / left)).times) / work
         best = max(best, 1.0 / per_work)

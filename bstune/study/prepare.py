@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import optuna
 
     from bstune.hardware.survey import Survey
+    from bstune.trial.objects import Objects
     from bstune.trial.workload import LightningBackend
 
 HORIZON_CAVEAT = (
@@ -49,6 +50,8 @@ compose_checked = partial(compose, complete=complete)  # a replayed workload tak
 
 def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> DictConfig:
     """Compose the config of a process that joins a study; the owner alone sends it to MLflow, which takes a second."""
+    if not study.user_attrs[ARGUMENTS]:
+        raise ConfigError(f"the study {study.study_name!r} trains Python objects: the bstune.tune() that began it does")
     return compose_checked([*study.user_attrs[ARGUMENTS], *arguments, "mlflow.enabled=false"])
 
 
@@ -159,7 +162,7 @@ def _train(
     # 4 s, as above
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached_survey
-    from bstune.trial.preflight import check_loaders, check_takes_rate, check_tunables, preflight
+    from bstune.trial.preflight import check_hooks, check_loaders, check_takes_rate, check_tunables, preflight
     from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data
 
     check_takes_rate(config)
@@ -170,6 +173,7 @@ def _train(
     else:
         check_largest(trial.batch_size, data, "trial.batch_size")
     workload = build_workload(config, data)
+    check_hooks(workload.build_module(trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)))
     backend = LightningBackend(config, workload, protocol)
     surveyed = trial is None and config.hardware.enabled
     continues = trial is None and backend.stops and stops_trials(config.sampler)
@@ -201,14 +205,18 @@ def _several(
 
 def _processes(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[int], Workers], list[str]]:
     """Return what starts so many processes that train, and the plan's notes about them."""
-    import torch  # a second of the 4
+    # 4 s, as above
+    import torch
+
+    from bstune.trial.objects import objects_of
 
     count, seconds = config.search.workers, config.protocol.trial_seconds
     plain_config = OmegaConf.to_container(config, resolve=False)
 
     def start(count: int) -> Workers:
         shared = (threads, limit) if count > 1 else (None, None)
-        return Workers(partial(open_trials, plain_config, *shared), count, seconds, config.devices)
+        open_train = partial(open_trials, plain_config, objects_of(config.study), *shared)
+        return Workers(open_train, count, seconds, config.devices)
 
     threads: int | None = None
     limit: int | None = None
@@ -234,19 +242,24 @@ def _processes(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[i
 
 
 def open_trials(
-    config: Any, threads: int | None, limit: int | None
+    config: Any, objects: "Objects | None", threads: int | None, limit: int | None
 ) -> Callable[[TrialSpec, Output, TrialResult | None], TrialResult]:
-    """Return what trains a trial in a worker's process, with torch's ``threads`` and within ``limit`` bytes of CUDA."""
+    """Return what trains a trial in a worker's process, with torch's ``threads`` and within ``limit`` bytes of CUDA.
+
+    ``objects`` are those of a study of Python objects.
+    """
     # 4 s, as above
     import torch
 
     from bstune.hardware.memory import cap_cuda_memory
+    from bstune.trial.objects import give
     from bstune.trial.workload import LightningBackend, load, resolve
 
     quieten()
     if threads is not None:
         torch.set_num_threads(threads)
     resolved = resolve(OmegaConf.create(config))
+    give(resolved.study, objects)
     if limit is not None:
         device = torch.device(resolved.device)
         cap_cuda_memory(device, limit / torch.cuda.get_device_properties(device).total_memory)

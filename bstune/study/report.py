@@ -4,7 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -38,16 +38,26 @@ MIN_TIMED = 10  # ... of so many trials, each of as many steps
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 
 
+@dataclass(frozen=True)
+class Findings:
+    """A study, its trials, what ``curve.json`` says of them, and S*(B); None where nothing reached the target."""
+
+    prepared: PreparedStudy
+    trials: list[TrialResult]
+    summary: Summary
+    band: CurveBand | None
+
+
 def report_study(
     prepared: PreparedStudy,
     study: optuna.Study,
     tracking: "Tracking | None",
     stop_reason: str,
-    arguments: Sequence[str],
+    arguments: Sequence[str] | None,
     console: Console,
     sampled: tuple[Sequence[TrialResult], Posterior] | None = None,
-) -> None:
-    """Write, print and track a study's results; ``arguments`` of the command line run the winners again.
+) -> Findings:
+    """Write, print, track and return a study's results; ``arguments`` of a command line run the winners again.
 
     ``sampled``: the posterior of these trials, if it is at hand.
     """
@@ -86,6 +96,7 @@ def report_study(
     print_final(console, summary, shown, _track(prepared, tracking, summary, band))
     for line in (*prepared.caveats, *load_caveat(done), *_elsewhere(prepared, study, best)):
         console.print(line, soft_wrap=True)
+    return Findings(prepared, done, summary, band)
 
 
 def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
@@ -185,9 +196,12 @@ def _test_winners(
     return {name: tests[number] for name, number in numbers.items() if number in tests}
 
 
-def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str], prepared: PreparedStudy) -> str:
-    """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again."""
-    kept = [_without_secret(argument) for argument in arguments if not argument.startswith("trial.")]
+def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str] | None, prepared: PreparedStudy) -> str:
+    """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again.
+
+    A study without ``arguments``, as one of Python objects, has no such command.
+    """
+    kept = [_without_secret(argument) for argument in arguments or () if not argument.startswith("trial.")]
     values: dict[str, Any] = {}
     for name, criterion in WINNERS.items():
         if criterion.merit not in best:
@@ -202,7 +216,7 @@ def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str], prepared: 
         values[name] = {
             **winner_row(best[criterion.merit]),
             "checkpoint": str(checkpoint.absolute()) if checkpoint.exists() else None,
-            "command": shlex.join([sys.executable, "-m", "bstune", *kept, *own]),
+            "command": None if arguments is None else shlex.join([sys.executable, "-m", "bstune", *kept, *own]),
         }
     names = sorted(set(re.findall(r"oc\.env:(BSTUNE_\w+)", " ".join(kept))))
     comment = f"# The commands read secrets from the environment: first set {', '.join(names)}.\n" if names else ""

@@ -23,8 +23,8 @@ from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.secrets import redact, redact_patterns, redact_values
 from bstune.study.lease import Leases
 from bstune.study.plan import max_seconds, remaining_seconds
-from bstune.study.prepare import PreparedStudy
-from bstune.study.report import report_study
+from bstune.study.prepare import PreparedStudy, prepare
+from bstune.study.report import Findings, report_study
 from bstune.study.search import Search
 from bstune.study.storage import (
     DEVICE,
@@ -128,10 +128,22 @@ def trial_line(result: TrialResult, total: int | None) -> str:
     )
 
 
-def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Console) -> list[TrialResult]:
-    """Run or continue the study, write its report and return its trials; ``arguments`` compose its config again."""
+def run(config: DictConfig, arguments: Sequence[str] | None, console: Console) -> Findings | None:
+    """Prepare and run the study, or the one trial, of a validated config; a study's findings are returned.
+
+    ``arguments`` of the command line compose the config again; None: none do, as it is of Python objects.
+    """
+    prepared = prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
+    if prepared.trial is None:
+        return run_study(prepared, arguments, console)
+    run_single(prepared, prepared.trial, console)
+    return None
+
+
+def run_study(prepared: PreparedStudy, arguments: Sequence[str] | None, console: Console) -> Findings:
+    """Run or continue the study, write its report and return its findings; ``arguments`` compose its config again."""
     config, objective, files = prepared.config, prepared.budget.objective, prepared.files
-    shared = [one for one in arguments if not one.lstrip("+~").startswith(MACHINE_OPTIONS)]
+    shared = [one for one in arguments or () if not one.lstrip("+~").startswith(MACHINE_OPTIONS)]
     again = [one for one in shared if redact_patterns(one) == one]
     kind = prepared.backend.device_kind
     study = open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root, kind, again)
@@ -159,8 +171,7 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
             search = Search(prepared, study, leases, tracking, progress.show)
             stop_reason = search.run()
         console.print(stop_reason)
-        report_study(prepared, study, tracking, stop_reason, arguments, console, search.sampled)
-        return results(study)
+        return report_study(prepared, study, tracking, stop_reason, arguments, console, search.sampled)
 
 
 def _config_yaml(config: DictConfig) -> str:

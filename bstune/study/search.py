@@ -168,7 +168,7 @@ class Search:
                 file.write(result.to_json() + "\n")
             raise
         if result.status == "failed":
-            check_failures(results(self._study), finished.frames)
+            check_failures(results(self._study), finished.frames, finished.cause)
 
     def _ask(self) -> Asked | None:
         prepared, claimed = self._prepared, claim_free(self._study, self._budget.trials, self._worker)
@@ -246,8 +246,8 @@ class Search:
         )
 
 
-def check_failures(done: Sequence[TrialResult], frames: str = "") -> None:
-    """Raise UserCodeError if too many trials failed in a row, of which ``frames`` are the last error's, or StudyError.
+def check_failures(done: Sequence[TrialResult], frames: str = "", cause: Exception | None = None) -> None:
+    """Raise UserCodeError if too many trials failed in a row, or StudyError; ``frames`` and ``cause``: of the last one.
 
     Trials that were cut short, as by an interruption, do not count.
     """
@@ -259,7 +259,7 @@ def check_failures(done: Sequence[TrialResult], frames: str = "") -> None:
         raise kind(
             f"{which}, the last one with {ran[-1].message}\n{frames}"
             "the finished trials are stored: mend it, and the same command continues the study"
-        )
+        ) from cause
 
 
 def _searched(done: Sequence[TrialResult]) -> list[TrialResult]:

@@ -4,8 +4,9 @@ import functools
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -287,21 +288,44 @@ class EvalBatches:
             yield self._normalise(self._images[start:stop]), self._labels[start:stop]
 
 
-class EndlessBatchSampler(Sampler[list[int]]):
-    """Yields lists of indices, one micro-batch each; what reading them ``in_process`` draws is part of the position."""
+class StreamBatchSampler(Sampler[list[int]]):
+    """Yields lists of indices, one micro-batch each, of an endless stream in epochs of n // B batches.
+
+    What an epoch leaves over of its n examples is in the first batch of the next one. What reading the indices
+    ``in_process`` draws is part of the stream's position.
+    """
 
     def __init__(
         self, n: int, batch_size: int, micro_batch_size: int | None, generator: torch.Generator, in_process: bool
     ) -> None:
         self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
         self._split = splitter(batch_size, micro_batch_size)
-        random_states = (random_state, set_random_state) if in_process else ()
-        self.stream = IndexStream(n, batch_size, generator, *random_states)
+        self.stream = IndexStream(n, batch_size, generator, *((random_state, set_random_state) if in_process else ()))
+        self._batches = n // batch_size
+        self._in_process, self._fresh = in_process, True
+
+    def __len__(self) -> int:
+        return self._batches * len(self.micro_batch_sizes)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for index in self.stream:
+        done = self.stream.drawn % self._batches
+        # Where a trial goes on after a whole epoch, Lightning takes an iterator of that one too, and reads none of it;
+        # worker processes would read ahead.
+        ended = self._fresh and not self._in_process and done == 0 < self.stream.drawn
+        self._fresh = False
+        for index in islice(self.stream, 0 if ended else self._batches - done):
             for part in self._split(index):
                 yield part.tolist()
+
+
+def endless(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield batches of one epoch after another; an iterable without any is an end."""
+    some = True
+    while some:
+        some = False
+        for batch in batches:
+            some = True
+            yield batch
 
 
 def stream_of(batches: object) -> IndexStream:
@@ -317,10 +341,11 @@ def stream_of(batches: object) -> IndexStream:
 
 
 def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed: int) -> DataLoader[Any]:
-    """Return a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled and without end.
+    """Return a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled, n // B of them an epoch.
 
-    A resumed trial reads the same examples and draws the same numbers from the generators of Python, numpy and torch,
-    but not in worker processes, nor from generators of the data set.
+    Each epoch goes on in an endless stream of the shuffled examples, so that all batches are whole. A resumed trial
+    reads the same examples and draws the same numbers from the generators of Python, numpy and torch, but not in worker
+    processes, nor from generators of the data set.
     """
     if not isinstance(loader, DataLoader):
         raise ConfigError(
@@ -335,8 +360,9 @@ def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed:
         )
     order, workers = seeded_generators(seed, "cpu", 2)
     examples = len(loader.dataset)  # type: ignore[arg-type]
-    sampler = EndlessBatchSampler(examples, batch_size, micro_batch_size, order, loader.num_workers == 0)
+    sampler = StreamBatchSampler(examples, batch_size, micro_batch_size, order, loader.num_workers == 0)
     kept = {name: getattr(loader, name) for name in KEPT_OPTIONS}
+    kept["persistent_workers"] = loader.num_workers > 0  # large batches make short epochs
     return DataLoader(loader.dataset, batch_sampler=sampler, generator=workers, **kept)
 
 

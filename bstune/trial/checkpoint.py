@@ -15,34 +15,68 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from bstune.core.clock import Phase, TrialClock
-from bstune.core.errors import StateError
+from bstune.core.errors import ConfigError, StateError
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.trial import distributed
 from bstune.trial.batches import IndexStream
 
 KEY = "bstune"
-OF_RANKS = "ranks"  # in it, of a trial on several devices: what differs from process to process
+OWN = "bstune's own file"  # the storage options that mark one
+OF_RANKS = "ranks"  # in it, of a trial on several devices: what differs from process to process, by rank
+DIFFERS = ("stream", "generators", "epoch", "metrics")
 # Of modules and data modules, which are built anew: they may hold any object, and none of these loads as plain data.
 UNUSED = ("hyper_parameters", "hparams_type", "datamodule_hyper_parameters", "datamodule_hparams_type")
 DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error)  # errors of reading such an archive
 
 
-class InPlace(TorchCheckpointIO):
-    """Writes a checkpoint where it is to lie: Lightning would write it in the system's temporary folder and move it."""
+class PlainFiles:
+    """A Trainer's checkpoints: bstune's own hold weights and plain data alone, all others are left as they are.
+
+    Hyper-parameters may hold any object, so they are left out of bstune's own; what loads one gets those of the module
+    that it is loaded into, which was built alike.
+    """
+
+    def __init__(self, trainer: Trainer, module: LightningModule) -> None:
+        self._trainer, self._module = trainer, module
+        self._others = trainer.strategy.checkpoint_io
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._others, name)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write the file; the error of a full disk says which."""
+        if storage_options != OWN:
+            self._others.save_checkpoint(checkpoint, path, storage_options)
+            return
         buffer = io.BytesIO()
-        torch.save(checkpoint, buffer)
+        torch.save({name: value for name, value in checkpoint.items() if name not in UNUSED}, buffer)
         try:
+            # In place: Lightning would write it in the system's temporary folder and move it.
             Path(path).write_bytes(buffer.getbuffer())
         except OSError as error:
             error.filename = str(path)
             raise
+
+    def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
+        """Read one of bstune's own files, and add what the user's on_load_checkpoint expects in it."""
+        try:
+            checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise ConfigError(
+                f"{path} cannot be loaded: {_reason(error)}: let on_save_checkpoint add numbers, texts, tensors, and"
+                " lists and dicts of them alone"
+            ) from error
+        for owner in (self._trainer.datamodule, self._module):  # type: ignore[attr-defined]
+            if owner is None or not owner.hparams:
+                continue
+            checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = owner.hparams
+            checkpoint[owner.CHECKPOINT_HYPER_PARAMS_TYPE] = type(owner.hparams)
+            if hasattr(owner, "_hparams_name"):
+                checkpoint[owner.CHECKPOINT_HYPER_PARAMS_NAME] = owner._hparams_name
+        return checkpoint
 
 
 @dataclass(frozen=True)
@@ -62,11 +96,13 @@ class TrialState:
     lr: float
     seed: int
     steps: int  # optimizer steps applied, from the first of the chain
+    skipped: int  # by a gradient scaler, which are not among them
     start_gap: float | None  # of the target before training; None if it was not measured on all validation data
     near: bool  # whether the target has been near at one of the evaluations that were due
     due_step: int  # of the next evaluation
-    forced: tuple[int, ...]  # steps evaluated only because the chain was stopped there
+    forced: tuple[int, ...]  # steps evaluated though not due: at an epoch's end, or where it was stopped
     metrics: Mapping[str, torch.Tensor]  # logged last; Lightning steps schedules on them only after the evaluation
+    epoch: Mapping[str, Any]  # what it has accumulated so far (bstune.trial.epoch); empty where it has no end
     stream: Mapping[str, Any]  # a position of bstune.trial.batches.IndexStream
     generators: Mapping[str, Any]  # of bstune.trial.batches.random_state
     device: str
@@ -103,16 +139,15 @@ class StateWriter(Callback):
         """Write the state, if one is taken; its seconds are no evaluation's."""
         if self._state is not None:
             self._clock.enter(Phase.CLOSING)
-            trainer.save_checkpoint(self._partial, weights_only=False)
+            trainer.save_checkpoint(self._partial, weights_only=False, storage_options=OWN)
+            self._state = None  # other call-backs write checkpoints too
             self._clock.enter(Phase.EVALUATION)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the state to Lightning's checkpoint, and leave out what need not be there."""
+        """Add the state to Lightning's checkpoint."""
         if self._state is not None:
-            for name in UNUSED:
-                checkpoint.pop(name, None)
             checkpoint[KEY] = dict(vars(self._state))
-            of_ranks = distributed.gather({name: checkpoint[KEY][name] for name in ("stream", "generators")})
+            of_ranks = distributed.gather({name: checkpoint[KEY][name] for name in DIFFERS})
             if of_ranks is not None:
                 checkpoint[KEY][OF_RANKS] = of_ranks
 

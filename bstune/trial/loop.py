@@ -8,14 +8,14 @@ evaluation where it was stopped; it changes neither the training nor when later 
 history are those of the whole chain, seconds the trial's own.
 """
 
-import copy
 import functools
 import inspect
 import math
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
-from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.memory import garbage_collection_cuda
 
@@ -34,10 +33,12 @@ from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec, is_near, next_evaluation
 from bstune.trial import distributed
 from bstune.trial.batches import micro_batch_sizes, random_state, set_random_state, stream_of, weight_micro_batches
-from bstune.trial.checkpoint import InPlace, StateWriter, Stopped, TrialState, read_state
+from bstune.trial.checkpoint import OWN, PlainFiles, StateWriter, Stopped, TrialState, read_state
 from bstune.trial.compile import USER_CODE_ERRORS, Compiling, first_line, is_out_of_memory, warn_once
 from bstune.trial.device import device_name, synchronize, versions
+from bstune.trial.epoch import accumulate_on, accumulated
 from bstune.trial.noise_scale import NoiseScale
+from bstune.trial.trainer import lengths, looks_at_epochs, make_trainer, serving
 
 # A gradient scaler halves its scale at each step that it skips: after this many in a row no loss can be finite.
 SKIPPED_STEPS_MEAN_DIVERGED = 50
@@ -50,7 +51,7 @@ class Workload:
     """What trials need of a workload."""
 
     build_module: Callable[[TrialSpec], LightningModule]
-    train_batches: Callable[[TrialSpec], Iterable[Any]]  # endless: B examples, or their micro-batches
+    train_batches: Callable[[TrialSpec], Iterable[Any]]  # B examples, or their micro-batches; endless, or an epoch's
     validation_batches: Iterable[Any]  # the same at every batch size
     validation_examples: int
     test_batches: Iterable[Any] | None = None  # None: there is no test set apart from the validation data
@@ -69,11 +70,14 @@ def run_trial(
     clock: TrialClock | None = None,
     state: Path | None = None,
     resume: Stopped | None = None,
+    horizon: int | None = None,
 ) -> TrialResult:
     """Train until the target, ``spec.max_steps`` or the budget, and return the record.
 
-    ``checkpoint`` gets the weights that reached the target, ``state`` the training state of a censored trial; a
-    StateError says, before anything is done, that the trial cannot be resumed but can start afresh.
+    ``horizon`` is the number of steps that the Trainer names as its own, and ends after; None: the budget's, whenever
+    the trial ends, so that a trial stopped early has the schedules of one that is not. ``checkpoint`` gets
+    the weights that reached the target, ``state`` the training state of a censored trial; a StateError says, before
+    anything is done, that the trial cannot be resumed but can start afresh.
     """
     resumed_from = None if resume is None else resume.record.number
     if spec.resumed_from != resumed_from:
@@ -81,7 +85,7 @@ def run_trial(
     clock = clock or TrialClock(synchronize=synchronize)
     progress = _Progress(spec, protocol, workload.validation_examples, resume)
     compiling = Compiling(protocol.compile, clock)
-    loop = _TargetLoop(progress, clock, compiling)
+    loop = _TargetLoop(progress, clock, compiling, horizon)
     try:
         _train(workload, loop, checkpoint, state, resume)
     except BstuneError:
@@ -135,8 +139,6 @@ def _train(
         weight_micro_batches(module, sizes, spec.batch_size)
     for name in ("training_step", "validation_step"):
         setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
-    trainer = make_trainer(protocol.trainer, accumulate_grad_batches=len(sizes), callbacks=[loop])
-    trainer.strategy.checkpoint_io = InPlace()
     train, validation = workload.train_batches(spec), workload.validation_batches
     distributed.check_share(train, sizes)
     options: dict[str, Any] = {"weights_only": True}
@@ -145,20 +147,26 @@ def _train(
         options["ckpt_path"] = resume.state
     if state is not None:
         loop.writer = StateWriter(state, stream_of(train), loop.clock)
-    try:
+    arguments = lengths(train, len(sizes), loop.longest, module.automatic_optimization)
+    with tempfile.TemporaryDirectory(prefix="bstune-") as folder, _discarding(loop.writer):
+        trainer = make_trainer(
+            protocol.trainer, module, [loop], folder, accumulate_grad_batches=len(sizes), **arguments
+        )
+        trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
         with warnings.catch_warnings():
             # The data live on the device, so advice on loader workers is beside the point.
             warnings.simplefilter("ignore", PossibleUserWarning)
+            if resume is not None:  # the optimizer's steps before are the stopped trial's
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
             if workload.data_module is None:
                 trainer.fit(module, train, validation, **options)
             else:
                 trainer.fit(module, datamodule=serving(workload.data_module, train=train, val=validation), **options)
-        if not trainer.should_stop:  # the batches have no end
-            raise RuntimeError(f"the training ended by itself at step {progress.steps}, as a StopIteration ends it")
+        loop.explain_end(trainer)
         if progress.status == "reached" and checkpoint is not None:
             partial = checkpoint.with_name(checkpoint.name + ".partial")
             try:
-                trainer.save_checkpoint(partial, weights_only=True)
+                trainer.save_checkpoint(partial, weights_only=True, storage_options=OWN)
                 if distributed.is_first():
                     partial.replace(checkpoint)
             finally:
@@ -166,9 +174,16 @@ def _train(
                     partial.unlink(missing_ok=True)
         if progress.status == "censored" and loop.writer is not None:
             loop.writer.keep()
+
+
+@contextmanager
+def _discarding(writer: StateWriter | None) -> Iterator[None]:
+    """Remove a state that was written and not kept."""
+    try:
+        yield
     finally:
-        if loop.writer is not None:
-            loop.writer.discard()
+        if writer is not None:
+            writer.discard()
 
 
 def _without_stop_iteration(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,7 +212,9 @@ class _Progress:
         self.history: list[tuple[int, float | None]] = []
         self.start_gap: float | None = None  # of the target before training; None if it was not measured
         self.near = False
-        self.forced: tuple[int, ...] = ()  # steps evaluated only because the trial was stopped there
+        self.forced: tuple[int, ...] = ()  # steps evaluated though not due: at an epoch's end, or where it was stopped
+        self.skipped = 0  # steps that a gradient scaler left out
+        self.ended = False
         self.spec, self.protocol, self._validation_examples = spec, protocol, validation_examples
         self.due_step = self._next_due()
         self.state: TrialState | None = None
@@ -207,7 +224,7 @@ class _Progress:
             self.state = state = read_state(resume, spec, device, versions())
             self.steps, self.steps_low, self.history = record.steps, record.steps_low, list(record.history)
             self.start_gap, self.near, self.forced = state.start_gap, state.near, state.forced
-            self.due_step = state.due_step
+            self.due_step, self.skipped = state.due_step, state.skipped
             # The state is from before the evaluation that ended the trial.
             if self.steps >= self.due_step:
                 self.due_step = self._next_due()
@@ -221,10 +238,10 @@ class _Progress:
                 f"a trial that has {self.steps} steps cannot be trained until step {self.last_step}: raise max_steps"
             )
 
-    def judge(self, value: float | None, loss: float, stopped: bool) -> bool:
-        """Take in an evaluation, and return whether it ends the trial; None is a value that is not finite."""
+    def judge(self, value: float | None, loss: float, stopped: bool) -> None:
+        """Take in an evaluation, which may end the trial; None is a value that is not finite."""
         self.history.append((self.steps, value))
-        target, ended = self.protocol.target, True
+        target, self.ended = self.protocol.target, True
         if not math.isfinite(loss):
             self.diverge(f"the training loss is {loss} at step {self.steps}")
         elif value is None:
@@ -233,15 +250,16 @@ class _Progress:
             self.diverge(f"{target.metric} is {value:g} at step {self.steps}, far past its start")
         elif target.reached(value):
             self.status, self.message = "reached", None
-            return True
+            return
         elif self.steps >= self.last_step:
             self.status, self.message = "censored", None
         else:
-            ended = False
-            if not stopped:  # by the module, or by skipped steps
+            self.ended = False
+            if self.steps < self.due_step:
+                self.forced += (self.steps,)
+            elif not stopped:  # by the module, or by skipped steps
                 self.due_step = self._next_due()
         self.steps_low = self.steps
-        return ended
 
     def diverge(self, message: str) -> None:
         self.status, self.message = "diverged", message
@@ -257,9 +275,12 @@ class _Progress:
 class _TargetLoop(Callback):
     """Asks the Trainer for the evaluations that are due, runs the clock, and stops the Trainer when the trial ends."""
 
-    def __init__(self, progress: _Progress, clock: TrialClock, compiling: Compiling) -> None:
+    def __init__(self, progress: _Progress, clock: TrialClock, compiling: Compiling, horizon: int | None) -> None:
         self.progress, self.clock, self._compiling = progress, clock, compiling
         self.spec, self.protocol = spec, protocol = progress.spec, progress.protocol
+        self._horizon = horizon
+        self._has_epochs = self._each_epoch = False  # with an end; and whether it is evaluated at each end too
+        self._resuming = self._again = False  # amid an epoch; with an evaluation that ran in the stopped trial
         self.writer: StateWriter | None = None
         # Lightning's calls of one more call-back would be some percent of a short step, so its hooks are called here.
         self.noise_scale = NoiseScale(every=protocol.noise_scale_every, weights="examples", around=self._aside)
@@ -272,6 +293,26 @@ class _TargetLoop(Callback):
         self._asked_to_stop = False
         self._module: LightningModule | None = None
         self._process = os.getpid()
+
+    @property
+    def longest(self) -> int:
+        """The steps after which the Trainer itself ends."""
+        if self._horizon is not None:
+            return self._horizon
+        budget = self.protocol.budget.last_step(self.spec.batch_size)
+        return max(budget, self.progress.last_step) + self.progress.skipped
+
+    def explain_end(self, trainer: Trainer) -> None:
+        """Note what ended a trial that neither an evaluation nor its last step ended."""
+        progress = self.progress
+        if progress.ended or progress.status != "censored":
+            return
+        if not trainer.should_stop and (progress.steps == progress.first_step or trainer.max_epochs == 1):
+            raise RuntimeError(f"the training ended by itself at step {progress.steps}, as a StopIteration ends it")
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        reasons = (getattr(callback, "stopping_reason_message", None) for callback in callbacks)
+        reason = next(filter(None, reasons), "by the module or a call-back" if trainer.should_stop else "by itself")
+        progress.message = f"the training was stopped at step {progress.steps}: {reason.splitlines()[0]}"
 
     def not_finite(self) -> str | None:
         """Return what is not finite any more, the last step's loss or the weights; None if both are."""
@@ -337,11 +378,33 @@ class _TargetLoop(Callback):
         self._scaler = getattr(trainer.precision_plugin, "scaler", None) or torch.amp.GradScaler("cpu", enabled=False)
         self._scale = self._scaler.get_scale()
         self._restore_generators()
-        if self.progress.state is not None:  # Lightning next steps the schedules that look at them
-            trainer.callback_metrics.update(self.progress.state.metrics)
+        self._has_epochs = sized_len(trainer.train_dataloader) is not None
+        self._each_epoch = self._has_epochs and looks_at_epochs(trainer, pl_module)
         self.clock.enter(Phase.TRAINING)
+        if self.progress.state is not None:
+            self._resume(trainer, pl_module, self.progress.state)
+
+    def _resume(self, trainer: Trainer, module: LightningModule, state: TrialState) -> None:
+        """Go on as the trial that was not stopped: Lightning next steps the schedules that look at metrics."""
+        trainer.callback_metrics.update(state.metrics)
+        trainer.val_check_batch = trainer.fit_loop.batch_idx + 1  # where it was stopped
+        if not self._has_epochs:
+            return
+        accumulate_on(trainer, module, state.epoch)
+        self._resuming = True
+        if state.steps >= state.due_step or (self._each_epoch and self._at_epoch_end(trainer)):
+            # The state is from before this evaluation, which what looks at it is to see.
+            self._again, self._generators = True, random_state()
+            validation = trainer.fit_loop.epoch_loop.val_loop
+            validation.restarting, validation._restart_stage = False, "restarted_mid_evaluation"
+            self.clock.enter(Phase.EVALUATION)
+
+    def _at_epoch_end(self, trainer: Trainer) -> bool:
+        return trainer.fit_loop.batch_idx + 1 >= trainer.num_training_batches
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._resuming:  # Lightning would begin to accumulate anew at what it takes for an epoch's first batch
+            trainer._logger_connector._first_loop_iter = self._resuming = False
         self._compiling.before_training_step(trainer, pl_module, batch, batch_idx)
         self._measure_noise("on_train_batch_start", trainer, pl_module, batch, batch_idx)
 
@@ -368,20 +431,37 @@ class _TargetLoop(Callback):
         scale = self._scaler.get_scale()
         skipped, self._scale = scale < self._scale, scale
         progress.steps += not skipped
+        if skipped:
+            progress.skipped += 1
+            if self._horizon is None and trainer.max_steps > 0:
+                trainer.fit_loop.epoch_loop.max_steps += 1
+                trainer.fit_loop.max_epochs = 1 + (trainer.max_epochs or 0)
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
         self._expect_last_step()
         if self._skipped_in_a_row >= SKIPPED_STEPS_MEAN_DIVERGED:
             progress.diverge(f"the gradients overflowed in {self._skipped_in_a_row} steps in a row")
             trainer.should_stop = True
-        if progress.steps >= min(progress.due_step, progress.last_step) or trainer.should_stop:
+        over = trainer.should_stop or 0 < trainer.max_steps <= trainer.global_step
+        epoch_end = self._each_epoch and self._at_epoch_end(trainer)
+        if progress.steps >= min(progress.due_step, progress.last_step) or over or epoch_end:
             trainer.val_check_batch = batch_idx + 1
             self.clock.end_segment(progress.steps - self._segment_start, Phase.EVALUATION)
             self._generators = random_state()
             if self.writer is not None and progress.steps >= progress.last_step and progress.status == "censored":
-                self._take_state(self.writer, (batch_idx + 1) // self._micro_batches, trainer.callback_metrics)
+                batches = (trainer.fit_loop.total_batch_idx + 1) // self._micro_batches
+                epoch = accumulated(trainer, pl_module) if self._has_epochs else {}
+                self._take_state(self.writer, batches, trainer.callback_metrics, epoch)
         elif self._segment_start == progress.first_step == progress.steps - self.protocol.warmup_steps:
             self.clock.end_segment(progress.steps - progress.first_step, Phase.TRAINING)
             self._segment_start = progress.steps
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        distributed.explain(exception)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._hold_stop(trainer)
+        # Lightning would step no schedule by a metric at the end of an epoch in which it went on.
+        trainer.fit_loop._restarting = self._resuming = False
 
     def _hold_stop(self, trainer: Trainer) -> None:
         """Put off a wish to stop to the next evaluation, as it may be that of one process among several."""
@@ -408,16 +488,25 @@ class _TargetLoop(Callback):
                 refuse_met_target(self.protocol.target, value)
                 self.progress.start_gap = self.protocol.target.gap(value)
             return
-        trainer.should_stop = self.progress.judge(value, loss, stop) or stop
+        if not self._again:
+            self.progress.judge(value, loss, stop)
+        self._again = False
+        trainer.should_stop = self.progress.ended or stop
         self._segment_start = self.progress.steps
         self._restore_generators()
         self.clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)
 
-    def _take_state(self, writer: StateWriter, batches: int, metrics: Mapping[str, torch.Tensor]) -> None:
+    def _take_state(
+        self, writer: StateWriter, batches: int, metrics: Mapping[str, torch.Tensor], epoch: Mapping[str, Any]
+    ) -> None:
         writer.take(
             batches,
+            epoch=epoch,
             **{name: getattr(self.spec, name) for name in ("number", "batch_size", "lr", "seed")},
-            **{name: getattr(self.progress, name) for name in ("steps", "start_gap", "near", "due_step", "forced")},
+            **{
+                name: getattr(self.progress, name)
+                for name in ("steps", "skipped", "start_gap", "near", "due_step", "forced")
+            },
             metrics={name: value.detach().cpu().clone() for name, value in metrics.items()},
             generators=self._generators,
             device=device_name(self.protocol.trainer, self.protocol.devices),
@@ -428,38 +517,6 @@ class _TargetLoop(Callback):
         if self._generators is not None:
             set_random_state(self._generators)
             self._generators = None
-
-
-class _NoProfiler(PassThroughProfiler):
-    """Profiles nothing, in one context for all: Lightning's own makes a new one some 30 times a step."""
-
-    _nothing = nullcontext()
-
-    def profile(self, action_name: str) -> nullcontext[None]:  # type: ignore[override]
-        return self._nothing
-
-
-def make_trainer(options: Mapping[str, Any], **arguments: Any) -> Trainer:
-    """Return a Trainer that writes nothing; it evaluates once before training, and then when it is asked to."""
-    silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    defaults = {
-        "max_epochs": 1,  # endless
-        "num_sanity_val_steps": -1,
-        "val_check_interval": 1,
-        "check_val_every_n_epoch": None,
-        "profiler": _NoProfiler(),
-    }
-    return Trainer(**{**silent, **defaults, **distributed.trainer_options(options), **arguments})
-
-
-def serving(data_module: LightningDataModule, **batches: Iterable[Any]) -> LightningDataModule:
-    """Return a shallow copy of a data module that is set up and serves these ``train``, ``val`` or ``test`` batches."""
-    served = copy.copy(data_module)
-    served.prepare_data = lambda: None  # type: ignore[method-assign]
-    served.setup = lambda stage: None  # type: ignore[method-assign]
-    for stage, iterable in batches.items():
-        setattr(served, f"{stage}_dataloader", lambda iterable=iterable: iterable)
-    return served
 
 
 def refuse_met_target(target: Target, value: float) -> None:

@@ -20,7 +20,6 @@ from hydra.utils import get_object
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.memory import garbage_collection_cuda
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -36,6 +35,7 @@ from bstune.trial.backend import chooses_horizons
 from bstune.trial.batches import KEPT_OPTIONS, not_rebatchable
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.loop import Workload, metric, refuse_met_target, run_trial
+from bstune.trial.trainer import is_overridden, without_monitors
 
 STEPS, WARMUP_STEPS = 4, 1  # of one short trial
 COMPARED_STEPS = 3  # after which the weights of two learning rates are compared, and one of the trials is stopped
@@ -113,7 +113,11 @@ class _ShortTrials:
     def __init__(self, workload: Workload, protocol: TrialProtocol) -> None:
         self._workload = workload
         self._protocol = replace(
-            protocol, target=protocol.target.never_met, warmup_steps=WARMUP_STEPS, noise_scale_every=None
+            protocol,
+            target=protocol.target.never_met,
+            warmup_steps=WARMUP_STEPS,
+            noise_scale_every=None,
+            trainer=without_monitors(protocol.trainer),
         )
         self._target = protocol.target
         examples = max(1, workload.validation_examples)
@@ -193,7 +197,6 @@ class _Recorder(Callback):
 
     def attach(self, module: LightningModule) -> LightningModule:
         """Let the Trainer call this one with the module's own call-backs."""
-        check_hooks(module)
         self.module_name = type(module).__name__
         configure = module.configure_callbacks
 
@@ -366,7 +369,8 @@ def _continuation_notes(short: _ShortTrials, stopped: _Recorder, state: Path) ->
     try:
         short.run_spec(spec, resume=Stopped(stopped.result, state))
     except StateError as error:
-        yield f"no trial is continued, each starts afresh: {cause(error)}"
+        reason = str(error).partition("cannot be read: ")[2].removesuffix("; it starts afresh") or str(error)
+        yield f"a stopped trial cannot be continued, it starts afresh: {reason.splitlines()[0]}"
     except Exception as error:
         _, frames = described(error)
         raise ConfigError(

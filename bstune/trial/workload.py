@@ -31,7 +31,6 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -43,10 +42,12 @@ from bstune.core.files import Output
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import rebatch
-from bstune.trial.checkpoint import Stopped
+from bstune.trial.checkpoint import PlainFiles, Stopped
 from bstune.trial.device import device_name, processor, resolve_device, versions
 from bstune.trial.distributed import check_devices, own_device
-from bstune.trial.loop import Workload, make_trainer, run_trial, serving
+from bstune.trial.loop import Workload, run_trial
+from bstune.trial.schedule import depends_on_length
+from bstune.trial.trainer import is_lightning, is_overridden, make_trainer, serving, without_monitors
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 logger = logging.getLogger(__name__)
@@ -113,8 +114,8 @@ def check_largest(largest: int, data: LightningDataModule, option: str = "search
 
 def load_data(config: DictConfig) -> LightningDataModule:
     """Build ``config.workload.data`` and read what it reads; what hands out its own batches is not yet set up."""
-    data = instantiate(config.workload.data, "workload.data")
-    if not isinstance(data, LightningDataModule):
+    data: LightningDataModule = instantiate(config.workload.data, "workload.data")
+    if not is_lightning(data, "LightningDataModule"):
         raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
     data.prepare_data()
     if not hasattr(data, "train_batches"):
@@ -168,8 +169,8 @@ def _build(own: DictConfig, spec: TrialSpec) -> LightningModule:
     """Set a trial's values in a config, and build its module."""
     own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
     own.trial.total_steps = spec.max_steps or budget_of(own).last_step(spec.batch_size)
-    module = instantiate(own.workload.module, "workload.module")
-    if not isinstance(module, LightningModule):
+    module: LightningModule = instantiate(own.workload.module, "workload.module")
+    if not is_lightning(module, "LightningModule"):
         raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
     for part in module.modules():
         if hasattr(part, "check_batch"):
@@ -242,13 +243,21 @@ def on_device(workload: Workload, module: LightningModule, batch: Any, device: t
     return batch
 
 
-def evaluate(workload: Workload, module: LightningModule, protocol: TrialProtocol, **batches: Iterable[Any]) -> Trainer:
-    """Evaluate a module on ``val`` or ``test`` batches once, and return the Trainer with its metrics."""
-    trainer = make_trainer(protocol.trainer)
+def evaluate(
+    workload: Workload,
+    module: LightningModule,
+    protocol: TrialProtocol,
+    checkpoint: Path | None = None,
+    **batches: Iterable[Any],
+) -> Trainer:
+    """Evaluate a module, with a checkpoint's weights, on ``val`` or ``test`` batches, and return its Trainer."""
+    trainer = make_trainer(without_monitors(protocol.trainer), module)
+    trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
     served = None if workload.data_module is None else serving(workload.data_module, **batches)
-    run(module, dataloaders=iterable if served is None else None, datamodule=served, verbose=False)
+    options: dict[str, Any] = {} if checkpoint is None else {"ckpt_path": checkpoint, "weights_only": True}
+    run(module, dataloaders=iterable if served is None else None, datamodule=served, verbose=False, **options)
     return trainer
 
 
@@ -257,11 +266,13 @@ class LightningBackend(TrialBackend):
 
     def __init__(self, config: DictConfig, workload: Workload, protocol: TrialProtocol) -> None:
         self.workload, self.protocol, self._config = workload, protocol, config
+        largest = config.trial.batch_size or min(config.search.batch_size.high, workload.train_examples)
         self.device = device_name(protocol.trainer, protocol.devices)
         self.device_kind = f"{self.device} of {processor()}" if config.device == "cpu" else self.device
         self.description = f"{self.device} in {config.precision}"
         self.versions = versions()
-        self.horizon = has_horizon(config)
+        sample = TrialSpec(0, 0, largest, float(config.scaling.lr), None, 0)
+        self.horizon = has_horizon(config) or depends_on_length(workload, sample, protocol)
         self.stops = not self.horizon
         self.validates_on_test = workload.validates_on_test
         self.evaluation_share = protocol.evaluation_schedule.share
@@ -295,7 +306,7 @@ class LightningBackend(TrialBackend):
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
         if self.horizon:
             horizon = spec.max_steps or protocol.budget.last_step(spec.batch_size)
-            return replace(run_trial(self.workload, spec, protocol, checkpoint), horizon=horizon)
+            return replace(run_trial(self.workload, spec, protocol, checkpoint, horizon=horizon), horizon=horizon)
         if spec.max_steps is None or folder is None:
             return run_trial(self.workload, spec, protocol, checkpoint)
         folder.states.mkdir(exist_ok=True)
@@ -315,8 +326,7 @@ class LightningBackend(TrialBackend):
         if self.workload.test_batches is None or not checkpoint.exists():
             return {}
         module = self.workload.build_module(spec)
-        module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
-        trainer = evaluate(self.workload, module, self.protocol, test=self.workload.test_batches)
+        trainer = evaluate(self.workload, module, self.protocol, checkpoint, test=self.workload.test_batches)
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
     def resumable(self, number: int, folder: Output) -> bool:

@@ -1,0 +1,115 @@
+"""Whether a module's schedules are as long as its Trainer says that it trains, found by what they do."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from lightning.fabric.utilities.data import sized_len
+from lightning.fabric.utilities.warnings import PossibleUserWarning
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+
+from bstune.core.records import TrialProtocol, TrialSpec
+from bstune.trial.batches import micro_batch_sizes
+from bstune.trial.loop import Workload
+from bstune.trial.trainer import lengths, make_trainer, serving, without_monitors
+
+MOST_STEPS = 20_000  # of a schedule, that are looked at: under a second
+
+
+def depends_on_length(workload: Workload, spec: TrialSpec, protocol: TrialProtocol) -> bool:
+    """Return whether the module's schedules depend on how long its Trainer says that it trains.
+
+    The rates of the steps of one Trainer are compared with those under another that trains for twice as long. Where
+    the batches have no end, no Trainer says how long it trains.
+    """
+    if sized_len(workload.train_batches(spec)) is None:
+        return False
+    steps = protocol.budget.last_step(spec.batch_size)
+    short = rates_ahead(workload, spec, protocol, steps, steps)
+    return any(short) and short != rates_ahead(workload, spec, protocol, 2 * steps, steps)
+
+
+def rates_ahead(
+    workload: Workload, spec: TrialSpec, protocol: TrialProtocol, steps: int, until: int
+) -> list[list[list[dict[str, float]]]]:
+    """Return each schedule's settings of the optimizer over the first ``until`` steps under a Trainer of ``steps``.
+
+    Schedules that look at a metric are left out.
+    """
+    rates: list[list[list[dict[str, float]]]] = []
+
+    def step_through(trainer: Trainer, module: LightningModule) -> None:
+        epoch = max(1, int(trainer.num_training_batches) // trainer.accumulate_grad_batches)
+        epochs, applied = trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.automatic_optimization
+        for config in trainer.lr_scheduler_configs:
+            if config.reduce_on_plateau:
+                continue
+            each_step = config.interval == "step"
+            values = [_settings(config.scheduler.optimizer)]
+            for number in range(1, min(until if each_step else -(-until // epoch), MOST_STEPS)):
+                # What a schedule of another library may read.
+                epochs.current.completed = 0 if each_step else number
+                applied.optim_progress.optimizer.step.total.completed = number if each_step else number * epoch
+                if number % config.frequency == 0:
+                    module.lr_scheduler_step(config.scheduler, None)
+                values.append(_settings(config.scheduler.optimizer))
+            rates.append(values)
+        epochs.current.completed = applied.optim_progress.optimizer.step.total.completed = 0
+
+    look_at_start(workload, spec, protocol, steps, step_through)
+    return rates
+
+
+def _settings(optimizer: Any) -> list[dict[str, float]]:
+    """Return what schedules change of an optimizer: the numbers of its groups of parameters."""
+    groups = []
+    for group in optimizer.param_groups:
+        flat = (
+            (f"{key}.{i}", v)
+            for key, values in group.items()
+            if isinstance(values, tuple)
+            for i, v in enumerate(values)
+        )
+        numbers = (*group.items(), *flat)
+        groups.append({key: float(v) for key, v in numbers if key != "params" and isinstance(v, int | float)})
+        if "lr" in group:
+            groups[-1]["lr"] = float(group["lr"])  # it may be a tensor
+    return groups
+
+
+def look_at_start(
+    workload: Workload, spec: TrialSpec, protocol: TrialProtocol, steps: int, look: Callable[..., object]
+) -> None:
+    """Begin to train with all hooks of a trial's start, look at Trainer and module, and end before the first step."""
+    seed_everything(spec.seed, workers=False, verbose=False)
+    module = workload.build_module(spec)
+    train = workload.train_batches(spec)
+    parts = len(micro_batch_sizes(spec.batch_size, protocol.micro_batch_size))
+    trainer = make_trainer(
+        without_monitors(protocol.trainer),
+        module,
+        [_AtStart(look)],
+        accumulate_grad_batches=parts,
+        num_sanity_val_steps=0,
+        **lengths(train, parts, steps, module.automatic_optimization),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PossibleUserWarning)
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # without the optimizer's
+        if workload.data_module is None:
+            trainer.fit(module, train, workload.validation_batches)
+        else:
+            served = serving(workload.data_module, train=train, val=workload.validation_batches)
+            trainer.fit(module, datamodule=served)
+
+
+class _AtStart(Callback):
+    """Calls a function once optimizers and layers are there; then the training ends."""
+
+    def __init__(self, look: Callable[..., object]) -> None:
+        self._look = look
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.fit_loop.setup_data()  # it has a length from then on
+        self._look(trainer, pl_module)
+        trainer.fit_loop.max_epochs = 0

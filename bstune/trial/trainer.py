@@ -1,0 +1,221 @@
+"""Lightning Trainers for trials and evaluations: quiet, with the user's own arguments, of the package that fits.
+
+``lightning.pytorch`` and ``pytorch_lightning`` are the same code with different classes: the Trainer of either takes
+modules, data modules and call-backs of its own package alone.
+"""
+
+import copy
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.profilers import PassThroughProfiler
+
+from bstune.core.errors import ConfigError
+from bstune.trial import distributed
+
+PACKAGES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
+# Call-backs that print, where trials are quiet.
+PRINTING = ("ProgressBar", "ModelSummary")
+
+
+def is_lightning(thing: object, name: str) -> bool:
+    """Return whether a thing is of the class of this name, such as LightningModule, of either package."""
+    return isinstance(thing, tuple(getattr(sys.modules[p], name) for p in PACKAGES if p in sys.modules))
+
+
+def package_of(*things: object) -> str:
+    """Return the package that the classes of Lightning objects are from; a ConfigError says that they are mixed."""
+    found: dict[str, str] = {}
+    for thing in things:
+        names = (base.__module__ for base in type(thing).__mro__)
+        packages = (package for name in names for package in PACKAGES if name.startswith(f"{package}."))
+        package = next(packages, None)
+        # bstune's own call-backs work under both.
+        if package is not None and not type(thing).__module__.startswith("bstune.trial."):
+            found.setdefault(package, type(thing).__name__)
+    if len(found) > 1:
+        kinds = " and ".join(f"{name} is of {package}" for package, name in found.items())
+        raise ConfigError(
+            f"{kinds}: the two packages have different classes of the same names, so that no Trainer takes both; "
+            "import all of them from one package"
+        )
+    return next(iter(found), "lightning.pytorch")
+
+
+def of_package(package: str, place: str) -> Any:
+    """Return what ``place``, such as ``utilities.exceptions.SIGTERMException``, names in a package, or its fabric."""
+    top, _, rest = place.partition(".")
+    module, _, name = (f"{PACKAGES[package]}.{rest}" if top == "fabric" else f"{package}.{place}").rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def is_overridden(name: str, thing: object) -> bool:
+    """Return whether a module, data module or call-back has a method of its own in place of Lightning's."""
+    check = of_package(package_of(thing), "utilities.model_helpers.is_overridden")
+    return bool(check(name, thing))
+
+
+class NoProfiler(PassThroughProfiler):
+    """Profiles nothing, in one context for all: Lightning's own makes a new one some 30 times a step."""
+
+    _nothing = nullcontext()
+
+    def profile(self, action_name: str) -> nullcontext[None]:  # type: ignore[override]
+        """Return a context that does nothing."""
+        return self._nothing
+
+
+class _Nothing:
+    """Swallows whatever is called on it, as on a logger's experiment: ``x.config.update(...)``, ``x["a"] = b``."""
+
+    def __getattr__(self, name: str) -> "_Nothing":
+        if name.startswith("__"):  # protocols, such as copying
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **options: Any) -> "_Nothing":
+        return self
+
+    def __getitem__(self, key: Any) -> "_Nothing":
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def __enter__(self) -> "_Nothing":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class NullLogger(DummyLogger):
+    """Takes what a module logs, or does with ``self.logger.experiment``, and keeps none of it."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__()
+        self._folder = folder
+
+    @property
+    def experiment(self) -> Any:
+        """What swallows all calls."""
+        return _Nothing()
+
+    @property
+    def save_dir(self) -> str | None:
+        """A trial's temporary folder."""
+        return self._folder
+
+    log_dir = root_dir = save_dir
+
+
+def make_trainer(
+    options: Mapping[str, Any],
+    module: LightningModule | None = None,
+    callbacks: Sequence[Callback] = (),
+    folder: str | None = None,
+    **arguments: Any,
+) -> Trainer:
+    """Return a Trainer for a module, with copies of the user's call-backs and logger, which may hold a trial's state.
+
+    It writes nothing but what those write, what has no folder of its own to ``folder``.
+    """
+    users = [_copied(callback) for callback in _listed(options.get("callbacks"))]
+    loggers = [_copied(logger) for logger in _listed(options.get("logger")) if not isinstance(logger, bool)]
+    others = [*_listed(options.get("plugins")), *_listed(options.get("strategy"))]
+    package = package_of(module, *users, *others)
+    printing = tuple(of_package(package, f"callbacks.{name}") for name in PRINTING)
+    users = [callback for callback in users if not isinstance(callback, printing)]
+    checkpoints = [callback for callback in users if isinstance(callback, of_package(package, "callbacks.Checkpoint"))]
+    for checkpoint in checkpoints:
+        if folder is not None and getattr(checkpoint, "dirpath", "") is None:
+            checkpoint.dirpath = str(Path(folder, "checkpoints"))
+    defaults = {
+        "max_epochs": 1,
+        "num_sanity_val_steps": -1,
+        "profiler": NoProfiler(),
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": bool(checkpoints),
+        "enable_autolog_hparams": False,  # a data module's batch size is not the trial's
+        "default_root_dir": folder,
+    }
+    fixed = {"callbacks": [*users, *callbacks], "logger": loggers or NullLogger(folder)}
+    trainer: Trainer = of_package(package, "Trainer")(
+        **{**defaults, **distributed.trainer_options(options, partial(_ddp, package)), **fixed, **arguments}
+    )
+    return trainer
+
+
+def _ddp(package: str) -> Any:
+    environment = of_package(package, "fabric.plugins.environments.lightning.LightningEnvironment")
+    return of_package(package, "strategies.DDPStrategy")(cluster_environment=environment())
+
+
+def lengths(batches: Iterable[Any], parts: int, steps: int, automatic: bool) -> dict[str, Any]:
+    """Return a Trainer's arguments for a trial of at most ``steps`` steps, of ``parts`` batches each.
+
+    Where the batches have a length, an epoch is as long, and the Trainer's numbers are those of ``trainer.fit``. Under
+    manual optimization Lightning counts the steps of each optimizer, so that its limit is in epochs alone.
+    """
+    length = sized_len(batches)
+    if length is None:  # one endless epoch, evaluated where asked for
+        return {"max_epochs": 1, "val_check_interval": 1, "check_val_every_n_epoch": None}
+    epochs = math.ceil(steps / max(1, length // parts))
+    return {"max_epochs": epochs, "max_steps": steps if automatic else -1}
+
+
+def looks_at_epochs(trainer: Trainer, module: LightningModule) -> bool:
+    """Return whether something takes the metrics of validation at an epoch's end, as ``trainer.fit`` has them there."""
+    users = [c for c in trainer.callbacks if not type(c).__module__.startswith("bstune.")]  # type: ignore[attr-defined]
+    return (
+        any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
+        or is_overridden("on_train_epoch_end", module)
+        or any(is_overridden("on_train_epoch_end", callback) for callback in users)
+    )
+
+
+def without_monitors(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a Trainer's options without what records a trial or stops it, for one that is only a try."""
+    callbacks = _listed(options.get("callbacks"))
+    left_out = tuple(
+        of_package(package_of(*callbacks), f"callbacks.{name}") for name in ("Checkpoint", "EarlyStopping")
+    )
+    kept = [callback for callback in callbacks if not isinstance(callback, left_out)]
+    others = {name: value for name, value in options.items() if name not in ("callbacks", "logger")}
+    return {**others, "callbacks": kept} if kept else others
+
+
+def serving(data_module: LightningDataModule, **batches: Iterable[Any]) -> LightningDataModule:
+    """Return a shallow copy of a data module that is set up and serves these ``train``, ``val`` or ``test`` batches."""
+    served = copy.copy(data_module)
+    served.prepare_data = lambda: None  # type: ignore[method-assign]
+    served.setup = lambda stage: None  # type: ignore[method-assign]
+    for stage, iterable in batches.items():
+        setattr(served, f"{stage}_dataloader", lambda iterable=iterable: iterable)
+    return served
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _copied(thing: Any) -> Any:
+    try:
+        return copy.deepcopy(thing)
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise ConfigError(
+            f"trainer: each trial takes a copy of {type(thing).__name__}, which cannot be copied ({error}): build it in"
+            " the module's configure_callbacks"
+        ) from error

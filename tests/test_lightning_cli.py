@@ -1,0 +1,132 @@
+"""Config files of LightningCLI as workloads."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from omegaconf import OmegaConf
+from toolbox import entries
+
+from bstune.config import instantiate
+from bstune.core.errors import ConfigError
+from bstune.trial.lightning_cli import Chosen, parse_target, workload_of
+
+pytest.importorskip("jsonargparse")
+PROJECTS = Path(__file__).parent / "projects"
+FILE = PROJECTS / "lightning_cli" / "config.yaml"
+LINEAR = {"class_path": "lightning_cli.main.LitLinear"}
+ADAM = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.02}}
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch):
+    monkeypatch.syspath_prepend(str(PROJECTS))
+
+
+def changed(folder, remove=(), **changes):
+    """Return the project's file with other sections."""
+    content = yaml.safe_load(FILE.read_text()) | changes
+    path = folder / "changed.yaml"
+    path.write_text(yaml.safe_dump({name: value for name, value in content.items() if name not in remove}))
+    return path
+
+
+def built(workload, part, lr=0.25):
+    return instantiate(OmegaConf.create({"trial": {"lr": lr}, "workload": workload}).workload[part], part)
+
+
+def test_a_file_becomes_a_workload():
+    workload, lines = workload_of(FILE, Chosen("val_loss=0.2"))
+    assert workload["name"] == "LitMLP"
+    assert workload["target"] == {"metric": "val_loss", "value": 0.2, "mode": "min"}
+    assert workload["reference"] == {"batch_size": 32, "lr": 0.003}
+    assert workload["batch_size"] == {"low": 4, "high": 512}
+    assert workload["budget"] == {"steps": 46, "examples": 12_000}  # ten epochs of 1200
+    assert workload["trainer"]["gradient_clip_val"] == 1.0
+    assert [one["class_path"].rpartition(".")[2] for one in workload["trainer"]["callbacks"]] == ["LearningRateMonitor"]
+    assert lines[0] == "optimizer.init_args.lr is the learning rate: 0.003 at batch size 32"
+    module = built(workload, "module")
+    assert [type(layer).__name__ for layer in module.model] == ["Linear", "GELU", "Linear", "GELU", "Linear"]
+    (optimizer,), (schedule,) = module.configure_optimizers()
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.25, 0.01)
+    assert (type(optimizer), schedule.gamma) == (torch.optim.AdamW, 0.97)
+    assert built(workload, "data").hparams.val_size == 300
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"model": {**LINEAR, "init_args": {"optimizer": ADAM}}}, "model.init_args.optimizer.init_args.lr"),
+        ({"model": {"optimizer": ADAM}}, "model.init_args.optimizer.init_args.lr"),
+        ({"model": LINEAR | {"init_args": {}}, "optimizer": ADAM}, "optimizer.init_args.lr"),
+    ],
+)
+def test_the_learning_rate_is_found(changes, key, tmp_path):
+    path = changed(tmp_path, {"optimizer", "lr_scheduler"} - changes.keys(), **changes)
+    workload, lines = workload_of(path, Chosen("val_loss=0.2", model="lightning_cli.main.LitLinear"))
+    assert lines[0] == f"{key} is the learning rate: 0.02 at batch size 32"
+    optimizer = built(workload, "module").configure_optimizers()
+    assert (type(optimizer).__name__, optimizer.param_groups[0]["lr"]) == ("Adam", 0.25)
+
+
+def test_what_defines_a_trial_is_left_to_bstune(tmp_path):
+    trainer = {"max_steps": 100, "accumulate_grad_batches": 4, "precision": "bf16", "enable_progress_bar": False}
+    workload, lines = workload_of(changed(tmp_path, trainer=trainer), Chosen("val_acc>=0.9", name="mine"))
+    assert workload["reference"]["batch_size"] == 128
+    assert workload["budget"] == {"steps": 12, "examples": 12_800}
+    assert (workload["name"], workload["precision"], workload["trainer"]) == ("mine", "bf16-mixed", {})
+    left = {f"trainer.{name}" for name in trainer.keys() - {"max_steps"}}
+    assert set(lines[-1].removeprefix("left to bstune: ").split(", ")) == left
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("val_loss=0.1", ("val_loss", 0.1, "min")),
+        ("valid/Top1-Acc=0.9", ("valid/Top1-Acc", 0.9, "max")),
+        ("val_loss >= 1e-3", ("val_loss", 1e-3, "max")),
+        ("score<=2", ("score", 2.0, "min")),
+    ],
+)
+def test_targets(text, parsed):
+    assert parse_target(text) == parsed
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "line"),
+    [
+        ({}, {"target": "score=1"}, "does not say which way is better: write 'score<=1' or 'score>=1', in quotes"),
+        ({}, {"target": "val_loss"}, "--target must be a metric and a number, such as val_loss=0.1"),
+        ({}, {"target": "val_loss=low"}, "but got val_loss=low"),
+        ({"model": {"hidden": [2]}}, {}, "names no class for its model: give it, as --model my_project.MyClass"),
+        ({"data": None}, {}, "names no class for its data: give it, as --data"),
+        ({"model": "no_project.Model"}, {}, "there is no module no_project, for no_project.Model: run bstune in"),
+        ({"model": {"class_path": "lightning_cli.main.LitMLP"}}, {}, "LightningCLI does not take this config"),
+        ({"model": {**LINEAR, "init_args": {"nope": 1}}}, {}, "LightningCLI does not take this config"),
+        ({"stopping": {"patience": 3}}, {}, "stopping is none of trainer, model, data, optimizer, lr_scheduler"),
+        ({"trainer": {"logger": False}}, {}, "set trainer.max_epochs or trainer.max_steps in it"),
+        ({}, {"lr": "optimizer.lr"}, "there is no number optimizer.lr: give its key, as --lr model.init_args.my_rate"),
+        ({"optimizer": None, "lr_scheduler": None}, {}, "which number is the learning rate? found none"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_in_a_line(changes, given, line, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        workload_of(changed(tmp_path, **changes), Chosen(**({"target": "val_loss=0.2"} | given)))
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("nowhere.yaml", "--target", "val_loss=0.2"), "nowhere.yaml cannot be read"),
+        ((str(FILE), "--target", "val_loss=0.2", "nope=1"), "unknown option nope"),
+        ((str(FILE), "--target", "val_loss=0.2", "--name", "a/b"), "--name must be letters, digits, and - . _"),
+    ],
+)
+def test_the_command_writes_nothing_for_bad_input(arguments, line, bstune, tmp_path):
+    status, out, err = bstune("lightning", *arguments)
+    assert (status, entries(tmp_path)) == (2, [])
+    assert line in err
+    assert "Traceback" not in out + err

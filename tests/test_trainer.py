@@ -1,0 +1,323 @@
+"""A trial under bstune's Trainer is what ``Trainer.fit`` makes of the same batches, bit for bit on a CPU."""
+
+import math
+from functools import partial
+from itertools import islice
+
+import pytest
+import torch
+from learners import same_weights
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
+from toolbox import TRAINER, make_protocol, make_spec
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanSquaredError
+
+from bstune.core.records import EvaluationSchedule, Target
+from bstune.trial.batches import endless, rebatch
+from bstune.trial.checkpoint import Stopped
+from bstune.trial.loop import Workload, run_trial
+from bstune.trial.schedule import depends_on_length
+
+EXAMPLES, BATCH_SIZE, STEPS = 50, 8, 40  # six batches an epoch, so that two examples go over into the next one
+X = torch.linspace(-2, 2, EXAMPLES).view(-1, 1)
+DATA = TensorDataset(X, torch.sin(X))
+HELD_OUT = DataLoader(TensorDataset(X[::5] + 0.1, torch.sin(X[::5] + 0.1)), batch_size=4)
+SELDOM = EvaluationSchedule(ratio=2.0, share=0.05, cost=0.5, near=1.5)
+
+
+class Regression(LightningModule):
+    """Learns a sine; subclasses change how."""
+
+    def __init__(self, lr=0.05):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def loss(self, batch):
+        x, y = batch
+        return F.mse_loss(self.net(x), y)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/error", self.loss(batch), batch_size=1)
+
+    def optimizer(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr, momentum=0.9)
+
+    def configure_optimizers(self):
+        return self.optimizer()
+
+
+class OneCycle(Regression):
+    def configure_optimizers(self):
+        optimizer = self.optimizer()
+        cycle = lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=self.trainer.estimated_stepping_batches)
+        return [optimizer], [{"scheduler": cycle, "interval": "step"}]
+
+
+class EpochCosine(Regression):
+    def configure_optimizers(self):
+        optimizer = self.optimizer()
+        return [optimizer], [lr_scheduler.CosineAnnealingLR(optimizer, T_max=self.trainer.max_epochs)]
+
+
+class Plateau(Regression):
+    monitor = "val/error"
+
+    def configure_optimizers(self):
+        optimizer = self.optimizer()
+        plateau = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.2)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": self.monitor}}
+
+
+class TrainPlateau(Plateau):
+    """Looks at the mean of an epoch's training losses."""
+
+    monitor = "train/loss"
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("train/loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+
+class SteppedByHand(Regression):
+    """Steps its schedule itself, at each epoch's end, by what validation has logged."""
+
+    def configure_optimizers(self):
+        optimizer = self.optimizer()
+        self.schedule = lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+        return optimizer
+
+    def on_train_epoch_end(self):
+        if self.trainer.callback_metrics["val/error"] < 1.0:
+            self.schedule.step()
+
+
+class TwoOptimizers(Regression):
+    """Manual optimization of either layer with an optimizer of its own, one of them with a schedule by epochs."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+        if self.trainer.is_last_batch:
+            self.lr_schedulers().step()
+
+    def configure_optimizers(self):
+        first, second = (torch.optim.Adam(self.net[i].parameters(), lr=0.02) for i in (0, 2))
+        return [first, second], [lr_scheduler.CosineAnnealingLR(first, T_max=self.trainer.max_epochs)]
+
+
+class Dicts(Regression):
+    def loss(self, batch):
+        return F.mse_loss(self.net(batch["x"]), batch["nested"][0])
+
+
+def as_dict(examples):
+    x, y = (torch.stack(column) for column in zip(*examples, strict=True))
+    return {"x": x, "nested": [y], "size": len(examples)}
+
+
+def batches_of(spec, micro_batch_size=None, collate=None):
+    return rebatch(DataLoader(DATA, shuffle=True, collate_fn=collate), spec.batch_size, micro_batch_size, spec.seed)
+
+
+def protocol_of(**changes):
+    values = {"target": Target("val/error", 0.0, "min"), "evaluation_schedule": SELDOM, "divergence": 1e9}
+    return make_protocol(**{"steps": STEPS, **values, **changes})
+
+
+def built(kind, modules):
+    def build(spec):
+        modules.append(kind())
+        return modules[-1]
+
+    return build
+
+
+def run(kind, spec=None, protocol=None, batches=batches_of, collate=None, data=None, **options):
+    """Run a trial; return its record and its module."""
+    modules, protocol = [], protocol or protocol_of()
+    held_out = DataLoader(HELD_OUT.dataset, batch_size=4, collate_fn=collate)
+    train = partial(batches, micro_batch_size=protocol.micro_batch_size, collate=collate)
+    workload = Workload(built(kind, modules), train, held_out, len(HELD_OUT.dataset), data_module=data)
+    return run_trial(workload, spec or make_spec(BATCH_SIZE, seed=3), protocol, **options), modules[-1]
+
+
+class Epochs:
+    """The batches of a trial, given to a plain Trainer: the same endless stream, cut where the trial cuts it."""
+
+    def __init__(self, batches, length):
+        self.stream, self.length = endless(batches), length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return islice(self.stream, self.length)
+
+
+def fit(kind, micro_batch_size=None, collate=None, **options):
+    """Train as anyone would: ``Trainer.fit`` with the trial's batches."""
+    seed_everything(3, verbose=False)
+    module = kind()
+    batches = batches_of(make_spec(BATCH_SIZE, seed=3), micro_batch_size, collate)
+    steps = {"max_steps": STEPS} if module.automatic_optimization else {}
+    quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False)
+    trainer = Trainer(accelerator="cpu", max_epochs=math.ceil(STEPS / 6), **quiet, **steps, **options)
+    held_out = DataLoader(HELD_OUT.dataset, batch_size=4, collate_fn=collate)
+    trainer.fit(module, Epochs(batches, len(batches)), held_out)
+    return module
+
+
+CASES = {
+    "constant": (Regression, {}, {}),
+    "one cycle": (OneCycle, {}, {}),
+    "one cycle, micro-batches": (OneCycle, {"micro_batch_size": 4}, {"accumulate_grad_batches": 2}),
+    "cosine by epochs": (EpochCosine, {}, {}),
+    "plateau": (Plateau, {}, {}),
+    "plateau of the training loss": (TrainPlateau, {}, {}),
+    "stepped by hand": (SteppedByHand, {}, {}),
+    "clipping": (OneCycle, {"trainer": {**TRAINER, "gradient_clip_val": 0.1}}, {"gradient_clip_val": 0.1}),
+    "two optimizers": (TwoOptimizers, {"steps": 42}, {}),  # whose Trainer counts epochs
+    "dictionaries": (Dicts, {}, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_trial_is_what_fit_makes_of_the_same_batches(case):
+    kind, protocol, options = CASES[case]
+    collate = as_dict if case == "dictionaries" else None
+    record, module = run(kind, protocol=protocol_of(**protocol), collate=collate)
+    assert (record.status, record.steps, record.message) == ("censored", protocol.get("steps", STEPS), None)
+    reference = fit(kind, protocol.get("micro_batch_size"), collate, **options)
+    assert same_weights(module, reference)
+    assert [o.param_groups[0]["lr"] for o in module.trainer.optimizers] == [
+        o.param_groups[0]["lr"] for o in reference.trainer.optimizers
+    ]
+    assert not same_weights(module, kind())
+
+
+class Asks(Regression):
+    """Notes what its Trainer says."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.epochs = {}, []
+
+    def configure_optimizers(self):
+        trainer = self.trainer
+        names = ("estimated_stepping_batches", "num_training_batches", "max_steps", "max_epochs", "datamodule")
+        self.seen = {name: getattr(trainer, name) for name in names} | {"length": len(trainer.train_dataloader)}
+        return self.optimizer()
+
+    def on_train_epoch_start(self):
+        self.epochs.append((self.current_epoch, self.global_step))
+
+    def training_step(self, batch, batch_idx):
+        self.logger.experiment.add_scalar("x", 1.0, self.global_step)
+        self.logger.experiment.config.update({"a": 1})
+        self.logger.log_metrics({"x": 1.0})
+        assert self.trainer.log_dir is not None
+        return self.loss(batch)
+
+
+@pytest.mark.parametrize(("micro", "parts"), [(None, 1), (3, 3)])
+@pytest.mark.parametrize("limit", [None, 10])
+def test_a_module_that_asks_its_trainer_gets_the_truth(micro, parts, limit):
+    data = LightningDataModule()
+    _, module = run(Asks, make_spec(BATCH_SIZE, max_steps=limit), protocol_of(micro_batch_size=micro), data=data)
+    served = module.seen.pop("datamodule")
+    assert type(served) is LightningDataModule
+    assert module.seen == {
+        "estimated_stepping_batches": STEPS,  # also of a trial that the search stops early
+        "num_training_batches": 6 * parts,
+        "max_steps": STEPS,
+        "max_epochs": 7,
+        "length": 6 * parts,
+    }
+    assert module.epochs == [(epoch, 6 * epoch) for epoch in range(math.ceil((limit or STEPS) / 6))]
+
+
+def test_a_schedule_that_is_as_long_as_the_trial_ends_with_its_horizon():
+    _, module = run(OneCycle, make_spec(BATCH_SIZE, max_steps=20), horizon=20)
+    assert module.trainer.estimated_stepping_batches == 20
+    assert module.trainer.optimizers[0].param_groups[0]["lr"] < 0.01
+    _, module = run(OneCycle, make_spec(BATCH_SIZE, max_steps=20))
+    assert module.trainer.optimizers[0].param_groups[0]["lr"] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(Regression, False), (OneCycle, True), (EpochCosine, True), (Plateau, False), (TwoOptimizers, True)],
+)
+def test_a_schedule_with_a_horizon_is_noticed_by_what_it_does(kind, expected):
+    workload = Workload(lambda spec: kind(), batches_of, HELD_OUT, 10)
+    assert depends_on_length(workload, make_spec(BATCH_SIZE), protocol_of()) == expected
+
+
+# Stopped and continued
+
+
+class MetricPlateau(TrainPlateau):
+    """Looks at a metric object, and at the largest loss of the epoch."""
+
+    monitor = "train/error"
+
+    def __init__(self):
+        super().__init__()
+        self.error = MeanSquaredError()
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.error(self.net(batch[0]), batch[1])
+        self.log("train/error", self.error, on_step=False, on_epoch=True)
+        self.log("train/largest", loss, on_step=True, on_epoch=True, reduce_fx="max")
+        return loss
+
+    def on_train_epoch_end(self):
+        for group in self.optimizers().param_groups:
+            group["lr"] *= 1.0 + 0.1 * self.trainer.callback_metrics["train/largest_epoch"].item()
+
+
+LIMITS = (1, 6, 7, 9, 12, 18, 29, 30, 39)  # epochs have six batches
+EVERY_FEW = EvaluationSchedule(ratio=1.0001, share=0.5, cost=2.0, near=1.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "micro"),
+    [
+        *((kind, None) for kind in (OneCycle, EpochCosine, Plateau, TrainPlateau, MetricPlateau, SteppedByHand)),
+        (TwoOptimizers, None),
+        (TrainPlateau, 3),
+    ],
+)
+def test_a_trial_that_goes_on_is_the_uninterrupted_one_through_epochs(kind, micro, tmp_path):
+    protocol = protocol_of(micro_batch_size=micro, evaluation_schedule=EVERY_FEW)
+    whole, reference = run(kind, protocol=protocol)
+    stopped = None
+    for number, limit in enumerate([*LIMITS, None]):
+        spec = make_spec(
+            BATCH_SIZE, seed=3, number=number, max_steps=limit, resumed_from=number - 1 if number else None
+        )
+        state = tmp_path / f"{number}.state"
+        record, module = run(kind, spec, protocol, state=state, resume=stopped)
+        stopped = Stopped(record, state)
+    assert same_weights(module, reference)
+    assert (record.steps, record.status) == (whole.steps, whole.status) == (STEPS, "censored")
+    due = dict(whole.history)
+    assert [pair for pair in record.history if pair[0] in due] == list(whole.history)
+    assert {step for step, _ in record.history} == due.keys() | set(LIMITS)
+    rates = [[group["lr"] for o in one.trainer.optimizers for group in o.param_groups] for one in (module, reference)]
+    assert rates[0] == rates[1]
