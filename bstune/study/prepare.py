@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from bstune.config import compose, flatten, is_replayed, to_dict
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, UserCodeError
-from bstune.core.failures import described
+from bstune.core.failures import cause, described
 from bstune.core.files import Identity, Output, check_owner, check_writable
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
@@ -119,16 +119,22 @@ def prepare(
         check_storage(config.storage)
     else:
         trial = TrialSpec(0, 0, config.trial.batch_size, config.trial.lr, None, config.trial.seed)
+    notes: list[str] = []
     if config.mlflow.enabled and trial is None:
-        from bstune.study.tracking import check_uri, tracking_uri  # mlflow takes seconds to import
-
-        check_uri(tracking_uri(config.mlflow))
+        try:
+            from bstune.study.tracking import check_uri, tracking_uri  # mlflow takes seconds to import
+        except ImportError as error:
+            config = config.copy()
+            config.mlflow.enabled = False
+            notes.append(f"not logged in MLflow, which cannot be imported: {cause(error)}")
+        else:
+            check_uri(tracking_uri(config.mlflow))
     survey: Survey | None = None
     workers: Callable[[int], Workers] | None = None
-    notes: list[str] = []
     if backend is None:
         with _users_errors():
-            backend, space, survey, notes = _train(config, protocol, space, trial, log)
+            backend, space, survey, more = _train(config, protocol, space, trial, log)
+        notes += more
         if config.devices > 1:
             notes += _several(config, backend, space, survey, trial)
         if config.devices > 1 or (trial is None and config.search.workers > 0):

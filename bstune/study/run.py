@@ -18,6 +18,7 @@ from rich.progress import Progress as Bar
 
 from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.errors import StudyError, UserCodeError
+from bstune.core.failures import optional
 from bstune.core.files import Identity, Output, check_owner, owned, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.secrets import redact, redact_patterns, redact_values
@@ -149,7 +150,7 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str] | None, console:
     study = open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root, kind, again)
     identity = Identity.of(config.study, config.storage, study.user_attrs[STUDY_ID])
     leases = Leases(study, "owner", config.search.lease_seconds)
-    say = partial(console.print, highlight=False, soft_wrap=True)
+    say, missing = partial(console.print, highlight=False, soft_wrap=True), list[str]()
     with leases.acquired(say), owned(files, identity):
         store_unstored(study, files)
         living = leases.living()
@@ -160,18 +161,19 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str] | None, console:
         if prepared.survey is not None:
             from bstune.hardware.report import write_survey  # torch takes seconds to import: replays have no survey
 
-            write_survey(prepared.survey, files)
+            write_survey(prepared.survey, files, missing)
         tracking = None
         if config.mlflow.enabled:
             from bstune.study.tracking import open_tracking  # mlflow takes seconds to import
 
-            tracking = open_tracking(prepared, study)
+            with optional("MLflow", missing):
+                tracking = open_tracking(prepared, study)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         with progress.live or nullcontext():
             search = Search(prepared, study, leases, tracking, progress.show)
             stop_reason = search.run()
         console.print(stop_reason)
-        return report_study(prepared, study, tracking, stop_reason, arguments, console, search.sampled)
+        return report_study(prepared, study, tracking, stop_reason, arguments, console, search.sampled, missing)
 
 
 def _config_yaml(config: DictConfig) -> str:

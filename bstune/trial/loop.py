@@ -30,6 +30,7 @@ from lightning.pytorch.utilities.memory import garbage_collection_cuda
 
 from bstune.core.clock import Phase, TrialClock, seconds_per_step
 from bstune.core.errors import BstuneError, ConfigError
+from bstune.core.failures import cause
 from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec, is_near, next_evaluation
 from bstune.trial import distributed
 from bstune.trial.batches import micro_batch_sizes, random_state, set_random_state, stream_of, weight_micro_batches
@@ -122,7 +123,7 @@ def run_trial(
         device=device_name(protocol.trainer, protocol.devices),
         versions=versions(),
         history=tuple(progress.history),
-        message=progress.message or compiling.failed,
+        message=progress.message or compiling.failed or loop.missing,
         noise_scale=loop.noise_scale.measurements,
     )
 
@@ -285,6 +286,7 @@ class _TargetLoop(Callback):
         # Lightning's calls of one more call-back would be some percent of a short step, so its hooks are called here.
         self.noise_scale = NoiseScale(every=protocol.noise_scale_every, weights="examples", around=self._aside)
         self._measures_noise = False
+        self.missing: str | None = None  # what the trial goes on without
         self._micro_batches = len(micro_batch_sizes(spec.batch_size, protocol.micro_batch_size))
         self._skipped_in_a_row = 0
         self._generators = None if progress.state is None else progress.state.generators
@@ -349,8 +351,9 @@ class _TargetLoop(Callback):
         except USER_CODE_ERRORS as error:
             self._measures_noise = False
             self.noise_scale.on_exception(trainer, module, error)
-            reason = first_line(error)
-            warn_once(f"the noise scale is not measured (protocol.noise_scale_every=null leaves it out): {reason}")
+            self.missing = "the noise scale is not measured (protocol.noise_scale_every=null leaves it out): "
+            self.missing += cause(error)
+            warn_once(self.missing)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._module = pl_module
