@@ -35,7 +35,7 @@ from bstune.hardware import roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
 from bstune.hardware.probe import DEVICE_LOST, measure_ceiling
 from bstune.hardware.several import shared_steps
-from bstune.trial.backend import make_space
+from bstune.trial.backend import OBJECTS, make_space
 from bstune.trial.device import device_name, processor, versions
 from bstune.trial.loop import Workload
 from bstune.trial.workers import start_server
@@ -365,7 +365,9 @@ def cache_key(
     workload: Any = OmegaConf.to_container(config.workload, resolve=False)
     options = to_dict(config.hardware)
     # Not what the nodes of the user's arguments built: the nodes are in the workload, or in the config.
-    trainer = {name: value for name, value in protocol.trainer.items() if name not in workload.get("trainer", ())}
+    given = workload.get("trainer", {})
+    nodes = {*given, *(given["of"] if given.get("_target_") == OBJECTS else ())}
+    trainer = {name: value for name, value in protocol.trainer.items() if name not in nodes}
     depends: dict[str, Any] = {
         "workload": {name: value for name, value in workload.items() if name not in IRRELEVANT},
         # shows edits of the model's code

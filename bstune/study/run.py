@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import optuna
 from omegaconf import DictConfig, OmegaConf
@@ -84,12 +85,13 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
 
 
 class Progress:
-    """A live table with a progress bar on a terminal; one plain line a trial elsewhere."""
+    """A live table, on a terminal with a progress bar, in a notebook without; one plain line a trial elsewhere."""
 
     def __init__(self, total: int, target: Target, console: Console) -> None:
         self._total, self._target, self._console = total, target, console
         self._shown: set[int] | None = None
         self.live: Live | None = None  # shown while it is entered
+        self._displayed: Any = None  # in a notebook
         if console.is_terminal:
             left = TextColumn("left"), TimeRemainingColumn()
             self._bar = Bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *left, console=console)
@@ -102,6 +104,13 @@ class Progress:
             finished = sum(result.status != "failed" and result.replicate_of is None for result in done)
             self._bar.update(self._task, completed=finished)
             self.live.update(Group(trials_table(done, self._target), self._bar))
+            return
+        if self._console.is_jupyter:
+            from IPython.display import display  # there in a notebook alone
+
+            table = trials_table(done, self._target)
+            self._displayed = self._displayed or display(table, display_id=True)
+            self._displayed.update(table)
             return
         for result in done:
             # Side by side, trials do not end in order of their numbers.

@@ -5,6 +5,7 @@ modules, data modules and call-backs of its own package alone.
 """
 
 import copy
+import logging
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -149,10 +150,11 @@ def make_trainer(
         "enable_autolog_hparams": False,  # a data module's batch size is not the trial's
         "default_root_dir": folder,
     }
+    for name in (package, PACKAGES[package]):  # one that is imported later is as quiet as lightning.pytorch
+        logging.getLogger(name).setLevel(logging.getLogger("lightning.pytorch").level)
+    options = distributed.trainer_options(options, partial(_ddp, package))
     fixed = {"callbacks": [*users, *callbacks], "logger": loggers or NullLogger(folder)}
-    trainer: Trainer = of_package(package, "Trainer")(
-        **{**defaults, **distributed.trainer_options(options, partial(_ddp, package)), **fixed, **arguments}
-    )
+    trainer: Trainer = of_package(package, "Trainer")(**{**defaults, **options, **fixed, **arguments})
     return trainer
 
 
