@@ -139,11 +139,12 @@ def tune(arguments: list[str]) -> None:
 def _job(config: "DictConfig") -> None:
     """Run one of Hydra's jobs; a launcher may run it in a process of its own, so errors end here."""
     # as above
-    from bstune.config import validate
+    from bstune.config import groups_in, parse, validate
     from bstune.trial.replay import complete
 
     try:
-        run(validate(config, complete=complete), _job_arguments())
+        arguments = _job_arguments()
+        run(validate(config, complete=complete, groups=groups_in(parse(arguments).config_dir)), arguments)
     except Exception as error:  # all of them: Hydra would print the job's options with it
         if interruption.status() is not None and not isinstance(error, BstuneError):
             raise KeyboardInterrupt from error

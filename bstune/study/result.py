@@ -14,14 +14,20 @@ from rich.console import Console
 from bstune.core.errors import StudyError
 from bstune.core.figures import figure_of
 from bstune.core.files import write_text
+from bstune.core.records import TrialSpec
 from bstune.study.figure import FIGURE_INCHES, paint_curve
 from bstune.study.replicates import MERITS
 from bstune.study.report import Findings
 from bstune.study.summary import WINNERS, final_table
-from bstune.trial.objects import Objects
+from bstune.trial.loop import Workload
+from bstune.trial.objects import Objects, given
+from bstune.trial.plain import fit
+from bstune.trial.process import restored
+from bstune.trial.workload import LightningBackend
 
 if TYPE_CHECKING:
     import pandas
+    from lightning.pytorch import LightningModule, Trainer
     from matplotlib.figure import Figure
 
 PAGE = """<!doctype html>
@@ -155,3 +161,26 @@ class Result:
         )
         write_text(Path(path), page)
         return Path(path)
+
+    def train(self, **trainer: Any) -> "tuple[LightningModule, Trainer]":
+        """Train the winner again, with its seed and for its steps, as a plain ``Trainer.fit``.
+
+        The keyword arguments are further ones of the Trainer. Returned are the module and its Trainer, whose
+        ``callback_metrics`` have what the validation at the end logged.
+        """
+        best, prepared = self.best, self.findings.prepared
+        trial = next(trial for trial in self.findings.trials if trial.number == best.number)
+        spec = TrialSpec(
+            **{name: getattr(trial, name) for name in ("number", "trial_index", "batch_size", "lr", "delta", "seed")},
+            max_steps=best.horizon,
+            hyperparameters=trial.hyperparameters,
+        )
+        with restored(), given(prepared.config.study, self.objects):
+            steps = best.horizon or trial.steps
+            return fit(self._workload, spec, prepared.protocol, steps, **trainer)
+
+    @property
+    def _workload(self) -> Workload:
+        backend = self.findings.prepared.backend
+        assert isinstance(backend, LightningBackend)  # noqa: S101 (Python objects are trained)
+        return backend.workload

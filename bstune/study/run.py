@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import optuna
 from omegaconf import DictConfig, OmegaConf
@@ -84,12 +85,13 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
 
 
 class Progress:
-    """A live table with a progress bar on a terminal; one plain line a trial elsewhere."""
+    """A live table, on a terminal with a progress bar, in a notebook without; one plain line a trial elsewhere."""
 
     def __init__(self, total: int, target: Target, console: Console) -> None:
         self._total, self._target, self._console = total, target, console
         self._shown: set[int] | None = None
         self.live: Live | None = None  # shown while it is entered
+        self._displayed: Any = None  # in a notebook
         if console.is_terminal:
             left = TextColumn("left"), TimeRemainingColumn()
             self._bar = Bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *left, console=console)
@@ -101,6 +103,13 @@ class Progress:
         if self.live is not None:
             self._bar.update(self._task, completed=sum(result.resumed_from is None for result in searched(done)))
             self.live.update(Group(trials_table(done, self._target), self._bar))
+            return
+        if self._console.is_jupyter:
+            from IPython.display import display  # there in a notebook alone
+
+            table = trials_table(done, self._target)
+            self._displayed = self._displayed or display(table, display_id=True)
+            self._displayed.update(table)
             return
         shown = self._shown = {result.number for result in done} if self._shown is None else self._shown
         points = sum(result.number in shown and result.resumed_from is None for result in searched(done))
