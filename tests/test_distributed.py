@@ -63,7 +63,7 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
         ("death", -1.0, "failed", "its process ended with status 7"),
         ("loss", -1.0, "diverged", r"the training loss is nan at step \d+"),
         ("metric", -1.0, "diverged", r"val/loss is not finite at step \d+"),
-        ("stop", -1.0, "censored", ""),
+        ("stop", -1.0, "censored", r"the training was stopped at step \d+: by the module or a call-back"),
         ("reached by the first", 0.0, "reached", ""),
         ("reached by the second", 0.0, "censored", ""),
     ],

@@ -146,7 +146,7 @@ class StateWriter(Callback):
         """Add the state to Lightning's checkpoint."""
         if self._state is not None:
             checkpoint[KEY] = dict(vars(self._state))
-            of_ranks = distributed.gather({name: checkpoint[KEY][name] for name in ("stream", "generators")})
+            of_ranks = distributed.gather({name: checkpoint[KEY][name] for name in ("stream", "generators", "epoch")})
             if of_ranks is not None:
                 checkpoint[KEY][OF_RANKS] = of_ranks
 
