@@ -28,7 +28,7 @@ from sklearn.datasets import load_digits
 from toolbox import make_result, make_spec
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import bstune
@@ -48,7 +48,9 @@ def digits():
     return TensorDataset(images[:1200], labels[:1200]), TensorDataset(images[1200:1500], labels[1200:1500])
 
 
-class Net(LightningModule):
+class Learner:
+    """What a module is of, whichever package's."""
+
     def __init__(self, lr, hidden=16):
         super().__init__()
         self.save_hyperparameters()
@@ -68,6 +70,10 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
 
 
+class Net(Learner, LightningModule):
+    pass
+
+
 class OtherName(Net):
     def __init__(self, learning_rate, batch_size, hidden):
         super().__init__(learning_rate, hidden)
@@ -83,6 +89,16 @@ class Digits(LightningDataModule):
 
     def val_dataloader(self):
         return DataLoader(self.val, batch_size=300)
+
+
+def of_the_other_package(trial):
+    lightning = pytest.importorskip("pytorch_lightning")
+    return type("Other", (Learner, lightning.LightningModule), {})(trial.lr)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(digits()[0])
 
 
 def loaders(batch_size=32):
@@ -131,6 +147,7 @@ FORMS = {
     "three loaders": {"data": (*loaders(), loaders()[1])},
     "function of a batch size": {"data": loaders},
     "function that returns a data module": {"data": lambda batch_size: Digits()},
+    "pytorch_lightning": {"module": of_the_other_package},
     "torchmetrics": {"target": bstune.Target("val_accuracy", 0.8, "max")},
     "trainer": {"trainer": {"gradient_clip_val": 1.0}},
     "budget in steps": {"budget": bstune.Budget(steps=100)},
@@ -174,6 +191,7 @@ BAD = [
     ({"data": loaders()[:1]}, r"data must be \(train, val\) or \(train, val, test\), but got 1 of them"),
     ({"data": {"train": loaders()[0], "valid": loaders()[1]}}, "data must have train, val .* but got train, valid"),
     ({"data": "digits"}, "data must be a LightningDataModule, DataLoaders .* but got str"),
+    ({"data": (DataLoader(Stream()), loaders()[1])}, "Stream, is iterable and decides itself what comes next"),
     ({"data": lambda: loaders()}, r"data must be a function of a batch size alone, but got <lambda>\(\)"),
     ({"target": ("val_loss", 0.1)}, r"target must be a bstune.Target, but got \('val_loss', 0.1\)"),
     (
@@ -235,6 +253,8 @@ def test_the_result_is_drawn_and_written(studied, tmp_path):
     assert "data:image/png;base64," in page
     assert page.count("<tr") == 1 + 10
     assert f"{result.best.batch_size}" in page
+    assert result._repr_html_() in page
+    assert repr(result) == "Result(study='studied', 10 trials)"
 
 
 def test_the_winner_trains_again_to_the_same_weights(studied):

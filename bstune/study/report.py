@@ -76,7 +76,8 @@ def report_study(
     b_crit = None if critical is None else critical.b_crit
     exponent = fit_lr_exponent(posterior, space.low, space.high, b_crit, prepared.config.scaling.noise_scale)
     band = None if critical is None else _band(posterior, critical)
-    claimed = 0 if critical is None else round(ROOM * critical.largest)
+    # The plan for several devices starts from the seconds of one.
+    claimed = 0 if critical is None or prepared.config.devices > 1 else round(ROOM * critical.largest)
     ideal, real = list[ScaleOut](), list[ScaleOut]()
     over_target: dict[str, Any] = {"over_target": [], "over_target_note": None}
     with optional("no plan for several devices", missing):

@@ -297,7 +297,7 @@ class _TargetLoop(Callback):
         self._generators = None if progress.state is None else progress.state.generators
         self._segment_start = progress.steps
         self._loss: Any = None  # of the last step
-        self._asked_to_stop = False
+        self._asked_to_stop = self._stopping = False  # by what may be one process alone; by all of them
         self._module: LightningModule | None = None
         self._process = os.getpid()
 
@@ -463,13 +463,17 @@ class _TargetLoop(Callback):
             self.clock.end_segment(progress.steps - progress.first_step, Phase.TRAINING)
             self._segment_start = progress.steps
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        distributed.explain(exception)
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._hold_stop(trainer)
         # Lightning would step no schedule by a metric at the end of an epoch in which it went on.
         trainer.fit_loop._restarting = self._resuming = False
 
     def _hold_stop(self, trainer: Trainer) -> None:
         """Put off a wish to stop to the next evaluation, as it may be that of one process among several."""
-        if distributed.place() is not None:
+        if distributed.place() is not None and not self._stopping:
             self._asked_to_stop |= trainer.should_stop
             trainer.should_stop = False
 
@@ -495,7 +499,7 @@ class _TargetLoop(Callback):
         if not self._again:
             self.progress.judge(value, loss, stop)
         self._again = False
-        trainer.should_stop = self.progress.ended or stop
+        trainer.should_stop = self._stopping = self.progress.ended or stop
         self._segment_start = self.progress.steps
         self._restore_generators()
         self.clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)

@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -151,10 +152,15 @@ def make_trainer(
     }
     for name in (package, PACKAGES[package]):  # one that is imported later is as quiet as lightning.pytorch
         logging.getLogger(name).setLevel(logging.getLogger("lightning.pytorch").level)
-    options = distributed.trainer_options(options, of_package(package, "strategies.DDPStrategy"))
+    options = distributed.trainer_options(options, partial(_ddp, package))
     fixed = {"callbacks": [*users, *callbacks], "logger": loggers or NullLogger(folder)}
     trainer: Trainer = of_package(package, "Trainer")(**{**defaults, **options, **fixed, **arguments})
     return trainer
+
+
+def _ddp(package: str) -> Any:
+    environment = of_package(package, "fabric.plugins.environments.lightning.LightningEnvironment")
+    return of_package(package, "strategies.DDPStrategy")(cluster_environment=environment())
 
 
 def lengths(batches: Iterable[Any], parts: int, steps: int, automatic: bool) -> dict[str, Any]:
