@@ -8,7 +8,7 @@ import argparse
 import difflib
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -420,7 +420,13 @@ def compose(arguments: Sequence[str], complete: Complete | None = None) -> DictC
         if not Path(parsed.config_dir).is_dir():
             raise ConfigError(f"--config-dir {parsed.config_dir} is not a folder")
         options.append(f"hydra.searchpath=[file://{Path(parsed.config_dir).absolute()}]")
-    return validate(*compose_known(CONFIG_MODULE, parsed.config_name, options), complete)
+    config, unknown = compose_known(CONFIG_MODULE, parsed.config_name, options)
+    return validate(config, unknown, complete, groups_in(parsed.config_dir))
+
+
+def groups_in(folder: str | None) -> frozenset[str]:
+    """Return the names of the config groups in a folder of the user's: they may stand beside bstune's own options."""
+    return frozenset(path.name for path in Path(folder).iterdir() if path.is_dir()) if folder else frozenset()
 
 
 def compose_workload(
@@ -526,26 +532,35 @@ def plain_error(error: Exception) -> str:
     return f"{problem}\nworkloads: {', '.join(lines[2:])}\nrun one with: python -m bstune +workload=NAME"
 
 
-def validate(config: DictConfig, unknown: Sequence[str] = (), complete: Complete | None = None) -> DictConfig:
+def validate(
+    config: DictConfig,
+    unknown: Sequence[str] = (),
+    complete: Complete | None = None,
+    groups: Collection[str] = (),
+) -> DictConfig:
     """Return a copy of the config with every value checked and of its type; references stay references.
 
+    ``groups`` are further sections, which the user's own files refer to.
     ConfigError lists all mistakes, a line each, with those options that were already found to be unknown.
     """
     config = _with_schedule(config.copy())
     if is_replayed(config) and complete is not None:
-        _parse(config, unknown, incomplete=True)
+        _parse(config, unknown, groups, incomplete=True)
         config = complete(config)
     with open_dict(config):
-        _write_types(config, _parse(config, unknown))
+        _write_types(config, _parse(config, unknown, groups))
     return config
 
 
-def _parse(config: DictConfig, unknown: Sequence[str], incomplete: bool = False) -> Section | None:
+def _parse(
+    config: DictConfig, unknown: Sequence[str], groups: Collection[str], incomplete: bool = False
+) -> Section | None:
     """Return the options of a config; ConfigError for all mistakes, without missing values if it is ``incomplete``."""
     names = flatten(OmegaConf.to_container(config))  # type: ignore[arg-type]  # of a mapping
     mistakes, options = {name: _unknown(name, names) for name in unknown}, None
     values = _resolve(config, "", mistakes)
     remember(values)
+    values = {name: value for name, value in values.items() if name in _OPTIONS or name not in groups}
     try:
         options = (ReplayedOptions if is_replayed(config) else TrainedOptions).model_validate(values, context=config)
     except ValidationError as error:

@@ -11,9 +11,9 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times,
 from bstune.hardware import roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
 from bstune.hardware.probe import DEVICE_LOST, measure_ceiling
-from bstune.trial.backend import make_space
+from bstune.hardware.several import shared_steps
+from bstune.trial.backend import OBJECTS, make_space
 from bstune.trial.device import device_name, processor, versions
 from bstune.trial.loop import Workload
 from bstune.trial.preflight import check_loaders
@@ -218,6 +219,8 @@ def _trial_limit(config: DictConfig, device: torch.device) -> int | None:
     limit: int | None = options.limit
     if limit is None and device.type == "cpu":  # a trial that takes all that is free ends its process
         limit = int(options.free_share * memory_limit(Path("/"), resident_bytes()))
+    if device.type == "cpu" and limit is not None:  # CUDA devices have their own each
+        limit //= config.devices
     if workers == 1:
         return limit
     whole = int(torch.cuda.get_device_properties(device).total_memory) if limit is None else limit
@@ -254,6 +257,8 @@ def _device_errors() -> Iterator[None]:
 def _roofline(
     config: DictConfig, device: torch.device, workload: Workload, space: Space
 ) -> tuple[roofline.DeviceLimits | None, roofline.StepCost | None, tuple[str, ...]]:
+    if config.devices > 1:
+        return None, None, (f"no roofline: it is one device's, and {config.devices} share the steps",)
     options, limits, cost, notes = config.hardware.ceilings, None, None, list[str]()
     with optional("no roofline", notes):
         arithmetic = roofline.arithmetic_of(config.precision, device.type)
@@ -287,13 +292,14 @@ def _time_ladder(
     short = replace(protocol, warmup_steps=options.warmup_steps)
     timed: list[tuple[float, float]] = []
     compared: set[int] = set()
-    notes: list[str] = []
+    several = protocol.devices > 1
+    notes = [f"no share of overhead: {protocol.devices} devices share the steps"] if several else []
 
     def run(size: int) -> tuple[Sequence[float], Sequence[float]]:
         lr = _spec(size, space).lr
         expected = float(fit_step_times(timed, size)(np.array(float(size)))) if timed else options.visit_seconds
         steps = min(max(round(options.visit_seconds / expected), options.min_steps), options.max_steps)
-        trial = timing.time_trial(workload, short, size, lr, steps)
+        trial = time_trial(size, lr, steps)
         timed.append((float(size), statistics.median(trial)))
         # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
         if notes or (size in compared and steps <= options.min_steps):
@@ -305,7 +311,11 @@ def _time_ladder(
         return trial, bare
 
     sizes = timing.ladder(ceiling.smallest, ceiling.batch_size, options.rungs, space.multiple)
-    measured = timing.measure_step_times(run, sizes, options.repeats, config.seed, config.hardware.seconds)
+    alone = nullcontext(partial(timing.time_trial, workload, short))
+    with shared_steps(config, options.warmup_steps) if several else alone as time_trial:
+        if several:  # while the processes start
+            time_trial(sizes[0], _spec(sizes[0], space).lr, 1)
+        measured = timing.measure_step_times(run, sizes, options.repeats, config.seed, config.hardware.seconds)
     return measured, tuple(notes)
 
 
@@ -357,7 +367,9 @@ def cache_key(
     workload: Any = OmegaConf.to_container(config.workload, resolve=False)
     options = to_dict(config.hardware)
     # Not what the nodes of the user's arguments built: the nodes are in the workload, or in the config.
-    trainer = {name: value for name, value in protocol.trainer.items() if name not in workload.get("trainer", ())}
+    given = workload.get("trainer", {})
+    nodes = {*given, *(given["of"] if given.get("_target_") == OBJECTS else ())}
+    trainer = {name: value for name, value in protocol.trainer.items() if name not in nodes}
     depends: dict[str, Any] = {
         "workload": {name: value for name, value in workload.items() if name not in IRRELEVANT},
         # shows edits of the model's code

@@ -14,16 +14,23 @@ from rich.console import Console
 from bstune.core.errors import StudyError
 from bstune.core.figures import figure_of
 from bstune.core.files import write_text
+from bstune.core.records import TrialSpec
 from bstune.study.figure import FIGURE_INCHES, paint_curve
 from bstune.study.replicates import MERITS
 from bstune.study.report import Findings
 from bstune.study.summary import WINNERS, final_table
-from bstune.trial.objects import Objects
+from bstune.trial.loop import Workload
+from bstune.trial.objects import Objects, given
+from bstune.trial.plain import fit
+from bstune.trial.process import restored
+from bstune.trial.workload import LightningBackend
 
 if TYPE_CHECKING:
     import pandas
+    from lightning.pytorch import LightningModule, Trainer
     from matplotlib.figure import Figure
 
+ALT = "steps and time to target over batch size"
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -37,7 +44,6 @@ td, th {{ border: 1px solid #ddd; padding: 0.2em 0.6em; text-align: right }}
 </style>
 <h1>{title}</h1>
 {answer}
-<img alt="steps and time to target over batch size" src="data:image/png;base64,{figure}">
 <h2>Trials</h2>
 {trials}
 </html>
@@ -71,7 +77,7 @@ class CriticalBatchSize:
     high: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A study's results, as far as it has gone: the same call of :func:`bstune.tune` continues it.
 
@@ -142,16 +148,46 @@ class Result:
 
     def report(self, path: str | Path) -> Path:
         """Write one HTML file with the answer, the curve and the trials, and return its path."""
-        png = io.BytesIO()
-        self.plot().savefig(png, format="png")
-        console = Console(record=True, file=io.StringIO(), width=100)
-        console.print(final_table(dict(self.summary)))
         shown = self.trials.drop(columns=["history", "noise_scale"], errors="ignore")
         page = PAGE.format(
             title=html.escape(f"bstune: {self.findings.prepared.config.study}"),
-            answer=console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"),
-            figure=base64.b64encode(png.getvalue()).decode(),
+            answer=self._repr_html_(),
             trials=shown.to_html(index=False, na_rep="", float_format="{:.4g}".format, border=0),
         )
         write_text(Path(path), page)
         return Path(path)
+
+    def _repr_html_(self) -> str:
+        """Return the answer and the curve, as a notebook shows the result."""
+        png = io.BytesIO()
+        self.plot().savefig(png, format="png")
+        console = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
+        console.print(final_table(dict(self.summary)))
+        answer = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return f'{answer}<img alt="{ALT}" src="data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}">'
+
+    def __repr__(self) -> str:
+        return f"Result(study={self.findings.prepared.config.study!r}, {len(self.findings.trials)} trials)"
+
+    def train(self, **trainer: Any) -> "tuple[LightningModule, Trainer]":
+        """Train the winner again, with its seed and for its steps, as a plain ``Trainer.fit``.
+
+        The keyword arguments are further ones of the Trainer. Returned are the module and its Trainer, whose
+        ``callback_metrics`` have what the validation at the end logged.
+        """
+        best, prepared = self.best, self.findings.prepared
+        trial = next(trial for trial in self.findings.trials if trial.number == best.number)
+        spec = TrialSpec(
+            **{name: getattr(trial, name) for name in ("number", "trial_index", "batch_size", "lr", "delta", "seed")},
+            max_steps=best.horizon,
+            hyperparameters=trial.hyperparameters,
+        )
+        with restored(), given(prepared.config.study, self.objects):
+            steps = best.horizon or trial.steps
+            return fit(self._workload, spec, prepared.protocol, steps, **trainer)
+
+    @property
+    def _workload(self) -> Workload:
+        backend = self.findings.prepared.backend
+        assert isinstance(backend, LightningBackend)  # noqa: S101 (Python objects are trained)
+        return backend.workload

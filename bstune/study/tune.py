@@ -89,9 +89,9 @@ def tune(
             and ``integer``.
         name: of the study: one of the same name is continued; None: the module's class.
         objective: ``time``, ``steps``, ``both`` or ``curve``.
-        trials: of the whole search.
+        trials: of the whole search; a stopped one that is continued counts once.
         seconds: of training, over the whole search.
-        wall_seconds: of the trials' wall time, over the whole search.
+        wall_seconds: of wall time, over all calls, each from its start to its report.
         workers: trials side by side, each in a process of its own; 0: one by one in this process.
         precision: as the Trainer takes it, or ``auto``.
         device: ``cpu``, ``cuda`` or ``auto``.

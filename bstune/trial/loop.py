@@ -23,9 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric.utilities.data import sized_len
-from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.memory import garbage_collection_cuda
 
 from bstune.core.clock import Phase, TrialClock, seconds_per_step
@@ -39,7 +37,7 @@ from bstune.trial.compile import USER_CODE_ERRORS, Compiling, first_line, is_out
 from bstune.trial.device import device_name, synchronize, versions
 from bstune.trial.epoch import accumulate_on, accumulated
 from bstune.trial.noise_scale import NoiseScale
-from bstune.trial.trainer import lengths, looks_at_epochs, make_trainer, serving
+from bstune.trial.trainer import lengths, looks_at_epochs, make_trainer, of_package, package_of, serving
 
 # A gradient scaler halves its scale at each step that it skips: after this many in a row no loss can be finite.
 SKIPPED_STEPS_MEAN_DIVERGED = 50
@@ -100,7 +98,7 @@ def run_trial(
             raise
     except SystemExit as error:
         # Lightning ends in this way for signals.
-        if isinstance(error, SIGTERMException) or isinstance(error.__context__, KeyboardInterrupt):
+        if type(error).__name__ == "SIGTERMException" or isinstance(error.__context__, KeyboardInterrupt):
             raise
         raise RuntimeError(f"sys.exit({error.code!r}) was called").with_traceback(error.__traceback__) from error
     finally:
@@ -140,7 +138,7 @@ def _train(
         weight_micro_batches(module, sizes, spec.batch_size)
     for name in ("training_step", "validation_step"):
         setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
-    train, validation = workload.train_batches(spec), workload.validation_batches
+    train = workload.train_batches(spec)
     distributed.check_share(train, sizes)
     options: dict[str, Any] = {"weights_only": True}
     if resume is not None and progress.state is not None:
@@ -154,15 +152,7 @@ def _train(
             protocol.trainer, module, [loop], folder, accumulate_grad_batches=len(sizes), **arguments
         )
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
-        with warnings.catch_warnings():
-            # The data live on the device, so advice on loader workers is beside the point.
-            warnings.simplefilter("ignore", PossibleUserWarning)
-            if resume is not None:  # the optimizer's steps before are the stopped trial's
-                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-            if workload.data_module is None:
-                trainer.fit(module, train, validation, **options)
-            else:
-                trainer.fit(module, datamodule=serving(workload.data_module, train=train, val=validation), **options)
+        fit(trainer, workload, module, train, **options)
         loop.explain_end(trainer)
         if progress.status == "reached" and checkpoint is not None:
             partial = checkpoint.with_name(checkpoint.name + ".partial")
@@ -175,6 +165,21 @@ def _train(
                     partial.unlink(missing_ok=True)
         if progress.status == "censored" and loop.writer is not None:
             loop.writer.keep()
+
+
+def fit(trainer: Trainer, workload: Workload, module: LightningModule, train: Iterable[Any], **options: Any) -> None:
+    """Train a module on these batches, with the workload's other data."""
+    data, validation = workload.data_module, workload.validation_batches
+    with warnings.catch_warnings():
+        # The data live on the device, so advice on loader workers is beside the point.
+        advice = of_package(package_of(module, data), "fabric.utilities.warnings.PossibleUserWarning")
+        warnings.simplefilter("ignore", advice)
+        if "ckpt_path" in options:  # the optimizer's steps before are the stopped trial's
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+        if data is None:
+            trainer.fit(module, train, validation, **options)
+        else:
+            trainer.fit(module, datamodule=serving(data, train=train, val=validation), **options)
 
 
 @contextmanager
@@ -292,7 +297,7 @@ class _TargetLoop(Callback):
         self._generators = None if progress.state is None else progress.state.generators
         self._segment_start = progress.steps
         self._loss: Any = None  # of the last step
-        self._asked_to_stop = False
+        self._asked_to_stop = self._stopping = False  # by what may be one process alone; by all of them
         self._module: LightningModule | None = None
         self._process = os.getpid()
 
@@ -458,13 +463,17 @@ class _TargetLoop(Callback):
             self.clock.end_segment(progress.steps - progress.first_step, Phase.TRAINING)
             self._segment_start = progress.steps
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        distributed.explain(exception)
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._hold_stop(trainer)
         # Lightning would step no schedule by a metric at the end of an epoch in which it went on.
         trainer.fit_loop._restarting = self._resuming = False
 
     def _hold_stop(self, trainer: Trainer) -> None:
         """Put off a wish to stop to the next evaluation, as it may be that of one process among several."""
-        if distributed.place() is not None:
+        if distributed.place() is not None and not self._stopping:
             self._asked_to_stop |= trainer.should_stop
             trainer.should_stop = False
 
@@ -490,7 +499,7 @@ class _TargetLoop(Callback):
         if not self._again:
             self.progress.judge(value, loss, stop)
         self._again = False
-        trainer.should_stop = self.progress.ended or stop
+        trainer.should_stop = self._stopping = self.progress.ended or stop
         self._segment_start = self.progress.steps
         self._restore_generators()
         self.clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)

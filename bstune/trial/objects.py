@@ -178,18 +178,22 @@ def _name(value: Any) -> str:
 
 
 class Loaders(LightningDataModule):
-    """A data module of plain DataLoaders."""
+    """A data module of plain DataLoaders; ``at`` returns those of a batch size, None: they are the same at each."""
 
-    def __init__(self, train: Any, val: Any, test: Any = None) -> None:
+    def __init__(self, train: Any, val: Any, test: Any = None, at: Callable[[int], "Loaders"] | None = None) -> None:
         super().__init__()
-        self._loaders = {"train": train, "val": val, "test": test}
+        self._loaders, self._at = {"train": train, "val": val, "test": test}, at
+
+    def train_loader(self, batch_size: int) -> Any:
+        """Return the loader of a batch size, which is read in batches of exactly so many examples."""
+        return self.train_dataloader() if self._at is None else self._at(batch_size).train_dataloader()
 
     def train_dataloader(self) -> Any:
-        """Return the loader to train on, which is read in other batches."""
+        """Return the loader to train on."""
         return self._loaders["train"]
 
     def val_dataloader(self) -> Any:
-        """Return the loader on which the target is measured."""
+        """Return the loader on which the target is measured, at every batch size."""
         return self._loaders["val"]
 
     def test_dataloader(self) -> Any:
@@ -200,28 +204,35 @@ class Loaders(LightningDataModule):
 def data_module(data: Any, batch_size: int) -> Any:
     """Return a data module of what the user gives: one of theirs, loaders, or a function of a batch size."""
     if isinstance(data, type):
-        raise ConfigError(
-            f"data must be an instance, but got the class {data.__name__}: give data={data.__name__}(...)"
-        )
+        name = data.__name__
+        raise ConfigError(f"data must be an instance, but got the class {name}: give data={name}(...)")
     if hasattr(data, "train_dataloader"):
         return _copied(data)
+    if callable(data):
+        _check_takes_one(data, "data", "a batch size")
+        found = data(batch_size)
+        return _copied(found) if hasattr(found, "train_dataloader") else _loaders(found, partial(_loaders_at, data))
+    return _loaders(data)
+
+
+def _loaders(data: Any, at: Callable[[int], Loaders] | None = None) -> Loaders:
     if isinstance(data, DataLoader):
         raise ConfigError("data needs loaders to train and to validate on, but got one: give data=(train, val)")
     if isinstance(data, Mapping):
         if not {"train", "val"} <= data.keys() <= set(LOADERS):
-            raise ConfigError(
-                f"data must have train, val and perhaps test, but got {', '.join(map(str, data)) or 'none'}"
-            )
-        return Loaders(**data)
+            names = ", ".join(map(str, data)) or "none"
+            raise ConfigError(f"data must have train, val and perhaps test, but got {names}")
+        return Loaders(data["train"], data["val"], data.get("test"), at)
     if isinstance(data, tuple | list):
         if len(data) not in (2, 3):
             raise ConfigError(f"data must be (train, val) or (train, val, test), but got {len(data)} of them")
-        return Loaders(*data)
-    if callable(data):
-        _check_takes_one(data, "data", "a batch size")
-        return data_module(data(batch_size), batch_size)
+        return Loaders(data[0], data[1], data[2] if len(data) == 3 else None, at)
     kinds = "a LightningDataModule, DataLoaders (train, val[, test]), or a function of a batch size that returns them"
     raise ConfigError(f"data must be {kinds}, but got {type(data).__name__}")
+
+
+def _loaders_at(function: Callable[[int], Any], batch_size: int) -> Loaders:
+    return _loaders(function(batch_size))
 
 
 def _copied(data: Any) -> Any:
