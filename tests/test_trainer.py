@@ -21,9 +21,10 @@ from torchmetrics import MeanSquaredError
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import EvaluationSchedule, Target
+from bstune.hardware.timing import time_bare
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.loop import Workload
-from bstune.trial.schedule import depends_on_length
+from bstune.trial.start import depends_on_length
 from bstune.trial.workload import evaluate
 
 
@@ -347,6 +348,7 @@ class Late(Regression):
 
     def training_step(self, batch, batch_idx):
         self.batches += 1
+        self.log("rate", self.trainer.optimizers[0].param_groups[0]["lr"])
         return self.loss(batch) * self.batches**-0.5
 
     def test_step(self, batch, batch_idx):
@@ -381,6 +383,7 @@ def test_a_module_that_is_built_late_goes_on_and_is_measured_and_tested(tmp_path
     workload = Workload(lambda spec: kind(), batches_of, HELD_OUT, 10)
     trainer = evaluate(workload, kind(), protocol, tmp_path / "3.ckpt", test=HELD_OUT)
     assert trainer.callback_metrics["test/batches"] == record.steps
+    assert len(time_bare(workload, protocol, BATCH_SIZE, 0.05, 3, torch.device("cpu"))) == 3
     assert trainer.callback_metrics["test/error"].item() == pytest.approx(record.history[-1][1], rel=1e-5)
 
 

@@ -47,7 +47,7 @@ from bstune.trial.device import device_name, processor, resolve_device, versions
 from bstune.trial.distributed import check_devices, own_device
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.objects import Loaders
-from bstune.trial.schedule import depends_on_length
+from bstune.trial.start import depends_on_length
 from bstune.trial.trainer import is_lightning, is_overridden, make_trainer, serving, without_monitors
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
