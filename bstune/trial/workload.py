@@ -41,7 +41,7 @@ from bstune.core.failures import optional
 from bstune.core.files import Output
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
-from bstune.trial.batches import rebatch
+from bstune.trial.batches import loaders_of, rebatch
 from bstune.trial.checkpoint import PlainFiles, Stopped
 from bstune.trial.device import device_name, processor, resolve_device, versions
 from bstune.trial.distributed import check_devices, own_device
@@ -156,7 +156,7 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
         ),
         train_batches=lambda spec: draw(spec.batch_size, micro_batch_size, spec.seed),
         validation_batches=validation,
-        validation_examples=data.validation_size if draws_batches else _examples(validation),
+        validation_examples=data.validation_size if draws_batches else sum(map(_examples, loaders_of(validation))),
         test_batches=None if sized_len(test) == 0 else test,
         train_examples=train_examples(data),
         validates_on_test=getattr(data, "validates_on_test", False),
