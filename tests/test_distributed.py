@@ -12,6 +12,7 @@ from toolbox import make_spec, trials_of
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialResult
+from bstune.trial import distributed
 from bstune.trial.workers import Workers
 
 GUARD = 60  # seconds after which a trial whose processes wait for each other has failed
@@ -129,6 +130,21 @@ def test_bad_input_ends_in_a_line(bstune, tmp_path, arguments, message):
     assert status == 2
     assert message in " ".join(err.split())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("device", "first"), [("cuda", 0), ("cuda:2", 2)])
+def test_each_process_has_its_own_cuda_device_and_the_trainer_has_all(monkeypatch, device, first):
+    """As far as a machine without CUDA shows it."""
+    assert distributed.own_config({"device": device}).device == device
+    alone = {"accelerator": "cuda", "devices": [first]}
+    assert distributed.trainer_options(alone, str) == alone
+    for rank in range(3):
+        monkeypatch.setattr(distributed, "_place", distributed.Place(rank, 3))
+        assert distributed.own_config({"device": device}).device == f"cuda:{first + rank}"
+        assert distributed.own_config({"device": "cpu"}).device == "cpu"
+        own = distributed.trainer_options({"accelerator": "cuda", "devices": [first + rank]}, lambda: "ddp")
+        assert (own["devices"], own["strategy"]) == ([first, first + 1, first + 2], "ddp")
+        assert not own["use_distributed_sampler"]
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import rebatch
 from bstune.trial.checkpoint import PlainFiles, Stopped
 from bstune.trial.device import device_name, processor, resolve_device, versions
-from bstune.trial.distributed import check_devices, own_device
+from bstune.trial.distributed import check_devices
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.objects import Loaders
 from bstune.trial.schedule import depends_on_length
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 def resolve(config: DictConfig) -> DictConfig:
     """Return a config whose ``device`` and ``precision`` are those of this machine instead of ``auto``."""
     config = config.copy()
-    config.device = str(own_device(resolve_device(config.device, "device")))
+    config.device = str(resolve_device(config.device, "device"))
     config.precision = resolve_precision(config.precision, config.device)
     if config.precision == "16-mixed" and OmegaConf.select(config, "workload.module.optimizer.fused"):
         raise ConfigError(
