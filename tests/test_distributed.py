@@ -8,7 +8,9 @@ import pytest
 import ranks
 import torch
 from toolbox import make_spec, trials_of
+from torch.utils.data import DataLoader
 
+import bstune
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialResult
@@ -228,3 +230,25 @@ def test_a_study_on_two_devices(bstune, tmp_path):
     status, _, err = bstune(*arguments, "devices=1")
     assert status == 2
     assert "device" in err
+
+
+@pytest.mark.slow
+def test_python_objects_on_two_devices(tmp_path, monkeypatch):
+    """Without a survey; the loaders know nothing of devices either."""
+    monkeypatch.chdir(tmp_path)
+    loaders = [DataLoader(ranks.Noisy(600, 0), batch_size=8, shuffle=True), DataLoader(ranks.FOREIGN[1], batch_size=20)]
+    result = bstune.tune(
+        lambda trial: ranks.Foreign(trial),
+        loaders,
+        target=bstune.Target("val/loss", 0.9, "min"),
+        batch_sizes=(8, 128),
+        reference=(32, 0.01),
+        budget=bstune.Budget(50, 5000),
+        objective="steps",
+        trials=3,
+        survey=False,
+        mlflow=False,
+        options=["devices=2", "search.replicates=0", "device=cpu"],
+    )
+    assert set(result.trials["device"]) == {"2 x cpu (1 thread)"}
+    assert not set(result.trials["status"]) & {"failed", "oom"}

@@ -29,8 +29,9 @@ TimeTrial = Callable[[int, float, int], tuple[float, ...]]  # of batch size, lea
 def open_short_trials(config: Any, objects: Objects | None, warmup_steps: int) -> Train:
     """Return what trains a trial without its target, for its seconds per step, in one of the devices' processes."""
     quieten()
-    give(config["study"], objects)
-    workload, protocol = load(own_config(config))
+    own = own_config(config)
+    give(own.study, objects)
+    workload, protocol = load(own)
     short = replace(
         protocol,
         target=protocol.target.never_met,

@@ -39,6 +39,11 @@ def place() -> Place | None:
     return _place
 
 
+def count() -> int:
+    """Return how many processes train a trial together with this one."""
+    return 1 if _place is None else _place.count
+
+
 def is_first() -> bool:
     """Return whether this process writes files: the only one, or the first."""
     return _place is None or _place.rank == 0
