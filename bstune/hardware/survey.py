@@ -38,6 +38,7 @@ from bstune.hardware.several import shared_steps
 from bstune.trial.backend import OBJECTS, make_space
 from bstune.trial.device import device_name, processor, versions
 from bstune.trial.loop import Workload
+from bstune.trial.preflight import check_loaders
 from bstune.trial.workers import start_server
 from bstune.trial.workload import (
     build_module,
@@ -140,6 +141,7 @@ def survey_of(config: DictConfig, log: Callable[[str], None]) -> tuple[Survey, b
     start_server()  # it imports while this process reads the data
     config = resolve(config)
     space, protocol, data = make_space(config), checked_protocol(config), load_data(config)
+    check_loaders(data)
     check_largest(space.high, data)
     return cached_survey(config, space, protocol, data, lambda: build_workload(config, data), log)
 
