@@ -337,14 +337,18 @@ def test_a_hook_that_is_missing_is_named(kind, message):
 @pytest.mark.parametrize(
     ("kind", "target", "message"),
     [
-        (Lit, "val_los", "'val_los' is logged nowhere; in validation the module logs val_acc, val_loss: set workload"),
+        (Lit, "val_los", "'val_los' is logged nowhere; in validation the module logs val_acc, val_loss: make one"),
         (
             Lit,
             "train_loss",
             "'train_loss' is logged in training alone; in validation the module logs val_acc, val_loss",
         ),
         (LogsNothing, "val_loss", "'val_loss' is logged nowhere, and nothing in validation: log it in validation_step"),
-        (LogsInSanityCheck, "val_sanity", "'val_sanity' is logged nowhere; in validation the module logs val_acc: set"),
+        (
+            LogsInSanityCheck,
+            "val_sanity",
+            "'val_sanity' is logged nowhere; in validation the module logs val_acc: make one",
+        ),
         (
             SavesWhatItCannotLoad,
             "val_loss",

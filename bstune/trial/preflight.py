@@ -329,7 +329,7 @@ def check_metric(name: str, logged: Mapping[str, Any], in_training: Mapping[str,
         )
     raise ConfigError(
         f"the target's metric {name!r} is logged {where}; in validation the module logs {', '.join(sorted(logged))}: "
-        "set workload.target.metric to one of them, or log it in validation_step"
+        "make one of them the target's (workload.target.metric), or log it in validation_step"
     )
 
 
