@@ -8,10 +8,13 @@ import pytest
 import ranks
 import torch
 from toolbox import make_spec, trials_of
+from torch.utils.data import DataLoader
 
+import bstune
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialResult
+from bstune.trial import distributed
 from bstune.trial.workers import Workers
 
 GUARD = 60  # seconds after which a trial whose processes wait for each other has failed
@@ -131,6 +134,21 @@ def test_bad_input_ends_in_a_line(bstune, tmp_path, arguments, message):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("device", "first"), [("cuda", 0), ("cuda:2", 2)])
+def test_each_process_has_its_own_cuda_device_and_the_trainer_has_all(monkeypatch, device, first):
+    """As far as a machine without CUDA shows it."""
+    assert distributed.own_config({"device": device}).device == device
+    alone = {"accelerator": "cuda", "devices": [first]}
+    assert distributed.trainer_options(alone, str) == alone
+    for rank in range(3):
+        monkeypatch.setattr(distributed, "_place", distributed.Place(rank, 3))
+        assert distributed.own_config({"device": device}).device == f"cuda:{first + rank}"
+        assert distributed.own_config({"device": "cpu"}).device == "cpu"
+        own = distributed.trainer_options({"accelerator": "cuda", "devices": [first + rank]}, lambda: "ddp")
+        assert (own["devices"], own["strategy"]) == ([first, first + 1, first + 2], "ddp")
+        assert not own["use_distributed_sampler"]
+
+
 @pytest.mark.slow
 def test_a_device_that_stops_alone_ends_the_trial(tmp_path, monkeypatch):
     monkeypatch.setattr("bstune.trial.workers.APART_SECONDS", 2)
@@ -212,3 +230,25 @@ def test_a_study_on_two_devices(bstune, tmp_path):
     status, _, err = bstune(*arguments, "devices=1")
     assert status == 2
     assert "device" in err
+
+
+@pytest.mark.slow
+def test_python_objects_on_two_devices(tmp_path, monkeypatch):
+    """Without a survey; the loaders know nothing of devices either."""
+    monkeypatch.chdir(tmp_path)
+    loaders = [DataLoader(ranks.Noisy(600, 0), batch_size=8, shuffle=True), DataLoader(ranks.FOREIGN[1], batch_size=20)]
+    result = bstune.tune(
+        lambda trial: ranks.Foreign(trial),
+        loaders,
+        target=bstune.Target("val/loss", 0.9, "min"),
+        batch_sizes=(8, 128),
+        reference=(32, 0.01),
+        budget=bstune.Budget(50, 5000),
+        objective="steps",
+        trials=3,
+        survey=False,
+        mlflow=False,
+        options=["devices=2", "search.replicates=0", "device=cpu"],
+    )
+    assert set(result.trials["device"]) == {"2 x cpu (1 thread)"}
+    assert not set(result.trials["status"]) & {"failed", "oom"}

@@ -15,6 +15,7 @@ from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime, fit_line
+from bstune.trial.distributed import own_config
 from bstune.trial.loop import run_trial
 from bstune.trial.objects import Objects, give, objects_of
 from bstune.trial.workers import Train, Workers
@@ -28,8 +29,9 @@ TimeTrial = Callable[[int, float, int], tuple[float, ...]]  # of batch size, lea
 def open_short_trials(config: Any, objects: Objects | None, warmup_steps: int) -> Train:
     """Return what trains a trial without its target, for its seconds per step, in one of the devices' processes."""
     quieten()
-    give(config["study"], objects)
-    workload, protocol = load(OmegaConf.create(config))
+    own = own_config(config)
+    give(own.study, objects)
+    workload, protocol = load(own)
     short = replace(
         protocol,
         target=protocol.target.never_met,

@@ -126,27 +126,6 @@ class Survey:
         return next(row for row in self.measured.timings if row.throughput >= PLATEAU * best)
 
 
-def survey(*arguments: str) -> Survey:
-    """Return what this machine allows for a workload, measured or from the cache, which alone is written.
-
-    It is what ``bstune survey`` prints: the memory ceiling, seconds per step tau(B) over batch size, and the roofline.
-
-    Args:
-        arguments: as on the command line: ``workload=NAME`` first, then ``OPTION=VALUE``, such as ``device=cuda``,
-            ``hardware.seconds=20`` or ``hardware.refresh=true`` (measures again).
-
-    Returns:
-        The survey: ``ceiling.batch_size`` in examples, ``step_time(B)`` in seconds, ``limits`` and ``cost`` of the
-        roofline, ``notes`` with what could not be measured.
-
-    Raises:
-        ConfigError: for an unknown option or workload, one that is answered from a table, or one that cannot be built.
-        DataError: if the data cannot be read.
-        HardwareError: if no batch size fits or runs, or the device is lost.
-    """
-    return survey_of(compose_survey(arguments), lambda line: None)[0]
-
-
 def compose_survey(arguments: Sequence[str]) -> DictConfig:
     """Return the config of a command line; a workload that is not trained is refused."""
 

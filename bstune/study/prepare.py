@@ -267,13 +267,14 @@ def open_trials(
     import torch
 
     from bstune.hardware.memory import cap_cuda_memory
+    from bstune.trial.distributed import own_config
     from bstune.trial.objects import give
     from bstune.trial.workload import LightningBackend, load, resolve
 
     quieten()
     if threads is not None:
         torch.set_num_threads(threads)
-    resolved = resolve(OmegaConf.create(config))
+    resolved = resolve(own_config(config))
     give(resolved.study, objects)
     if limit is not None:
         device = torch.device(resolved.device)

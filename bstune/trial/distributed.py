@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]
 
 from bstune.core.batch_split import split_batch
@@ -39,6 +39,11 @@ def place() -> Place | None:
     return _place
 
 
+def count() -> int:
+    """Return how many processes train a trial together with this one."""
+    return 1 if _place is None else _place.count
+
+
 def is_first() -> bool:
     """Return whether this process writes files: the only one, or the first."""
     return _place is None or _place.rank == 0
@@ -57,11 +62,13 @@ def join(rank: int, count: int, file: str | None = None) -> None:
     _place = Place(rank, count)
 
 
-def own_device(device: torch.device) -> torch.device:
-    """Return this process's device: from ``cuda`` or ``cuda:N`` on, one each."""
-    if _place is None or device.type != "cuda":
-        return device
-    return torch.device("cuda", (device.index or 0) + _place.rank)
+def own_config(config: Any) -> DictConfig:
+    """Return a config of plain values with this process's device: from ``cuda`` or ``cuda:N`` on, one each."""
+    own: DictConfig = OmegaConf.create(config)
+    kind, _, first = str(own.device).partition(":")
+    if _place is not None and kind == "cuda":
+        own.device = f"cuda:{int(first or 0) + _place.rank}"
+    return own
 
 
 def explain(error: BaseException) -> None:

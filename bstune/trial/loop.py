@@ -31,7 +31,14 @@ from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.failures import cause
 from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec, is_near, next_evaluation
 from bstune.trial import distributed
-from bstune.trial.batches import micro_batch_sizes, random_state, set_random_state, stream_of, weight_micro_batches
+from bstune.trial.batches import (
+    loaders_of,
+    micro_batch_sizes,
+    random_state,
+    set_random_state,
+    stream_of,
+    weight_micro_batches,
+)
 from bstune.trial.checkpoint import OWN, PlainFiles, StateWriter, Stopped, TrialState, read_state
 from bstune.trial.compile import USER_CODE_ERRORS, Compiling, first_line, is_out_of_memory, warn_once
 from bstune.trial.device import device_name, synchronize, versions
@@ -490,9 +497,9 @@ class _TargetLoop(Callback):
         stop = trainer.should_stop or self._asked_to_stop
         value, loss, stop = distributed.agree(metric(trainer, name), loss, stop)
         if trainer.sanity_checking:
-            batches = sized_len(trainer.val_dataloaders)
+            batches = [sized_len(one) or math.inf for one in loaders_of(trainer.val_dataloaders)]
             # The first batches alone may hold one class only.
-            if value is not None and batches is not None and sum(trainer.num_sanity_val_batches) >= batches:
+            if value is not None and sum(trainer.num_sanity_val_batches) >= sum(batches):
                 refuse_met_target(self.protocol.target, value)
                 self.progress.start_gap = self.protocol.target.gap(value)
             return
