@@ -95,18 +95,18 @@ def look_at_start(
     seed_everything(spec.seed, workers=False, verbose=False)
     module = workload.build_module(spec)
     train = workload.train_batches(spec)
-    parts = len(micro_batch_sizes(spec.batch_size, protocol.micro_batch_size))
+    sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
     trainer = make_trainer(
         without_monitors(protocol.trainer),
         module,
         [_AtStart(look)],
-        accumulate_grad_batches=parts,
+        accumulate_grad_batches=len(sizes),
         num_sanity_val_steps=0,
-        **lengths(train, parts, steps, module.automatic_optimization),
+        **lengths(train, len(sizes), steps, module.automatic_optimization),
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # without the optimizer's
-        fit(trainer, workload, module, train)
+        fit(trainer, workload, module, train, sizes[0])
     return module, trainer
 
 

@@ -264,7 +264,7 @@ def evaluate(
     trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
-    served = None if workload.data_module is None else serving(workload.data_module, **batches)
+    served = None if workload.data_module is None else serving(workload.data_module, None, **batches)
     options: dict[str, Any] = {} if checkpoint is None else {"ckpt_path": checkpoint, "weights_only": True}
     run(module, dataloaders=iterable if served is None else None, datamodule=served, verbose=False, **options)
     return trainer
