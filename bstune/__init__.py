@@ -3,6 +3,8 @@
 >>> import bstune
 >>> bstune.survey("workload=digits").ceiling.batch_size  # doctest: +SKIP
 1200
+>>> bstune.tune(module=LitModel, data=MyDataModule(), ...).best.batch_size  # doctest: +SKIP
+64
 
 Importing this package is cheap: each name is imported when it is first used, and torch, lightning, optuna and mlflow
 with those that need them.
@@ -14,20 +16,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bstune.core.curve import FrontierPoint, fit_curve
     from bstune.core.records import Budget, Target, TrialResult
-    from bstune.hardware.survey import survey
+    from bstune.core.scaling import lr_of
     from bstune.search.sampler import FrontierSampler
-    from bstune.study.tune import tune
+    from bstune.study.tune import survey, tune
     from bstune.trial.noise_scale import NoiseScale
+    from bstune.trial.stop_at_target import StopAtTarget
 
 __all__ = [
     "Budget",
     "FrontierPoint",
     "FrontierSampler",
     "NoiseScale",
+    "StopAtTarget",
     "Target",
     "TrialResult",
     "__version__",
     "fit_curve",
+    "lr_of",
     "survey",
     "tune",
 ]
@@ -37,10 +42,12 @@ _MODULES = {
     "FrontierPoint": "bstune.core.curve",
     "FrontierSampler": "bstune.search.sampler",
     "NoiseScale": "bstune.trial.noise_scale",
+    "StopAtTarget": "bstune.trial.stop_at_target",
     "Target": "bstune.core.records",
     "TrialResult": "bstune.core.records",
     "fit_curve": "bstune.core.curve",
-    "survey": "bstune.hardware.survey",
+    "lr_of": "bstune.core.scaling",
+    "survey": "bstune.study.tune",
     "tune": "bstune.study.tune",
 }
 

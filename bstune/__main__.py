@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from bstune.core import interruption
 from bstune.core.batch_split import split_batch, split_lines
+from bstune.core.clock import process_seconds
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
 from bstune.core.files import expand_home, full_disk
@@ -182,7 +183,7 @@ def run(config: "DictConfig", arguments: Sequence[str]) -> None:
     from bstune.study.run import run as run_config
 
     try:
-        run_config(config, arguments, Console())
+        run_config(config, arguments, Console(), process_seconds)
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
         raise Interrupted(
             "interrupted: every finished trial is stored; the same command continues the study"

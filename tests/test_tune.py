@@ -28,7 +28,7 @@ from sklearn.datasets import load_digits
 from toolbox import make_result, make_spec
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import bstune
@@ -38,6 +38,7 @@ from bstune.study.report import Findings
 from bstune.study.run import Progress
 from bstune.trial.workload import build_module
 
+README = Path(bstune.__file__).parent / "README.md"
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 QUICK = ["search.replicates=0", "hardware.scale_out.devices=[1]"]
 
@@ -48,7 +49,9 @@ def digits():
     return TensorDataset(images[:1200], labels[:1200]), TensorDataset(images[1200:1500], labels[1200:1500])
 
 
-class Net(LightningModule):
+class Learner:
+    """What a module is of, whichever package's."""
+
     def __init__(self, lr, hidden=16):
         super().__init__()
         self.save_hyperparameters()
@@ -68,6 +71,10 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
 
 
+class Net(Learner, LightningModule):
+    pass
+
+
 class OtherName(Net):
     def __init__(self, learning_rate, batch_size, hidden):
         super().__init__(learning_rate, hidden)
@@ -83,6 +90,16 @@ class Digits(LightningDataModule):
 
     def val_dataloader(self):
         return DataLoader(self.val, batch_size=300)
+
+
+def of_the_other_package(trial):
+    lightning = pytest.importorskip("pytorch_lightning")
+    return type("Other", (Learner, lightning.LightningModule), {})(trial.lr)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(digits()[0])
 
 
 def loaders(batch_size=32):
@@ -120,6 +137,14 @@ def built(trial):
 
 
 ONE = Net(0.1)
+
+
+def sharing(trial):
+    module = Net(trial.lr)
+    module.net = ONE.net
+    return module
+
+
 FORMS = {
     "class": {},
     "class, other name": {"module": OtherName, "tunable": {"hidden": (8, 32)}},
@@ -131,6 +156,7 @@ FORMS = {
     "three loaders": {"data": (*loaders(), loaders()[1])},
     "function of a batch size": {"data": loaders},
     "function that returns a data module": {"data": lambda batch_size: Digits()},
+    "pytorch_lightning": {"module": of_the_other_package},
     "torchmetrics": {"target": bstune.Target("val_accuracy", 0.8, "max")},
     "trainer": {"trainer": {"gradient_clip_val": 1.0}},
     "budget in steps": {"budget": bstune.Budget(steps=100)},
@@ -163,6 +189,7 @@ BAD = [
     ({"module": lambda: Net(0.1)}, r"module must be a function of a trial alone, but got <lambda>\(\)"),
     ({"module": lambda trial: 3}, "module must return a LightningModule, but returned int"),
     ({"module": lambda trial: ONE}, "module returned the same Net as before"),
+    ({"module": sharing}, "module returned net.0.weight with the weights of another trial"),
     ({"module": LightningModule}, "LightningModule needs one argument lr or learning_rate, but its arguments are"),
     ({"module": OtherName}, r"OtherName needs hidden besides what a trial has: give module=lambda trial: OtherName"),
     ({"module": Net, "tunable": {"depth": (1, 2)}}, "Net has no argument depth, which is to be searched"),
@@ -174,6 +201,7 @@ BAD = [
     ({"data": loaders()[:1]}, r"data must be \(train, val\) or \(train, val, test\), but got 1 of them"),
     ({"data": {"train": loaders()[0], "valid": loaders()[1]}}, "data must have train, val .* but got train, valid"),
     ({"data": "digits"}, "data must be a LightningDataModule, DataLoaders .* but got str"),
+    ({"data": (DataLoader(Stream()), loaders()[1])}, "Stream, is iterable and decides itself what comes next"),
     ({"data": lambda: loaders()}, r"data must be a function of a batch size alone, but got <lambda>\(\)"),
     ({"target": ("val_loss", 0.1)}, r"target must be a bstune.Target, but got \('val_loss', 0.1\)"),
     (
@@ -235,6 +263,8 @@ def test_the_result_is_drawn_and_written(studied, tmp_path):
     assert "data:image/png;base64," in page
     assert page.count("<tr") == 1 + 10
     assert f"{result.best.batch_size}" in page
+    assert result._repr_html_() in page
+    assert repr(result) == "Result(study='studied', 10 trials)"
 
 
 def test_the_winner_trains_again_to_the_same_weights(studied):
@@ -490,3 +520,13 @@ def test_a_script_trains_in_processes_of_their_own(tmp_path, guarded):
     assert len(lines["STATUSES"].split()) == 4
     assert "failed" not in lines["STATUSES"]
     assert lines["SURVEYED"] == "64"
+
+
+def test_the_example_in_the_readme(tune, tmp_path):
+    (block,) = re.findall(r"```python\nimport bstune\n(.*?)```", README.read_text(), re.DOTALL)
+    easy = {"target": bstune.Target("val_loss", 2.0, "min"), "batch_sizes": (16, 64), "reference": (32, 0.5)}
+    easy["options"] = [*QUICK, "sampler=random"]
+    names = {"tune": lambda **options: tune(**(options | easy)), "Target": bstune.Target, "Budget": bstune.Budget}
+    given = {"bstune": SimpleNamespace(**names), "LitModel": Net, "MyDataModule": Digits, "QUIET": QUIET}
+    exec(block.replace(".train()", ".train(**QUIET)").replace("2_000_000", "6000"), given)  # noqa: S102
+    assert (tmp_path / "report.html").exists()

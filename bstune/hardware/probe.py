@@ -40,6 +40,7 @@ from bstune.core.errors import BstuneError, ConfigError, HardwareError
 from bstune.core.records import Budget, TrialSpec
 from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
+from bstune.trial.distributed import join
 from bstune.trial.loop import run_trial
 from bstune.trial.objects import Objects, give, objects_of
 from bstune.trial.trainer import without_monitors
@@ -191,9 +192,12 @@ def _run(probe: TrialProbe, batch_size: int, sender: Connection, log: str, envir
         sender.send(ProbeResult(batch_size, "device", probe.limit or 0, message=message))
         return
     clock, limit = _clock(device, probe.limit, lambda phase: sender.send(PHASES[phase]))
+    share = -(-batch_size // config.devices)  # the largest of the devices'
     try:
+        if config.devices > 1:
+            join(0, 1)  # DDP's buffers count, too
         workload, protocol = load(config)
-        spec = TrialSpec(0, 0, batch_size, float(config.scaling.lr), None, 0)
+        spec = TrialSpec(0, 0, share, float(config.scaling.lr), None, 0)
         horizon = max(probe.steps, protocol.budget.last_step(batch_size))
         protocol = replace(
             protocol,
@@ -253,6 +257,9 @@ def measure_ceiling(
         notes.append(
             f"batch size {high} is larger than the training data: the ceiling was looked for up to {train_examples}"
         )
+    if config.devices > 1:
+        each = f"1/{config.devices} of the memory" if config.device == "cpu" else "the memory of one"
+        notes.append(f"{config.devices} devices: a probe trains the share of one, ceil(B/{config.devices}), in {each}")
     if limit is None and config.device == "cpu":
         limit = memory.memory_limit(Path("/"), memory.resident_bytes())
     plain_config = OmegaConf.to_container(config, resolve=False)

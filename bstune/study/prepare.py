@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from bstune.config import compose, flatten, is_replayed, to_dict
+from bstune.core.clock import stopwatch
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, UserCodeError
 from bstune.core.failures import cause, described
@@ -42,6 +43,8 @@ FIXED_HORIZON_CAVEAT = (
 ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's source does: there is no other test."
 ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
 
+SHARED_CAVEAT = "No plan for further devices: it starts from the seconds per step of one, and here {} share the steps."
+
 
 compose_checked = partial(compose, complete=complete)  # a replayed workload takes from its table what is left open
 
@@ -68,6 +71,7 @@ class PreparedStudy:
     survey: "Survey | None"  # None where the hardware was not surveyed
     workers: Callable[[int], Workers] | None  # so many processes that train; None: trials run in this one
     notes: list[str]  # further lines of the printed plan
+    elapsed: Callable[[], float]  # seconds of the command, which search.wall_seconds is of
 
     def open_runner(self, count: int | None = None) -> Workers | InProcess:
         """Return what runs the trials, ``search.workers`` or ``count`` at a time."""
@@ -80,16 +84,23 @@ class PreparedStudy:
         """What the report prints below its table."""
         horizon = [HORIZON_CAVEAT if chooses_horizons(self.config.sampler) else FIXED_HORIZON_CAVEAT]
         horizon = horizon if self.backend.horizon else []
+        if self.config.devices > 1:
+            horizon.append(SHARED_CAVEAT.format(self.config.devices))
         return [*horizon, ON_TEST_CAVEAT] if self.backend.validates_on_test else horizon
 
 
 def prepare(
-    config: DictConfig, log: Callable[[str], None] = lambda line: None, backend: TrialBackend | None = None
+    config: DictConfig,
+    log: Callable[[str], None] = lambda line: None,
+    backend: TrialBackend | None = None,
+    elapsed: Callable[[], float] | None = None,
 ) -> PreparedStudy:
     """Check a composed config against this machine, its data and its storage, and return the study.
 
     ``backend`` runs the trials; None: the workload is trained, or answered from its table, as the config says.
+    ``elapsed`` says how many seconds ago the command began; None: now.
     """
+    elapsed = elapsed or stopwatch()
     if backend is None and not is_replayed(config):
         # torch and lightning take 4 s to import, and a replayed study needs neither
         from bstune.trial.workload import checked_protocol, resolve
@@ -97,6 +108,10 @@ def prepare(
         config = resolve(config)
         protocol = checked_protocol(config)
     else:
+        if config.devices > 1:
+            raise ConfigError(
+                f"devices={config.devices} share batches that are trained, and here nothing is: use devices=1"
+            )
         protocol = make_protocol(config)
         backend = backend or ReplayBackend(config, protocol)
     names = (field.name for field in fields(SearchBudget) if field.name != "seed")
@@ -127,6 +142,8 @@ def prepare(
         with _users_errors():
             backend, space, survey, more = _train(config, protocol, space, trial, log)
         notes += more
+        if config.devices > 1:
+            notes += _several(config, backend, space, survey, trial)
         if config.devices > 1 or (trial is None and config.search.workers > 0):
             workers, more = _processes(config, survey)
             notes += more
@@ -135,7 +152,9 @@ def prepare(
         notes.append(ON_TEST_NOTE)
     frozen = redact_values({**frozen_settings(config), **backend.frozen_settings})
     notes += backend.notes
-    return PreparedStudy(config, budget, space, protocol, backend, files, trial, frozen, survey, workers, notes)
+    return PreparedStudy(
+        config, budget, space, protocol, backend, files, trial, frozen, survey, workers, notes, elapsed
+    )
 
 
 @contextmanager
@@ -183,6 +202,20 @@ def _train(
     space = replace(space, low=survey.ceiling.smallest, high=survey.ceiling.batch_size)
     backend.step_time = survey.step_time or found.step_time
     return backend, space, survey, [*headline(survey, cached)]
+
+
+def _several(
+    config: DictConfig, backend: TrialBackend, space: Space, survey: "Survey | None", trial: TrialSpec | None
+) -> list[str]:
+    """Time steps on several devices where no survey and no single trial does, and return the plan's note."""
+    from bstune.hardware.several import shared_step_time  # 4 s, as above
+
+    if survey is None and trial is None:
+        backend.step_time = shared_step_time(config, space)
+    return [
+        f"{config.devices} devices share each batch, a process each; all evaluate all validation data; the noise scale "
+        "is not measured"
+    ]
 
 
 def _processes(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[int], Workers], list[str]]:
@@ -234,13 +267,14 @@ def open_trials(
     import torch
 
     from bstune.hardware.memory import cap_cuda_memory
+    from bstune.trial.distributed import own_config
     from bstune.trial.objects import give
     from bstune.trial.workload import LightningBackend, load, resolve
 
     quieten()
     if threads is not None:
         torch.set_num_threads(threads)
-    resolved = resolve(OmegaConf.create(config))
+    resolved = resolve(own_config(config))
     give(resolved.study, objects)
     if limit is not None:
         device = torch.device(resolved.device)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import optuna
 import yaml
 from rich.console import Console
+from rich.table import Table
 
 from bstune.config import overrides
 from bstune.core.console import format_count, format_number, plural
@@ -76,11 +77,8 @@ def report_study(
     b_crit = None if critical is None else critical.b_crit
     exponent = fit_lr_exponent(posterior, space.low, space.high, b_crit, prepared.config.scaling.noise_scale)
     band = None if critical is None else _band(posterior, critical)
-    claimed = 0 if critical is None else round(ROOM * critical.largest)
-    ideal, real = list[ScaleOut](), list[ScaleOut]()
+    ideal, real = _plan(prepared, posterior, critical, missing)
     over_target: dict[str, Any] = {"over_target": [], "over_target_note": None}
-    with optional("no plan for several devices", missing):
-        ideal, real = scale_out(prepared, posterior, claimed) if claimed else ([], [])
     with optional("no critical batch size at easier targets", missing):
         over_target = _over_target(prepared, done)
     summary = {
@@ -99,13 +97,11 @@ def report_study(
     with optional("no figure of the curve", missing):
         draw_curve(done, summary, band, summary["workload"], files.figure)
         shown = {"figure": files.figure, **shown}
-    if ideal:
+    if critical is not None and ideal:
         with optional("no figure of the plan for several devices", missing):
             draw_scale_out(ideal, real, summary["workload"], files.scale_out)
             shown["devices"] = files.scale_out
-        link = "with the" if real else "without an"
-        title = f"several devices, each as fast as this one, {link} all-reduce\n(up to B = {format_count(claimed)})"
-        console.print(scale_out_table(real or ideal, title))
+        console.print(_plan_table(ideal, real, critical))
     ui = "not logged (mlflow.enabled=false)"
     if tracking is not None:
         with optional("MLflow lacks the results", missing):
@@ -114,6 +110,23 @@ def report_study(
     for line in (*prepared.caveats, *load_caveat(done), *_elsewhere(prepared, study, best), *missing):
         console.print(line, soft_wrap=True)
     return Findings(prepared, done, summary, band)
+
+
+def _plan(
+    prepared: PreparedStudy, posterior: Posterior, critical: CriticalBatch | None, missing: list[str]
+) -> tuple[list[ScaleOut], list[ScaleOut]]:
+    """Return the plan for several devices, without an all-reduce and with it; it starts from the seconds of one."""
+    ideal, real = list[ScaleOut](), list[ScaleOut]()
+    if critical is not None and prepared.config.devices == 1:
+        with optional("no plan for several devices", missing):
+            ideal, real = scale_out(prepared, posterior, round(ROOM * critical.largest))
+    return ideal, real
+
+
+def _plan_table(ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], critical: CriticalBatch) -> Table:
+    link, largest = "with the" if real else "without an", format_count(round(ROOM * critical.largest))
+    title = f"several devices, each as fast as this one, {link} all-reduce\n(up to B = {largest})"
+    return scale_out_table(real or ideal, title)
 
 
 def _fit(done: Sequence[TrialResult]) -> CurveFit | str:

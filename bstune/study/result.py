@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from matplotlib.figure import Figure
 
+ALT = "steps and time to target over batch size"
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -43,7 +44,6 @@ td, th {{ border: 1px solid #ddd; padding: 0.2em 0.6em; text-align: right }}
 </style>
 <h1>{title}</h1>
 {answer}
-<img alt="steps and time to target over batch size" src="data:image/png;base64,{figure}">
 <h2>Trials</h2>
 {trials}
 </html>
@@ -77,7 +77,7 @@ class CriticalBatchSize:
     high: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A study's results, as far as it has gone: the same call of :func:`bstune.tune` continues it.
 
@@ -148,19 +148,26 @@ class Result:
 
     def report(self, path: str | Path) -> Path:
         """Write one HTML file with the answer, the curve and the trials, and return its path."""
-        png = io.BytesIO()
-        self.plot().savefig(png, format="png")
-        console = Console(record=True, file=io.StringIO(), width=100)
-        console.print(final_table(dict(self.summary)))
         shown = self.trials.drop(columns=["history", "noise_scale"], errors="ignore")
         page = PAGE.format(
             title=html.escape(f"bstune: {self.findings.prepared.config.study}"),
-            answer=console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"),
-            figure=base64.b64encode(png.getvalue()).decode(),
+            answer=self._repr_html_(),
             trials=shown.to_html(index=False, na_rep="", float_format="{:.4g}".format, border=0),
         )
         write_text(Path(path), page)
         return Path(path)
+
+    def _repr_html_(self) -> str:
+        """Return the answer and the curve, as a notebook shows the result."""
+        png = io.BytesIO()
+        self.plot().savefig(png, format="png")
+        console = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
+        console.print(final_table(dict(self.summary)))
+        answer = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return f'{answer}<img alt="{ALT}" src="data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}">'
+
+    def __repr__(self) -> str:
+        return f"Result(study={self.findings.prepared.config.study!r}, {len(self.findings.trials)} trials)"
 
     def train(self, **trainer: Any) -> "tuple[LightningModule, Trainer]":
         """Train the winner again, with its seed and for its steps, as a plain ``Trainer.fit``.

@@ -3,7 +3,7 @@
 Meanwhile a live table shows the trials on a terminal; elsewhere one plain line a trial does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from bstune.core.files import Identity, Output, check_owner, owned, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.secrets import redact, redact_patterns, redact_values
 from bstune.study.lease import Leases
-from bstune.study.plan import max_seconds, remaining_seconds
+from bstune.study.plan import max_seconds, remaining_seconds, searched
 from bstune.study.prepare import PreparedStudy, prepare
 from bstune.study.report import Findings, report_study
 from bstune.study.search import Search
@@ -101,8 +101,7 @@ class Progress:
     def show(self, done: Sequence[TrialResult]) -> None:
         """Show the finished trials; those of an earlier run are not repeated as lines."""
         if self.live is not None:
-            finished = sum(result.status != "failed" and result.replicate_of is None for result in done)
-            self._bar.update(self._task, completed=finished)
+            self._bar.update(self._task, completed=sum(result.resumed_from is None for result in searched(done)))
             self.live.update(Group(trials_table(done, self._target), self._bar))
             return
         if self._console.is_jupyter:
@@ -112,20 +111,22 @@ class Progress:
             self._displayed = self._displayed or display(table, display_id=True)
             self._displayed.update(table)
             return
-        for result in done:
-            # Side by side, trials do not end in order of their numbers.
-            if self._shown is not None and result.number not in self._shown:
-                self._console.print(trial_line(result, self._total), soft_wrap=True, highlight=False)
-        self._shown = {result.number for result in done}
+        shown = self._shown = {result.number for result in done} if self._shown is None else self._shown
+        points = sum(result.number in shown and result.resumed_from is None for result in searched(done))
+        # Side by side, trials do not end in order of their numbers.
+        for result in [result for result in done if result.number not in shown]:
+            points += result in searched([result]) and result.resumed_from is None
+            place = f"trial {result.number} ({points} of {self._total})"
+            self._console.print(trial_line(result, place), soft_wrap=True, highlight=False)
+            shown.add(result.number)
 
 
-def trial_line(result: TrialResult, total: int | None) -> str:
-    """Return one trial as a plain line; ``total`` trials are planned, None for a trial by itself."""
-    place = f"trial {result.trial_index + 1}/{total}" if total is not None else "trial"
+def trial_line(result: TrialResult, place: str = "trial") -> str:
+    """Return one trial as a plain line; ``place`` says which one it is, if it is one of the search's points."""
     if result.replicate_of is not None:
-        place = f"replicates trial {result.replicate_of} on a fresh seed"
+        place = f"trial {result.number} replicates {result.replicate_of} on a fresh seed"
     elif result.resumed_from is not None:
-        place += f" (continues number {result.resumed_from})"
+        place = f"trial {result.number} continues {result.resumed_from}"
     last = result.history[-1][1] if result.history else None
     time = f", {format_seconds(result.time_to_target)} to target" if result.reached else ""
     reason = f": {result.message}" if result.message else ""
@@ -138,12 +139,18 @@ def trial_line(result: TrialResult, total: int | None) -> str:
     )
 
 
-def run(config: DictConfig, arguments: Sequence[str] | None, console: Console) -> Findings | None:
+def run(
+    config: DictConfig,
+    arguments: Sequence[str] | None,
+    console: Console,
+    elapsed: Callable[[], float] | None = None,
+) -> Findings | None:
     """Prepare and run the study, or the one trial, of a validated config; a study's findings are returned.
 
-    ``arguments`` of the command line compose the config again; None: none do, as it is of Python objects.
+    ``arguments`` of the command line compose the config again; None: none do, as it is of Python objects. ``elapsed``
+    says how many seconds ago the command began; None: now.
     """
-    prepared = prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
+    prepared = prepare(config, partial(console.print, highlight=False, soft_wrap=True), elapsed=elapsed)
     if prepared.trial is None:
         return run_study(prepared, arguments, console)
     run_single(prepared, prepared.trial, console)
@@ -233,7 +240,7 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     if result.status == "failed":
         kind = UserCodeError if finished.frames else StudyError
         raise kind(f"the trial failed with {result.message}\n{finished.frames}record {files.record}")
-    console.print(trial_line(result, None), soft_wrap=True)
+    console.print(trial_line(result), soft_wrap=True)
     if result.reached:
         for name, value in prepared.backend.test(spec, files).items():
             console.print(f"{name} {value:.4g}")

@@ -16,6 +16,7 @@ from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.failures import in_users_code
 from bstune.core.records import Budget, Target
 from bstune.core.search_space import MODULE
+from bstune.hardware.survey import Survey, compose_survey, survey_of
 from bstune.study.result import Result
 from bstune.study.run import run
 from bstune.trial.backend import OWNED
@@ -25,6 +26,8 @@ from bstune.trial.workers import PICKLE_ERRORS
 
 Module = Callable[[Trial], LightningModule] | type[LightningModule]
 Data = LightningDataModule | Sequence[Any] | Mapping[str, Any] | Callable[[int], Any]
+UNMET = -1e15  # a goal that no metric meets
+SMALL_LR = 1e-3  # a survey trains nothing: its learning rates are this one's by the rule, divided by 1000
 TUNABLE = {"low", "high", "log", "integer"}
 # The options that the arguments of tune() set, by name.
 OPTIONS = {
@@ -89,9 +92,9 @@ def tune(
             and ``integer``.
         name: of the study: one of the same name is continued; None: the module's class.
         objective: ``time``, ``steps``, ``both`` or ``curve``.
-        trials: of the whole search.
+        trials: of the whole search; a stopped one that is continued counts once.
         seconds: of training, over the whole search.
-        wall_seconds: of the trials' wall time, over the whole search.
+        wall_seconds: of wall time, over all calls, each from its start to its report.
         workers: trials side by side, each in a process of its own; 0: one by one in this process.
         precision: as the Trainer takes it, or ``auto``.
         device: ``cpu``, ``cuda`` or ``auto``.
@@ -123,6 +126,61 @@ def tune(
             findings = run(config, None, console)
     assert findings is not None  # noqa: S101 (no single trial is asked for)
     return Result(findings, objects)
+
+
+def survey(
+    *arguments: str,
+    module: Module | None = None,
+    data: Data | None = None,
+    metric: str | None = None,
+    batch_sizes: tuple[int, int] | None = None,
+    trainer: Mapping[str, Any] | None = None,
+) -> Survey:
+    """Return what this machine allows for a workload, measured or from the cache, which alone is written.
+
+    The workload is one that a config names, ``survey("workload=digits")``, or a module and data, ``survey(
+    module=LitModel, data=MyDataModule(), metric="val_loss", batch_sizes=(8, 2048))``.
+
+    Args:
+        arguments: as on the command line: ``workload=NAME`` first, unless objects are given, then ``OPTION=VALUE``,
+            such as ``device=cuda``, ``precision=bf16-mixed``, ``hardware.seconds=20`` or ``hardware.refresh=true``
+            (measures again).
+        module: a function of a trial, or a class, as :func:`tune` takes it.
+        data: as :func:`tune` takes it.
+        metric: that the module logs in validation, which is evaluated too.
+        batch_sizes: the smallest and the largest one to look at.
+        trainer: further arguments of the Lightning Trainer.
+
+    Returns:
+        The survey: ``ceiling.batch_size`` in examples, ``step_time(B)`` in seconds, ``limits`` and ``cost`` of the
+        roofline, ``notes`` with what could not be measured.
+
+    Raises:
+        ConfigError: for an argument that cannot be used, a workload that is answered from a table, or one that cannot
+            be built.
+        DataError: if the data cannot be read.
+        HardwareError: if no batch size fits or runs, or the device is lost.
+    """
+    if module is None:
+        return survey_of(compose_survey(arguments), lambda line: None)[0]
+    missing = [name for name, value in (("data", data), ("metric", metric), ("batch_sizes", batch_sizes)) if not value]
+    if missing:
+        raise ConfigError(f"survey of a module needs {' and '.join(missing)} besides")
+    nothing: dict[str, Any] = {"tunable": None, "seed": None, "budget": Budget(1000, 1)}
+    low, _ = _pair({"batch_sizes": batch_sizes}, "batch_sizes", "(smallest, largest)")
+    given_objects = {"module": module, "data": data, "batch_sizes": batch_sizes, "trainer": trainer}
+    reference = {"reference": (low, SMALL_LR), "target": Target(str(metric), UNMET, "min")}
+    with restored():
+        workload, objects = _workload({**nothing, **given_objects, **reference})
+        config = compose_workload(workload, _strings(arguments), {})
+        try:
+            _ = objects.pickled
+        except PICKLE_ERRORS as error:
+            raise ConfigError(
+                f"module and data must be pickled, as memory is probed in other processes: {error}"
+            ) from error
+        with given(config.study, objects), _users_errors():
+            return survey_of(config, lambda line: None)[0]
 
 
 @contextmanager

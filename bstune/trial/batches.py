@@ -74,8 +74,7 @@ def splitter(batch_size: int, micro_batch_size: int | None) -> Callable[[Tensor]
 
 def weight_micro_batches(module: LightningModule, sizes: Sequence[int], batch_size: int) -> None:
     """Make the accumulated gradient the large batch's: weight the loss of micro-batch i by n_i/B."""
-    place = distributed.place()
-    devices = 1 if place is None else place.count
+    devices = distributed.count()
     if not module.automatic_optimization:
         what, instead = ("split over devices", "devices=1") if devices > 1 else ("", "")
         raise ConfigError(
@@ -338,6 +337,14 @@ def stream_of(batches: object) -> IndexStream:
         f"a trial on batches from {type(batches).__name__} cannot be stopped to go on later: take them from "
         "TrainBatches, or from a DataLoader through rebatch()"
     )
+
+
+def loaders_of(loaders: Any) -> list[Any]:
+    """Return the loaders in what a data module returns: one, or a collection of them, as Lightning takes it."""
+    if isinstance(loaders, Mapping):
+        return list(loaders.values())
+    # Lightning's CombinedLoader has them flattened.
+    return list(loaders if isinstance(loaders, list | tuple) else getattr(loaders, "flattened", [loaders]))
 
 
 def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed: int) -> DataLoader[Any]:

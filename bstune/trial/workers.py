@@ -36,6 +36,7 @@ Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["bstune.trial.workload"]
 LOOK_SECONDS = 0.2  # between two looks for a signal, while trials train
+APART_SECONDS = 30  # between the ends of the processes of one trial, which end together but for writing files
 END_SECONDS = 2  # that a process may take to end once it has nothing to do
 # Errors of reading what a process sent before it died.
 PICKLE_ERRORS = (pickle.PickleError, TypeError, ValueError, AttributeError, LookupError, RuntimeError, ImportError)
@@ -372,10 +373,12 @@ class _Team:
         The others would wait for it for ever, in an exchange of gradients: they are killed.
         """
         died = self._look(0)
-        end = time.monotonic() + END_SECONDS
+        start = time.monotonic()
         # What all of them see alike, as a loss that diverges, all of them say within moments; one that died is looked
         # for, as it makes others fail that lose it.
-        while self._failed and self._missing and not died and too_long is None and time.monotonic() < end:
+        while self._answers and self._missing and not died and too_long is None:
+            if time.monotonic() - start > (END_SECONDS if self._failed else APART_SECONDS):
+                too_long = f"did not end with the others, {APART_SECONDS} s before: one stops where another trains on"
             died = self._look(LOOK_SECONDS)
         if not self._missing:
             self.has_failed = any(rank.has_failed for rank in self._ranks)

@@ -41,13 +41,13 @@ from bstune.core.failures import optional
 from bstune.core.files import Output
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
-from bstune.trial.batches import rebatch
+from bstune.trial.batches import loaders_of, rebatch
 from bstune.trial.checkpoint import PlainFiles, Stopped
 from bstune.trial.device import device_name, processor, resolve_device, versions
-from bstune.trial.distributed import check_devices, own_device
+from bstune.trial.distributed import check_devices, count
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.objects import Loaders
-from bstune.trial.schedule import depends_on_length
+from bstune.trial.start import depends_on_length
 from bstune.trial.trainer import is_lightning, is_overridden, make_trainer, serving, without_monitors
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 def resolve(config: DictConfig) -> DictConfig:
     """Return a config whose ``device`` and ``precision`` are those of this machine instead of ``auto``."""
     config = config.copy()
-    config.device = str(own_device(resolve_device(config.device, "device")))
+    config.device = str(resolve_device(config.device, "device"))
     config.precision = resolve_precision(config.precision, config.device)
     if config.precision == "16-mixed" and OmegaConf.select(config, "workload.module.optimizer.fused"):
         raise ConfigError(
@@ -145,9 +145,8 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
     if plain:
         draw = functools.partial(_rebatched, data)
     if not draws_batches:
-        rebatch(
-            data.train_dataloader(), 1, None, 0
-        )  # refuses what cannot be read in other batches, before the first trial
+        # Refuses what cannot be read in other batches, before the first trial.
+        rebatch(data.train_dataloader(), count(), None, 0)
     images = _InitialImages(data)
     own = config.copy()  # takes a trial's values: a copy for each takes longer than a small module
     return Workload(
@@ -156,7 +155,7 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
         ),
         train_batches=lambda spec: draw(spec.batch_size, micro_batch_size, spec.seed),
         validation_batches=validation,
-        validation_examples=data.validation_size if draws_batches else _examples(validation),
+        validation_examples=data.validation_size if draws_batches else sum(map(_examples, loaders_of(validation))),
         test_batches=None if sized_len(test) == 0 else test,
         train_examples=train_examples(data),
         validates_on_test=getattr(data, "validates_on_test", False),
@@ -265,7 +264,7 @@ def evaluate(
     trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
-    served = None if workload.data_module is None else serving(workload.data_module, **batches)
+    served = None if workload.data_module is None else serving(workload.data_module, None, **batches)
     options: dict[str, Any] = {} if checkpoint is None else {"ckpt_path": checkpoint, "weights_only": True}
     run(module, dataloaders=iterable if served is None else None, datamodule=served, verbose=False, **options)
     return trainer
