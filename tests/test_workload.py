@@ -224,12 +224,15 @@ def test_its_hooks_on_batches_are_called_and_it_is_not_set_up_again(kind, least)
         (dict, r"workload\.data must build a LightningDataModule, but got dict"),
         (Streaming, "its data set, Stream, is iterable"),
         (ListOfLoaders, "the training data must come from a torch DataLoader .* but got list"),
-        (ValidatesOnTwo, "the data module must return a torch DataLoader over a data set with a length, but got list"),
     ],
 )
 def test_data_that_cannot_be_used_are_refused_before_any_trial(kind, text):
     with pytest.raises(ConfigError, match=text):
         foreign(kind)
+
+
+def test_validation_data_may_be_several():
+    assert foreign(ValidatesOnTwo).validation_examples == 24
 
 
 # Modules
