@@ -147,6 +147,7 @@ def sharing(trial):
 
 FORMS = {
     "class": {},
+    "numbers of numpy": {"batch_sizes": np.array([16, 64]).tolist(), "reference": (np.int64(32), np.float32(0.5))},
     "class, other name": {"module": OtherName, "tunable": {"hidden": (8, 32)}},
     "partial of a class": {"module": partial(Net, hidden=8)},
     "lambda": {"module": lambda trial: Net(lr=trial.lr)},
@@ -209,6 +210,7 @@ BAD = [
         "the target's metric 'loss' is logged nowhere; in validation the module logs",
     ),
     ({"budget": 2000}, "budget must be a bstune.Budget, but got 2000"),
+    ({"budget": bstune.Budget()}, "budget ends a trial after one step"),
     ({"batch_sizes": 64}, r"batch_sizes must be two numbers \(smallest, largest\), but got 64"),
     ({"batch_sizes": (64, 16)}, "workload.batch_size: low must be at most high, but got low=64 and high=16"),
     ({"batch_sizes": (16, 5000)}, "batch size 5000 is larger than the training data"),
@@ -287,7 +289,7 @@ def test_the_same_call_continues_the_study(tune, capsys):
 
 
 def test_no_trial_reached_the_target(tune):
-    result = tune(trials=1, budget=bstune.Budget(steps=1), options=[*QUICK, "sampler=random"])
+    result = tune(trials=1, budget=bstune.Budget(steps=2), options=[*QUICK, "sampler=random"])
     assert result.curve.empty
     assert result.critical_batch_size.value is None
     for ask in (lambda: result.best, result.train):
@@ -412,9 +414,8 @@ def test_all_is_left_as_it_was(tune):
     data_before, plain_before = dict(vars(data)), [dict(vars(loader)) for loader in plain]
     before = process_state()
     tune(Careless, data, trials=1, name="a")
-    tune(Careless, plain, trials=1, name="b")
     with pytest.raises(Mine):
-        tune(lambda trial: FailsLater(trial.lr, 0), name="c")
+        tune(lambda trial: FailsLater(trial.lr, 0), plain, name="b")
     after = process_state()
     for name in before["loggers"]:
         assert after["loggers"][name] == before["loggers"][name], name
@@ -523,7 +524,8 @@ def test_a_script_trains_in_processes_of_their_own(tmp_path, guarded):
 
 
 def test_the_example_in_the_readme(tune, tmp_path):
-    (block,) = re.findall(r"```python\nimport bstune\n(.*?)```", README.read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\nimport bstune\n(.*?)```", README.read_text(), re.DOTALL)
+    (block,) = (one for one in blocks if "bstune.tune(" in one)
     easy = {"target": bstune.Target("val_loss", 2.0, "min"), "batch_sizes": (16, 64), "reference": (32, 0.5)}
     easy["options"] = [*QUICK, "sampler=random"]
     names = {"tune": lambda **options: tune(**(options | easy)), "Target": bstune.Target, "Budget": bstune.Budget}
