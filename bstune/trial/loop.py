@@ -50,6 +50,7 @@ from bstune.trial.trainer import lengths, looks_at_epochs, make_trainer, of_pack
 SKIPPED_STEPS_MEAN_DIVERGED = 50
 # The noise scale is taken of batches split in two; normalisation layers refuse parts of a single example.
 MIN_SPLIT = 4
+LOGGED = ("number", "batch_size", "lr", "seed")  # of a trial, by the user's loggers as hyper-parameters
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,9 @@ def _train(
             protocol.trainer, module, [loop], folder, accumulate_grad_batches=len(sizes), **arguments
         )
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
-        fit(trainer, workload, module, train, **options)
+        for logger in trainer.loggers:
+            logger.log_hyperparams({name: getattr(spec, name) for name in LOGGED} | dict(spec.hyperparameters))
+        fit(trainer, workload, module, train, sizes[0], **options)
         loop.explain_end(trainer)
         if progress.status == "reached" and checkpoint is not None:
             partial = checkpoint.with_name(checkpoint.name + ".partial")
@@ -174,8 +177,10 @@ def _train(
             loop.writer.keep()
 
 
-def fit(trainer: Trainer, workload: Workload, module: LightningModule, train: Iterable[Any], **options: Any) -> None:
-    """Train a module on these batches, with the workload's other data."""
+def fit(
+    trainer: Trainer, workload: Workload, module: LightningModule, train: Iterable[Any], size: int, **options: Any
+) -> None:
+    """Train a module on these batches, of ``size`` examples each, with the workload's other data."""
     data, validation = workload.data_module, workload.validation_batches
     with warnings.catch_warnings():
         # The data live on the device, so advice on loader workers is beside the point.
@@ -186,7 +191,7 @@ def fit(trainer: Trainer, workload: Workload, module: LightningModule, train: It
         if data is None:
             trainer.fit(module, train, validation, **options)
         else:
-            trainer.fit(module, datamodule=serving(data, train=train, val=validation), **options)
+            trainer.fit(module, datamodule=serving(data, size, train=train, val=validation), **options)
 
 
 @contextmanager

@@ -47,7 +47,7 @@ from bstune.trial.device import device_name, processor, resolve_device, versions
 from bstune.trial.distributed import check_devices, count
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.objects import Loaders
-from bstune.trial.schedule import depends_on_length
+from bstune.trial.start import depends_on_length
 from bstune.trial.trainer import is_lightning, is_overridden, make_trainer, serving, without_monitors
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -264,7 +264,7 @@ def evaluate(
     trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
-    served = None if workload.data_module is None else serving(workload.data_module, **batches)
+    served = None if workload.data_module is None else serving(workload.data_module, None, **batches)
     options: dict[str, Any] = {} if checkpoint is None else {"ckpt_path": checkpoint, "weights_only": True}
     run(module, dataloaders=iterable if served is None else None, datamodule=served, verbose=False, **options)
     return trainer
