@@ -17,7 +17,7 @@ from toolbox import TRAINER, entries, make_spec
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
-from torchmetrics import MeanSquaredError
+from torchmetrics import MeanSquaredError, MinMetric
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import EvaluationSchedule, Target
@@ -204,7 +204,16 @@ class MetricPlateau(TrainPlateau):
 
     def __init__(self):
         super().__init__()
-        self.error = MeanSquaredError()
+        self.error, self.lowest = MeanSquaredError(), MinMetric()
+
+    def on_train_start(self):  # after what the sanity check has left
+        self.error.reset()
+        self.lowest.reset()
+
+    def on_validation_epoch_end(self):
+        if not self.trainer.sanity_checking:
+            self.lowest(abs(self.global_step - 12.0))
+            self.log("val/lowest", self.lowest.compute())
 
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -246,6 +255,8 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_through_epochs(kind, micr
     due = dict(whole.history)
     assert [pair for pair in record.history if pair[0] in due] == list(whole.history)
     assert {step for step, _ in record.history} == due.keys() | set(LIMITS)
+    if kind is MetricPlateau:
+        assert module.lowest.compute() == reference.lowest.compute() == 0.0  # of the evaluation at step 12
     rates = [[group["lr"] for o in one.trainer.optimizers for group in o.param_groups] for one in (module, reference)]
     assert rates[0] == rates[1]
 
