@@ -266,8 +266,8 @@ def _best_rate(
 ) -> float:
     """Return the highest rate of 2 n^power operations, or bytes, a second over sizes n.
 
-    The smallest size is timed in any case, a larger one only where the seconds left are enough for it. What the device's
-    libraries take to load is no part of them: on a GPU it is longer than all the rest.
+    The smallest size is timed in any case, a larger one only where the seconds left are enough for it. Loading the
+    device's libraries is no part of them: on a GPU it takes longer than all the rest.
     """
 
     def read() -> float:  # the Timer's own clock waits for the current CUDA device, whichever is measured
