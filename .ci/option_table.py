@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from bstune.config import TrainedOptions
+from bstune.options import TrainedOptions
 
 CONF = Path(__file__).parents[1] / "conf"
 README = CONF / "README.md"

@@ -13,30 +13,40 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bstune.core.curve import FrontierPoint, fit_curve
-    from bstune.core.records import Target, TrialResult
-    from bstune.hardware.survey import survey
+    from bstune.core.records import Budget, Target, TrialResult
+    from bstune.core.scaling import lr_of
     from bstune.search.sampler import FrontierSampler
+    from bstune.study.tune import survey, tune
     from bstune.trial.noise_scale import NoiseScale
+    from bstune.trial.stop_at_target import StopAtTarget
 
 __all__ = [
+    "Budget",
     "FrontierPoint",
     "FrontierSampler",
     "NoiseScale",
+    "StopAtTarget",
     "Target",
     "TrialResult",
     "__version__",
     "fit_curve",
+    "lr_of",
     "survey",
+    "tune",
 ]
 
 _MODULES = {
+    "Budget": "bstune.core.records",
     "FrontierPoint": "bstune.core.curve",
     "FrontierSampler": "bstune.search.sampler",
     "NoiseScale": "bstune.trial.noise_scale",
+    "StopAtTarget": "bstune.trial.stop_at_target",
     "Target": "bstune.core.records",
     "TrialResult": "bstune.core.records",
     "fit_curve": "bstune.core.curve",
-    "survey": "bstune.hardware.survey",
+    "lr_of": "bstune.core.scaling",
+    "survey": "bstune.study.tune",
+    "tune": "bstune.study.tune",
 }
 
 

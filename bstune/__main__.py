@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from bstune.core import interruption
 from bstune.core.batch_split import split_batch, split_lines
+from bstune.core.clock import process_seconds
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
 from bstune.core.files import expand_home, full_disk
@@ -138,11 +139,12 @@ def tune(arguments: list[str]) -> None:
 def _job(config: "DictConfig") -> None:
     """Run one of Hydra's jobs; a launcher may run it in a process of its own, so errors end here."""
     # as above
-    from bstune.config import validate
+    from bstune.config import groups_in, parse, validate
     from bstune.trial.replay import complete
 
     try:
-        run(validate(config, complete=complete), _job_arguments())
+        arguments = _job_arguments()
+        run(validate(config, complete=complete, groups=groups_in(parse(arguments).config_dir)), arguments)
     except Exception as error:  # all of them: Hydra would print the job's options with it
         if interruption.status() is not None and not isinstance(error, BstuneError):
             raise KeyboardInterrupt from error
@@ -178,16 +180,10 @@ def run(config: "DictConfig", arguments: Sequence[str]) -> None:
     # optuna, rich and, to train, lightning: not for --help or a mistake
     from rich.console import Console
 
-    from bstune.study.prepare import prepare
-    from bstune.study.run import run_single, run_study
+    from bstune.study.run import run as run_config
 
     try:
-        console = Console()
-        prepared = prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
-        if prepared.trial is None:
-            run_study(prepared, arguments, console)
-        else:
-            run_single(prepared, prepared.trial, console)
+        run_config(config, arguments, Console(), process_seconds)
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
         raise Interrupted(
             "interrupted: every finished trial is stored; the same command continues the study"

@@ -44,6 +44,9 @@ class Foreign(LightningModule):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
         self.lr, self.fault = spec.lr, fault
+        if fault == "unused":
+            self.unused = nn.Linear(3, 3)
+        self.automatic_optimization = fault != "manual"
 
     def training_step(self, batch, batch_idx):
         loss = F.cross_entropy(self.net(batch["x"]), batch["y"])
@@ -52,6 +55,10 @@ class Foreign(LightningModule):
     def validation_step(self, batch, batch_idx):
         loss = F.cross_entropy(self.net(batch["x"]), batch["y"])
         self.log("val/loss", fault_in_validation(self, self.fault, loss), batch_size=len(batch["y"]))
+
+    def on_train_epoch_end(self):
+        if self.fault == "epoch" and second():
+            self.trainer.should_stop = True
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), self.lr)
@@ -99,8 +106,10 @@ FOREIGN = (Noisy(60, 0), Noisy(20, 1))
 
 def workload(kind, spec, micro_batch_size):
     """Return a shipped module on batches of images, or a foreign one on a DataLoader."""
-    if kind == "shipped":
+    if kind in ("shipped", "whole batches"):
         batches = partial(learners.stream, micro_batch_size=micro_batch_size)
+        if kind == "whole batches":
+            batches = lambda spec: iter(learners.stream(spec))  # noqa: E731
         return Workload(learners.learner, batches, validation(), 20)
     loader = DataLoader(Noisy(60, 0, kind == "noisy"), batch_size=4, shuffle=True)
     return Workload(

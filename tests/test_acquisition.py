@@ -38,6 +38,10 @@ def domain(snap=round, others=0):
     return Domain(LOW, HIGH, snap, lambda x: (np.full(x.shape, -10.0), np.full(x.shape, 0.0)), others)
 
 
+def snap(batch_size):
+    return max(24, min(4096, 24 * round(batch_size / 24)))
+
+
 def inferred(trials, seed=0, others=None, **changes):
     settings = {"prior": make(), "target": None, "ideal": None, "step_time": LAW.tau, "in_examples": False}
     settings |= {"particles": POLICY.particles, "moves": POLICY.moves, "rng": np.random.default_rng(seed)}
@@ -149,9 +153,6 @@ def test_stopped_trials_are_continued_at_their_own_point():
 
 @pytest.mark.parametrize("objective", ["time", "steps", "curve"])
 def test_points_are_snapped_and_within_their_bounds(objective):
-    def snap(batch_size):
-        return max(24, min(4096, 24 * round(batch_size / 24)))
-
     trials = [tried(i, size, LAW.best_lr(size)) for i, size in enumerate((24, 240, 2400, 48))]
     others = dict.fromkeys(range(4), (0.01, 0.99))
     options = {"objective": objective, "domain": domain(snap, 2), "pending": [(8.0, -4.0, None)]}
@@ -163,6 +164,15 @@ def test_points_are_snapped_and_within_their_bounds(objective):
             assert suggestion.max_steps >= 1
             assert len(suggestion.other) == 2
             assert all(0.0 <= value <= 1.0 for value in suggestion.other)
+
+
+@pytest.mark.parametrize(("too_large", "largest"), [(240, 216), (48, 24)])
+@pytest.mark.parametrize("random_fraction", [0.0, 1.0])
+def test_no_batch_size_is_tried_beyond_one_that_ran_out_of_memory(too_large, largest, random_fraction):
+    trials = [tried(0, 24, LAW.best_lr(24)), replace(tried(1, too_large, 0.1), status="oom", steps=0)]
+    options = {"domain": domain(snap), "policy": replace(POLICY, random_fraction=random_fraction)}
+    sizes = {round(2.0 ** decided(inferred(trials), seed, **options).x) for seed in range(25)}
+    assert max(sizes) <= largest
 
 
 def test_the_curve_is_looked_at_on_both_sides_of_b_crit():

@@ -7,9 +7,14 @@ from functools import partial
 import pytest
 import ranks
 import torch
-from toolbox import make_spec
+from toolbox import make_spec, trials_of
+from torch.utils.data import DataLoader
 
+import bstune
+from bstune.core.errors import ConfigError
 from bstune.core.files import Output
+from bstune.core.records import TrialResult
+from bstune.trial import distributed
 from bstune.trial.workers import Workers
 
 GUARD = 60  # seconds after which a trial whose processes wait for each other has failed
@@ -63,7 +68,7 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
         ("death", -1.0, "failed", "its process ended with status 7"),
         ("loss", -1.0, "diverged", r"the training loss is nan at step \d+"),
         ("metric", -1.0, "diverged", r"val/loss is not finite at step \d+"),
-        ("stop", -1.0, "censored", ""),
+        ("stop", -1.0, "censored", r"the training was stopped at step \d+: by the module or a call-back"),
         ("reached by the first", 0.0, "reached", ""),
         ("reached by the second", 0.0, "censored", ""),
     ],
@@ -84,6 +89,75 @@ def test_what_one_device_alone_meets_ends_the_trial_on_both(kind, lowest, status
         assert "ranks.py" in first.frames
     assert second.result().status == "censored", "the next trial has its two processes"
     assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("unused", r"some parameters take no part in the loss, .*\(requires_grad=False\), or set devices=1"),
+        ("manual", r"Foreign steps its optimizers itself \(manual .* cannot be split over devices: set devices=1"),
+        ("whole batches", "the batches of generator are not split over devices: take them from TrainBatches or"),
+    ],
+)
+def test_what_does_not_go_with_several_devices_says_so(kind, message, tmp_path):
+    (finished,) = on_two(partial(ranks.open_train, kind), (make_spec(9, max_steps=12), tmp_path, None))
+    with pytest.raises(ConfigError, match=message):
+        finished.result()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("devices=0", "devices must be at least 1, but got 0"),
+        ("devices=1000", "devices=1000 but there are "),
+        ("device=cuda devices=2", "device=cuda, but torch sees 0 CUDA devices"),
+        (
+            "devices=2 search.batch_size.low=1",
+            "some without an example: set search.batch_size.low to at least 2",
+        ),
+        ("devices=2 trial.batch_size=1 trial.lr=0.1", "leaves some without an example: set trial.batch_size to at"),
+        ("devices=2 search.workers=2 hardware.enabled=true", "in processes of its own: set search.workers=1"),
+        ("devices=2 search.workers=0", "in processes of its own: set search.workers=1"),
+        ("devices=2 compile=default", "does not go with compile=default"),
+        ("devices=2 protocol.micro_batch_size=1", "set protocol.micro_batch_size to 2 or more"),
+        (
+            "devices=2 +workload.trainer.strategy=ddp",
+            "trainer.strategy is bstune's own: devices=N trains with",
+        ),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_bad_input_ends_in_a_line(bstune, tmp_path, arguments, message):
+    status, _, err = bstune("workload=digits", "device=cpu", "mlflow.enabled=false", *arguments.split())
+    assert status == 2
+    assert message in " ".join(err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("device", "first"), [("cuda", 0), ("cuda:2", 2)])
+def test_each_process_has_its_own_cuda_device_and_the_trainer_has_all(monkeypatch, device, first):
+    """As far as a machine without CUDA shows it."""
+    assert distributed.own_config({"device": device}).device == device
+    alone = {"accelerator": "cuda", "devices": [first]}
+    assert distributed.trainer_options(alone, str) == alone
+    for rank in range(3):
+        monkeypatch.setattr(distributed, "_place", distributed.Place(rank, 3))
+        assert distributed.own_config({"device": device}).device == f"cuda:{first + rank}"
+        assert distributed.own_config({"device": "cpu"}).device == "cpu"
+        own = distributed.trainer_options({"accelerator": "cuda", "devices": [first + rank]}, lambda: "ddp")
+        assert (own["devices"], own["strategy"]) == ([first, first + 1, first + 2], "ddp")
+        assert not own["use_distributed_sampler"]
+
+
+@pytest.mark.slow
+def test_a_device_that_stops_alone_ends_the_trial(tmp_path, monkeypatch):
+    monkeypatch.setattr("bstune.trial.workers.APART_SECONDS", 2)
+    (finished,) = on_two(partial(ranks.open_train, "epoch"), (make_spec(30, max_steps=12), tmp_path, None))
+    found = finished.result()
+    assert (found.status, found.message) == (
+        "failed",
+        "did not end with the others, 2 s before: one stops where another trains on",
+    )
 
 
 @pytest.mark.slow
@@ -107,3 +181,74 @@ def test_a_trial_goes_on_where_it_was_stopped_bit_for_bit(tmp_path):
     later = [pair for pair in found.history if pair[0] > 6]
     assert later == [pair for pair in expected.history if pair[0] > 6]
     assert torch.equal(weights(tmp_path / "3.state"), weights(tmp_path / "whole" / "3.state"))
+
+
+@pytest.mark.slow
+def test_a_shipped_workload_by_the_command(bstune, tmp_path):
+    arguments = ("workload=digits", "trial.batch_size=33", "trial.lr=0.3", "device=cpu", "workload.target.value=0.5")
+    found = []
+    for devices, micro_batch_size in ((1, "null"), (2, "null"), (2, "6")):
+        folder = tmp_path / f"{devices}-{micro_batch_size}"
+        options = (f"devices={devices}", f"protocol.micro_batch_size={micro_batch_size}", f"output={folder}")
+        status, _, err = bstune(*arguments, *options)
+        assert (status, err) == (0, "")
+        trial = folder / "trial-B33-lr0.3-seed0"
+        record = TrialResult.from_json((trial / "trial.json").read_text())
+        found.append((record, weights(trial / "checkpoints" / "trial-0.ckpt")))
+    one, one_weights = found[0]
+    for two, two_weights in found[1:]:
+        assert (two.status, two.steps) == (one.status, one.steps) == ("reached", two.steps)
+        assert [step for step, _ in two.history] == [step for step, _ in one.history]
+        assert [value for _, value in two.history] == pytest.approx([value for _, value in one.history], rel=1e-5)
+        assert (one_weights - two_weights).abs().max().item() < 1e-5
+        assert two.device == "2 x cpu (1 thread)"
+
+
+@pytest.mark.slow
+def test_a_study_on_two_devices(bstune, tmp_path):
+    """It is surveyed, and continues trials that it stopped."""
+    arguments = ("workload=digits", "mlflow.enabled=false", "device=cpu", "devices=2", "hardware.seconds=1")
+    arguments += ("search.batch_size.low=32", "search.batch_size.high=512", "workload.target.value=1.0")
+    arguments += (
+        "budget={steps: 60, examples: 6000}",
+        "search.trials=6",
+        "search.replicates=1",
+        "search.objective=steps",
+    )
+    status, out, err = bstune(*arguments)
+    assert (status, err) == (0, "")
+    text = " ".join(out.split())
+    assert "on 2 x cpu (1 thread) in 32-true" in text
+    assert "2 devices: a probe trains the share of one, ceil(B/2), in 1/2 of the memory" in text
+    assert "no roofline: it is one device's, and 2 share the steps" in text
+    assert "all evaluate all validation data; the noise scale is not measured" in text
+    assert "No plan for further devices" in text
+    trials = trials_of(tmp_path / "outputs" / "digits")
+    assert {trial.device for trial in trials} == {"2 x cpu (1 thread)"}
+    assert len({trial.number for trial in trials}) == len(trials) >= 6
+    assert all(not trial.noise_scale for trial in trials)
+    status, _, err = bstune(*arguments, "devices=1")
+    assert status == 2
+    assert "device" in err
+
+
+@pytest.mark.slow
+def test_python_objects_on_two_devices(tmp_path, monkeypatch):
+    """Without a survey; the loaders know nothing of devices either."""
+    monkeypatch.chdir(tmp_path)
+    loaders = [DataLoader(ranks.Noisy(600, 0), batch_size=8, shuffle=True), DataLoader(ranks.FOREIGN[1], batch_size=20)]
+    result = bstune.tune(
+        lambda trial: ranks.Foreign(trial),
+        loaders,
+        target=bstune.Target("val/loss", 0.9, "min"),
+        batch_sizes=(8, 128),
+        reference=(32, 0.01),
+        budget=bstune.Budget(50, 5000),
+        objective="steps",
+        trials=3,
+        survey=False,
+        mlflow=False,
+        options=["devices=2", "search.replicates=0", "device=cpu"],
+    )
+    assert set(result.trials["device"]) == {"2 x cpu (1 thread)"}
+    assert not set(result.trials["status"]) & {"failed", "oom"}

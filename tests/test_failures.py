@@ -157,6 +157,23 @@ def test_what_it_does_in_every_trial_ends_the_study(bstune, tmp_path, deeds, dee
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
+def test_three_failures_in_a_row_end_it_and_the_same_command_continues(bstune, tmp_path, deeds):
+    study = (*OPTIONS, does("nothing", "raises", "nothing", "raises", "raises", "raises", "nothing"), "search.trials=4")
+    status, _, err = bstune(*study)
+    assert status == 1
+    first, *frames, last = err.splitlines()
+    assert re.fullmatch(
+        r"error: the last 3 trials failed, the last one with LookupError: no such layer \(deeds.py:\d+\)", first
+    )
+    assert re.fullmatch(rf"  {tmp_path}/deeds.py:\d+ in do: raise LookupError\(.no such layer.\)", frames[-1])
+    assert last == "the finished trials are stored: mend it, and the same command continues the study"
+    assert [trial.status == "failed" for trial in trials_of(tmp_path / "outputs" / "digits")] == [0, 1, 0, 1, 1, 1]
+    assert bstune(*study)[::2] == (0, "")
+    indices = {trial.trial_index for trial in trials_of(tmp_path / "outputs" / "digits") if trial.status != "failed"}
+    assert indices == {0, 1, 2, 3}
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """Return a folder on a disk of its own."""

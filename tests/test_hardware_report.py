@@ -73,8 +73,8 @@ def test_probes_as_text():
 
 @pytest.mark.parametrize("survey", [make_survey(), make_survey(((4, 1e-3),))])
 def test_figure(survey, tmp_path):
-    write_survey(make_survey(cost=None), Output(tmp_path))
+    write_survey(make_survey(cost=None), Output(tmp_path), [])
     assert entries(tmp_path) == ["hardware.json"]
-    write_survey(survey, Output(tmp_path))
+    write_survey(survey, Output(tmp_path), [])
     assert (tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
     assert entries(tmp_path) == ["hardware.json", "roofline.png"]

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 import bstune
-from bstune.hardware import survey
+from bstune.study import tune
 
 HEAVY = {"torch", "lightning", "mlflow"}
 
@@ -33,7 +33,7 @@ def test_public_names():
     assert sorted(bstune.__all__) == dir(bstune)
     for name in bstune.__all__:
         assert getattr(bstune, name)
-    assert bstune.survey is survey.survey
+    assert bstune.survey is tune.survey
     points = [bstune.FrontierPoint(size, 100 * (1 + 64 / size), False, None) for size in (16, 64, 256)]
     assert bstune.fit_curve(points).b_crit == pytest.approx(64)
     with pytest.raises(AttributeError, match="no attribute 'nope'"):

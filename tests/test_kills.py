@@ -68,8 +68,8 @@ DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
         (REPLAY, "trial 2/"),
         (REPLAY, "the plan is done"),  # the report
         (DIGITS, "fits"),  # a survey's probes
-        ((*DIGITS, "hardware.enabled=false"), "trial 1/"),
-        ((*DIGITS, "hardware.enabled=false", "search.workers=0"), "trial 1/"),
+        ((*DIGITS, "hardware.enabled=false"), "trial 0 ("),
+        ((*DIGITS, "hardware.enabled=false", "search.workers=0"), "trial 0 ("),
     ],
 )
 def test_a_signal_ends_the_command_in_time_with_a_line(tmp_path, send, number, status, arguments, line):

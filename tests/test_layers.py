@@ -1,4 +1,4 @@
-"""Imports run downwards: core < config, search < trial < workloads, hardware < study < __main__ < sweeps."""
+"""Imports run downwards: core < options < config, search < trial < workloads, hardware < study < __main__ < sweeps."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ import bstune
 
 ROOT = Path(bstune.__file__).parent
 SWEEPS = ROOT.parent / "sweeps"
-LAYERS = ("core", "config search", "trial", "workloads hardware", "study", "__main__", "sweeps")
+LAYERS = ("core", "options", "config search", "trial", "workloads hardware", "study", "__main__", "sweeps")
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
 
 

@@ -48,8 +48,6 @@ def test_the_stated_share_is_stratified_and_spread_over_the_search(share, count)
         ({}, None),
         ({"seconds": 3.1}, None),
         ({"seconds": 3.0}, "stopped: search.seconds=3 of training are spent (3.0 s)"),
-        ({"wall_seconds": 5.0}, None),
-        ({"wall_seconds": 4.0}, "stopped: search.wall_seconds=4 are spent (4.2 s)"),
     ],
 )
 def test_spent(make_result, limits, message):
@@ -96,5 +94,7 @@ def test_remaining_seconds(trials, done, expected, make_result):
     results = [make_result(status=status, wall_seconds=seconds) for status, seconds in done]
     remaining = remaining_seconds(budget(trials), results)
     assert remaining == (None if expected is None else pytest.approx(expected))
+    if done == [("reached", 4.0), ("censored", 6.0)]:  # what continues a trial is no further point, but costs
+        assert remaining_seconds(budget(trials), [*results, make_result(resumed_from=1, wall_seconds=2.0)]) == 8 * 6.0
     replicate = make_result(wall_seconds=1000.0, replicate_of=0)
     assert remaining_seconds(budget(trials), [*results, replicate]) == remaining

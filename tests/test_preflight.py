@@ -27,7 +27,7 @@ from bstune.core.step_time import StepTime
 from bstune.trial import preflight as checks
 from bstune.trial.batches import rebatch
 from bstune.trial.loop import Workload
-from bstune.trial.preflight import check_loaders, check_takes_rate, preflight
+from bstune.trial.preflight import check_hooks, check_loaders, check_takes_rate, preflight
 
 DATA = TensorDataset(torch.arange(64.0).view(64, 1).sin(), torch.arange(64) % 3)
 SPACE = Space(8, 64, 1, 1.0, partial(scaling.linear, reference_batch_size=8, reference_lr=0.1))
@@ -322,18 +322,33 @@ class SavesWhatItCannotLoad(KeepsState):
 
 
 @pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (NoValidation, "NoValidation has no validation_step: log the target's metric there"),
+        (NoTraining, "NoTraining has no training_step: return the loss there"),
+    ],
+)
+def test_a_hook_that_is_missing_is_named(kind, message):
+    check_hooks(Lit(SimpleNamespace(lr=0.1)))
+    with pytest.raises(ConfigError, match=message):
+        check_hooks(kind(SimpleNamespace(lr=0.1)))
+
+
+@pytest.mark.parametrize(
     ("kind", "target", "message"),
     [
-        (NoValidation, "val_loss", "NoValidation has no validation_step: log the target's metric there"),
-        (NoTraining, "val_loss", "NoTraining has no training_step: return the loss there"),
-        (Lit, "val_los", "'val_los' is logged nowhere; in validation the module logs val_acc, val_loss: set workload"),
+        (Lit, "val_los", "'val_los' is logged nowhere; in validation the module logs val_acc, val_loss: make one"),
         (
             Lit,
             "train_loss",
             "'train_loss' is logged in training alone; in validation the module logs val_acc, val_loss",
         ),
         (LogsNothing, "val_loss", "'val_loss' is logged nowhere, and nothing in validation: log it in validation_step"),
-        (LogsInSanityCheck, "val_sanity", "'val_sanity' is logged nowhere; in validation the module logs val_acc: set"),
+        (
+            LogsInSanityCheck,
+            "val_sanity",
+            "'val_sanity' is logged nowhere; in validation the module logs val_acc: make one",
+        ),
         (
             SavesWhatItCannotLoad,
             "val_loss",
@@ -342,7 +357,7 @@ class SavesWhatItCannotLoad(KeepsState):
         ),
     ],
 )
-def test_what_is_missing_is_named(kind, target, message):
+def test_a_metric_or_a_state_that_is_missing_is_named(kind, target, message):
     with pytest.raises(ConfigError, match=message):
         fly(kind, target=(target, 0.01))
 
@@ -358,7 +373,7 @@ class Unreadable(Lit):
 
 def test_a_checkpoint_that_is_no_plain_data_is_a_note():
     (note,) = fly(Unreadable).notes
-    assert note.startswith("no trial is continued, each starts afresh: ")
+    assert note.startswith("a stopped trial cannot be continued, it starts afresh: it holds more than plain data")
 
 
 def test_a_target_that_untrained_weights_meet_is_refused():
@@ -501,7 +516,7 @@ def test_short_trials_are_few_and_at_low_rates(timed, sizes, tried):
     step_time, asked = timed(lambda batch_size: 0.01 * batch_size, **sizes)
     assert [spec.batch_size for spec, _ in asked] == tried
     assert step_time == StepTime(pytest.approx(0.0), pytest.approx(0.01))
-    for spec, protocol in asked[:-1]:
+    for spec, _ in asked[:-1]:
         assert spec.lr == pytest.approx(0.1 * spec.batch_size / 64 / 8)  # the lowest rate searched: three octaves down
     assert asked[-1][0].lr == pytest.approx(0.1 * tried[0] / 64)
     assert {protocol.warmup_steps for _, protocol in asked} == {1}

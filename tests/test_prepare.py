@@ -1,6 +1,7 @@
 """What a study is prepared from: a backend that trains, one of a user's own, the rehearsal, device and precision."""
 
 import logging
+import sys
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 
@@ -13,6 +14,7 @@ from toolbox import entries, make_result, table_rows, trials_of, write_rows
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
+from bstune.study import report, tracking
 from bstune.study.prepare import compose_checked, frozen_settings, open_trials, prepare
 from bstune.study.run import run_study
 from bstune.trial.backend import TrialBackend
@@ -108,7 +110,7 @@ def test_a_worker_on_cuda_says_of_which_device_it_takes_a_share(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1000))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: asked.append(given))
-    open_trials(OmegaConf.to_container(compose_checked(DIGITS), resolve=False), None, 250)
+    open_trials(OmegaConf.to_container(compose_checked(DIGITS), resolve=False), None, None, 250)
     assert asked == [(0.25, torch.device("cuda", 0))]
 
 
@@ -144,9 +146,52 @@ def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
     prepared = prepare(config, backend=OwnBackend())
     assert prepared.frozen_settings == {**frozen_settings(prepared.config), "cluster": "A"}
     console = Console(record=True, width=200)
-    done = run_study(prepared, [], console)
+    done = run_study(prepared, [], console).trials
     assert done == trials_of(tmp_path / "outputs" / "replay")
     assert [trial.trial_index for trial in done[:3]] == [0, 1, 2]
     assert done[3].replicate_of is not None
     text = console.export_text()
     assert all(words in text for words in ("on a cluster", "trials run on a cluster", "test/error"))
+
+
+class Untestable(OwnBackend):
+    def test(self, spec, folder):
+        raise FileNotFoundError("no test set")
+
+
+def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
+    """Whatever raises becomes a line; the study's own files are there."""
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "t.jsonl", table_rows())
+
+    def fail(*arguments, **options):
+        raise LookupError("no such thing")
+
+    for name in ("draw_curve", "draw_scale_out", "over_targets"):
+        monkeypatch.setattr(report, name, fail)
+    monkeypatch.setattr(tracking, "Tracking", fail)
+    options = ("workload.table=t.jsonl", "workload.target.value=0.14", "search.replicates=0", "search.trials=3")
+    console = Console(record=True, width=200)
+    run_study(prepare(compose_checked(["workload=replay", *options]), backend=Untestable()), [], console)
+    lines = console.export_text().splitlines()
+    for line in (
+        "no test metrics of trial 0: FileNotFoundError: no test set (test_prepare.py:",
+        "no figure of the curve: LookupError: no such thing (test_prepare.py:",
+        "no figure of the plan for several devices: LookupError: no such thing (test_prepare.py:",
+        "no critical batch size at easier targets: LookupError: no such thing (test_prepare.py:",
+        "MLflow: LookupError: no such thing (test_prepare.py:",
+    ):
+        assert any(one.startswith(line) for one in lines), (line, lines)
+    files = entries(tmp_path / "outputs" / "replay")
+    assert {"best.yaml", "curve.json", "trials.jsonl"} <= set(files)
+    assert not any(one.endswith(".png") for one in files)
+
+
+def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "t.jsonl", table_rows())
+    monkeypatch.setitem(sys.modules, "bstune.study.tracking", None)
+    options = ("workload.table=t.jsonl", "workload.target.value=0.14")
+    prepared = prepare(compose_checked(["workload=replay", *options]), backend=OwnBackend())
+    assert not prepared.config.mlflow.enabled
+    assert prepared.notes[0].startswith("not logged in MLflow, which cannot be imported: ModuleNotFoundError: ")

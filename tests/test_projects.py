@@ -2,42 +2,41 @@
 
 import importlib
 import math
+import shutil
+import subprocess
+import sys
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from lightning.pytorch import seed_everything
+from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers.logger import DummyLogger
 from omegaconf import OmegaConf
-from toolbox import make_spec, trials_of
+from toolbox import entries, make_spec, trials_of
 
 from bstune.config import instantiate
 from bstune.core.records import Budget
 from bstune.study.prepare import compose_checked
+from bstune.trial.lightning_cli import Chosen, workload_of
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import load
 
 PROJECTS = Path(__file__).parent / "projects"
 CONFIGS = PROJECTS / "conf"
-NAMES = sorted(path.stem for path in (CONFIGS / "workload").glob("*.yaml"))
+CASES = {path.stem: (CONFIGS, f"workload={path.stem}") for path in sorted((CONFIGS / "workload").glob("*.yaml"))}
+TREE = PROJECTS / "hydra_tree" / "conf"  # groups of the project's own, one of which stands beside bstune's sections
+CASES |= {"wine": (TREE, "workload=wine"), "wine, linear": (TREE, "workload=wine model@workload.module=linear")}
+CLI = PROJECTS / "lightning_cli" / "config.yaml"
 # Its objective counts steps: what it does depends on no clock.
-STUDY = ("search.objective=steps", "search.replicates=1", "search.workers=0", "mlflow.enabled=false")
+STUDY = ("search.trials=20", "search.objective=steps", "search.replicates=1", "search.workers=0")
+STUDY += ("mlflow.enabled=false",)
 STEPS = 40
 OPTIMIZERS = {"two_optimizers": 2}  # that step at each batch: Lightning counts the steps of all
-VALIDATES = {"early_stopping"}  # what is trained depends on what is validated
-
-NOT_TUNED = {
-    "checkpoint_state": "it is evaluated without a fit",
-    "early_stopping": "its ModelCheckpoint finds no file",
-    "lazy_layers": "its weights are loaded before its layers are built",
-    "logger_in_hooks": "there is no logger",
-    "network_in_hparams": "its checkpoint does not load",
-    "no_test_split": "its data module has no test split",
-    "one_cycle": "estimated_stepping_batches is -1",
-    "pl_transformer": "it is made with pytorch_lightning",
-}
+VALIDATES = {"early_stopping", "epoch_cosine"}  # what is trained depends on what is validated
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]  # the projects' own
 
@@ -47,26 +46,37 @@ def _importable(monkeypatch):
     monkeypatch.syspath_prepend(str(PROJECTS))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_project_is_tuned_as_it_is(name, bstune, tmp_path, request):
-    if name in NOT_TUNED:
-        request.applymarker(pytest.mark.xfail(strict=True, reason=NOT_TUNED[name]))
-    status, out, err = bstune("--config-dir", str(CONFIGS), f"workload={name}", "search.trials=20", *STUDY)
+def arguments(name):
+    folder, options = CASES[name]
+    return "--config-dir", str(folder), *options.split()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_project_is_tuned_as_it_is(name, bstune, tmp_path):
+    check_study(tmp_path, *bstune(*arguments(name), *STUDY))
+
+
+def test_a_file_of_lightning_cli_is_tuned(bstune, tmp_path):
+    check_study(tmp_path, *bstune("lightning", str(CLI), "--target", "val_loss=0.3", *STUDY))
+
+
+def check_study(folder, status, out, err):
+    """Check that a study ended, that it reached its target, and that it left nothing elsewhere."""
     assert status == 0, err
-    trials = trials_of(tmp_path / "outputs" / name)
+    assert set(entries(folder)) <= {"bstune.db", "bstune_conf", "outputs"}
+    trials = trials_of(*(folder / "outputs").iterdir())
     assert "reached" in {trial.status for trial in trials}, out
     assert "failed" not in {trial.status for trial in trials}, out
     assert "Traceback" not in out + err
 
 
-def fit(name, config, spec, workload, folder):
+def fit(name, config, spec, workload, build, folder):
     """Train as the project's author would, on the batches of a trial; return the module."""
     lightning = importlib.import_module("pytorch_lightning" if name.startswith("pl_") else "lightning.pytorch")
-    config = OmegaConf.merge(config, {"trial": {"lr": spec.lr}})
-    seed_everything(spec.seed)
-    module, data = (instantiate(config.workload[part], part) for part in ("module", "data"))
+    module, data = build(spec)
     batches = workload.train_batches(spec)
     data.train_dataloader = lambda: batches
+    logger = DummyLogger() if lightning.__name__ == "lightning.pytorch" else False
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_steps=STEPS * OPTIMIZERS.get(name, 1),
@@ -74,10 +84,9 @@ def fit(name, config, spec, workload, folder):
         limit_val_batches=None if name in VALIDATES else 0,
         num_sanity_val_steps=0,
         default_root_dir=folder,
-        logger=DummyLogger() if lightning.__name__ == "lightning.pytorch" else False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **OmegaConf.to_container(config.workload.get("trainer", OmegaConf.create())),
+        **{"logger": logger, **instantiate(config.workload.get("trainer", OmegaConf.create()), "trainer")},
     )
     trainer.fit(module, datamodule=data)
     return module
@@ -89,12 +98,36 @@ def numbers(trainer):
     return {name: getattr(trainer, name) for name in names}
 
 
-@pytest.mark.xfail(strict=True, reason="the epoch has no end")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_a_trial_equals_the_fit_of_a_trainer_on_its_batches(name, tmp_path):
-    config = compose_checked(["--config-dir", str(CONFIGS), f"workload={name}", "device=cpu"])
+    config = compose_checked([*arguments(name), "device=cpu"])
+
+    def build(spec):
+        seed_everything(spec.seed)
+        own = OmegaConf.merge(config, {"trial": {"lr": spec.lr}}).workload
+        return instantiate(own.module, "module"), instantiate(own.data, "data")
+
+    check_equal(name, config, build, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Lightning calls jsonargparse by former names
+def test_a_trial_equals_the_fit_of_a_file_of_lightning_cli(tmp_path):
+    workload, _ = workload_of(CLI, Chosen("val_loss=0.2"))
+    (tmp_path / "workload").mkdir()
+    (tmp_path / "workload" / "cli.yaml").write_text(yaml.safe_dump(workload))
+
+    def build(spec):
+        own = ["--config", str(CLI), "--seed_everything", str(spec.seed), "--optimizer.init_args.lr", str(spec.lr)]
+        cli = LightningCLI(run=False, save_config_callback=None, args=[*own, "--trainer.callbacks", "null"])
+        return cli.model, cli.datamodule
+
+    check_equal("cli", compose_checked(["--config-dir", str(tmp_path), "workload=cli"]), build, tmp_path)
+
+
+def check_equal(name, config, build_both, folder):
+    """Check that a trial ends with the weights, and the Trainer's numbers, of a fit on the same batches."""
     spec = make_spec(2 * int(config.workload.batch_size.low) + 1, config.workload.reference.lr, seed=5)
-    with chdir(tmp_path):
+    with chdir(folder):
         workload, protocol = load(config)
         modules = []
 
@@ -106,8 +139,17 @@ def test_a_trial_equals_the_fit_of_a_trainer_on_its_batches(name, tmp_path):
         protocol = replace(protocol, budget=Budget(STEPS, 1), target=target, divergence=1e9, noise_scale_every=4)
         record = run_trial(replace(workload, build_module=build), spec, protocol)
     assert (record.status, record.steps) == ("censored", STEPS), record.message
-    module = fit(name, config, spec, workload, tmp_path)
+    module = fit(name, config, spec, workload, build_both, folder)
     trained, expected = modules[-1].state_dict(), module.state_dict()
     assert trained.keys() == expected.keys()
     assert [key for key in expected if not torch.equal(trained[key], expected[key])] == []
     assert numbers(modules[-1].trainer) == numbers(module.trainer)
+
+
+def test_the_console_script_imports_from_the_working_directory(tmp_path):
+    shutil.copytree(PROJECTS / "callback_metric", tmp_path / "callback_metric")
+    own = ("trial.batch_size=16", "trial.lr=0.1", "device=cpu", "mlflow.enabled=false")
+    command = [Path(sys.executable).with_name("bstune"), *arguments("callback_metric"), *own]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "reached at step" in ran.stdout

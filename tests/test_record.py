@@ -145,6 +145,14 @@ def test_of_a_study_what_can_be_used_is_recorded(record, tmp_path):
     assert runs[16, 0.01].steps == (10,)
 
 
+def test_a_study_of_schedules_that_end_with_the_trial_is_refused(record, tmp_path):
+    study = [fake(batch_size=16, lr=0.2), fake(number=7, horizon=60)]
+    path = write_rows(tmp_path / "trials.jsonl", [trial.to_json() for trial in study])
+    status, _, error = record(tmp_path / "t.jsonl", "--trials", path)
+    assert (status, (tmp_path / "t.jsonl").exists()) == (2, False)
+    assert "the schedule of trial 7 ends with the trial, at step 60: its history does not replay" in error
+
+
 def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path):
     with pytest.raises(TableError, match=r"1 usable runs at 1 batch size\(s\): a table needs two batch sizes or more"):
         write_table(tmp_path / "t.jsonl", rows_of_study([fake(), fake("oom", 0, (), None, batch_size=16)]))

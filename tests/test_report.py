@@ -11,7 +11,7 @@ from bstune.core.curve import CurveBand
 from bstune.core.files import Output
 from bstune.core.records import Target
 from bstune.study.replicates import Winner
-from bstune.study.report import best_yaml, curves, load_caveat, scalars
+from bstune.study.report import best_yaml, curves, load_caveat, missing_in_trials, scalars
 from bstune.study.summary import summarize
 
 
@@ -75,3 +75,10 @@ def test_a_machine_whose_steps_differ_is_said(ratios, steps, said):
     assert bool(lines) == said
     if said:
         assert lines[0].startswith("a noisy machine: the trials' own steps took 1.00 to 1.40 times as long")
+
+
+def test_what_trials_went_on_without_is_said_once():
+    eagerly, noise = "trained eagerly, as compile=default failed: E", "the noise scale is not measured: E"
+    trials = [make_trial(i, message=eagerly) for i in range(2)]
+    trials += [make_trial(2, status="censored", message=noise), make_trial(3, status="failed", message="ValueError")]
+    assert missing_in_trials([*trials, make_trial(4)]) == [f"{eagerly} (in 2 trials)", f"{noise} (in 1 trial)"]

@@ -137,11 +137,15 @@ def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler,
 def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
     target = Target("val/error", 0.1, "min")
     trials = [make_trial(number) for number in range(5)]
+    trials[1] = replace(trials[1], resumed_from=0)
+    trials[3] = replace(trials[3], replicate_of=0)
     progress = Progress(5, target, Console(width=200))
     for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):  # the first was done before
         progress.show([trials[number] for number in done])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines] == [f"trial {number + 1}/5" for number in (2, 1, 4, 3)]
+    assert [line.split("  ")[0] for line in lines] == [
+        "trial 2 (2 of 5)", "trial 1 continues 0", "trial 4 (3 of 5)", "trial 3 replicates 0 on a fresh seed"
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

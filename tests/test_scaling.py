@@ -28,3 +28,16 @@ def test_closed_forms(rule, noise_scale, lrs):
 def test_a_missing_noise_scale_says_what_to_do(rule):
     with pytest.raises(ConfigError, match=f"rule {rule.__name__} needs a noise scale: .* scaling.noise_scale=N, or"):
         rule(8, 64, 0.2, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("cubic", 8, 64, 0.2), "must be one of none, sqrt, linear, saturating, surge, but got 'cubic'"),
+        (("sqrt", 0, 64, 0.2), "the batch size must be a positive number, but got 0"),
+    ],
+)
+def test_a_rule_by_its_name(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        scaling.lr_of(*arguments)
+    assert scaling.lr_of("sqrt", 256, 64, 0.2) == 0.4

@@ -3,6 +3,7 @@
 import json
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -11,7 +12,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from toolbox import make_result, table_rows, trials_of, write_rows
 
-from bstune.core.errors import StudyError
+from bstune.core.errors import StudyError, UserCodeError
 from bstune.study.lease import Leases
 from bstune.study.prepare import compose_checked, compose_joined, prepare
 from bstune.study.run import run_study, run_worker
@@ -53,11 +54,11 @@ def study(tmp_path, monkeypatch):
     """Return what prepares the study with a backend, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "t.jsonl", table_rows())
-    return lambda backend, *options: prepare(compose_checked([*OPTIONS, *options]), backend=backend)
+    return lambda backend, *options, **more: prepare(compose_checked([*OPTIONS, *options]), backend=backend, **more)
 
 
 def run(prepared):
-    return run_study(prepared, list(OPTIONS), Console(width=200))
+    return run_study(prepared, list(OPTIONS), Console(width=200)).trials
 
 
 BAD_LUCK = ValueError("bad luck")
@@ -69,6 +70,24 @@ def failing(numbers, error=BAD_LUCK):
             raise error
 
     return does
+
+
+def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsys):
+    """Imports take 20 s and a trial 10 s: three replicates fit after four trials, and another winner's do not."""
+    clock = SimpleNamespace(now=20.0)
+
+    class Timed(Answers):
+        def run(self, spec, folder, resumed_from):
+            clock.now += 10.0
+            return replace(super().run(spec, folder, resumed_from), wall_seconds=10.0)
+
+    options = ("search.trials=20", "search.wall_seconds=100", "search.replicates=3")
+    done = run(study(Timed(), *options, elapsed=lambda: clock.now))
+    assert [one.replicate_of is None for one in done] == [True] * 4 + [False] * 3
+    assert clock.now == 90.0
+    assert "30.0 s of them kept for running the winner again (60.0 s)" in " ".join(capsys.readouterr().out.split())
+    clock.now = 5.0
+    assert len(run(study(Timed(), *options, elapsed=lambda: clock.now))) == 7, "90 s were spent before"
 
 
 def test_what_a_trial_raises_is_its_own_end(study, tmp_path, capsys):
@@ -88,7 +107,9 @@ def test_what_a_trial_raises_is_its_own_end(study, tmp_path, capsys):
     ("error", "kind"), [(StopIteration("the loader is empty"), "StopIteration"), (MemoryError(), "MemoryError")]
 )
 def test_the_first_three_trials_fail_and_end_the_study_with_the_users_frames(study, error, kind):
-    with pytest.raises(StudyError, match=rf"(?s)the first 3 trials all failed, .*{kind}.*test_search.py:\d+ in does: "):
+    with pytest.raises(
+        UserCodeError, match=rf"(?s)the first 3 trials all failed, .*{kind}.*test_search.py:\d+ in does: "
+    ):
         run(study(Answers(failing(range(99), error))))
     assert len(run(study(Answers(), "search.trials=4"))) == 3 + 4 + 1, "and the same command goes on"
 

@@ -229,6 +229,20 @@ def test_a_trial_that_continues_another_has_its_point_and_its_seed(study):
     assert (third.resumed_from, third.seed, third.lr) == (1, stopped[1].seed, stopped[1].lr)
 
 
+def test_what_continues_a_trial_is_no_further_point(study):
+    """A search of two points goes on past as many indices as are continued, at most three a point, and is done then."""
+    last = run(study, asked_with(study, 0, 20)).number
+    for trial_index in range(1, 7):
+        assert free_indices(study, 2) == [trial_index]
+        asked_with(study, trial_index, 20 + trial_index, resumed_from=last)
+        finish_abandoned(study, "steps", lambda worker: True)
+        assert free_indices(study, 2)[0] == trial_index, "cut short, it is asked again"
+        last = run(study, asked_with(study, trial_index, 20 + trial_index, resumed_from=last)).number
+    assert free_indices(study, 2) == [7]
+    run(study, asked_with(study, 7, 90, resumed_from=last))
+    assert (free_indices(study, 2), free_indices(study, 3)) == ([], [8, 9])
+
+
 def test_a_trial_that_was_cut_short_is_asked_again_as_it_was(study):
     """Its limit and the trial that it continues too, which the sampler is not asked for again."""
     run(study, asked_with(study, 0, 20))

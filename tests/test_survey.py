@@ -1,6 +1,7 @@
 """The survey of the hardware: its command on a CPU, its cache, and what a study takes from it."""
 
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,9 +11,19 @@ import torch
 from bstune.config import compose
 from bstune.core.errors import HardwareError
 from bstune.hardware import survey as survey_module
-from bstune.hardware.survey import SURVEYS, _device_errors, _trial_limit, cached_survey, read, survey
+from bstune.hardware import timing
+from bstune.hardware.survey import (
+    SURVEYS,
+    _device_errors,
+    _roofline,
+    _time_ladder,
+    _trial_limit,
+    cached_survey,
+    read,
+    survey,
+)
 from bstune.trial.backend import make_protocol, make_space
-from bstune.trial.workload import load_data, resolve
+from bstune.trial.workload import build_workload, load_data, resolve
 from tests.toolbox import entries, make_survey
 
 MiB = 2**20
@@ -68,6 +79,26 @@ def test_bad_input(bstune, tmp_path, arguments, message):
     status, _, err = bstune("survey", *arguments)
     assert (status, message in err, "Traceback" in err) == (2, True, False)
     assert entries(tmp_path) == []
+
+
+class OddError(Exception):
+    """No error that anyone expects."""
+
+
+def test_a_module_that_runs_only_in_trials_costs_a_note_each(monkeypatch):
+    def build_module(spec):
+        raise OddError("not now")
+
+    monkeypatch.setattr(timing, "time_trial", lambda *arguments: (0.01,) * 3)
+    config = resolve(compose(["workload=digits", "device=cpu", *FAST]))
+    workload, space = replace(build_workload(config), build_module=build_module), make_space(config)
+    limits, cost, notes = _roofline(config, torch.device("cpu"), workload, space)
+    assert (limits.dtype, cost) == ("fp32", None)
+    assert re.fullmatch(r"no roofline: OddError: not now \(test_survey.py:\d+\)", *notes)
+    ceiling = make_survey().ceiling
+    measured, notes = _time_ladder(config, space, make_protocol(config), workload, ceiling, torch.device("cpu"))
+    assert {row.bare for row in measured.timings} == {None}
+    assert re.fullmatch(r"no share of overhead: OddError: not now \(test_survey.py:\d+\)", *notes)
 
 
 def test_a_device_that_is_lost():

@@ -27,6 +27,8 @@ def test_a_ladder_has_both_ends_and_each_round_visits_every_size_in_its_own_orde
     rounds = [tuple(order[i : i + 4]) for i in range(0, 24, 4)]
     assert all(sorted(each) == list(SIZES) for each in rounds)
     assert len(set(rounds)) > 1
+    assert order[:2] == [8, 500]
+    assert visits((5,), 2, 1) == [5, 5]
     assert order == visits(SIZES, 6, 1)
 
 
@@ -41,15 +43,16 @@ def measured(sizes, repeats, max_seconds):
     return measure_step_times(run, sizes, repeats, 0, max_seconds, time)
 
 
-def test_enough_time_measures_all_and_without_time_one_visit_is_made():
+def test_enough_time_measures_all_and_without_time_both_ends_are_visited():
     found = measured(SIZES, 3, 1e9)
     assert [t.batch_size for t in found.timings] == list(SIZES)
     assert (found.left_out, found.cut) == ((), ())
     assert [t.seconds for t in found.timings] == pytest.approx([line(size) for size in SIZES])
     assert found.timings[0].overhead_share == pytest.approx(0.5)
     assert found.timings[0].throughput == pytest.approx(8 / line(8))
-    found = measured((8, 100_000), 2, 0.0)
-    assert (*found.left_out, *found.cut) in ((100_000, 8), (8, 100_000))
+    found = measured(SIZES, 2, 0.0)
+    assert ([t.batch_size for t in found.timings], found.left_out, found.cut) == ([8, 500], (32, 128), (8, 500))
+    assert measured((8,), 2, 0.0).cut == (8,)
 
 
 def test_summary():

@@ -1,54 +1,30 @@
 """A trial under bstune's Trainer is what ``Trainer.fit`` makes of the same batches, bit for bit on a CPU."""
 
 import math
+import threading
+from dataclasses import replace
 from functools import partial
-from itertools import islice
+from typing import ClassVar
 
 import pytest
 import torch
+from fits import BATCH_SIZE, HELD_OUT, STEPS, Regression, batches_of, fit, protocol_of, run
 from learners import same_weights
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
-from toolbox import TRAINER, make_protocol, make_spec
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from toolbox import TRAINER, entries, make_spec
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanSquaredError
 
+from bstune.core.errors import ConfigError
 from bstune.core.records import EvaluationSchedule, Target
-from bstune.trial.batches import endless, rebatch
-from bstune.trial.loop import Workload, run_trial
+from bstune.trial.checkpoint import Stopped
+from bstune.trial.loop import Workload
 from bstune.trial.schedule import depends_on_length
-
-EXAMPLES, BATCH_SIZE, STEPS = 50, 8, 40  # six batches an epoch, so that two examples go over into the next one
-X = torch.linspace(-2, 2, EXAMPLES).view(-1, 1)
-DATA = TensorDataset(X, torch.sin(X))
-HELD_OUT = DataLoader(TensorDataset(X[::5] + 0.1, torch.sin(X[::5] + 0.1)), batch_size=4)
-SELDOM = EvaluationSchedule(ratio=2.0, share=0.05, cost=0.5, near=1.5)
-
-
-class Regression(LightningModule):
-    """Learns a sine; subclasses change how."""
-
-    def __init__(self, lr=0.05):
-        super().__init__()
-        self.save_hyperparameters()
-        self.net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-
-    def loss(self, batch):
-        x, y = batch
-        return F.mse_loss(self.net(x), y)
-
-    def training_step(self, batch, batch_idx):
-        return self.loss(batch)
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val/error", self.loss(batch), batch_size=1)
-
-    def optimizer(self):
-        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr, momentum=0.9)
-
-    def configure_optimizers(self):
-        return self.optimizer()
+from bstune.trial.workload import evaluate
 
 
 class OneCycle(Regression):
@@ -125,58 +101,6 @@ class Dicts(Regression):
 def as_dict(examples):
     x, y = (torch.stack(column) for column in zip(*examples, strict=True))
     return {"x": x, "nested": [y], "size": len(examples)}
-
-
-def batches_of(spec, micro_batch_size=None, collate=None):
-    return rebatch(DataLoader(DATA, shuffle=True, collate_fn=collate), spec.batch_size, micro_batch_size, spec.seed)
-
-
-def protocol_of(**changes):
-    values = {"target": Target("val/error", 0.0, "min"), "evaluation_schedule": SELDOM, "divergence": 1e9}
-    return make_protocol(**{"steps": STEPS, **values, **changes})
-
-
-def built(kind, modules):
-    def build(spec):
-        modules.append(kind())
-        return modules[-1]
-
-    return build
-
-
-def run(kind, spec=None, protocol=None, batches=batches_of, collate=None, data=None, **options):
-    """Run a trial; return its record and its module."""
-    modules, protocol = [], protocol or protocol_of()
-    held_out = DataLoader(HELD_OUT.dataset, batch_size=4, collate_fn=collate)
-    train = partial(batches, micro_batch_size=protocol.micro_batch_size, collate=collate)
-    workload = Workload(built(kind, modules), train, held_out, len(HELD_OUT.dataset), data_module=data)
-    return run_trial(workload, spec or make_spec(BATCH_SIZE, seed=3), protocol, **options), modules[-1]
-
-
-class Epochs:
-    """The batches of a trial, given to a plain Trainer: the same endless stream, cut where the trial cuts it."""
-
-    def __init__(self, batches, length):
-        self.stream, self.length = endless(batches), length
-
-    def __len__(self):
-        return self.length
-
-    def __iter__(self):
-        return islice(self.stream, self.length)
-
-
-def fit(kind, micro_batch_size=None, collate=None, **options):
-    """Train as anyone would: ``Trainer.fit`` with the trial's batches."""
-    seed_everything(3, verbose=False)
-    module = kind()
-    batches = batches_of(make_spec(BATCH_SIZE, seed=3), micro_batch_size, collate)
-    steps = {"max_steps": STEPS} if module.automatic_optimization else {}
-    quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False)
-    trainer = Trainer(accelerator="cpu", max_epochs=math.ceil(STEPS / 6), **quiet, **steps, **options)
-    held_out = DataLoader(HELD_OUT.dataset, batch_size=4, collate_fn=collate)
-    trainer.fit(module, Epochs(batches, len(batches)), held_out)
-    return module
 
 
 CASES = {
@@ -263,3 +187,213 @@ def test_a_schedule_that_is_as_long_as_the_trial_ends_with_its_horizon():
 def test_a_schedule_with_a_horizon_is_noticed_by_what_it_does(kind, expected):
     workload = Workload(lambda spec: kind(), batches_of, HELD_OUT, 10)
     assert depends_on_length(workload, make_spec(BATCH_SIZE), protocol_of()) == expected
+
+
+# Stopped and continued
+
+
+class MetricPlateau(TrainPlateau):
+    """Looks at a metric object, and at the largest loss of the epoch."""
+
+    monitor = "train/error"
+
+    def __init__(self):
+        super().__init__()
+        self.error = MeanSquaredError()
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.error(self.net(batch[0]), batch[1])
+        self.log("train/error", self.error, on_step=False, on_epoch=True)
+        self.log("train/largest", loss, on_step=True, on_epoch=True, reduce_fx="max")
+        return loss
+
+    def on_train_epoch_end(self):
+        for group in self.optimizers().param_groups:
+            group["lr"] *= 1.0 + 0.1 * self.trainer.callback_metrics["train/largest_epoch"].item()
+
+
+LIMITS = (1, 6, 7, 9, 12, 18, 29, 30, 39)  # epochs have six batches
+EVERY_FEW = EvaluationSchedule(ratio=1.0001, share=0.5, cost=2.0, near=1.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "micro"),
+    [
+        *((kind, None) for kind in (OneCycle, EpochCosine, Plateau, TrainPlateau, MetricPlateau, SteppedByHand)),
+        (TwoOptimizers, None),
+        (TrainPlateau, 3),
+    ],
+)
+def test_a_trial_that_goes_on_is_the_uninterrupted_one_through_epochs(kind, micro, tmp_path):
+    protocol = protocol_of(micro_batch_size=micro, evaluation_schedule=EVERY_FEW)
+    whole, reference = run(kind, protocol=protocol)
+    stopped = None
+    for number, limit in enumerate([*LIMITS, None]):
+        spec = make_spec(
+            BATCH_SIZE, seed=3, number=number, max_steps=limit, resumed_from=number - 1 if number else None
+        )
+        state = tmp_path / f"{number}.state"
+        record, module = run(kind, spec, protocol, state=state, resume=stopped)
+        stopped = Stopped(record, state)
+    assert same_weights(module, reference)
+    assert (record.steps, record.status) == (whole.steps, whole.status) == (STEPS, "censored")
+    due = dict(whole.history)
+    assert [pair for pair in record.history if pair[0] in due] == list(whole.history)
+    assert {step for step, _ in record.history} == due.keys() | set(LIMITS)
+    rates = [[group["lr"] for o in one.trainer.optimizers for group in o.param_groups] for one in (module, reference)]
+    assert rates[0] == rates[1]
+
+
+# The user's call-backs and loggers
+
+
+class Notes(CSVLogger):
+    """Keeps what it is told; each trial's is a copy of the user's."""
+
+    told: ClassVar[list] = []
+
+    def log_metrics(self, metrics, step=None):
+        self.told.append((self, metrics))
+
+
+def with_callbacks(*callbacks, **options):
+    return protocol_of(trainer={**TRAINER, "callbacks": list(callbacks), **options})
+
+
+def test_early_stopping_ends_the_trial_as_censored_and_starts_afresh_in_the_next_one():
+    stopping = EarlyStopping("val/error", patience=1, min_delta=1.0)
+    records = [run(Regression, protocol=with_callbacks(stopping))[0] for _ in range(2)]
+    assert [(record.status, record.steps) for record in records] == [("censored", 12), ("censored", 12)]
+    assert [step for step, _ in records[0].history][-1] == 12  # evaluated at each epoch's end, as it looks at that
+    assert records[0].message == (
+        "the training was stopped at step 12: Monitored metric val/error did not improve in the last 1 records. Best "
+        f"score: {records[0].history[-2][1]:.3f}. Signaling Trainer to stop."
+    )
+    assert (stopping.wait_count, stopping.stopped_epoch) == (0, 0)
+
+
+def test_early_stopping_goes_on_counting_where_a_trial_was_stopped(tmp_path):
+    protocol = with_callbacks(EarlyStopping("val/error", patience=2, min_delta=1.0))
+    whole, reference = run(Regression, protocol=protocol)
+    stopped, _ = run(Regression, make_spec(BATCH_SIZE, seed=3, max_steps=12), protocol, state=tmp_path / "3.state")
+    spec = make_spec(BATCH_SIZE, seed=3, number=4, resumed_from=3)
+    record, module = run(Regression, spec, protocol, resume=Stopped(stopped, tmp_path / "3.state"))
+    assert (record.steps, record.message, record.history) == (whole.steps, whole.message, whole.history)
+    assert same_weights(module, reference)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_checkpoints_are_written_where_their_call_back_says_or_into_a_folder_for_the_trial(
+    given, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    written = []
+
+    class Saves(ModelCheckpoint):
+        def on_train_end(self, trainer, pl_module):
+            written.append(torch.load(self.best_model_path, weights_only=False))
+
+    saves = Saves(dirpath=str(tmp_path / "mine") if given else None, monitor="val/error", filename="best")
+    run(Regression, protocol=with_callbacks(saves))
+    assert [checkpoint["hyper_parameters"] for checkpoint in written] == [{"lr": 0.05}]  # Lightning's own, whole
+    assert entries(tmp_path) == (["mine"] if given else [])
+    assert saves.best_model_path == ""
+
+
+def test_each_trial_logs_to_a_copy_of_the_logger(tmp_path):
+    logger = Notes(tmp_path)
+    protocol = with_callbacks(LearningRateMonitor(), logger=logger)
+    for _ in range(2):
+        run(TrainPlateau, protocol=protocol)
+    assert len({id(own) for own, _ in Notes.told}) == 2
+    assert {name for _, metrics in Notes.told for name in metrics} >= {"lr-SGD", "val/error", "train/loss"}
+    assert not any(own is logger for own, _ in Notes.told)
+
+
+def test_what_cannot_be_copied_is_named():
+    stopping = EarlyStopping("val/error")
+    stopping.lock = threading.Lock()
+    with pytest.raises(ConfigError, match="each trial takes a copy of EarlyStopping, which cannot be copied"):
+        run(Regression, protocol=with_callbacks(stopping))
+
+
+# Layers that are built late, and what checkpoints hold
+
+
+class Unit:
+    """A class of the user's own, which no file of plain data holds."""
+
+
+class Late(Regression):
+    """Builds one layer in ``setup``, one in ``configure_model``, and adds to its checkpoints."""
+
+    def __init__(self, unit=None):
+        super().__init__()
+        self.unit = unit or Unit()
+        self.save_hyperparameters()
+        del self.net
+        self.batches = 0
+
+    def setup(self, stage):
+        self.first = nn.Linear(1, 8)
+
+    def configure_model(self):
+        if not hasattr(self, "second"):
+            self.second = nn.Linear(8, 1)
+
+    def net(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+    def training_step(self, batch, batch_idx):
+        self.batches += 1
+        return self.loss(batch) * self.batches**-0.5
+
+    def test_step(self, batch, batch_idx):
+        self.log("test/error", self.loss(batch), batch_size=1)
+        self.log("test/batches", float(self.batches), batch_size=1)
+
+    def on_save_checkpoint(self, checkpoint):
+        assert isinstance(checkpoint["hyper_parameters"]["unit"], Unit)
+        checkpoint["batches"] = {"number": self.batches}
+
+    def on_load_checkpoint(self, checkpoint):
+        assert isinstance(checkpoint["hyper_parameters"]["unit"], Unit)
+        self.batches = checkpoint["batches"]["number"]
+
+
+def test_a_module_that_is_built_late_goes_on_and_is_measured_and_tested(tmp_path):
+    kind = partial(Late, Unit())
+    protocol = protocol_of(noise_scale_every=8)
+    whole, reference = run(kind, protocol=protocol)
+    stopped, _ = run(kind, make_spec(BATCH_SIZE, seed=3, max_steps=20), protocol, state=tmp_path / "3.state")
+    spec = make_spec(BATCH_SIZE, seed=3, number=4, resumed_from=3)
+    record, module = run(kind, spec, protocol, resume=Stopped(stopped, tmp_path / "3.state"))
+    assert same_weights(module, reference)
+    assert (
+        [step for step, _, _ in record.noise_scale] == [step for step, _, _ in whole.noise_scale] == [8, 16, 24, 32, 40]
+    )
+    assert record.noise_scale == whole.noise_scale
+
+    reached = replace(protocol, target=Target("val/error", whole.history[-1][1], "min"))
+    record, module = run(kind, protocol=reached, checkpoint=tmp_path / "3.ckpt")
+    assert record.reached
+    workload = Workload(lambda spec: kind(), batches_of, HELD_OUT, 10)
+    trainer = evaluate(workload, kind(), protocol, tmp_path / "3.ckpt", test=HELD_OUT)
+    assert trainer.callback_metrics["test/batches"] == record.steps
+    assert trainer.callback_metrics["test/error"].item() == pytest.approx(record.history[-1][1], rel=1e-5)
+
+
+class Keeps(Regression):
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["unit"] = Unit()
+
+
+def test_a_checkpoint_with_more_than_plain_data_says_so(tmp_path):
+    protocol = protocol_of(target=Target("val/error", 0.4, "min"))
+    record, _ = run(Keeps, protocol=protocol, checkpoint=tmp_path / "3.ckpt")
+    assert record.reached
+    workload = Workload(lambda spec: Keeps(), batches_of, HELD_OUT, 10)
+    text = "3.ckpt cannot be loaded: it holds more than plain data.*Unit.*let on_save_checkpoint add numbers"
+    with pytest.raises(ConfigError, match=text):
+        evaluate(workload, Keeps(), protocol, tmp_path / "3.ckpt", val=HELD_OUT)

@@ -4,12 +4,16 @@ Training runs in segments between evaluations. The clock synchronises the device
 that asynchronous kernels are counted where they belong and nothing waits inside a segment.
 """
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from itertools import accumulate
+from pathlib import Path
+
+IMPORTED = time.monotonic()
 
 
 class Phase(Enum):
@@ -79,3 +83,19 @@ def seconds_per_step(segments: Sequence[tuple[int, float]], warmup_steps: int) -
     kept = [segment for segment, start in zip(segments, starts, strict=False) if start >= max(1, warmup_steps)]
     ratios = [seconds / steps for steps, seconds in kept or segments[-1:]]
     return statistics.median(ratios) if ratios else None
+
+
+def stopwatch(now: Callable[[], float] = time.monotonic) -> Callable[[], float]:
+    """Return what tells the seconds since this call."""
+    start = now()
+    return lambda: now() - start
+
+
+def process_seconds() -> float:
+    """Return the seconds since this process began; since it imported this module where the system does not say."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic() - IMPORTED
+    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc(5): field 22, two of which come before
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began

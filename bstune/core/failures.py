@@ -15,16 +15,29 @@ FRAMEWORKS = {"torch", "lightning", "pytorch_lightning", "lightning_fabric", "hy
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the frames of the user's own files; without any, the last one in an installed package of theirs."""
-    own, installed = [], []
+    own: list[traceback.FrameSummary] = []
+    installed: list[traceback.FrameSummary] = []
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
-        if path.is_relative_to(PACKAGE) or frame.filename.startswith("<") or FRAMEWORKS & {*path.parts}:
+        if path.is_relative_to(PACKAGE) or frame.filename.startswith("<"):
             continue
         if INSTALLED & {*path.parts}:
-            installed.append(frame)
+            installed += [] if FRAMEWORKS & {*path.parts} else [frame]
         elif not path.is_relative_to(STDLIB):
             own.append(frame)
     return own or installed[-1:]
+
+
+def in_users_code(error: BaseException) -> bool:
+    """Return whether an error came by the user's own files, or by what they typed."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        path = Path(frame.f_code.co_filename)
+        installed = INSTALLED & {*path.parts} or str(path).startswith("<")
+        if frame.f_globals.get("__name__") == "__main__":
+            return True
+        if not installed and not path.is_relative_to(PACKAGE) and not path.is_relative_to(STDLIB):
+            return True
+    return False
 
 
 def described(error: BaseException) -> tuple[str, str]:

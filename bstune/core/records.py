@@ -254,8 +254,8 @@ def next_evaluation(
 class Budget:
     """A trial ends without its target once ``steps`` steps are applied and ``examples`` examples are trained on."""
 
-    steps: int
-    examples: int
+    steps: int = 1
+    examples: int = 1
 
     def last_step(self, batch_size: int) -> int:
         """Return the steps after which both are spent: the frontier's own shape, flat in steps, then in examples."""

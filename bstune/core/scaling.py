@@ -50,17 +50,37 @@ def surge(batch_size: float, reference_batch_size: float, reference_lr: float, n
 
 
 def lr_of(
-    rule: str, batch_size: int, reference_batch_size: int, reference_lr: float, noise_scale: float | None
+    rule: str,
+    batch_size: float,
+    reference_batch_size: float,
+    reference_lr: float,
+    noise_scale: float | None = None,
 ) -> float:
-    """Return a rule's learning rate, the rule given by its name; ConfigError for numbers that are not positive."""
-    positive = {"reference batch size": reference_batch_size, "learning rate": reference_lr, "noise scale": noise_scale}
+    """Return a rule's learning rate, the rule given by its name; ConfigError for another name, or what is not positive.
+
+    Args:
+        rule: ``none``, ``sqrt``, ``linear``, or ``saturating`` and ``surge``, which take a noise scale.
+        batch_size: in examples, to which the rate is scaled.
+        reference_batch_size: of the pair that the rule passes through.
+        reference_lr: of that pair.
+        noise_scale: in examples.
+    """
+    rules: dict[str, Callable[..., float]] = {"none": none, "sqrt": sqrt, "linear": linear}
+    noisy: dict[str, Callable[..., float]] = {"saturating": saturating, "surge": surge}
+    if rule not in rules | noisy:
+        raise ConfigError(f"the scaling rule must be one of {', '.join(rules | noisy)}, but got {rule!r}")
+    positive: dict[str, float | None] = {
+        "batch size": batch_size,
+        "reference batch size": reference_batch_size,
+        "learning rate": reference_lr,
+        "noise scale": noise_scale,
+    }
     for name, value in positive.items():
         if value is not None and not (math.isfinite(value) and value > 0):
             raise ConfigError(f"the {name} must be a positive number, but got {value:g}")
-    if rule in ("saturating", "surge"):
-        bound = {"saturating": saturating, "surge": surge}[rule]
-        return bound(batch_size, reference_batch_size, reference_lr, noise_scale)
-    return {"none": none, "sqrt": sqrt, "linear": linear}[rule](batch_size, reference_batch_size, reference_lr)
+    if rule in noisy:
+        return noisy[rule](batch_size, reference_batch_size, reference_lr, noise_scale)
+    return rules[rule](batch_size, reference_batch_size, reference_lr)
 
 
 def _noise_scale(noise_scale: float | None, rule: str) -> float:

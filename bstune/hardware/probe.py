@@ -21,7 +21,6 @@ began: its own context, and what other processes use. The limit is the allocator
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +29,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -42,9 +40,11 @@ from bstune.core.errors import BstuneError, ConfigError, HardwareError
 from bstune.core.records import Budget, TrialSpec
 from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
+from bstune.trial.distributed import join
 from bstune.trial.loop import run_trial
+from bstune.trial.objects import Objects, give, objects_of
 from bstune.trial.trainer import without_monitors
-from bstune.trial.workers import CONTEXT, lead_group, start_server, temporarily
+from bstune.trial.workers import CONTEXT, lead_group, start_process, start_server
 from bstune.trial.workload import load
 
 LOOK_SECONDS = 0.004  # between two looks at a probe's memory
@@ -100,6 +100,7 @@ class TrialProbe:
     limit: int | None  # bytes; None: all memory of a CUDA device
     steps: int
     seconds: float  # after which a probe fails
+    objects: Objects | None = None  # of a study of Python objects
 
     @property
     def on_cpu(self) -> bool:
@@ -116,9 +117,7 @@ class TrialProbe:
             stopped: str | int | None = None  # the reason, or the bytes that were over the limit
             end = time.monotonic() + self.seconds
             try:
-                # multiprocessing would import the caller's script in the child, guarded by ``__name__`` or not
-                with temporarily(sys.modules, "__main__", ModuleType("__main__")):
-                    process.start()
+                start_process(process)
                 sender.close()
                 while process.exitcode is None and stopped is None:
                     process.join(LOOK_SECONDS)
@@ -186,15 +185,19 @@ def _run(probe: TrialProbe, batch_size: int, sender: Connection, log: str, envir
     _write_if_allowed("/proc/self/oom_score_adj", "1000")
     quieten()
     config = OmegaConf.create(probe.config)
+    give(config.study, probe.objects)
     device = torch.device(config.device)
     if not probe.on_cpu and not torch.cuda.is_available():
         message = f"torch finds no CUDA device for device={device}"
         sender.send(ProbeResult(batch_size, "device", probe.limit or 0, message=message))
         return
     clock, limit = _clock(device, probe.limit, lambda phase: sender.send(PHASES[phase]))
+    share = -(-batch_size // config.devices)  # the largest of the devices'
     try:
+        if config.devices > 1:
+            join(0, 1)  # DDP's buffers count, too
         workload, protocol = load(config)
-        spec = TrialSpec(0, 0, batch_size, float(config.scaling.lr), None, 0)
+        spec = TrialSpec(0, 0, share, float(config.scaling.lr), None, 0)
         horizon = max(probe.steps, protocol.budget.last_step(batch_size))
         protocol = replace(
             protocol,
@@ -254,7 +257,11 @@ def measure_ceiling(
         notes.append(
             f"batch size {high} is larger than the training data: the ceiling was looked for up to {train_examples}"
         )
+    if config.devices > 1:
+        each = f"1/{config.devices} of the memory" if config.device == "cpu" else "the memory of one"
+        notes.append(f"{config.devices} devices: a probe trains the share of one, ceil(B/{config.devices}), in {each}")
     if limit is None and config.device == "cpu":
         limit = memory.memory_limit(Path("/"), memory.resident_bytes())
-    probe = TrialProbe(OmegaConf.to_container(config, resolve=False), limit, steps, seconds)
+    plain_config = OmegaConf.to_container(config, resolve=False)
+    probe = TrialProbe(plain_config, limit, steps, seconds, objects_of(config.study))
     return find_ceiling(probe, low, min(high, train_examples), notes=notes, **search)

@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from bstune.core.console import format_count, format_number, format_seconds
+from bstune.core.failures import optional
 from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.files import Identity, Output, check_writable, owned, write_text
 from bstune.core.records import dump_json
@@ -41,13 +42,15 @@ def main(arguments: list[str]) -> None:
             "The options are those of bstune --help; hardware.* are the survey's own.\n"
         )
         return
-    config, console = compose_survey(arguments), Console()
+    config, console, missing = compose_survey(arguments), Console(), list[str]()
     output = Output(Path(config.output))
     check_writable(output.survey, f"output={config.output}")
     with owned(output, Identity.of(config.study, config.storage)):
         survey, cached = survey_of(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
-        write_survey(survey, output)
+        write_survey(survey, output, missing)
     console.print(survey_tables(survey))
+    for line in missing:
+        console.print(line, soft_wrap=True)
     if cached:
         console.print("kept from before; measure again with hardware.refresh=true")
     for path in (output.survey, output.roofline):
@@ -71,12 +74,13 @@ def survey_json(survey: Survey) -> str:
     return dump_json(values, indent=2) + "\n"
 
 
-def write_survey(survey: Survey, output: Output) -> None:
-    """Write ``hardware.json`` and, where the step's cost is known, ``roofline.png``."""
+def write_survey(survey: Survey, output: Output, missing: list[str]) -> None:
+    """Write ``hardware.json`` and, where the step's cost is known, ``roofline.png``, or a line why not."""
     write_text(output.survey, survey_json(survey))
     if survey.cost is not None and survey.limits is not None:
         paint = functools.partial(_paint, survey=survey, cost=survey.cost, limits=survey.limits)
-        save_figure(paint, (FIGURE_WIDTH, 1.0), output.roofline)
+        with optional("no figure of the roofline", missing):
+            save_figure(paint, (FIGURE_WIDTH, 1.0), output.roofline)
 
 
 def headline(survey: Survey, cached: bool) -> tuple[str, ...]:

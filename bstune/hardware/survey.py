@@ -11,9 +11,9 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from bstune.config import compose, to_dict
 from bstune.core.console import quieten
 from bstune.core.errors import ConfigError, HardwareError, StudyError
+from bstune.core.failures import optional
 from bstune.core.files import write_text
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
@@ -33,9 +34,11 @@ from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times,
 from bstune.hardware import roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
 from bstune.hardware.probe import DEVICE_LOST, measure_ceiling
-from bstune.trial.backend import make_space
+from bstune.hardware.several import shared_steps
+from bstune.trial.backend import OBJECTS, make_space
 from bstune.trial.device import device_name, processor, versions
 from bstune.trial.loop import Workload
+from bstune.trial.preflight import check_loaders
 from bstune.trial.workers import start_server
 from bstune.trial.workload import (
     build_module,
@@ -122,27 +125,6 @@ class Survey:
         return next(row for row in self.measured.timings if row.throughput >= PLATEAU * best)
 
 
-def survey(*arguments: str) -> Survey:
-    """Return what this machine allows for a workload, measured or from the cache, which alone is written.
-
-    It is what ``bstune survey`` prints: the memory ceiling, seconds per step tau(B) over batch size, and the roofline.
-
-    Args:
-        arguments: as on the command line: ``workload=NAME`` first, then ``OPTION=VALUE``, such as ``device=cuda``,
-            ``hardware.seconds=20`` or ``hardware.refresh=true`` (measures again).
-
-    Returns:
-        The survey: ``ceiling.batch_size`` in examples, ``step_time(B)`` in seconds, ``limits`` and ``cost`` of the
-        roofline, ``notes`` with what could not be measured.
-
-    Raises:
-        ConfigError: for an unknown option or workload, one that is answered from a table, or one that cannot be built.
-        DataError: if the data cannot be read.
-        HardwareError: if no batch size fits or runs, or the device is lost.
-    """
-    return survey_of(compose_survey(arguments), lambda line: None)[0]
-
-
 def compose_survey(arguments: Sequence[str]) -> DictConfig:
     """Return the config of a command line; a workload that is not trained is refused."""
 
@@ -159,6 +141,7 @@ def survey_of(config: DictConfig, log: Callable[[str], None]) -> tuple[Survey, b
     start_server()  # it imports while this process reads the data
     config = resolve(config)
     space, protocol, data = make_space(config), checked_protocol(config), load_data(config)
+    check_loaders(data)
     check_largest(space.high, data)
     return cached_survey(config, space, protocol, data, lambda: build_workload(config, data), log)
 
@@ -215,6 +198,8 @@ def _trial_limit(config: DictConfig, device: torch.device) -> int | None:
     limit: int | None = options.limit
     if limit is None and device.type == "cpu":  # a trial that takes all that is free ends its process
         limit = int(options.free_share * memory_limit(Path("/"), resident_bytes()))
+    if device.type == "cpu" and limit is not None:  # CUDA devices have their own each
+        limit //= config.devices
     if workers == 1:
         return limit
     whole = int(torch.cuda.get_device_properties(device).total_memory) if limit is None else limit
@@ -251,8 +236,10 @@ def _device_errors() -> Iterator[None]:
 def _roofline(
     config: DictConfig, device: torch.device, workload: Workload, space: Space
 ) -> tuple[roofline.DeviceLimits | None, roofline.StepCost | None, tuple[str, ...]]:
-    options, limits = config.hardware.ceilings, None
-    try:
+    if config.devices > 1:
+        return None, None, (f"no roofline: it is one device's, and {config.devices} share the steps",)
+    options, limits, cost, notes = config.hardware.ceilings, None, None, list[str]()
+    with optional("no roofline", notes):
         arithmetic = roofline.arithmetic_of(config.precision, device.type)
         limits = timing.measure_limits(
             device, arithmetic, options.seconds, list(options.matrix_sizes), list(options.copy_bytes)
@@ -263,9 +250,8 @@ def _roofline(
             return on_device(workload, module, next(iter(workload.train_batches(_spec(size, space)))), device)
 
         sizes = list(options.traced_batch_sizes)
-        return limits, roofline.step_cost(module, batch, roofline.training_loss, arithmetic, sizes), ()
-    except HardwareError as error:
-        return limits, None, (f"no roofline: {error}",)
+        cost = roofline.step_cost(module, batch, roofline.training_loss, arithmetic, sizes)
+    return limits, cost, tuple(notes)
 
 
 def _spec(batch_size: int, space: Space) -> TrialSpec:
@@ -285,26 +271,30 @@ def _time_ladder(
     short = replace(protocol, warmup_steps=options.warmup_steps)
     timed: list[tuple[float, float]] = []
     compared: set[int] = set()
-    notes: list[str] = []
+    several = protocol.devices > 1
+    notes = [f"no share of overhead: {protocol.devices} devices share the steps"] if several else []
 
     def run(size: int) -> tuple[Sequence[float], Sequence[float]]:
         lr = _spec(size, space).lr
         expected = float(fit_step_times(timed, size)(np.array(float(size)))) if timed else options.visit_seconds
         steps = min(max(round(options.visit_seconds / expected), options.min_steps), options.max_steps)
-        trial = timing.time_trial(workload, short, size, lr, steps)
+        trial = time_trial(size, lr, steps)
         timed.append((float(size), statistics.median(trial)))
         # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
         if notes or (size in compared and steps <= options.min_steps):
             return trial, ()
         compared.add(size)
-        try:
-            return trial, timing.time_bare(workload, short, size, lr, steps, device)
-        except HardwareError as error:
-            notes.append(f"no share of overhead: {error}")
-            return trial, ()
+        bare: Sequence[float] = ()
+        with optional("no share of overhead", notes):
+            bare = timing.time_bare(workload, short, size, lr, steps, device)
+        return trial, bare
 
     sizes = timing.ladder(ceiling.smallest, ceiling.batch_size, options.rungs, space.multiple)
-    measured = timing.measure_step_times(run, sizes, options.repeats, config.seed, config.hardware.seconds)
+    alone = nullcontext(partial(timing.time_trial, workload, short))
+    with shared_steps(config, options.warmup_steps) if several else alone as time_trial:
+        if several:  # while the processes start
+            time_trial(sizes[0], _spec(sizes[0], space).lr, 1)
+        measured = timing.measure_step_times(run, sizes, options.repeats, config.seed, config.hardware.seconds)
     return measured, tuple(notes)
 
 
@@ -356,7 +346,9 @@ def cache_key(
     workload: Any = OmegaConf.to_container(config.workload, resolve=False)
     options = to_dict(config.hardware)
     # Not what the nodes of the user's arguments built: the nodes are in the workload, or in the config.
-    trainer = {name: value for name, value in protocol.trainer.items() if name not in workload.get("trainer", ())}
+    given = workload.get("trainer", {})
+    nodes = {*given, *(given["of"] if given.get("_target_") == OBJECTS else ())}
+    trainer = {name: value for name, value in protocol.trainer.items() if name not in nodes}
     depends: dict[str, Any] = {
         "workload": {name: value for name, value in workload.items() if name not in IRRELEVANT},
         # shows edits of the model's code

@@ -69,10 +69,15 @@ def ladder(low: int, ceiling: int, rungs: int, multiple: int) -> tuple[int, ...]
 
 
 def visits(sizes: Sequence[int], repeats: int, seed: int) -> list[int]:
-    """Return the order of measurement: every size once a round, each round shuffled anew."""
-    # A clock that drifts then spreads over all sizes, in place of bending tau(B).
+    """Return the order of measurement: the smallest and the largest first, then all the others, then rounds of all.
+
+    Each round is shuffled anew, so that a clock that drifts spreads over all sizes in place of bending tau(B).
+    """
     shuffle = random.Random(seed)  # an order, not a secret  # noqa: S311
-    return [size for _ in range(repeats) for size in shuffle.sample(list(sizes), len(sizes))]
+    ends = list(dict.fromkeys((min(sizes), max(sizes))))
+    between = [size for size in sizes if size not in ends]
+    rounds = [size for _ in range(repeats - 1) for size in shuffle.sample(list(sizes), len(sizes))]
+    return [*ends, *shuffle.sample(between, len(between)), *rounds]
 
 
 def measure_step_times(
@@ -83,18 +88,19 @@ def measure_step_times(
     max_seconds: float,
     now: Callable[[], float] = time.perf_counter,
 ) -> Measured:
-    """Measure each batch size ``repeats`` times in shuffled order, the first one always, others where there is time.
+    """Measure each batch size ``repeats`` times, both ends first and always, others in shuffled order if there is time.
 
     ``run`` returns the seconds of single steps of a trial, at least one, and of a bare loop.
     """
-    start = now()
+    start, ends = now(), (min(sizes), max(sizes))
     taken: list[tuple[float, float]] = []
     trials: dict[int, list[Sequence[float]]] = {}
     bares: dict[int, list[float]] = {size: [] for size in sizes}
     for size in visits(sizes, repeats, seed):
         began = now()
         # What a visit takes is predicted from those so far; a smaller one may still end in time where this does not.
-        if taken and began - start + float(fit_step_times(taken, float(size))(np.array(float(size)))) > max_seconds:
+        needed = size in ends and size not in trials
+        if not needed and began - start + float(fit_step_times(taken, size)(np.array(float(size)))) > max_seconds:
             continue
         trial, bare = run(size)
         trials.setdefault(size, []).append(trial)
@@ -266,8 +272,8 @@ def _best_rate(
 ) -> float:
     """Return the highest rate of 2 n^power operations, or bytes, a second over sizes n.
 
-    The smallest size is timed in any case, a larger one only where the seconds left are enough for it. Loading the
-    device's libraries is no part of them: on a GPU it takes longer than all the rest.
+    The smallest size is timed in any case, a larger one only where the seconds left are enough for it. What the
+    device's libraries take to load is no part of them: on a GPU it is longer than all the rest.
     """
 
     def read() -> float:  # the Timer's own clock waits for the current CUDA device, whichever is measured

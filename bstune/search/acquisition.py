@@ -161,7 +161,7 @@ def suggest(
     draw = posterior.theta[int(rng.integers(len(posterior.theta)))]
     if posterior.observations and rng.random() < policy.random_fraction:
         chosen, predicted = len(options.stopped) + 2, math.inf
-        x = math.log2(domain.snap(2.0 ** rng.uniform(math.log2(domain.low), math.log2(domain.high))))
+        x = math.log2(domain.snap(2.0 ** rng.uniform(*_log_sizes(posterior, domain))))
         bottom, top = domain.lrs(np.array([x]))
         options.x[chosen], options.z[chosen] = x, rng.uniform(bottom[0], top[0])
     else:
@@ -200,8 +200,7 @@ def _candidates(
     stopped = [one for one in stopped if not (maps and one.flat)]
     stopped = [one for one in stopped if one.number not in taken and objective_so_far(one, weight) < most]
     stopped = [one for one in stopped if resumable is not None and resumable(one.number)]
-    low, n, theta = math.log2(domain.low), policy.candidates, posterior.theta
-    high = max(low, min(math.log2(domain.high), posterior.too_large - ROOM))
+    (low, high), n, theta = _log_sizes(posterior, domain), policy.candidates, posterior.theta
     x = rng.uniform(low, high, n)
     x[:2] = low, high
     rows = theta[rng.integers(len(theta), size=-(-n // 8))]
@@ -227,6 +226,15 @@ def _candidates(
         other=np.concatenate([np.array([one.other for one in stopped]).reshape(len(stopped), domain.others), other]),
         done=np.concatenate([[float(one.steps) for one in stopped], np.zeros(n)]),
     )
+
+
+def _log_sizes(posterior: Posterior, domain: Domain) -> tuple[float, float]:
+    """Return log2 of the least and the largest batch size to try: below one that ran out of memory, if it can be."""
+    low = math.log2(domain.low)
+    high = max(low, min(math.log2(domain.high), posterior.too_large - ROOM))
+    while high > low and domain.snap(2.0**high) >= 2.0**posterior.too_large:
+        high = max(low, high - ROOM)
+    return low, high
 
 
 def candidate_log_steps(posterior: Posterior, candidates: Candidates, theta: Array) -> Array:

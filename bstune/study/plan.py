@@ -19,9 +19,9 @@ class SearchBudget:
     """How long a study searches, and for what."""
 
     objective: Objective
-    trials: int  # of the search; one that continues another counts
+    trials: int  # of the search; one that continues another is the same trial
     seconds: float | None  # of training, over the whole search
-    wall_seconds: float | None  # of trials' wall time, over the whole search
+    wall_seconds: float | None  # of the command's wall time, see bstune.study.wall
     stratified: float  # share of trials whose batch size is spread evenly over log B, for samplers that stop no trials
     seed: int  # of the study
     precision: float | None = None  # the search ends once B_crit's interval is narrower than this factor
@@ -49,16 +49,13 @@ class SearchBudget:
         return int(np.random.SeedSequence([self.seed, trial_index, *purpose]).generate_state(1)[0])
 
     def spent(self, results: Iterable[TrialResult]) -> str | None:
-        """Return the sentence that says which of the two limits in seconds is spent; None if neither."""
-        if self.seconds is None and self.wall_seconds is None:
+        """Return the sentence that says that the seconds of training are spent; None if they are not."""
+        if self.seconds is None:
             return None
-        done = [result for result in results if result.replicate_of is None]
-        train, wall = sum(r.train_seconds for r in done), sum(r.wall_seconds for r in done)
-        if self.seconds is not None and train >= self.seconds:
-            return f"stopped: search.seconds={self.seconds:g} of training are spent ({train:.1f} s)"
-        if self.wall_seconds is not None and wall >= self.wall_seconds:
-            return f"stopped: search.wall_seconds={self.wall_seconds:g} are spent ({wall:.1f} s)"
-        return None
+        train = sum(result.train_seconds for result in results if result.replicate_of is None)
+        if train < self.seconds:
+            return None
+        return f"stopped: search.seconds={self.seconds:g} of training are spent ({train:.1f} s)"
 
 
 def max_seconds(budget: SearchBudget, space: Space, protocol: TrialProtocol, backend: TrialBackend) -> float:
@@ -77,7 +74,13 @@ def max_seconds(budget: SearchBudget, space: Space, protocol: TrialProtocol, bac
 
 def remaining_seconds(budget: SearchBudget, results: Sequence[TrialResult]) -> float | None:
     """Return the seconds that the rest of a search takes if its trials go on as they did; None before the first."""
-    done = [result.wall_seconds for result in results if result.status != "failed" and result.replicate_of is None]
-    if not done:
+    done = searched(results)
+    points = sum(result.resumed_from is None for result in done)
+    if not points:
         return None
-    return max(0, budget.trials - len(done)) * sum(done) / len(done)
+    return max(0, budget.trials - points) * sum(result.wall_seconds for result in done) / points
+
+
+def searched(results: Iterable[TrialResult]) -> list[TrialResult]:
+    """Return the search's trials: neither replicates, which may have begun before, nor failed ones."""
+    return [trial for trial in results if trial.replicate_of is None and trial.status != "failed"]

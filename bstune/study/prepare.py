@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from bstune.config import compose, flatten, is_replayed, to_dict
+from bstune.core.clock import stopwatch
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, UserCodeError
-from bstune.core.failures import described
+from bstune.core.failures import cause, described
 from bstune.core.files import Identity, Output, check_owner, check_writable
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import optuna
 
     from bstune.hardware.survey import Survey
+    from bstune.trial.objects import Objects
     from bstune.trial.workload import LightningBackend
 
 HORIZON_CAVEAT = (
@@ -41,12 +43,16 @@ FIXED_HORIZON_CAVEAT = (
 ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's source does: there is no other test."
 ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
 
+SHARED_CAVEAT = "No plan for further devices: it starts from the seconds per step of one, and here {} share the steps."
+
 
 compose_checked = partial(compose, complete=complete)  # a replayed workload takes from its table what is left open
 
 
 def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> DictConfig:
     """Compose the config of a process that joins a study; the owner alone sends it to MLflow, which takes a second."""
+    if not study.user_attrs[ARGUMENTS]:
+        raise ConfigError(f"the study {study.study_name!r} trains Python objects: the bstune.tune() that began it does")
     return compose_checked([*study.user_attrs[ARGUMENTS], *arguments, "mlflow.enabled=false"])
 
 
@@ -65,6 +71,7 @@ class PreparedStudy:
     survey: "Survey | None"  # None where the hardware was not surveyed
     workers: Callable[[int], Workers] | None  # so many processes that train; None: trials run in this one
     notes: list[str]  # further lines of the printed plan
+    elapsed: Callable[[], float]  # seconds of the command, which search.wall_seconds is of
 
     def open_runner(self, count: int | None = None) -> Workers | InProcess:
         """Return what runs the trials, ``search.workers`` or ``count`` at a time."""
@@ -77,16 +84,23 @@ class PreparedStudy:
         """What the report prints below its table."""
         horizon = [HORIZON_CAVEAT if chooses_horizons(self.config.sampler) else FIXED_HORIZON_CAVEAT]
         horizon = horizon if self.backend.horizon else []
+        if self.config.devices > 1:
+            horizon.append(SHARED_CAVEAT.format(self.config.devices))
         return [*horizon, ON_TEST_CAVEAT] if self.backend.validates_on_test else horizon
 
 
 def prepare(
-    config: DictConfig, log: Callable[[str], None] = lambda line: None, backend: TrialBackend | None = None
+    config: DictConfig,
+    log: Callable[[str], None] = lambda line: None,
+    backend: TrialBackend | None = None,
+    elapsed: Callable[[], float] | None = None,
 ) -> PreparedStudy:
     """Check a composed config against this machine, its data and its storage, and return the study.
 
     ``backend`` runs the trials; None: the workload is trained, or answered from its table, as the config says.
+    ``elapsed`` says how many seconds ago the command began; None: now.
     """
+    elapsed = elapsed or stopwatch()
     if backend is None and not is_replayed(config):
         # torch and lightning take 4 s to import, and a replayed study needs neither
         from bstune.trial.workload import checked_protocol, resolve
@@ -94,6 +108,10 @@ def prepare(
         config = resolve(config)
         protocol = checked_protocol(config)
     else:
+        if config.devices > 1:
+            raise ConfigError(
+                f"devices={config.devices} share batches that are trained, and here nothing is: use devices=1"
+            )
         protocol = make_protocol(config)
         backend = backend or ReplayBackend(config, protocol)
     names = (field.name for field in fields(SearchBudget) if field.name != "seed")
@@ -108,16 +126,24 @@ def prepare(
         check_storage(config.storage)
     else:
         trial = TrialSpec(0, 0, config.trial.batch_size, config.trial.lr, None, config.trial.seed)
+    notes: list[str] = []
     if config.mlflow.enabled and trial is None:
-        from bstune.study.tracking import check_uri, tracking_uri  # mlflow takes seconds to import
-
-        check_uri(tracking_uri(config.mlflow))
+        try:
+            from bstune.study.tracking import check_uri, tracking_uri  # mlflow takes seconds to import
+        except ImportError as error:
+            config = config.copy()
+            config.mlflow.enabled = False
+            notes.append(f"not logged in MLflow, which cannot be imported: {cause(error)}")
+        else:
+            check_uri(tracking_uri(config.mlflow))
     survey: Survey | None = None
     workers: Callable[[int], Workers] | None = None
-    notes: list[str] = []
     if backend is None:
         with _users_errors():
-            backend, space, survey, notes = _train(config, protocol, space, trial, log)
+            backend, space, survey, more = _train(config, protocol, space, trial, log)
+        notes += more
+        if config.devices > 1:
+            notes += _several(config, backend, space, survey, trial)
         if config.devices > 1 or (trial is None and config.search.workers > 0):
             workers, more = _processes(config, survey)
             notes += more
@@ -126,7 +152,9 @@ def prepare(
         notes.append(ON_TEST_NOTE)
     frozen = redact_values({**frozen_settings(config), **backend.frozen_settings})
     notes += backend.notes
-    return PreparedStudy(config, budget, space, protocol, backend, files, trial, frozen, survey, workers, notes)
+    return PreparedStudy(
+        config, budget, space, protocol, backend, files, trial, frozen, survey, workers, notes, elapsed
+    )
 
 
 @contextmanager
@@ -149,7 +177,7 @@ def _train(
     # 4 s, as above
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached_survey
-    from bstune.trial.preflight import check_loaders, check_takes_rate, check_tunables, preflight
+    from bstune.trial.preflight import check_hooks, check_loaders, check_takes_rate, check_tunables, preflight
     from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data
 
     check_takes_rate(config)
@@ -160,6 +188,7 @@ def _train(
     else:
         check_largest(trial.batch_size, data, "trial.batch_size")
     workload = build_workload(config, data)
+    check_hooks(workload.build_module(trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)))
     backend = LightningBackend(config, workload, protocol)
     surveyed = trial is None and config.hardware.enabled
     continues = trial is None and backend.stops and stops_trials(config.sampler)
@@ -175,16 +204,34 @@ def _train(
     return backend, space, survey, [*headline(survey, cached)]
 
 
+def _several(
+    config: DictConfig, backend: TrialBackend, space: Space, survey: "Survey | None", trial: TrialSpec | None
+) -> list[str]:
+    """Time steps on several devices where no survey and no single trial does, and return the plan's note."""
+    from bstune.hardware.several import shared_step_time  # 4 s, as above
+
+    if survey is None and trial is None:
+        backend.step_time = shared_step_time(config, space)
+    return [
+        f"{config.devices} devices share each batch, a process each; all evaluate all validation data; the noise scale "
+        "is not measured"
+    ]
+
+
 def _processes(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[int], Workers], list[str]]:
     """Return what starts so many processes that train, and the plan's notes about them."""
-    import torch  # a second of the 4
+    # 4 s, as above
+    import torch
+
+    from bstune.trial.objects import objects_of
 
     count, seconds = config.search.workers, config.protocol.trial_seconds
     plain_config = OmegaConf.to_container(config, resolve=False)
 
     def start(count: int) -> Workers:
         shared = (threads, limit) if count > 1 else (None, None)
-        return Workers(partial(open_trials, plain_config, *shared), count, seconds, config.devices)
+        open_train = partial(open_trials, plain_config, objects_of(config.study), *shared)
+        return Workers(open_train, count, seconds, config.devices)
 
     threads: int | None = None
     limit: int | None = None
@@ -210,19 +257,25 @@ def _processes(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[i
 
 
 def open_trials(
-    config: Any, threads: int | None, limit: int | None
+    config: Any, objects: "Objects | None", threads: int | None, limit: int | None
 ) -> Callable[[TrialSpec, Output, TrialResult | None], TrialResult]:
-    """Return what trains a trial in a worker's process, with torch's ``threads`` and within ``limit`` bytes of CUDA."""
+    """Return what trains a trial in a worker's process, with torch's ``threads`` and within ``limit`` bytes of CUDA.
+
+    ``objects`` are those of a study of Python objects.
+    """
     # 4 s, as above
     import torch
 
     from bstune.hardware.memory import cap_cuda_memory
+    from bstune.trial.distributed import own_config
+    from bstune.trial.objects import give
     from bstune.trial.workload import LightningBackend, load, resolve
 
     quieten()
     if threads is not None:
         torch.set_num_threads(threads)
-    resolved = resolve(OmegaConf.create(config))
+    resolved = resolve(own_config(config))
+    give(resolved.study, objects)
     if limit is not None:
         device = torch.device(resolved.device)
         cap_cuda_memory(device, limit / torch.cuda.get_device_properties(device).total_memory)

@@ -222,9 +222,17 @@ def read_trials(path: Path) -> list[TrialResult]:
 
 
 def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
-    """Return the rows of a study's trials; of a trial and those that continue it, the one with the most steps."""
+    """Return the rows of a study's trials; of a trial and those that continue it, the one with the most steps.
+
+    TableError where schedules end with the trial: a history then says nothing of a run with another horizon.
+    """
     longest: dict[Point, TrialResult] = {}
     for trial in trials:
+        if trial.horizon is not None:
+            raise TableError(
+                f"the schedule of trial {trial.number} ends with the trial, at step {trial.horizon}: its history does "
+                "not replay at another length. Record a study whose schedule has no horizon, such as schedule=warmup"
+            )
         point = trial.batch_size, trial.lr, trial.seed
         if trial.status in USABLE and (point not in longest or trial.steps > longest[point].steps):
             longest[point] = trial

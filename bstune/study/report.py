@@ -3,17 +3,21 @@
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from contextlib import chdir
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import optuna
 import yaml
 from rich.console import Console
+from rich.table import Table
 
 from bstune.config import overrides
-from bstune.core.console import format_count, format_number
+from bstune.core.console import format_count, format_number, plural
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
+from bstune.core.failures import optional
 from bstune.core.files import write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.core.secrets import redact_patterns, reference
@@ -24,7 +28,7 @@ from bstune.study.figure import draw_curve
 from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, seed_scatter, study_posterior
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import Merit, Winner, left_out, winners
-from bstune.study.scale_out import draw_scale_out, scale_out, scale_out_table
+from bstune.study.scale_out import ScaleOut, draw_scale_out, scale_out, scale_out_table
 from bstune.study.storage import results, trained_by
 from bstune.study.summary import WINNERS, Summary, print_final, summarize, winner_row
 
@@ -38,19 +42,32 @@ MIN_TIMED = 10  # ... of so many trials, each of as many steps
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
 
 
+@dataclass(frozen=True)
+class Findings:
+    """A study, its trials, what ``curve.json`` says of them, and S*(B); None where nothing reached the target."""
+
+    prepared: PreparedStudy
+    trials: list[TrialResult]
+    summary: Summary
+    band: CurveBand | None
+
+
 def report_study(
     prepared: PreparedStudy,
     study: optuna.Study,
     tracking: "Tracking | None",
     stop_reason: str,
-    arguments: Sequence[str],
+    arguments: Sequence[str] | None,
     console: Console,
     sampled: tuple[Sequence[TrialResult], Posterior] | None = None,
-) -> None:
-    """Write, print and track a study's results; ``arguments`` of the command line run the winners again.
+    missing: Sequence[str] = (),
+) -> Findings:
+    """Write, print, track and return a study's results; ``arguments`` of a command line run the winners again.
 
-    ``sampled``: the posterior of these trials, if it is at hand.
+    ``sampled``: the posterior of these trials, if it is at hand; ``missing``: a line for each part that failed before.
+    Parts that fail here, which the study can do without, become such lines too.
     """
+    missing = [*missing, *missing_in_trials(results(study))]
     done, files, space, budget = results(study), prepared.files, prepared.space, prepared.budget
     if sampled is None or sampled[0] != done:
         sampled = done, study_posterior(prepared, done, REPORT_PARTICLES)
@@ -60,31 +77,56 @@ def report_study(
     b_crit = None if critical is None else critical.b_crit
     exponent = fit_lr_exponent(posterior, space.low, space.high, b_crit, prepared.config.scaling.noise_scale)
     band = None if critical is None else _band(posterior, critical)
-    claimed = 0 if critical is None else round(ROOM * critical.largest)
-    ideal, real = scale_out(prepared, posterior, claimed) if claimed else ([], [])
+    ideal, real = _plan(prepared, posterior, critical, missing)
+    over_target: dict[str, Any] = {"over_target": [], "over_target_note": None}
+    with optional("no critical batch size at easier targets", missing):
+        over_target = _over_target(prepared, done)
     summary = {
         "study": prepared.config.study,
         "workload": prepared.config.workload.name,
         **summarize(done, prepared.protocol.target, _fit(done), exponent, stop_reason, critical, best),
         "seed_scatter": None if critical is None else seed_scatter(posterior),
         "not_run_again": _not_run_again(left_out(*ranking), budget.candidates),
-        **_over_target(prepared, done),
-        "test": _test_winners(prepared, study, best),
+        **over_target,
+        "test": _test_winners(prepared, study, best, missing),
         "scale_out": {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]},
     }
     write_text(files.curve, dump_json(summary, indent=2) + "\n")
     write_text(files.best, best_yaml(best, arguments, prepared))
-    draw_curve(done, summary, band, summary["workload"], files.figure)
-    shown = {"figure": files.figure, "curve": files.curve, "trials": files.trials, "winners": files.best}
-    if ideal:
-        draw_scale_out(ideal, real, summary["workload"], files.scale_out)
-        shown["devices"] = files.scale_out
-        link = "with the" if real else "without an"
-        title = f"several devices, each as fast as this one, {link} all-reduce\n(up to B = {format_count(claimed)})"
-        console.print(scale_out_table(real or ideal, title))
-    print_final(console, summary, shown, _track(prepared, tracking, summary, band))
-    for line in (*prepared.caveats, *load_caveat(done), *_elsewhere(prepared, study, best)):
+    shown = {"curve": files.curve, "trials": files.trials, "winners": files.best}
+    with optional("no figure of the curve", missing):
+        draw_curve(done, summary, band, summary["workload"], files.figure)
+        shown = {"figure": files.figure, **shown}
+    if critical is not None and ideal:
+        with optional("no figure of the plan for several devices", missing):
+            draw_scale_out(ideal, real, summary["workload"], files.scale_out)
+            shown["devices"] = files.scale_out
+        console.print(_plan_table(ideal, real, critical))
+    ui = "not logged (mlflow.enabled=false)"
+    if tracking is not None:
+        with optional("MLflow lacks the results", missing):
+            ui = _track(prepared, tracking, summary, band)
+    print_final(console, summary, shown, ui)
+    for line in (*prepared.caveats, *load_caveat(done), *_elsewhere(prepared, study, best), *missing):
         console.print(line, soft_wrap=True)
+    return Findings(prepared, done, summary, band)
+
+
+def _plan(
+    prepared: PreparedStudy, posterior: Posterior, critical: CriticalBatch | None, missing: list[str]
+) -> tuple[list[ScaleOut], list[ScaleOut]]:
+    """Return the plan for several devices, without an all-reduce and with it; it starts from the seconds of one."""
+    ideal, real = list[ScaleOut](), list[ScaleOut]()
+    if critical is not None and prepared.config.devices == 1:
+        with optional("no plan for several devices", missing):
+            ideal, real = scale_out(prepared, posterior, round(ROOM * critical.largest))
+    return ideal, real
+
+
+def _plan_table(ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], critical: CriticalBatch) -> Table:
+    link, largest = "with the" if real else "without an", format_count(round(ROOM * critical.largest))
+    title = f"several devices, each as fast as this one, {link} all-reduce\n(up to B = {largest})"
+    return scale_out_table(real or ideal, title)
 
 
 def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
@@ -105,15 +147,19 @@ def _not_run_again(left: Winner | None, max_candidates: int) -> str | None:
     )
 
 
-def _track(prepared: PreparedStudy, tracking: "Tracking | None", summary: Summary, band: CurveBand | None) -> str:
+def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
+    """Return a line for each thing that trials went on without, such as the noise scale, and in how many."""
+    messages = Counter(trial.message for trial in done if trial.message and trial.status in ("reached", "censored"))
+    return [f"{message} (in {plural(count, 'trial')})" for message, count in messages.items()]
+
+
+def _track(prepared: PreparedStudy, tracking: "Tracking", summary: Summary, band: CurveBand | None) -> str:
     """Send the curves, numbers and files to MLflow; return the command that opens its UI."""
-    if tracking is None:
-        return "not logged (mlflow.enabled=false)"
     from bstune.study.tracking import tracking_uri, ui_command  # mlflow takes seconds to import
 
     files = prepared.files
-    kept = [files.figure, files.trials, files.curve, files.best, files.config]
-    kept += [path for path in (files.scale_out, files.survey, files.roofline) if path.exists()]
+    kept = [files.trials, files.curve, files.best, files.config]
+    kept += [path for path in (files.figure, files.scale_out, files.survey, files.roofline) if path.exists()]
     tracking.finish_study(curves(summary, band), scalars(summary), kept)
     return ui_command(tracking_uri(prepared.config.mlflow))
 
@@ -169,24 +215,36 @@ def load_caveat(done: Sequence[TrialResult]) -> list[str]:
 
 
 def _test_winners(
-    prepared: PreparedStudy, study: optuna.Study, best: Mapping[Merit, Winner]
+    prepared: PreparedStudy, study: optuna.Study, best: Mapping[Merit, Winner], missing: list[str]
 ) -> dict[str, dict[str, float]]:
-    """Return the winners' metrics on the test set; each trial is tested once, however often the study goes on."""
+    """Return the winners' metrics on the test set; each trial is tested once, however often the study goes on.
+
+    Where the user's code fails there, a line says so.
+    """
     tests: dict[str, dict[str, float]] = dict(study.user_attrs.get(TESTS, {}))
     for winner in best.values():
         trial = winner.trial
         names = ("number", "trial_index", "batch_size", "lr", "delta", "seed", "hyperparameters")
         spec = TrialSpec(**{name: getattr(trial, name) for name in names})
-        if str(trial.number) not in tests and (metrics := prepared.backend.test(spec, prepared.files)):
-            tests[str(trial.number)] = dict(metrics)
+        if str(trial.number) in tests:
+            continue
+        with (
+            optional(f"no test metrics of trial {trial.number}", missing),
+            chdir("."),
+        ):  # that code may leave the folder
+            if metrics := prepared.backend.test(spec, prepared.files):
+                tests[str(trial.number)] = dict(metrics)
     study.set_user_attr(TESTS, tests)
     numbers = {name: str(best[one.merit].trial.number) for name, one in WINNERS.items() if one.merit in best}
     return {name: tests[number] for name, number in numbers.items() if number in tests}
 
 
-def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str], prepared: PreparedStudy) -> str:
-    """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again."""
-    kept = [_without_secret(argument) for argument in arguments if not argument.startswith("trial.")]
+def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str] | None, prepared: PreparedStudy) -> str:
+    """Return the winners as YAML, each with its checkpoint, if it left one, and the command that runs it again.
+
+    A study without ``arguments``, as one of Python objects, has no such command.
+    """
+    kept = [_without_secret(argument) for argument in arguments or () if not argument.startswith("trial.")]
     values: dict[str, Any] = {}
     for name, criterion in WINNERS.items():
         if criterion.merit not in best:
@@ -201,7 +259,7 @@ def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str], prepared: 
         values[name] = {
             **winner_row(best[criterion.merit]),
             "checkpoint": str(checkpoint.absolute()) if checkpoint.exists() else None,
-            "command": shlex.join([sys.executable, "-m", "bstune", *kept, *own]),
+            "command": None if arguments is None else shlex.join([sys.executable, "-m", "bstune", *kept, *own]),
         }
     names = sorted(set(re.findall(r"oc\.env:(BSTUNE_\w+)", " ".join(kept))))
     comment = f"# The commands read secrets from the environment: first set {', '.join(names)}.\n" if names else ""

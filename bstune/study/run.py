@@ -3,11 +3,12 @@
 Meanwhile a live table shows the trials on a terminal; elsewhere one plain line a trial does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import optuna
 from omegaconf import DictConfig, OmegaConf
@@ -18,13 +19,14 @@ from rich.progress import Progress as Bar
 
 from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.errors import StudyError, UserCodeError
+from bstune.core.failures import optional
 from bstune.core.files import Identity, Output, check_owner, owned, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.secrets import redact, redact_patterns, redact_values
 from bstune.study.lease import Leases
-from bstune.study.plan import max_seconds, remaining_seconds
-from bstune.study.prepare import PreparedStudy
-from bstune.study.report import report_study
+from bstune.study.plan import max_seconds, remaining_seconds, searched
+from bstune.study.prepare import PreparedStudy, prepare
+from bstune.study.report import Findings, report_study
 from bstune.study.search import Search
 from bstune.study.storage import (
     DEVICE,
@@ -83,12 +85,13 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
 
 
 class Progress:
-    """A live table with a progress bar on a terminal; one plain line a trial elsewhere."""
+    """A live table, on a terminal with a progress bar, in a notebook without; one plain line a trial elsewhere."""
 
     def __init__(self, total: int, target: Target, console: Console) -> None:
         self._total, self._target, self._console = total, target, console
         self._shown: set[int] | None = None
         self.live: Live | None = None  # shown while it is entered
+        self._displayed: Any = None  # in a notebook
         if console.is_terminal:
             left = TextColumn("left"), TimeRemainingColumn()
             self._bar = Bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *left, console=console)
@@ -98,24 +101,32 @@ class Progress:
     def show(self, done: Sequence[TrialResult]) -> None:
         """Show the finished trials; those of an earlier run are not repeated as lines."""
         if self.live is not None:
-            finished = sum(result.status != "failed" and result.replicate_of is None for result in done)
-            self._bar.update(self._task, completed=finished)
+            self._bar.update(self._task, completed=sum(result.resumed_from is None for result in searched(done)))
             self.live.update(Group(trials_table(done, self._target), self._bar))
             return
-        for result in done:
-            # Side by side, trials do not end in order of their numbers.
-            if self._shown is not None and result.number not in self._shown:
-                self._console.print(trial_line(result, self._total), soft_wrap=True, highlight=False)
-        self._shown = {result.number for result in done}
+        if self._console.is_jupyter:
+            from IPython.display import display  # there in a notebook alone
+
+            table = trials_table(done, self._target)
+            self._displayed = self._displayed or display(table, display_id=True)
+            self._displayed.update(table)
+            return
+        shown = self._shown = {result.number for result in done} if self._shown is None else self._shown
+        points = sum(result.number in shown and result.resumed_from is None for result in searched(done))
+        # Side by side, trials do not end in order of their numbers.
+        for result in [result for result in done if result.number not in shown]:
+            points += result in searched([result]) and result.resumed_from is None
+            place = f"trial {result.number} ({points} of {self._total})"
+            self._console.print(trial_line(result, place), soft_wrap=True, highlight=False)
+            shown.add(result.number)
 
 
-def trial_line(result: TrialResult, total: int | None) -> str:
-    """Return one trial as a plain line; ``total`` trials are planned, None for a trial by itself."""
-    place = f"trial {result.trial_index + 1}/{total}" if total is not None else "trial"
+def trial_line(result: TrialResult, place: str = "trial") -> str:
+    """Return one trial as a plain line; ``place`` says which one it is, if it is one of the search's points."""
     if result.replicate_of is not None:
-        place = f"replicates trial {result.replicate_of} on a fresh seed"
+        place = f"trial {result.number} replicates {result.replicate_of} on a fresh seed"
     elif result.resumed_from is not None:
-        place += f" (continues number {result.resumed_from})"
+        place = f"trial {result.number} continues {result.resumed_from}"
     last = result.history[-1][1] if result.history else None
     time = f", {format_seconds(result.time_to_target)} to target" if result.reached else ""
     reason = f": {result.message}" if result.message else ""
@@ -128,16 +139,34 @@ def trial_line(result: TrialResult, total: int | None) -> str:
     )
 
 
-def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Console) -> list[TrialResult]:
-    """Run or continue the study, write its report and return its trials; ``arguments`` compose its config again."""
+def run(
+    config: DictConfig,
+    arguments: Sequence[str] | None,
+    console: Console,
+    elapsed: Callable[[], float] | None = None,
+) -> Findings | None:
+    """Prepare and run the study, or the one trial, of a validated config; a study's findings are returned.
+
+    ``arguments`` of the command line compose the config again; None: none do, as it is of Python objects. ``elapsed``
+    says how many seconds ago the command began; None: now.
+    """
+    prepared = prepare(config, partial(console.print, highlight=False, soft_wrap=True), elapsed=elapsed)
+    if prepared.trial is None:
+        return run_study(prepared, arguments, console)
+    run_single(prepared, prepared.trial, console)
+    return None
+
+
+def run_study(prepared: PreparedStudy, arguments: Sequence[str] | None, console: Console) -> Findings:
+    """Run or continue the study, write its report and return its findings; ``arguments`` compose its config again."""
     config, objective, files = prepared.config, prepared.budget.objective, prepared.files
-    shared = [one for one in arguments if not one.lstrip("+~").startswith(MACHINE_OPTIONS)]
+    shared = [one for one in arguments or () if not one.lstrip("+~").startswith(MACHINE_OPTIONS)]
     again = [one for one in shared if redact_patterns(one) == one]
     kind = prepared.backend.device_kind
     study = open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root, kind, again)
     identity = Identity.of(config.study, config.storage, study.user_attrs[STUDY_ID])
     leases = Leases(study, "owner", config.search.lease_seconds)
-    say = partial(console.print, highlight=False, soft_wrap=True)
+    say, missing = partial(console.print, highlight=False, soft_wrap=True), list[str]()
     with leases.acquired(say), owned(files, identity):
         store_unstored(study, files)
         living = leases.living()
@@ -148,19 +177,19 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str], console: Consol
         if prepared.survey is not None:
             from bstune.hardware.report import write_survey  # torch takes seconds to import: replays have no survey
 
-            write_survey(prepared.survey, files)
+            write_survey(prepared.survey, files, missing)
         tracking = None
         if config.mlflow.enabled:
             from bstune.study.tracking import open_tracking  # mlflow takes seconds to import
 
-            tracking = open_tracking(prepared, study)
+            with optional("MLflow", missing):
+                tracking = open_tracking(prepared, study)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         with progress.live or nullcontext():
             search = Search(prepared, study, leases, tracking, progress.show)
             stop_reason = search.run()
         console.print(stop_reason)
-        report_study(prepared, study, tracking, stop_reason, arguments, console, search.sampled)
-        return results(study)
+        return report_study(prepared, study, tracking, stop_reason, arguments, console, search.sampled, missing)
 
 
 def _config_yaml(config: DictConfig) -> str:
@@ -211,7 +240,7 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     if result.status == "failed":
         kind = UserCodeError if finished.frames else StudyError
         raise kind(f"the trial failed with {result.message}\n{finished.frames}record {files.record}")
-    console.print(trial_line(result, None), soft_wrap=True)
+    console.print(trial_line(result), soft_wrap=True)
     if result.reached:
         for name, value in prepared.backend.test(spec, files).items():
             console.print(f"{name} {value:.4g}")

@@ -20,8 +20,9 @@ from bstune.search.observations import Posterior, fresh_steps
 from bstune.study.critical import critical_batch
 from bstune.study.lease import Leases
 from bstune.study.model import REPORT_PARTICLES, sampler_context, study_posterior
+from bstune.study.plan import searched
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import candidates, next_replicate
+from bstune.study.replicates import Winner, candidates, next_replicate
 from bstune.study.storage import (
     CUT_SHORT,
     DEVICE,
@@ -40,9 +41,11 @@ from bstune.study.storage import (
     read,
     results,
     running,
+    shorten,
     tell,
     working,
 )
+from bstune.study.wall import WallTime
 from bstune.trial.backend import stops_trials
 from bstune.trial.workers import Finished, Runner, with_step_time
 
@@ -81,6 +84,7 @@ class Search:
         self.sampled: tuple[Sequence[TrialResult], Posterior] | None = None  # the report's posterior, of which trials
         self._files_kept_here = leases.own.role == "owner" or str(prepared.files.root) != study.user_attrs[OUTPUT]
         self._stops = prepared.backend.stops and stops_trials(prepared.config.sampler)
+        self._wall = WallTime(study, prepared.budget, prepared.elapsed, leases.own.role == "owner")
         self._times = study.user_attrs[DEVICE] == prepared.backend.device_kind
 
     def run(self) -> str:
@@ -88,6 +92,7 @@ class Search:
         try:
             return self._run()
         finally:  # a trial that was cut short is a record too
+            self._wall.keep()
             if self._files_kept_here:
                 self._write_trials(results(self._study))
 
@@ -118,11 +123,13 @@ class Search:
             if left:
                 stop_reason = stop_reason or self._stop_reason(done)
             while left and stop_reason is None and runner.free:
-                asked = self._ask()
+                asked = self._ask(done)
                 self._start(runner, asked)
                 left = asked is not None
             if runner.running:
-                self._store(runner.wait())
+                with self._wall.trial():
+                    finished = runner.wait()
+                self._store(finished)
             elif working(self._study) - {self._worker}:
                 time.sleep(WAIT_SECONDS)
             elif not left or stop_reason is not None:
@@ -137,11 +144,17 @@ class Search:
             posterior = study_posterior(self._prepared, done, REPORT_PARTICLES)
             self.sampled = done, posterior
             due = next_replicate(done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates)
-            if due is None:
+            if due is None or not self._has_time(done, *due):
                 return
             self._start(runner, ask_replicate(self._study, *due, budget, space, stops, self._worker))
             if runner.running:
                 self._store(runner.wait())
+
+    def _has_time(self, done: Sequence[TrialResult], winner: Winner, replicate: int) -> bool:
+        """Return whether a replicate may begin: the first winner's time was kept, another one's has to be left."""
+        if replicate or not any(trial.replicate_of is not None for trial in done):
+            return self._wall.left > 0
+        return self._wall.left > self._budget.replicates * self._wall.replicate_seconds(done, winner.trial)
 
     def _start(self, runner: Runner, asked: Asked | None) -> None:
         if asked is None:  # other processes have taken what was left
@@ -168,15 +181,19 @@ class Search:
                 file.write(result.to_json() + "\n")
             raise
         if result.status == "failed":
-            check_failures(results(self._study), finished.frames)
+            check_failures(results(self._study), finished.frames, finished.cause)
 
-    def _ask(self) -> Asked | None:
+    def _ask(self, done: Sequence[TrialResult]) -> Asked | None:
         prepared, claimed = self._prepared, claim_free(self._study, self._budget.trials, self._worker)
         if claimed is None:
             return None
         context = sampler_context(prepared, ended_below_limit(claimed.trials) if self._stops else ())
         sampler = build_sampler(prepared.config.sampler, self._budget, claimed.trial_index, context, attempt(claimed))
-        return ask(self._study, claimed, self._budget, prepared.space, sampler, prepared.backend.stops)
+        asked = ask(self._study, claimed, self._budget, prepared.space, sampler, prepared.backend.stops)
+        if self._budget.wall_seconds is None or not self._stops:
+            return asked
+        backend = prepared.backend
+        return shorten(asked, self._wall.max_steps(done, asked[1], backend.step_time, backend.evaluation_share))
 
     def _read(self) -> Sequence[FrozenTrial]:
         """Return the study's trials; those of processes that are gone are ended before, to be asked again."""
@@ -221,10 +238,10 @@ class Search:
 
     def _stop_reason(self, done: Sequence[TrialResult]) -> str | None:
         """Return the limit that ends the search, as a line; None while it goes on."""
-        spent = self._budget.spent(done)
+        spent = self._budget.spent(done) or self._wall.spent(done)
         if spent is not None or self._budget.precision is None:
             return spent
-        first = _first_trials(_searched(done))
+        first = _first_trials(searched(done))
         if len(first) <= self._looked:
             return None
         self._looked = len(first)
@@ -246,8 +263,8 @@ class Search:
         )
 
 
-def check_failures(done: Sequence[TrialResult], frames: str = "") -> None:
-    """Raise UserCodeError if too many trials failed in a row, of which ``frames`` are the last error's, or StudyError.
+def check_failures(done: Sequence[TrialResult], frames: str = "", cause: Exception | None = None) -> None:
+    """Raise UserCodeError if too many trials failed in a row, or StudyError; ``frames`` and ``cause``: of the last one.
 
     Trials that were cut short, as by an interruption, do not count.
     """
@@ -259,12 +276,7 @@ def check_failures(done: Sequence[TrialResult], frames: str = "") -> None:
         raise kind(
             f"{which}, the last one with {ran[-1].message}\n{frames}"
             "the finished trials are stored: mend it, and the same command continues the study"
-        )
-
-
-def _searched(done: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the search's trials: neither replicates, which may have begun before, nor failed ones."""
-    return [trial for trial in done if trial.replicate_of is None and trial.status != "failed"]
+        ) from cause
 
 
 def _first_trials(searched: Sequence[TrialResult]) -> list[TrialResult]:
@@ -294,6 +306,6 @@ def worth_continuing(done: Sequence[TrialResult], objective: Objective) -> set[i
         by_steps = trial.steps < ABANDON_FACTOR * fewest
         return {"time": by_time, "steps": by_steps, "both": by_time or by_steps, "curve": True}[objective]
 
-    stopped = (trial for trial in _searched(done) if trial.status == "censored" and trial.number not in resumed)
+    stopped = (trial for trial in searched(done) if trial.status == "censored" and trial.number not in resumed)
     last = sorted(stopped, key=lambda trial: (may_win(trial), trial.number))
     return {trial.number for trial in last[-MAX_STATES:]}

@@ -47,6 +47,7 @@ DEVICE, ARGUMENTS = "bstune:device", "bstune:arguments"  # whose seconds count; 
 TRIAL_INDEX, SPEC = "bstune:trial_index", "bstune:spec"
 WORKER = "bstune:worker"  # id of the lease of the process that runs the trial
 TAKEN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)  # states of the trials that have an index
+MAX_CONTINUED = 3  # times as many continued trials as points
 TRIES = 2  # of one point, if its trials fail by themselves; then the sampler suggests another
 CUT_SHORT = "the process ended before the trial did; it is asked again"
 REPORTED = 1  # step of the one value that is reported to Optuna
@@ -214,9 +215,20 @@ def ended_below_limit(trials: Trials) -> set[int]:
     return numbers
 
 
-def free_indices(trials: Trials, count: int) -> list[int]:
-    """Return the indices below ``count`` that no trial has finished or runs at, in rising order."""
-    taken = {trial.user_attrs.get(TRIAL_INDEX) for trial in read(trials) if trial.state in TAKEN}
+def free_indices(trials: Trials, points: int) -> list[int]:
+    """Return the indices, in rising order, that no trial has finished or runs at, of a search of so many ``points``.
+
+    An index at which a stopped trial is continued does not count, up to ``MAX_CONTINUED`` of them a point: a search
+    whose target nothing reaches could else go on for ever with the points that it has.
+    """
+    taken, continued = set(), {}
+    for trial in read(trials):
+        trial_index = trial.user_attrs.get(TRIAL_INDEX)
+        if trial.state in TAKEN:
+            taken.add(trial_index)
+        if SPEC in trial.user_attrs:  # the last one asked at an index says what the index is
+            continued[trial_index] = RESUMED_FROM in trial.user_attrs
+    count = points + min(sum(continued.values()), MAX_CONTINUED * points)
     return [trial_index for trial_index in range(count) if trial_index not in taken]
 
 
@@ -272,12 +284,12 @@ def claim(study: optuna.Study, trial_index: int, worker: str = "") -> Claim | No
     return Claim(own, trials)
 
 
-def claim_free(study: optuna.Study, count: int, worker: str = "") -> Claim | None:
-    """Begin a trial at a free index below ``count``, the first one if this process is alone; None if there is none.
+def claim_free(study: optuna.Study, points: int, worker: str = "") -> Claim | None:
+    """Begin a trial at a free index, the first one if this process is alone; None if there is none.
 
     Processes that look at once find the same indices free: each takes any of as many as there are processes.
     """
-    while free := free_indices(trials := read(study), count):
+    while free := free_indices(trials := read(study), points):
         others = len(working(trials) - {worker})
         claimed = claim(study, free[randbelow(min(others + 1, len(free)))], worker)
         if claimed is not None:
@@ -383,10 +395,18 @@ def _suggested(
 
 
 def _stored(trial: optuna.Trial, spec: TrialSpec) -> Asked:
-    trial.set_user_attr(SPEC, dump_json(asdict(spec)))
     if spec.resumed_from is not None:
         trial.set_user_attr(RESUMED_FROM, spec.resumed_from)
+    trial.set_user_attr(SPEC, dump_json(asdict(spec)))  # the last one: it is asked
     return trial, spec
+
+
+def shorten(asked: Asked, max_steps: int) -> Asked:
+    """Return a trial that was asked, to end after ``max_steps`` at most."""
+    trial, spec = asked
+    if spec.max_steps is not None and spec.max_steps <= max_steps:
+        return asked
+    return _stored(trial, replace(spec, max_steps=max_steps))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ _DEVICES = "devices=N trains with DDP on so many"
 _EVALUATION = "when trials are evaluated is set by protocol.evaluation_ratio and protocol.evaluation_share"
 _EXAMPLES = "a trial trains on all of the training data; let workload.data hold those that it is to have"
 _QUIET = "trials are quiet: leave it out"
+OBJECTS = "bstune.trial.objects.trainer_arguments"  # target of a study of Python objects, which has checked them
 OWNED = {
     "_target_": "here stand the arguments of a Trainer: leave its class out",
     **dict.fromkeys(("max_epochs", "max_steps", "min_epochs", "min_steps"), _LENGTH),
@@ -140,7 +141,7 @@ def trainer_arguments(config: DictConfig) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     for name, node in (("trainer", config.trainer), ("workload.trainer", config.workload.get("trainer"))):
         for one in node or ():
-            if one in OWNED:
+            if one in OWNED and node[one] != OBJECTS:
                 raise ConfigError(f"{name}.{one} is bstune's own: {OWNED[one]}")
         arguments |= instantiate(node, name) if node else {}
     for name in ("callbacks", "logger"):

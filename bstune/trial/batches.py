@@ -74,8 +74,7 @@ def splitter(batch_size: int, micro_batch_size: int | None) -> Callable[[Tensor]
 
 def weight_micro_batches(module: LightningModule, sizes: Sequence[int], batch_size: int) -> None:
     """Make the accumulated gradient the large batch's: weight the loss of micro-batch i by n_i/B."""
-    place = distributed.place()
-    devices = 1 if place is None else place.count
+    devices = distributed.count()
     if not module.automatic_optimization:
         what, instead = ("split over devices", "devices=1") if devices > 1 else ("", "")
         raise ConfigError(

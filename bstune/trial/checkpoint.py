@@ -25,7 +25,8 @@ from bstune.trial.batches import IndexStream
 
 KEY = "bstune"
 OWN = "bstune's own file"  # the storage options that mark one
-OF_RANKS = "ranks"  # in it, of a trial on several devices: what differs from process to process
+OF_RANKS = "ranks"  # in it, of a trial on several devices: what differs from process to process, by rank
+DIFFERS = ("stream", "generators", "epoch", "metrics")
 # Of modules and data modules, which are built anew: they may hold any object, and none of these loads as plain data.
 UNUSED = ("hyper_parameters", "hparams_type", "datamodule_hyper_parameters", "datamodule_hparams_type")
 DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error)  # errors of reading such an archive
@@ -101,6 +102,7 @@ class TrialState:
     due_step: int  # of the next evaluation
     forced: tuple[int, ...]  # steps evaluated though not due: at an epoch's end, or where it was stopped
     metrics: Mapping[str, torch.Tensor]  # logged last; Lightning steps schedules on them only after the evaluation
+    epoch: Mapping[str, Any]  # what it has accumulated so far (bstune.trial.epoch); empty where it has no end
     stream: Mapping[str, Any]  # a position of bstune.trial.batches.IndexStream
     generators: Mapping[str, Any]  # of bstune.trial.batches.random_state
     device: str
@@ -145,7 +147,7 @@ class StateWriter(Callback):
         """Add the state to Lightning's checkpoint."""
         if self._state is not None:
             checkpoint[KEY] = dict(vars(self._state))
-            of_ranks = distributed.gather({name: checkpoint[KEY][name] for name in ("stream", "generators")})
+            of_ranks = distributed.gather({name: checkpoint[KEY][name] for name in DIFFERS})
             if of_ranks is not None:
                 checkpoint[KEY][OF_RANKS] = of_ranks
 

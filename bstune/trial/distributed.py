@@ -10,15 +10,14 @@ which would wait for it.
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.pytorch.strategies import DDPStrategy
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]
 
 from bstune.core.batch_split import split_batch
 from bstune.core.errors import ConfigError
@@ -40,51 +39,56 @@ def place() -> Place | None:
     return _place
 
 
+def count() -> int:
+    """Return how many processes train a trial together with this one."""
+    return 1 if _place is None else _place.count
+
+
 def is_first() -> bool:
     """Return whether this process writes files: the only one, or the first."""
     return _place is None or _place.rank == 0
 
 
-def join(rank: int, count: int, store: str) -> None:
+def join(rank: int, count: int, file: str | None = None) -> None:
     """Make this process one of ``count``, which find each other through an empty file; once in a process's life."""
     global _place
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
     if rank > 0:
         logging.disable(logging.WARNING)  # the first process warns for all
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    torch.distributed.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=count)
+    store = HashStore() if file is None else FileStore(file, count)
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=count)
+    os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}  # Lightning's: the processes have been started
     _place = Place(rank, count)
 
 
-def own_device(device: torch.device) -> torch.device:
-    """Return this process's device: from ``cuda`` or ``cuda:N`` on, one each."""
-    if _place is None or device.type != "cuda":
-        return device
-    return torch.device("cuda", (device.index or 0) + _place.rank)
+def own_config(config: Any) -> DictConfig:
+    """Return a config of plain values with this process's device: from ``cuda`` or ``cuda:N`` on, one each."""
+    own: DictConfig = OmegaConf.create(config)
+    kind, _, first = str(own.device).partition(":")
+    if _place is not None and kind == "cuda":
+        own.device = f"cuda:{int(first or 0) + _place.rank}"
+    return own
 
 
-class _Environment(LightningEnvironment):
-    """Tells Lightning that the processes of a trial have been started."""
-
-    creates_processes_externally = True
-
-    def local_rank(self) -> int:
-        return 0 if _place is None else _place.rank
-
-    def node_rank(self) -> int:
-        return 0
+def explain(error: BaseException) -> None:
+    """Raise a ConfigError in place of DDP's error for a module that does not go with it."""
+    if "Expected to have finished reduction" in str(error):
+        raise ConfigError(
+            "some parameters take no part in the loss, which DDP does not take: freeze them (requires_grad=False), or "
+            "set devices=1"
+        ) from None
 
 
-def trainer_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's arguments for this process: those of one device, or with DDP over all."""
+def trainer_options(options: Mapping[str, Any], strategy: Callable[[], Any]) -> dict[str, Any]:
+    """Return the Trainer's arguments for this process: those of one device, or of all with a ``strategy``, DDP."""
     if _place is None:
         return dict(options)
     devices: int | list[int] = _place.count
     if options.get("accelerator") == "cuda":
         first = options["devices"][0] - _place.rank
         devices = list(range(first, first + _place.count))
-    strategy = DDPStrategy(cluster_environment=_Environment())
-    return {**options, "devices": devices, "strategy": strategy, "use_distributed_sampler": False}
+    return {**options, "devices": devices, "strategy": strategy(), "use_distributed_sampler": False}
 
 
 def check_share(batches: object, sizes: Sequence[int]) -> None:

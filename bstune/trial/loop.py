@@ -23,21 +23,21 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric.utilities.data import sized_len
-from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.memory import garbage_collection_cuda
 
 from bstune.core.clock import Phase, TrialClock, seconds_per_step
 from bstune.core.errors import BstuneError, ConfigError
+from bstune.core.failures import cause
 from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec, is_near, next_evaluation
 from bstune.trial import distributed
 from bstune.trial.batches import micro_batch_sizes, random_state, set_random_state, stream_of, weight_micro_batches
 from bstune.trial.checkpoint import OWN, PlainFiles, StateWriter, Stopped, TrialState, read_state
 from bstune.trial.compile import USER_CODE_ERRORS, Compiling, first_line, is_out_of_memory, warn_once
 from bstune.trial.device import device_name, synchronize, versions
+from bstune.trial.epoch import accumulate_on, accumulated
 from bstune.trial.noise_scale import NoiseScale
-from bstune.trial.trainer import lengths, looks_at_epochs, make_trainer, serving
+from bstune.trial.trainer import lengths, looks_at_epochs, make_trainer, of_package, package_of, serving
 
 # A gradient scaler halves its scale at each step that it skips: after this many in a row no loss can be finite.
 SKIPPED_STEPS_MEAN_DIVERGED = 50
@@ -98,7 +98,7 @@ def run_trial(
             raise
     except SystemExit as error:
         # Lightning ends in this way for signals.
-        if isinstance(error, SIGTERMException) or isinstance(error.__context__, KeyboardInterrupt):
+        if type(error).__name__ == "SIGTERMException" or isinstance(error.__context__, KeyboardInterrupt):
             raise
         raise RuntimeError(f"sys.exit({error.code!r}) was called").with_traceback(error.__traceback__) from error
     finally:
@@ -121,7 +121,7 @@ def run_trial(
         device=device_name(protocol.trainer, protocol.devices),
         versions=versions(),
         history=tuple(progress.history),
-        message=progress.message or compiling.failed,
+        message=progress.message or compiling.failed or loop.missing,
         noise_scale=loop.noise_scale.measurements,
     )
 
@@ -138,7 +138,7 @@ def _train(
         weight_micro_batches(module, sizes, spec.batch_size)
     for name in ("training_step", "validation_step"):
         setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
-    train, validation = workload.train_batches(spec), workload.validation_batches
+    train = workload.train_batches(spec)
     distributed.check_share(train, sizes)
     options: dict[str, Any] = {"weights_only": True}
     if resume is not None and progress.state is not None:
@@ -152,13 +152,7 @@ def _train(
             protocol.trainer, module, [loop], folder, accumulate_grad_batches=len(sizes), **arguments
         )
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
-        with warnings.catch_warnings():
-            # The data live on the device, so advice on loader workers is beside the point.
-            warnings.simplefilter("ignore", PossibleUserWarning)
-            if workload.data_module is None:
-                trainer.fit(module, train, validation, **options)
-            else:
-                trainer.fit(module, datamodule=serving(workload.data_module, train=train, val=validation), **options)
+        fit(trainer, workload, module, train, **options)
         loop.explain_end(trainer)
         if progress.status == "reached" and checkpoint is not None:
             partial = checkpoint.with_name(checkpoint.name + ".partial")
@@ -171,6 +165,21 @@ def _train(
                     partial.unlink(missing_ok=True)
         if progress.status == "censored" and loop.writer is not None:
             loop.writer.keep()
+
+
+def fit(trainer: Trainer, workload: Workload, module: LightningModule, train: Iterable[Any], **options: Any) -> None:
+    """Train a module on these batches, with the workload's other data."""
+    data, validation = workload.data_module, workload.validation_batches
+    with warnings.catch_warnings():
+        # The data live on the device, so advice on loader workers is beside the point.
+        advice = of_package(package_of(module, data), "fabric.utilities.warnings.PossibleUserWarning")
+        warnings.simplefilter("ignore", advice)
+        if "ckpt_path" in options:  # the optimizer's steps before are the stopped trial's
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+        if data is None:
+            trainer.fit(module, train, validation, **options)
+        else:
+            trainer.fit(module, datamodule=serving(data, train=train, val=validation), **options)
 
 
 @contextmanager
@@ -276,17 +285,19 @@ class _TargetLoop(Callback):
         self.progress, self.clock, self._compiling = progress, clock, compiling
         self.spec, self.protocol = spec, protocol = progress.spec, progress.protocol
         self._horizon = horizon
-        self._each_epoch = False  # whether it is evaluated at each epoch's end too
+        self._has_epochs = self._each_epoch = False  # with an end; and whether it is evaluated at each end too
+        self._resuming = self._again = False  # amid an epoch; with an evaluation that ran in the stopped trial
         self.writer: StateWriter | None = None
         # Lightning's calls of one more call-back would be some percent of a short step, so its hooks are called here.
         self.noise_scale = NoiseScale(every=protocol.noise_scale_every, weights="examples", around=self._aside)
         self._measures_noise = False
+        self.missing: str | None = None  # what the trial goes on without
         self._micro_batches = len(micro_batch_sizes(spec.batch_size, protocol.micro_batch_size))
         self._skipped_in_a_row = 0
         self._generators = None if progress.state is None else progress.state.generators
         self._segment_start = progress.steps
         self._loss: Any = None  # of the last step
-        self._asked_to_stop = False
+        self._asked_to_stop = self._stopping = False  # by what may be one process alone; by all of them
         self._module: LightningModule | None = None
         self._process = os.getpid()
 
@@ -345,8 +356,9 @@ class _TargetLoop(Callback):
         except USER_CODE_ERRORS as error:
             self._measures_noise = False
             self.noise_scale.on_exception(trainer, module, error)
-            reason = first_line(error)
-            warn_once(f"the noise scale is not measured (protocol.noise_scale_every=null leaves it out): {reason}")
+            self.missing = "the noise scale is not measured (protocol.noise_scale_every=null leaves it out): "
+            self.missing += cause(error)
+            warn_once(self.missing)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._module = pl_module
@@ -374,14 +386,33 @@ class _TargetLoop(Callback):
         self._scaler = getattr(trainer.precision_plugin, "scaler", None) or torch.amp.GradScaler("cpu", enabled=False)
         self._scale = self._scaler.get_scale()
         self._restore_generators()
-        if sized_len(trainer.train_dataloader) is not None:
-            self._each_epoch = looks_at_epochs(trainer, pl_module)
-        if self.progress.state is not None:  # Lightning next steps the schedules that look at them
-            trainer.callback_metrics.update(self.progress.state.metrics)
-            trainer.val_check_batch = trainer.fit_loop.batch_idx + 1  # where it was stopped
+        self._has_epochs = sized_len(trainer.train_dataloader) is not None
+        self._each_epoch = self._has_epochs and looks_at_epochs(trainer, pl_module)
         self.clock.enter(Phase.TRAINING)
+        if self.progress.state is not None:
+            self._resume(trainer, pl_module, self.progress.state)
+
+    def _resume(self, trainer: Trainer, module: LightningModule, state: TrialState) -> None:
+        """Go on as the trial that was not stopped: Lightning next steps the schedules that look at metrics."""
+        trainer.callback_metrics.update(state.metrics)
+        trainer.val_check_batch = trainer.fit_loop.batch_idx + 1  # where it was stopped
+        if not self._has_epochs:
+            return
+        accumulate_on(trainer, module, state.epoch)
+        self._resuming = True
+        if state.steps >= state.due_step or (self._each_epoch and self._at_epoch_end(trainer)):
+            # The state is from before this evaluation, which what looks at it is to see.
+            self._again, self._generators = True, random_state()
+            validation = trainer.fit_loop.epoch_loop.val_loop
+            validation.restarting, validation._restart_stage = False, "restarted_mid_evaluation"
+            self.clock.enter(Phase.EVALUATION)
+
+    def _at_epoch_end(self, trainer: Trainer) -> bool:
+        return trainer.fit_loop.batch_idx + 1 >= trainer.num_training_batches
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._resuming:  # Lightning would begin to accumulate anew at what it takes for an epoch's first batch
+            trainer._logger_connector._first_loop_iter = self._resuming = False
         self._compiling.before_training_step(trainer, pl_module, batch, batch_idx)
         self._measure_noise("on_train_batch_start", trainer, pl_module, batch, batch_idx)
 
@@ -419,21 +450,30 @@ class _TargetLoop(Callback):
             progress.diverge(f"the gradients overflowed in {self._skipped_in_a_row} steps in a row")
             trainer.should_stop = True
         over = trainer.should_stop or 0 < trainer.max_steps <= trainer.global_step
-        epoch_end = self._each_epoch and trainer.is_last_batch
+        epoch_end = self._each_epoch and self._at_epoch_end(trainer)
         if progress.steps >= min(progress.due_step, progress.last_step) or over or epoch_end:
             trainer.val_check_batch = batch_idx + 1
             self.clock.end_segment(progress.steps - self._segment_start, Phase.EVALUATION)
             self._generators = random_state()
             if self.writer is not None and progress.steps >= progress.last_step and progress.status == "censored":
                 batches = (trainer.fit_loop.total_batch_idx + 1) // self._micro_batches
-                self._take_state(self.writer, batches, trainer.callback_metrics)
+                epoch = accumulated(trainer, pl_module) if self._has_epochs else {}
+                self._take_state(self.writer, batches, trainer.callback_metrics, epoch)
         elif self._segment_start == progress.first_step == progress.steps - self.protocol.warmup_steps:
             self.clock.end_segment(progress.steps - progress.first_step, Phase.TRAINING)
             self._segment_start = progress.steps
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        distributed.explain(exception)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._hold_stop(trainer)
+        # Lightning would step no schedule by a metric at the end of an epoch in which it went on.
+        trainer.fit_loop._restarting = self._resuming = False
+
     def _hold_stop(self, trainer: Trainer) -> None:
         """Put off a wish to stop to the next evaluation, as it may be that of one process among several."""
-        if distributed.place() is not None:
+        if distributed.place() is not None and not self._stopping:
             self._asked_to_stop |= trainer.should_stop
             trainer.should_stop = False
 
@@ -456,15 +496,20 @@ class _TargetLoop(Callback):
                 refuse_met_target(self.protocol.target, value)
                 self.progress.start_gap = self.protocol.target.gap(value)
             return
-        self.progress.judge(value, loss, stop)
-        trainer.should_stop = self.progress.ended or stop
+        if not self._again:
+            self.progress.judge(value, loss, stop)
+        self._again = False
+        trainer.should_stop = self._stopping = self.progress.ended or stop
         self._segment_start = self.progress.steps
         self._restore_generators()
         self.clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)
 
-    def _take_state(self, writer: StateWriter, batches: int, metrics: Mapping[str, torch.Tensor]) -> None:
+    def _take_state(
+        self, writer: StateWriter, batches: int, metrics: Mapping[str, torch.Tensor], epoch: Mapping[str, Any]
+    ) -> None:
         writer.take(
             batches,
+            epoch=epoch,
             **{name: getattr(self.spec, name) for name in ("number", "batch_size", "lr", "seed")},
             **{
                 name: getattr(self.progress, name)

@@ -1,6 +1,6 @@
 """A Lightning call-back that measures the gradient noise scale in training, and leaves the training as it was.
 
-    trainer = Trainer(callbacks=[noise_scale := NoiseScale()])
+    trainer = Trainer(callbacks=[noise_scale := NoiseScale()])  # of lightning.pytorch or of pytorch_lightning
     trainer.fit(module, data)
     print(noise_scale.estimate)
 
@@ -18,7 +18,6 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
@@ -39,6 +38,8 @@ from bstune.trial.batches import check_size, random_state, set_random_state
 # the norms of four micro-batches about one (tests/benchmarks/bench_noise.py).
 STEPS_PER_PART = 128
 STEPS_PER_READING = 32
+# Of lightning.pytorch or pytorch_lightning, whose classes are others.
+STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 
 
 class NoiseScale(Callback):
@@ -133,7 +134,7 @@ class NoiseScale(Callback):
                 f"{type(pl_module).__name__} steps its optimizers itself (manual optimization), so the noise scale"
                 " cannot tell which gradients make a step: leave NoiseScale out, or let Lightning step"
             )
-        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+        if not any(base.__name__ in STRATEGIES for base in type(trainer.strategy).__mro__):
             raise ConfigError(
                 f"the noise scale needs whole gradients on each device, but the strategy is"
                 f" {type(trainer.strategy).__name__}: train on a single device or with strategy='ddp', or leave it out"

@@ -197,7 +197,6 @@ class _Recorder(Callback):
 
     def attach(self, module: LightningModule) -> LightningModule:
         """Let the Trainer call this one with the module's own call-backs."""
-        check_hooks(module)
         self.module_name = type(module).__name__
         configure = module.configure_callbacks
 
@@ -330,7 +329,7 @@ def check_metric(name: str, logged: Mapping[str, Any], in_training: Mapping[str,
         )
     raise ConfigError(
         f"the target's metric {name!r} is logged {where}; in validation the module logs {', '.join(sorted(logged))}: "
-        "set workload.target.metric to one of them, or log it in validation_step"
+        "make one of them the target's (workload.target.metric), or log it in validation_step"
     )
 
 
@@ -370,7 +369,8 @@ def _continuation_notes(short: _ShortTrials, stopped: _Recorder, state: Path) ->
     try:
         short.run_spec(spec, resume=Stopped(stopped.result, state))
     except StateError as error:
-        yield f"no trial is continued, each starts afresh: {cause(error)}"
+        reason = str(error).partition("cannot be read: ")[2].removesuffix("; it starts afresh") or str(error)
+        yield f"a stopped trial cannot be continued, it starts afresh: {reason.splitlines()[0]}"
     except Exception as error:
         _, frames = described(error)
         raise ConfigError(

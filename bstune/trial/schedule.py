@@ -5,13 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
-from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.batches import micro_batch_sizes
-from bstune.trial.loop import Workload
-from bstune.trial.trainer import lengths, make_trainer, serving, without_monitors
+from bstune.trial.loop import Workload, fit
+from bstune.trial.trainer import lengths, make_trainer, without_monitors
 
 MOST_STEPS = 20_000  # of a schedule, that are looked at: under a second
 
@@ -94,13 +93,8 @@ def look_at_start(
         **lengths(train, parts, steps, module.automatic_optimization),
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PossibleUserWarning)
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # without the optimizer's
-        if workload.data_module is None:
-            trainer.fit(module, train, workload.validation_batches)
-        else:
-            served = serving(workload.data_module, train=train, val=workload.validation_batches)
-            trainer.fit(module, datamodule=served)
+        fit(trainer, workload, module, train)
 
 
 class _AtStart(Callback):

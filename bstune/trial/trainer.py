@@ -5,10 +5,12 @@ modules, data modules and call-backs of its own package alone.
 """
 
 import copy
+import logging
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -148,11 +150,17 @@ def make_trainer(
         "enable_autolog_hparams": False,  # a data module's batch size is not the trial's
         "default_root_dir": folder,
     }
+    for name in (package, PACKAGES[package]):  # one that is imported later is as quiet as lightning.pytorch
+        logging.getLogger(name).setLevel(logging.getLogger("lightning.pytorch").level)
+    options = distributed.trainer_options(options, partial(_ddp, package))
     fixed = {"callbacks": [*users, *callbacks], "logger": loggers or NullLogger(folder)}
-    trainer: Trainer = of_package(package, "Trainer")(
-        **{**defaults, **distributed.trainer_options(options), **fixed, **arguments}
-    )
+    trainer: Trainer = of_package(package, "Trainer")(**{**defaults, **options, **fixed, **arguments})
     return trainer
+
+
+def _ddp(package: str) -> Any:
+    environment = of_package(package, "fabric.plugins.environments.lightning.LightningEnvironment")
+    return of_package(package, "strategies.DDPStrategy")(cluster_environment=environment())
 
 
 def lengths(batches: Iterable[Any], parts: int, steps: int, automatic: bool) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Protocol, Self
 
 from bstune.core import interruption
@@ -35,6 +36,7 @@ Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["bstune.trial.workload"]
 LOOK_SECONDS = 0.2  # between two looks for a signal, while trials train
+APART_SECONDS = 30  # between the ends of the processes of one trial, which end together but for writing files
 END_SECONDS = 2  # that a process may take to end once it has nothing to do
 # Errors of reading what a process sent before it died.
 PICKLE_ERRORS = (pickle.PickleError, TypeError, ValueError, AttributeError, LookupError, RuntimeError, ImportError)
@@ -70,6 +72,7 @@ class Finished:
     record: TrialResult | None = None
     error: BstuneError | None = None
     frames: str = ""
+    cause: Exception | None = None  # that a trial in this process failed with
 
     def result(self) -> TrialResult:
         """Return the record, without passwords in its message, or raise the error."""
@@ -143,7 +146,7 @@ class InProcess:
         except BstuneError:
             raise
         except Exception as error:  # noqa: BLE001 (whatever the user's code raises ends a trial, not the study)
-            return failed(task[0], error, time.monotonic() - start)
+            return replace(failed(task[0], error, time.monotonic() - start), cause=error)
 
     def poll(self) -> Iterator[Finished]:
         """Yield nothing: no trial is over that was not waited for."""
@@ -273,7 +276,7 @@ class _Worker:
         start_server()
         self.connection, other = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=_work, args=(open_train, other, dict(os.environ)))
-        self.process.start()
+        start_process(self.process)
         self.has_failed = False
         self.started = time.monotonic()
         other.close()
@@ -370,10 +373,12 @@ class _Team:
         The others would wait for it for ever, in an exchange of gradients: they are killed.
         """
         died = self._look(0)
-        end = time.monotonic() + END_SECONDS
+        start = time.monotonic()
         # What all of them see alike, as a loss that diverges, all of them say within moments; one that died is looked
         # for, as it makes others fail that lose it.
-        while self._failed and self._missing and not died and too_long is None and time.monotonic() < end:
+        while self._answers and self._missing and not died and too_long is None:
+            if time.monotonic() - start > (END_SECONDS if self._failed else APART_SECONDS):
+                too_long = f"did not end with the others, {APART_SECONDS} s before: one stops where another trains on"
             died = self._look(LOOK_SECONDS)
         if not self._missing:
             self.has_failed = any(rank.has_failed for rank in self._ranks)
@@ -449,6 +454,12 @@ def _work(open_train: Callable[[], Train], connection: Connection, environment: 
         if os.getpid() != process:  # the user's code has forked, and this is the copy
             os._exit(0)
         connection.send(answer)
+
+
+def start_process(process: BaseProcess) -> None:
+    """Start a process without the caller's script, which multiprocessing would import there, guarded or not."""
+    with temporarily(sys.modules, "__main__", ModuleType("__main__")):
+        process.start()
 
 
 def lead_group() -> None:

@@ -44,8 +44,9 @@ from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import rebatch
 from bstune.trial.checkpoint import PlainFiles, Stopped
 from bstune.trial.device import device_name, processor, resolve_device, versions
-from bstune.trial.distributed import check_devices, own_device
+from bstune.trial.distributed import check_devices, count
 from bstune.trial.loop import Workload, run_trial
+from bstune.trial.objects import Loaders
 from bstune.trial.schedule import depends_on_length
 from bstune.trial.trainer import is_lightning, is_overridden, make_trainer, serving, without_monitors
 
@@ -56,7 +57,7 @@ logger = logging.getLogger(__name__)
 def resolve(config: DictConfig) -> DictConfig:
     """Return a config whose ``device`` and ``precision`` are those of this machine instead of ``auto``."""
     config = config.copy()
-    config.device = str(own_device(resolve_device(config.device, "device")))
+    config.device = str(resolve_device(config.device, "device"))
     config.precision = resolve_precision(config.precision, config.device)
     if config.precision == "16-mixed" and OmegaConf.select(config, "workload.module.optimizer.fused"):
         raise ConfigError(
@@ -139,9 +140,13 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
     with optional(f"no test metrics, as {type(data).__name__}.setup('test') or test_dataloader() fails", notes):
         data.setup("test")
         test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
+    plain = isinstance(data, Loaders)
     draw = data.train_batches if draws_batches else functools.partial(rebatch, data.train_dataloader())
+    if plain:
+        draw = functools.partial(_rebatched, data)
     if not draws_batches:
-        draw(1, None, 0)  # refuses what cannot be read in other batches, before the first trial
+        # Refuses what cannot be read in other batches, before the first trial.
+        rebatch(data.train_dataloader(), count(), None, 0)
     images = _InitialImages(data)
     own = config.copy()  # takes a trial's values: a copy for each takes longer than a small module
     return Workload(
@@ -155,9 +160,13 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
         train_examples=train_examples(data),
         validates_on_test=getattr(data, "validates_on_test", False),
         # Without hooks on batches it is left out: Lightning looks for them at each batch.
-        data_module=None if draws_batches and not any(is_overridden(hook, data) for hook in BATCH_HOOKS) else data,
+        data_module=None if plain or (draws_batches and not any(is_overridden(h, data) for h in BATCH_HOOKS)) else data,
         notes=tuple(notes),
     )
+
+
+def _rebatched(data: Loaders, batch_size: int, micro_batch_size: int | None, seed: int) -> DataLoader[Any]:
+    return rebatch(data.train_loader(batch_size), batch_size, micro_batch_size, seed)
 
 
 def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:

@@ -1,0 +1,71 @@
+"""Steps that several devices share, timed in short trials in the same processes as a study's trials."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from bstune.core.console import quieten
+from bstune.core.errors import HardwareError
+from bstune.core.files import Output
+from bstune.core.records import TrialSpec
+from bstune.core.search_space import Space
+from bstune.core.step_time import StepTime, fit_line
+from bstune.trial.distributed import own_config
+from bstune.trial.loop import run_trial
+from bstune.trial.objects import Objects, give, objects_of
+from bstune.trial.workers import Train, Workers
+from bstune.trial.workload import load
+
+STEPS, WARMUP_STEPS = 4, 1
+SPREAD = 4  # between the two batch sizes
+TimeTrial = Callable[[int, float, int], tuple[float, ...]]  # of batch size, learning rate and steps: seconds per step
+
+
+def open_short_trials(config: Any, objects: Objects | None, warmup_steps: int) -> Train:
+    """Return what trains a trial without its target, for its seconds per step, in one of the devices' processes."""
+    quieten()
+    own = own_config(config)
+    give(own.study, objects)
+    workload, protocol = load(own)
+    short = replace(
+        protocol,
+        target=protocol.target.never_met,
+        warmup_steps=warmup_steps,
+        trainer={**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1},
+    )
+    return lambda spec, output, parent: run_trial(workload, spec, short)
+
+
+@contextmanager
+def shared_steps(config: DictConfig, warmup_steps: int) -> Iterator[TimeTrial]:
+    """Return what times steps of a trial on all of a config's devices: one number, the median between evaluations."""
+    plain_config = OmegaConf.to_container(config, resolve=False)
+    opens = partial(open_short_trials, plain_config, objects_of(config.study), warmup_steps)
+    with Workers(opens, 1, config.protocol.trial_seconds, config.devices) as workers:
+
+        def time_trial(batch_size: int, lr: float, steps: int) -> tuple[float, ...]:
+            spec = TrialSpec(0, 0, batch_size, lr, None, 0, max_steps=warmup_steps + steps)
+            workers.start(spec, Output(Path()), None)
+            finished = workers.wait()
+            result = finished.result()
+            if result.status != "censored" or result.seconds_per_step is None:
+                reason = f"{result.message or 'its module stopped it'} (status {result.status}, step {result.steps})"
+                raise HardwareError(
+                    f"batch size {batch_size} cannot be trained on {config.devices} devices: {reason}\n"
+                    f"{finished.frames}".rstrip()
+                )
+            return (result.seconds_per_step,)
+
+        yield time_trial
+
+
+def shared_step_time(config: DictConfig, space: Space) -> StepTime:
+    """Return tau(B) from a few steps at the smallest batch size and at one a few times larger."""
+    sizes = sorted({space.snap(space.low), space.snap(min(space.high, space.low * SPREAD))})
+    with shared_steps(config, WARMUP_STEPS) as time_trial:
+        return fit_line([(size, time_trial(size, space.lr(size, -space.delta_bound), STEPS)[0]) for size in sizes])

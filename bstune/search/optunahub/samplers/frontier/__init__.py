@@ -1,0 +1,5 @@
+"""bstune's sampler as an OptunaHub package: ``optunahub.load_module("samplers/frontier").FrontierSampler``."""
+
+from bstune import FrontierSampler, Target
+
+__all__ = ["FrontierSampler", "Target"]

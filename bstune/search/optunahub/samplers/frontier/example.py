@@ -1,0 +1,28 @@
+"""Which batch size and learning rate train fastest, on a made law of steps and seconds in place of training."""
+
+import math
+
+import optuna
+import optunahub
+
+sampler = optunahub.load_module("samplers/frontier").FrontierSampler(objective="time", seed=0)
+study = optuna.create_study(sampler=sampler)
+
+
+def objective(trial: optuna.Trial) -> float:
+    """Return the seconds to the target: steps to target times seconds per step."""
+    batch_size = trial.suggest_int("batch_size", 8, 4096, log=True)
+    lr = trial.suggest_float("lr", 1e-3, 10.0, log=True)
+    off = math.log2(lr / (0.01 * math.sqrt(batch_size)))  # octaves from the best learning rate
+    steps = round(200 * (1 + 128 / batch_size) * 2 ** (0.2 * off**2))
+    seconds_per_step = 1e-3 + 1e-5 * batch_size
+    max_steps = sampler.max_steps(trial.number)  # None: as long as it takes
+    trial.set_user_attr("seconds_per_step", seconds_per_step)
+    trial.set_user_attr("steps", steps if max_steps is None else min(steps, max_steps))
+    if max_steps is not None and steps > max_steps:
+        raise optuna.TrialPruned
+    return steps * seconds_per_step
+
+
+study.optimize(objective, n_trials=30)
+print(study.best_params, study.best_value)

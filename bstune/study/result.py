@@ -1,0 +1,193 @@
+"""What :func:`bstune.tune` returns: the winner, the critical batch size, the curve, the trials, and what to do next."""
+
+import base64
+import html
+import io
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from bstune.core.errors import StudyError
+from bstune.core.figures import figure_of
+from bstune.core.files import write_text
+from bstune.core.records import TrialSpec
+from bstune.study.figure import FIGURE_INCHES, paint_curve
+from bstune.study.replicates import MERITS
+from bstune.study.report import Findings
+from bstune.study.summary import WINNERS, final_table
+from bstune.trial.loop import Workload
+from bstune.trial.objects import Objects, given
+from bstune.trial.plain import fit
+from bstune.trial.process import restored
+from bstune.trial.workload import LightningBackend
+
+if TYPE_CHECKING:
+    import pandas
+    from lightning.pytorch import LightningModule, Trainer
+    from matplotlib.figure import Figure
+
+ALT = "steps and time to target over batch size"
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em }}
+img {{ max-width: 100% }}
+pre, table {{ font-size: 13px; overflow-x: auto }}
+table {{ border-collapse: collapse }}
+td, th {{ border: 1px solid #ddd; padding: 0.2em 0.6em; text-align: right }}
+</style>
+<h1>{title}</h1>
+{answer}
+<h2>Trials</h2>
+{trials}
+</html>
+"""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The winner by the study's objective: the least time, or the fewest steps, to the target.
+
+    ``steps`` and ``time_to_target`` (seconds of training) are those to expect of a fresh seed: the median over its runs
+    on fresh seeds, or predicted; None where half of these missed the target. ``number`` and ``seed`` are its trial's.
+    """
+
+    batch_size: int
+    lr: float
+    hyperparameters: Mapping[str, float]
+    steps: float | None
+    time_to_target: float | None
+    horizon: int | None  # steps after which its schedule ends; None where none does
+    number: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class CriticalBatchSize:
+    """The critical batch size in examples, and its 90% interval; None where the trials do not determine it."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """A study's results, as far as it has gone: the same call of :func:`bstune.tune` continues it.
+
+    Args:
+        findings: the study, its trials, the content of ``curve.json``, and the curve.
+        objects: what it was given to train.
+    """
+
+    findings: Findings
+    objects: Objects
+
+    @property
+    def folder(self) -> Path:
+        """Where the study's files are: trials.jsonl, curve.json, curve.png, best.yaml, checkpoints."""
+        return self.findings.prepared.files.root
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The content of ``curve.json``."""
+        return self.findings.summary
+
+    @property
+    def best(self) -> Best:
+        """The winner; StudyError where no trial reached the target."""
+        row = self.summary[self._criterion]
+        if row is None:
+            raise StudyError(self.summary["note"] or "no trial reached the target")
+        return Best(**{name: row[name] for name in Best.__dataclass_fields__})
+
+    @property
+    def _criterion(self) -> str:
+        merit = MERITS[self.findings.prepared.budget.objective][0]
+        return next(name for name, criterion in WINNERS.items() if criterion.merit == merit)
+
+    @property
+    def critical_batch_size(self) -> CriticalBatchSize:
+        """The batch size up to which more data parallelism pays, over all trials."""
+        row = self.summary["critical"] or {}
+        return CriticalBatchSize(*(row.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high")))
+
+    @cached_property
+    def curve(self) -> "pandas.DataFrame":
+        """S*(B) with its band: batch_size, steps, low, high; empty where no trial reached the target."""
+        # half a second, which a command never needs
+        import pandas
+
+        names = ("batch_size", "steps", "low", "high")
+        band = self.findings.band
+        return pandas.DataFrame({name: [] if band is None else getattr(band, name) for name in names})
+
+    @cached_property
+    def trials(self) -> "pandas.DataFrame":
+        """The trials, a row each in order of their numbers, with the last value of the target's metric as ``value``."""
+        # as above
+        import pandas
+
+        rows = []
+        for trial in self.findings.trials:
+            row = {name: value for name, value in asdict(trial).items() if name not in ("versions", "hyperparameters")}
+            last = trial.history[-1][1] if trial.history else None
+            rows.append({**row, **trial.hyperparameters, "time_to_target": trial.time_to_target, "value": last})
+        return pandas.DataFrame(rows)
+
+    def plot(self) -> "Figure":
+        """Return ``curve.png`` as a matplotlib figure, which a notebook shows."""
+        done, summary, band = self.findings.trials, dict(self.summary), self.findings.band
+        return figure_of(lambda figure: paint_curve(figure, done, summary, band, summary["workload"]), FIGURE_INCHES)
+
+    def report(self, path: str | Path) -> Path:
+        """Write one HTML file with the answer, the curve and the trials, and return its path."""
+        shown = self.trials.drop(columns=["history", "noise_scale"], errors="ignore")
+        page = PAGE.format(
+            title=html.escape(f"bstune: {self.findings.prepared.config.study}"),
+            answer=self._repr_html_(),
+            trials=shown.to_html(index=False, na_rep="", float_format="{:.4g}".format, border=0),
+        )
+        write_text(Path(path), page)
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        """Return the answer and the curve, as a notebook shows the result."""
+        png = io.BytesIO()
+        self.plot().savefig(png, format="png")
+        console = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
+        console.print(final_table(dict(self.summary)))
+        answer = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return f'{answer}<img alt="{ALT}" src="data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}">'
+
+    def __repr__(self) -> str:
+        return f"Result(study={self.findings.prepared.config.study!r}, {len(self.findings.trials)} trials)"
+
+    def train(self, **trainer: Any) -> "tuple[LightningModule, Trainer]":
+        """Train the winner again, with its seed and for its steps, as a plain ``Trainer.fit``.
+
+        The keyword arguments are further ones of the Trainer. Returned are the module and its Trainer, whose
+        ``callback_metrics`` have what the validation at the end logged.
+        """
+        best, prepared = self.best, self.findings.prepared
+        trial = next(trial for trial in self.findings.trials if trial.number == best.number)
+        spec = TrialSpec(
+            **{name: getattr(trial, name) for name in ("number", "trial_index", "batch_size", "lr", "delta", "seed")},
+            max_steps=best.horizon,
+            hyperparameters=trial.hyperparameters,
+        )
+        with restored(), given(prepared.config.study, self.objects):
+            steps = best.horizon or trial.steps
+            return fit(self._workload, spec, prepared.protocol, steps, **trainer)
+
+    @property
+    def _workload(self) -> Workload:
+        backend = self.findings.prepared.backend
+        assert isinstance(backend, LightningBackend)  # noqa: S101 (Python objects are trained)
+        return backend.workload

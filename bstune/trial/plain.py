@@ -1,0 +1,42 @@
+"""One trial again as a plain ``Trainer.fit``: the same weights, batches and steps, without clock and target."""
+
+import copy
+from typing import Any
+
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+
+from bstune.core.records import TrialProtocol, TrialSpec
+from bstune.trial.batches import micro_batch_sizes, weight_micro_batches
+from bstune.trial.loop import Workload
+from bstune.trial.trainer import lengths, of_package, package_of, serving
+
+
+def fit(
+    workload: Workload, spec: TrialSpec, protocol: TrialProtocol, steps: int, **arguments: Any
+) -> tuple[LightningModule, Trainer]:
+    """Train a trial's module for ``steps`` steps, validate it, and return it with its Trainer.
+
+    ``arguments`` of the Trainer come before the protocol's; of its call-backs and loggers copies are used.
+    """
+    seed_everything(spec.seed, workers=False, verbose=False)
+    module, train, validation = workload.build_module(spec), workload.train_batches(spec), workload.validation_batches
+    sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
+    if len(sizes) > 1:
+        weight_micro_batches(module, sizes, spec.batch_size)
+    parts = len(sizes)
+    own = lengths(train, parts, steps, module.automatic_optimization)
+    if sized_len(train) is None:  # one endless epoch
+        own = {"max_steps": steps, "check_val_every_n_epoch": None, "val_check_interval": steps * parts}
+    copied = {name: copy.deepcopy(value) for name, value in protocol.trainer.items() if name in ("callbacks", "logger")}
+    options = {**protocol.trainer, **copied, **own, "accumulate_grad_batches": parts, **arguments}
+    trainer: Trainer = of_package(package_of(module), "Trainer")(**options)
+    data = workload.data_module
+    if data is None:
+        trainer.fit(module, train, validation)
+        trainer.validate(module, validation, verbose=False)
+    else:
+        served = serving(data, train=train, val=validation)
+        trainer.fit(module, datamodule=served)
+        trainer.validate(module, datamodule=served, verbose=False)
+    return module, trainer

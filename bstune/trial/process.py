@@ -1,0 +1,79 @@
+"""What a process of the user's is left with after a study: generators, flags, folder, loggers, as they were."""
+
+import logging
+import os
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+LOGGING = ("level", "propagate", "disabled", "handlers", "filters")
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Restore, at the end, what training changes of a process beside the objects that it trains."""
+    environment, flags, generators, loggers = dict(os.environ), _torch_flags(), _generators(), _loggers()
+    with warnings.catch_warnings(), chdir("."):
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(environment)
+            _set_torch_flags(flags)
+            _set_generators(generators)
+            for logger, values in loggers.items():
+                vars(logger).update({name: list(v) if isinstance(v, list) else v for name, v in values.items()})
+            logging.getLogger().manager._clear_cache()  # type: ignore[attr-defined]  # of what is enabled at these levels
+
+
+def _loggers() -> dict[logging.Logger, dict[str, Any]]:
+    """Return what is set of every logger that there is."""
+    there = [one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+    return {
+        one: {name: list(v) if isinstance(v := getattr(one, name), list) else v for name in LOGGING}
+        for one in (logging.root, *there)
+    }
+
+
+def _generators() -> dict[str, Any]:
+    state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def _set_generators(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _torch_flags() -> dict[str, Any]:
+    return {
+        "threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+        "precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "grad": torch.is_grad_enabled(),
+        "anomaly": torch.is_anomaly_enabled(),
+        "cudnn": {name: getattr(torch.backends.cudnn, name) for name in ("benchmark", "deterministic", "enabled")},
+    }
+
+
+def _set_torch_flags(flags: dict[str, Any]) -> None:
+    torch.set_num_threads(flags["threads"])
+    torch.set_default_dtype(flags["dtype"])
+    torch.set_float32_matmul_precision(flags["precision"])
+    torch.use_deterministic_algorithms(flags["deterministic"], warn_only=flags["warn_only"])
+    torch.set_grad_enabled(flags["grad"])
+    torch.autograd.set_detect_anomaly(flags["anomaly"])
+    for name, value in flags["cudnn"].items():
+        setattr(torch.backends.cudnn, name, value)

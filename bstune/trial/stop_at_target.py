@@ -1,0 +1,128 @@
+"""A Lightning call-back that ends a fit at the first evaluation that meets a target, and says what that took.
+
+    trainer = Trainer(val_check_interval=50, callbacks=[stop := StopAtTarget(Target("val_loss", 0.1, mode="min"))])
+    trainer.fit(module, data)
+    print(stop.steps_low, stop.steps, stop.time_to_target)
+
+Steps and seconds are counted as in bstune's own trials (:mod:`bstune.trial.loop`).
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from bstune.core.clock import Phase, TrialClock, seconds_per_step
+from bstune.core.errors import ConfigError
+from bstune.core.records import Target
+from bstune.trial.device import synchronize
+from bstune.trial.loop import metric
+
+
+class StopAtTarget(Callback):
+    """Ends a fit at the first evaluation that meets the target; works with both of Lightning's packages.
+
+    Evaluations are the fit's own (``val_check_interval``, ``check_val_every_n_epoch``), its sanity check left out. On
+    several devices the fit ends once the target is met on any of them; log the metric with ``sync_dist=True``.
+
+    Args:
+        target: such as ``Target("val_loss", 0.1, mode="min")``; a value that is not finite does not meet it.
+        warmup_steps: left out of the seconds per step.
+        now: a monotonic clock, in seconds.
+
+    Attributes:
+        reached: whether the target was met.
+        steps: optimizer steps applied until then, or so far; one that a gradient scaler skips is none, and however many
+            optimizers a step has, it is one.
+        steps_low: of the last evaluation that missed the target: steps to target are in (``steps_low``, ``steps``].
+        history: steps and value of each evaluation; None is a value that is not finite.
+
+    Raises:
+        ConfigError: at an evaluation that does not log the target's metric.
+    """
+
+    def __init__(self, target: Target, warmup_steps: int = 5, now: Callable[[], float] = time.perf_counter) -> None:
+        self.target, self._warmup_steps, self._now = target, warmup_steps, now
+        self._reset()
+
+    def _reset(self) -> None:
+        self.reached, self.steps, self.steps_low = False, 0, 0
+        self.history: list[tuple[int, float | None]] = []
+        self._clock = TrialClock(self._now, synchronize)
+        self._fits, self._segment_start = False, 0
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Median over the stretches between evaluations, of training alone; None before the first evaluation."""
+        return seconds_per_step(self._clock.segments, self._warmup_steps)
+
+    @property
+    def time_to_target(self) -> float | None:
+        """Steps to target times seconds per step; None if the target was not met."""
+        tau = self.seconds_per_step
+        return self.steps * tau if self.reached and tau is not None else None
+
+    @property
+    def train_seconds(self) -> float:
+        """Seconds of training so far, evaluations left out."""
+        return self._clock.seconds(Phase.TRAINING)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a fit that goes on from a checkpoint counts on from; its seconds begin anew."""
+        return {name: getattr(self, name) for name in ("reached", "steps", "steps_low", "history")}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what :meth:`state_dict` returned."""
+        vars(self).update(state_dict)
+        self._segment_start = self.steps
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Begin to count."""
+        if stage == "fit":
+            self._reset()
+            self._fits = True
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Count no evaluation outside of the fit."""
+        self._fits = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock; it stands still in evaluations."""
+        self._scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self._scale = None if self._scaler is None else self._scaler.get_scale()
+        self._optimizer_steps = trainer.global_step
+        self._clock.enter(Phase.TRAINING)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the batch's step, if it is not one of several that are accumulated, and was not skipped."""
+        stepped, self._optimizer_steps = trainer.global_step > self._optimizer_steps, trainer.global_step
+        if stepped and self._scaler is not None:
+            scale = self._scaler.get_scale()  # lowered at the steps that are skipped, and only then
+            stepped, self._scale = scale >= self._scale, scale
+        self.steps += stepped and not self.reached
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the clock."""
+        if self._fits and not trainer.sanity_checking and not self.reached:
+            self._clock.end_segment(self.steps - self._segment_start, Phase.EVALUATION)
+            self._segment_start = self.steps
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at the metric, and end the fit or go on."""
+        if not self._fits or trainer.sanity_checking or self.reached:
+            return
+        name = self.target.metric
+        if name not in trainer.callback_metrics:
+            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+            raise ConfigError(f"the target's metric is {name!r}, but the module logs {logged}")
+        value = metric(trainer, name)
+        self.history.append((self.steps, value))
+        met = value is not None and self.target.reached(value)
+        self.reached = trainer.strategy.reduce_boolean_decision(met, all=False)
+        if not self.reached:
+            self.steps_low = self.steps
+        trainer.should_stop = trainer.should_stop or self.reached
+        self._clock.enter(Phase.CLOSING if self.reached else Phase.TRAINING)

@@ -1,0 +1,512 @@
+"""bstune.tune on scikit-learn's digits: what it takes, what it refuses, and what it leaves as it was."""
+
+import logging
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+import warnings
+from contextlib import chdir
+from functools import partial
+from pathlib import Path
+from textwrap import indent
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from hydra import initialize
+from hydra.core.global_hydra import GlobalHydra
+from hydra.version import getbase
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.loggers import CSVLogger
+from rich.console import Console
+from sklearn.datasets import load_digits
+from toolbox import make_result, make_spec
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+import bstune
+from bstune.core.errors import ConfigError, StudyError
+from bstune.study.prepare import prepare
+from bstune.study.report import Findings
+from bstune.study.run import Progress
+from bstune.trial.workload import build_module
+
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+QUICK = ["search.replicates=0", "hardware.scale_out.devices=[1]"]
+
+
+def digits():
+    images, labels = load_digits(return_X_y=True)
+    images, labels = torch.tensor(images / 16).float(), torch.tensor(labels)
+    return TensorDataset(images[:1200], labels[:1200]), TensorDataset(images[1200:1500], labels[1200:1500])
+
+
+class Learner:
+    """What a module is of, whichever package's."""
+
+    def __init__(self, lr, hidden=16):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+        self.accuracy = MulticlassAccuracy(10, average="micro")
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        logits = self.net(batch[0])
+        self.accuracy(logits, batch[1])
+        self.log("val_accuracy", self.accuracy)
+        self.log("val_loss", F.cross_entropy(logits, batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+
+
+class Net(Learner, LightningModule):
+    pass
+
+
+class OtherName(Net):
+    def __init__(self, learning_rate, batch_size, hidden):
+        super().__init__(learning_rate, hidden)
+        assert batch_size >= 16
+
+
+class Digits(LightningDataModule):
+    def setup(self, stage):
+        self.train, self.val = digits()
+
+    def train_dataloader(self):
+        return DataLoader(self.train, batch_size=32, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, batch_size=300)
+
+
+def of_the_other_package(trial):
+    lightning = pytest.importorskip("pytorch_lightning")
+    return type("Other", (Learner, lightning.LightningModule), {})(trial.lr)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(digits()[0])
+
+
+def loaders(batch_size=32):
+    train, val = digits()
+    return DataLoader(train, batch_size=batch_size, shuffle=True), DataLoader(val, batch_size=300)
+
+
+def run_tune(module=Net, data=None, **options):
+    """Tune with what the tests have in common, in this process and without survey and MLflow."""
+    own = {
+        "target": bstune.Target("val_loss", 1.0, "min"),
+        "batch_sizes": (16, 64),
+        "reference": (32, 0.5),
+        "budget": bstune.Budget(examples=6000),
+        "trials": 4,
+        "workers": 0,
+        "survey": False,
+        "mlflow": False,
+        "options": QUICK,
+    }
+    return bstune.tune(module, loaders() if data is None else data, **(own | options))
+
+
+@pytest.fixture
+def tune(tmp_path, monkeypatch):
+    """Return what tunes in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)  # takes a second
+    return run_tune
+
+
+def built(trial):
+    assert 16 <= trial.batch_size <= 64
+    return Net(lr=trial.lr, hidden=trial.hidden if "hidden" in repr(trial) else 16)
+
+
+ONE = Net(0.1)
+FORMS = {
+    "class": {},
+    "class, other name": {"module": OtherName, "tunable": {"hidden": (8, 32)}},
+    "partial of a class": {"module": partial(Net, hidden=8)},
+    "lambda": {"module": lambda trial: Net(lr=trial.lr)},
+    "function": {"module": built, "tunable": {"hidden": {"low": 8, "high": 32, "log": True, "integer": True}}},
+    "data module": {"data": Digits()},
+    "mapping": {"data": dict(zip(("train", "val"), loaders(), strict=True))},
+    "three loaders": {"data": (*loaders(), loaders()[1])},
+    "function of a batch size": {"data": loaders},
+    "function that returns a data module": {"data": lambda batch_size: Digits()},
+    "pytorch_lightning": {"module": of_the_other_package},
+    "torchmetrics": {"target": bstune.Target("val_accuracy", 0.8, "max")},
+    "trainer": {"trainer": {"gradient_clip_val": 1.0}},
+    "budget in steps": {"budget": bstune.Budget(steps=100)},
+    "options": {"objective": "curve", "precision": "bf16-mixed", "options": [*QUICK, "scaling=linear"]},
+}
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """Let tune() prepare its study, preflight included, and run none of its trials."""
+
+    def run(config, arguments, console):
+        return Findings(prepare(config), [], {}, None)
+
+    monkeypatch.setattr("bstune.study.tune.run", run)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.usefixtures("prepared")
+def test_what_it_takes(tune, form):
+    found = tune(**FORMS[form]).findings.prepared
+    assert (found.space.low, found.space.high) == (16, 64)
+    assert found.backend.train_examples == 1200
+
+
+BAD = [
+    ({"module": Net(0.1)}, "module must be a class, or a function .* but got an instance of Net"),
+    ({"module": 3}, "but got an instance of int"),
+    ({"module": dict}, "module must be a class of LightningModules, but got dict"),
+    ({"module": lambda: Net(0.1)}, r"module must be a function of a trial alone, but got <lambda>\(\)"),
+    ({"module": lambda trial: 3}, "module must return a LightningModule, but returned int"),
+    ({"module": lambda trial: ONE}, "module returned the same Net as before"),
+    ({"module": LightningModule}, "LightningModule needs one argument lr or learning_rate, but its arguments are"),
+    ({"module": OtherName}, r"OtherName needs hidden besides what a trial has: give module=lambda trial: OtherName"),
+    ({"module": Net, "tunable": {"depth": (1, 2)}}, "Net has no argument depth, which is to be searched"),
+    ({"tunable": {"hidden": (1, 2, 3)}}, r"tunable\['hidden'\] must be \(low, high\) or a dict of high, integer"),
+    ({"tunable": {"hidden": {"low": 1}}}, r"tunable\['hidden'\] must be"),
+    ({"tunable": {"hidden": (32, 8)}}, "low must be less than high, but got low=32 and high=8"),
+    ({"data": Digits}, r"data must be an instance, but got the class Digits: give data=Digits\(...\)"),
+    ({"data": loaders()[0]}, r"data needs loaders to train and to validate on, but got one: give data=\(train, val\)"),
+    ({"data": loaders()[:1]}, r"data must be \(train, val\) or \(train, val, test\), but got 1 of them"),
+    ({"data": {"train": loaders()[0], "valid": loaders()[1]}}, "data must have train, val .* but got train, valid"),
+    ({"data": "digits"}, "data must be a LightningDataModule, DataLoaders .* but got str"),
+    ({"data": (DataLoader(Stream()), loaders()[1])}, "Stream, is iterable and decides itself what comes next"),
+    ({"data": lambda: loaders()}, r"data must be a function of a batch size alone, but got <lambda>\(\)"),
+    ({"target": ("val_loss", 0.1)}, r"target must be a bstune.Target, but got \('val_loss', 0.1\)"),
+    (
+        {"target": bstune.Target("loss", 1.0, "min")},
+        "the target's metric 'loss' is logged nowhere; in validation the module logs",
+    ),
+    ({"budget": 2000}, "budget must be a bstune.Budget, but got 2000"),
+    ({"batch_sizes": 64}, r"batch_sizes must be two numbers \(smallest, largest\), but got 64"),
+    ({"batch_sizes": (64, 16)}, "workload.batch_size: low must be at most high, but got low=64 and high=16"),
+    ({"batch_sizes": (16, 5000)}, "batch size 5000 is larger than the training data"),
+    ({"reference": (32, "0.1")}, r"reference must be two numbers \(batch size, learning rate\), but got \(32, '0.1'\)"),
+    ({"objective": "speed"}, "search.objective must be"),
+    ({"trials": 0}, "search.trials must be at least 1, but got 0"),
+    ({"options": "search.trials=3"}, "options must be a list such as"),
+    ({"options": ["search.trial=3"]}, "unknown option search.trial: did you mean search.trials?"),
+    ({"trainer": {"max_steps": 3}}, "trainer: max_steps is bstune's own"),
+    ({"trainer": {"gradient_clip": 3}}, "trainer: .*gradient_clip"),
+    ({"trainer": [3]}, "trainer must be a dict of the Trainer's arguments, but got list"),
+]
+
+
+@pytest.mark.parametrize(("options", "line"), BAD)
+def test_what_it_refuses(tune, tmp_path, options, line):
+    with pytest.raises(ConfigError, match=line):
+        tune(**options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory):
+    """Return the results of one study, and the folder it ran in."""
+    folder = tmp_path_factory.mktemp("studied")
+    with chdir(folder):
+        return run_tune(trials=10, name="studied", options=[*QUICK, "sampler=random"]), folder
+
+
+def test_the_result_has_the_answer(studied):
+    result, folder = studied
+    best = result.best
+    assert result.folder == folder / "outputs" / "studied"
+    assert 16 <= best.batch_size <= 64
+    assert best.steps is not None
+    assert list(result.curve) == ["batch_size", "steps", "low", "high"]
+    assert len(result.curve) > 1
+    assert (result.curve.low <= result.curve.steps).all()
+    rows = result.trials
+    assert len(rows) == 10
+    winner = rows[rows.number == best.number].iloc[0]
+    assert (winner.batch_size, winner.lr, winner.status) == (best.batch_size, best.lr, "reached")
+    assert winner.value <= 1.0
+    critical = result.critical_batch_size
+    assert critical.low is None or critical.high is None or critical.low < critical.high
+
+
+def test_the_result_is_drawn_and_written(studied, tmp_path):
+    result, _ = studied
+    assert len(result.plot().axes) >= 2
+    page = result.report(tmp_path / "report.html").read_text()
+    assert "data:image/png;base64," in page
+    assert page.count("<tr") == 1 + 10
+    assert f"{result.best.batch_size}" in page
+    assert result._repr_html_() in page
+    assert repr(result) == "Result(study='studied', 10 trials)"
+
+
+def test_the_winner_trains_again_to_the_same_weights(studied):
+    result, _ = studied
+    module, trainer = result.train(**QUIET)
+    kept = torch.load(result.folder / "checkpoints" / f"trial-{result.best.number}.ckpt")["state_dict"]
+    assert all(torch.equal(kept[name], value) for name, value in module.state_dict().items())
+    assert trainer.callback_metrics["val_loss"] <= 1.0
+
+
+def test_the_same_call_continues_the_study(tune, capsys):
+    first = tune(trials=2).trials
+    second = tune(trials=3).trials
+    assert second.number.tolist()[:2] == first.number.tolist()
+    assert second.lr.tolist()[:2] == first.lr.tolist()
+    assert len(second) == 3
+    assert "continues after 2 trials" in capsys.readouterr().out
+    with pytest.raises(StudyError, match=r"workload.trainer.of.gradient_clip_val: was None, now 1.0"):
+        tune(trials=3, trainer={"gradient_clip_val": 1.0})
+
+
+def test_no_trial_reached_the_target(tune):
+    result = tune(trials=1, budget=bstune.Budget(steps=1), options=[*QUICK, "sampler=random"])
+    assert result.curve.empty
+    assert result.critical_batch_size.value is None
+    for ask in (lambda: result.best, result.train):
+        with pytest.raises(StudyError, match="val_loss <= 1 was never reached in 1 trial"):
+            ask()
+
+
+class Mine(Exception):
+    pass
+
+
+def fails_when_built(trial):
+    raise Mine("built")
+
+
+class FailsLater(Net):
+    """Trains for ``steps`` steps, and raises an error."""
+
+    def __init__(self, lr, steps):
+        super().__init__(lr)
+        self.steps = steps
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step >= self.steps:
+            raise Mine("trained")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("module", "message", "note"),
+    [
+        (fails_when_built, "built", None),
+        (lambda trial: FailsLater(trial.lr, 0), "trained", r"the workload cannot be trained: .*test_tune.py:\d+ in "),
+        (lambda trial: FailsLater(trial.lr, 5), "trained", r"the first \d+ trials all failed, .*test_tune.py:\d+ in "),
+    ],
+)
+def test_the_users_own_errors_are_raised(tune, module, message, note):
+    with pytest.raises(Mine, match=message) as caught:
+        tune(module)
+    notes = getattr(caught.value, "__notes__", [])
+    assert len(notes) == (note is not None)
+    assert note is None or re.search(note, notes[0], re.DOTALL)
+
+
+def test_a_trial_names_what_it_has(tune):
+    with pytest.raises(AttributeError, match="a trial has batch_size, lr, seed, total_steps, hidden, but not width"):
+        tune(lambda trial: Net(trial.lr, trial.width), tunable={"hidden": (8, 16)})
+
+
+def test_a_module_that_asks_for_the_steps_has_a_horizon(tune):
+    def module(trial):
+        assert trial.total_steps >= 1
+        return Net(trial.lr)
+
+    assert tune(module).trials.horizon.notna().all()
+
+
+class Counts(Callback):
+    def __init__(self):
+        self.batches = 0
+
+    def on_train_batch_end(self, *_):
+        self.batches += 1
+
+
+def test_call_backs_and_loggers_are_copied(tune, tmp_path):
+    callback, logger = Counts(), CSVLogger(tmp_path / "logs", name="mine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Net, "training_step", logged(Net.training_step))
+        tune(trials=1, trainer={"callbacks": [callback], "logger": logger})
+    assert callback.batches == 0
+    assert logger._experiment is None
+    assert list((tmp_path / "logs" / "mine").glob("*/metrics.csv"))
+
+
+def logged(step):
+    def training_step(self, batch, batch_idx):
+        loss = step(self, batch, batch_idx)
+        self.log("train_loss", loss, on_step=True)
+        return loss
+
+    return training_step
+
+
+def process_state():
+    """Return what a study might change of this process."""
+    loggers = {"root": logging.root} | logging.root.manager.loggerDict
+    return {
+        "random": (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()),
+        "threads": torch.get_num_threads(),
+        "flags": (torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()),
+        "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+        "dtype": torch.get_default_dtype(),
+        "folder": Path.cwd(),
+        "environment": dict(os.environ),
+        "loggers": {
+            name: (one.level, one.propagate, one.disabled, list(one.handlers), list(one.filters))
+            for name, one in loggers.items()
+            if isinstance(one, logging.Logger)
+        },
+        "warnings": list(warnings.filters),
+    }
+
+
+class Careless(Net):
+    """Changes whatever a module can change of its process."""
+
+    def on_fit_start(self):
+        os.chdir("/")
+        os.environ["CARELESS"] = "1"
+        torch.set_num_threads(1 + torch.get_num_threads())
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_float32_matmul_precision("medium")
+        logging.getLogger("lightning.pytorch").setLevel(logging.CRITICAL)
+        warnings.simplefilter("ignore")
+
+
+def test_all_is_left_as_it_was(tune):
+    logging.getLogger("lightning.pytorch").setLevel(logging.INFO)
+    optuna.logging.set_verbosity(optuna.logging.INFO)
+    data, plain = Digits(), loaders()
+    data_before, plain_before = dict(vars(data)), [dict(vars(loader)) for loader in plain]
+    before = process_state()
+    tune(Careless, data, trials=1, name="a")
+    tune(Careless, plain, trials=1, name="b")
+    with pytest.raises(Mine):
+        tune(lambda trial: FailsLater(trial.lr, 0), name="c")
+    after = process_state()
+    for name in before["loggers"]:
+        assert after["loggers"][name] == before["loggers"][name], name
+    for name in before.keys() - {"loggers"}:
+        assert after[name] == before[name], name
+    assert vars(data) == data_before
+    assert [dict(vars(loader)) for loader in plain] == plain_before
+
+
+def test_the_users_own_hydra_is_left_alone(tune):
+    with initialize(version_base="1.2", config_path=None):
+        theirs = GlobalHydra.instance().hydra
+        tune(trials=1)
+        assert GlobalHydra.instance().hydra is theirs
+        assert str(getbase()) == "1.2"
+
+
+class Locked(Digits):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+@pytest.mark.usefixtures("prepared")
+def test_what_cannot_be_pickled_trains_in_this_process(tune, capsys):
+    config = tune(data=Locked(), workers=None, survey=None).findings.prepared.config
+    assert (config.search.workers, config.hardware.enabled) == (0, False)
+    assert (
+        "module and data cannot be sent to another process (TypeError: cannot pickle '_thread.lock' object)"
+        in capsys.readouterr().out
+    )
+    with pytest.raises(ConfigError, match=r"workers=1: module and data cannot be sent .* leave workers out"):
+        tune(data=Locked(), workers=1)
+    with pytest.raises(ConfigError, match="survey=True: module and data cannot be sent"):
+        tune(data=Locked(), survey=True)
+
+
+def test_a_function_of_the_batch_size_is_called_with_it(tune):
+    asked = set()
+
+    def data(batch_size):
+        asked.add(batch_size)
+        return loaders(batch_size)
+
+    rows = tune(data=data).trials
+    assert asked == {32, 16, 64, *rows.batch_size}
+
+
+@pytest.mark.usefixtures("prepared")
+def test_no_command_joins_a_study_of_python_objects(tune, tmp_path):
+    config = tune(name="alone").findings.prepared.config
+    with pytest.raises(ConfigError, match="the study 'alone' trains Net, a Python object"):
+        build_module(config, make_spec())
+
+
+def test_a_notebook_shows_one_table(monkeypatch):
+    shown = []
+
+    def display(table, display_id):
+        shown.append(table.row_count)
+        return SimpleNamespace(update=lambda table: shown.append(table.row_count))
+
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    progress = Progress(9, bstune.Target("val_loss", 1.0, "min"), Console(force_jupyter=True))
+    for trials in range(3):
+        progress.show([make_result(number=number) for number in range(trials)])
+    assert shown == [0, 0, 1, 2]
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+import bstune, torch
+from test_tune import QUICK, Net, loaders
+from torch import nn
+
+class Here(Net):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+
+result = bstune.tune(
+    lambda trial: Here(lr=trial.lr), loaders(), target=bstune.Target("val_loss", 1.0, mode="min"),
+    batch_sizes=(16, 64), reference=(32, 0.5), budget=bstune.Budget(examples=6000), trials=4, mlflow=False,
+    options=[*QUICK, "hardware.seconds=2", "hardware.step_time.rungs=2", "hardware.ceilings.seconds=0.05"],
+)
+print("STATUSES", *result.trials.status)
+print("SURVEYED", result.findings.prepared.survey.ceiling.batch_size)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_script_trains_in_processes_of_their_own(tmp_path, guarded):
+    text = SCRIPT.format(tests=str(Path(__file__).parent))
+    if guarded:
+        head, call = text.split("result = ")
+        text = head + 'if __name__ == "__main__":\n' + indent("result = " + call, "    ")
+    (tmp_path / "script.py").write_text(text)
+    ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    lines = dict(line.split(" ", 1) for line in ended.stdout.splitlines() if line.startswith(("STATUSES", "SURVEYED")))
+    assert len(lines["STATUSES"].split()) == 4
+    assert "failed" not in lines["STATUSES"]
+    assert lines["SURVEYED"] == "64"
