@@ -3,6 +3,8 @@
 >>> import bstune
 >>> bstune.survey("workload=digits").ceiling.batch_size  # doctest: +SKIP
 1200
+>>> bstune.tune(module=LitModel, data=MyDataModule(), ...).best.batch_size  # doctest: +SKIP
+64
 
 Importing this package is cheap: each name is imported when it is first used, and torch, lightning, optuna and mlflow
 with those that need them.

@@ -7,6 +7,7 @@ import pytest
 import torch
 from lightning import LightningDataModule
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.utilities import CombinedLoader
 from toolbox import make_protocol, make_result
 from torch import nn
 from torch.utils.data import (
@@ -57,11 +58,13 @@ class Lit(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
-def fly(kind, space=SPACE, *, target=("val_loss", 0.01), trial=None, continues=True, survey=False, every=32):
+def fly(
+    kind, space=SPACE, *, target=("val_loss", 0.01), trial=None, continues=True, survey=False, every=32, validation=None
+):
     workload = Workload(
         kind,
         lambda spec: rebatch(DataLoader(DATA, shuffle=True), spec.batch_size, None, spec.seed),
-        DataLoader(DATA, batch_size=16),
+        validation or DataLoader(DATA, batch_size=16),
         len(DATA),
         train_examples=len(DATA),
     )
@@ -237,6 +240,11 @@ class LogsFromCallback(Lit):
         return Counts()
 
 
+class ValidatesTwice(Lit):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.log("val_loss", self.loss(batch), batch_size=len(batch[0]))
+
+
 class QuietInSanityCheck(Lit):
     def validation_step(self, batch, batch_idx):
         if not self.trainer.sanity_checking:
@@ -273,6 +281,13 @@ def test_a_good_project_is_not_refused(kind):
     assert found.smallest == 8
     assert found.gradient_bytes == 4 * sum(p.numel() for p in kind(SimpleNamespace(lr=0.1, batch_size=8)).parameters())
     assert not found.notes or kind is Alternating
+
+
+def test_several_validation_loaders_have_a_metric_each():
+    validation = [DataLoader(DATA, batch_size=16), DataLoader(DATA, batch_size=32)]
+    fly(ValidatesTwice, target=("val_loss/dataloader_idx_1", 0.01), validation=validation)
+    with pytest.raises(ConfigError, match="logs val_loss/dataloader_idx_0, val_loss/dataloader_idx_1: make one"):
+        fly(ValidatesTwice, validation=validation)
 
 
 def test_one_trial_by_itself_is_tried_at_its_own_batch_size():
@@ -390,12 +405,16 @@ def test_a_target_that_untrained_weights_meet_is_refused():
         ({"lr": 0.1}, r"set workload.module.lr='\$\{trial.lr\}'"),
         ({"_target_": f"{__name__}.Fixed"}, r"pass \$\{trial.lr\} in workload.module to whatever of \S+Fixed takes"),
         ({"_target_": "no.such"}, "whatever of no.such takes"),
+        (
+            {"class_path": "torch.optim.lr_scheduler.OneCycleLR", "init_args": {}},
+            r"set workload.module.init_args.max_lr='\$\{trial.lr\}'",
+        ),
     ],
 )
 def test_a_config_that_does_not_use_the_rate_is_refused(module, message):
     config = compose(["workload=digits", "device=cpu"])
     check_takes_rate(config)
-    config.workload.module = {**({} if "_target_" in module else config.workload.module), **module}
+    config.workload.module = module if "lr" not in module else {**config.workload.module, **module}
     with pytest.raises(ConfigError, match="nothing in the workload takes .*" + message):
         check_takes_rate(config)
 
@@ -453,7 +472,8 @@ PLAIN, STREAM = DataLoader(DATA), DataLoader(Stream())
         (Data(Own(DATA)), r"train_dataloader\(\) cannot .*: Own has an __iter__ of its own; .*train_batches\("),
         (Data(DataLoader(DATA, batch_sampler=Buckets(SequentialSampler(DATA), 4, False))), "batch_sampler is Buckets"),
         (Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64))), "WeightedRandomSampler, draws other"),
-        (Data(validation=[PLAIN, PLAIN]), r"val_dataloader\(\) returns 2 loaders .*one number for the target"),
+        (Data(CombinedLoader([PLAIN, PLAIN])), r"train_dataloader\(\) returns 2 loaders in a CombinedLoader, but"),
+        (Data(validation=[PLAIN, STREAM]), r"val_dataloader\(\) returns a DataLoader without a length"),
         (Data(validation=STREAM), r"val_dataloader\(\) returns a DataLoader without a length"),
         (NoValidationData(), "has no val_dataloader: define it"),
     ],
@@ -463,7 +483,7 @@ def test_loaders_that_do_not_do_are_named(data, message):
         check_loaders(data)
 
 
-@pytest.mark.parametrize("data", [Data(), Data(DataLoader(DATA, batch_size=9)), OwnBatches([PLAIN, PLAIN])])
+@pytest.mark.parametrize("data", [Data(), Data(validation={"a": PLAIN, "b": PLAIN}), OwnBatches([PLAIN])])
 def test_loaders_that_do_are_not_refused(data):
     check_loaders(data)
 

@@ -14,6 +14,7 @@ from toolbox import entries, make_result, table_rows, trials_of, write_rows
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
+from bstune.hardware import survey as hardware_survey
 from bstune.study import report, tracking
 from bstune.study.prepare import compose_checked, frozen_settings, open_trials, prepare
 from bstune.study.run import run_study
@@ -152,6 +153,26 @@ def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
     assert done[3].replicate_of is not None
     text = console.export_text()
     assert all(words in text for words in ("on a cluster", "trials run on a cluster", "test/error"))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            "workload.target.metric=nope",
+            "the target's metric 'nope' is logged nowhere; in validation the module logs val/",
+        ),
+        ("workload.module.lr=0.1", "nothing in the workload takes ${trial.lr}"),
+        ("workload.target.value=9", "the target val/loss <= 9 is met before training"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_before_the_survey(bstune, tmp_path, monkeypatch, option, message):
+    monkeypatch.setattr(hardware_survey, "cached_survey", None)
+    status, _, err = bstune("workload=digits", "mlflow.enabled=false", "device=cpu", "hardware.enabled=true", option)
+    assert status == 2
+    assert err.startswith(f"error: {message}")
+    assert "\n" not in err.strip()
+    assert entries(tmp_path) == []
 
 
 class Untestable(OwnBackend):

@@ -20,8 +20,8 @@ from bstune.hardware.survey import (
     _trial_limit,
     cached_survey,
     read,
-    survey,
 )
+from bstune.study.tune import survey
 from bstune.trial.backend import make_protocol, make_space
 from bstune.trial.workload import build_workload, load_data, resolve
 from tests.toolbox import entries, make_survey
@@ -92,7 +92,7 @@ def test_a_module_that_runs_only_in_trials_costs_a_note_each(monkeypatch):
     monkeypatch.setattr(timing, "time_trial", lambda *arguments: (0.01,) * 3)
     config = resolve(compose(["workload=digits", "device=cpu", *FAST]))
     workload, space = replace(build_workload(config), build_module=build_module), make_space(config)
-    limits, cost, notes = _roofline(config, torch.device("cpu"), workload, space)
+    limits, cost, notes = _roofline(config, torch.device("cpu"), workload, make_protocol(config), space)
     assert (limits.dtype, cost) == ("fp32", None)
     assert re.fullmatch(r"no roofline: OddError: not now \(test_survey.py:\d+\)", *notes)
     ceiling = make_survey().ceiling

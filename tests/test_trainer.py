@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 from fits import BATCH_SIZE, HELD_OUT, STEPS, Regression, batches_of, fit, protocol_of, run
-from learners import same_weights
+from learners import gradient_scaler, same_weights
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -21,9 +21,10 @@ from torchmetrics import MeanSquaredError
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import EvaluationSchedule, Target
+from bstune.hardware.timing import time_bare
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.loop import Workload
-from bstune.trial.schedule import depends_on_length
+from bstune.trial.start import depends_on_length
 from bstune.trial.workload import evaluate
 
 
@@ -159,9 +160,13 @@ class Asks(Regression):
 @pytest.mark.parametrize("limit", [None, 10])
 def test_a_module_that_asks_its_trainer_gets_the_truth(micro, parts, limit):
     data = LightningDataModule()
+    data.batch_size = 64
+    data.save_hyperparameters({"batch_size": 64})
     _, module = run(Asks, make_spec(BATCH_SIZE, max_steps=limit), protocol_of(micro_batch_size=micro), data=data)
     served = module.seen.pop("datamodule")
     assert type(served) is LightningDataModule
+    assert (served.batch_size, served.hparams.batch_size) == (micro or BATCH_SIZE,) * 2
+    assert (data.batch_size, data.hparams.batch_size) == (64, 64)
     assert module.seen == {
         "estimated_stepping_batches": STEPS,  # also of a trial that the search stops early
         "num_training_batches": 6 * parts,
@@ -256,6 +261,9 @@ class Notes(CSVLogger):
     def log_metrics(self, metrics, step=None):
         self.told.append((self, metrics))
 
+    def log_hyperparams(self, params):
+        assert params == {"number": 3, "batch_size": BATCH_SIZE, "lr": 0.1, "seed": 3}
+
 
 def with_callbacks(*callbacks, **options):
     return protocol_of(trainer={**TRAINER, "callbacks": list(callbacks), **options})
@@ -311,6 +319,16 @@ def test_each_trial_logs_to_a_copy_of_the_logger(tmp_path):
     assert not any(own is logger for own, _ in Notes.told)
 
 
+def test_a_plug_in_is_each_trials_own():
+    """The scale of a gradient scaler is a state."""
+    protocol = protocol_of(trainer=gradient_scaler(growth_interval=1, init_scale=2.0))
+    first, module = run(Regression, protocol=protocol)
+    again, other = run(Regression, protocol=protocol)
+    assert first.history == again.history
+    assert module.trainer.precision_plugin.scaler.get_scale() == other.trainer.precision_plugin.scaler.get_scale() > 2.0
+    assert protocol.trainer["plugins"][0].scaler.get_scale() == 2.0
+
+
 def test_what_cannot_be_copied_is_named():
     stopping = EarlyStopping("val/error")
     stopping.lock = threading.Lock()
@@ -347,6 +365,7 @@ class Late(Regression):
 
     def training_step(self, batch, batch_idx):
         self.batches += 1
+        self.log("rate", self.trainer.optimizers[0].param_groups[0]["lr"])
         return self.loss(batch) * self.batches**-0.5
 
     def test_step(self, batch, batch_idx):
@@ -381,6 +400,7 @@ def test_a_module_that_is_built_late_goes_on_and_is_measured_and_tested(tmp_path
     workload = Workload(lambda spec: kind(), batches_of, HELD_OUT, 10)
     trainer = evaluate(workload, kind(), protocol, tmp_path / "3.ckpt", test=HELD_OUT)
     assert trainer.callback_metrics["test/batches"] == record.steps
+    assert len(time_bare(workload, protocol, BATCH_SIZE, 0.05, 3, torch.device("cpu"))) == 3
     assert trainer.callback_metrics["test/error"].item() == pytest.approx(record.history[-1][1], rel=1e-5)
 
 

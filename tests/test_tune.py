@@ -38,6 +38,7 @@ from bstune.study.report import Findings
 from bstune.study.run import Progress
 from bstune.trial.workload import build_module
 
+README = Path(bstune.__file__).parent / "README.md"
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 QUICK = ["search.replicates=0", "hardware.scale_out.devices=[1]"]
 
@@ -136,6 +137,14 @@ def built(trial):
 
 
 ONE = Net(0.1)
+
+
+def sharing(trial):
+    module = Net(trial.lr)
+    module.net = ONE.net
+    return module
+
+
 FORMS = {
     "class": {},
     "class, other name": {"module": OtherName, "tunable": {"hidden": (8, 32)}},
@@ -180,6 +189,7 @@ BAD = [
     ({"module": lambda: Net(0.1)}, r"module must be a function of a trial alone, but got <lambda>\(\)"),
     ({"module": lambda trial: 3}, "module must return a LightningModule, but returned int"),
     ({"module": lambda trial: ONE}, "module returned the same Net as before"),
+    ({"module": sharing}, "module returned net.0.weight with the weights of another trial"),
     ({"module": LightningModule}, "LightningModule needs one argument lr or learning_rate, but its arguments are"),
     ({"module": OtherName}, r"OtherName needs hidden besides what a trial has: give module=lambda trial: OtherName"),
     ({"module": Net, "tunable": {"depth": (1, 2)}}, "Net has no argument depth, which is to be searched"),
@@ -510,3 +520,13 @@ def test_a_script_trains_in_processes_of_their_own(tmp_path, guarded):
     assert len(lines["STATUSES"].split()) == 4
     assert "failed" not in lines["STATUSES"]
     assert lines["SURVEYED"] == "64"
+
+
+def test_the_example_in_the_readme(tune, tmp_path):
+    (block,) = re.findall(r"```python\nimport bstune\n(.*?)```", README.read_text(), re.DOTALL)
+    easy = {"target": bstune.Target("val_loss", 2.0, "min"), "batch_sizes": (16, 64), "reference": (32, 0.5)}
+    easy["options"] = [*QUICK, "sampler=random"]
+    names = {"tune": lambda **options: tune(**(options | easy)), "Target": bstune.Target, "Budget": bstune.Budget}
+    given = {"bstune": SimpleNamespace(**names), "LitModel": Net, "MyDataModule": Digits, "QUIET": QUIET}
+    exec(block.replace(".train()", ".train(**QUIET)").replace("2_000_000", "6000"), given)  # noqa: S102
+    assert (tmp_path / "report.html").exists()

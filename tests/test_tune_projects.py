@@ -23,7 +23,7 @@ def arguments_of(name):
     values = yaml.safe_load(text.replace("${trial.lr}", "given"))
     node = values["module"]
     (rate,) = (key for key, value in node.items() if value == "given")
-    rest = {key: instantiate(value) for key, value in node.items() if key not in ("_target_", rate)}
+    rest = {key: value for key, value in node.items() if key not in ("_target_", rate)}
     trainer = dict(values.get("trainer", {}))
     if "callbacks" in trainer:
         nodes = [{"_target_": one["class_path"], **one["init_args"]} for one in trainer["callbacks"]]
@@ -40,7 +40,7 @@ def arguments_of(name):
 
 
 def build(kind, rate, rest, trial):
-    return kind(**{rate: trial.lr}, **rest)
+    return kind(**{rate: trial.lr}, **{key: instantiate(value) for key, value in rest.items()})
 
 
 def told(trials):

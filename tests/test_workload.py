@@ -224,12 +224,44 @@ def test_its_hooks_on_batches_are_called_and_it_is_not_set_up_again(kind, least)
         (dict, r"workload\.data must build a LightningDataModule, but got dict"),
         (Streaming, "its data set, Stream, is iterable"),
         (ListOfLoaders, "the training data must come from a torch DataLoader .* but got list"),
-        (ValidatesOnTwo, "the data module must return a torch DataLoader over a data set with a length, but got list"),
     ],
 )
 def test_data_that_cannot_be_used_are_refused_before_any_trial(kind, text):
     with pytest.raises(ConfigError, match=text):
         foreign(kind)
+
+
+class NoTestSet(WithTest):
+    def setup(self, stage):
+        if stage == "test":
+            raise FileNotFoundError("no such file: test.csv")
+        super().setup(stage)
+
+
+class NoTestLoader(WithTest):
+    def test_dataloader(self):
+        return DataLoader(self.tested)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        (NoTestSet, "FileNotFoundError: no such file: test.csv"),
+        (NoTestLoader, "AttributeError: 'NoTestLoader' object has no attribute 'tested'"),
+    ],
+)
+def test_without_a_test_set_there_are_no_test_metrics_but_a_note(kind, cause):
+    workload = foreign(kind)
+    (note,) = workload.notes
+    assert note.startswith(
+        f"no test metrics, as {kind.__name__}.setup('test') or test_dataloader() fails: {cause} (test_"
+    )
+    assert workload.test_batches is None
+    assert foreign(WithTest).notes == foreign(Foreign).notes == ()
+
+
+def test_validation_data_may_be_several():
+    assert foreign(ValidatesOnTwo).validation_examples == 24
 
 
 # Modules

@@ -39,6 +39,7 @@ from bstune.trial.backend import OBJECTS, make_space
 from bstune.trial.device import device_name, processor, versions
 from bstune.trial.loop import Workload
 from bstune.trial.preflight import check_loaders
+from bstune.trial.start import at_start
 from bstune.trial.workers import start_server
 from bstune.trial.workload import (
     build_module,
@@ -173,7 +174,7 @@ def measure(
     )
     with _device_errors():
         workload = build()
-        limits, cost, notes = _roofline(config, device, workload, space)
+        limits, cost, notes = _roofline(config, device, workload, protocol, space)
         log("timing steps")
         measured, more = _time_ladder(config, space, protocol, workload, ceiling, device)
     return Survey(
@@ -234,7 +235,7 @@ def _device_errors() -> Iterator[None]:
 
 
 def _roofline(
-    config: DictConfig, device: torch.device, workload: Workload, space: Space
+    config: DictConfig, device: torch.device, workload: Workload, protocol: TrialProtocol, space: Space
 ) -> tuple[roofline.DeviceLimits | None, roofline.StepCost | None, tuple[str, ...]]:
     if config.devices > 1:
         return None, None, (f"no roofline: it is one device's, and {config.devices} share the steps",)
@@ -244,7 +245,8 @@ def _roofline(
         limits = timing.measure_limits(
             device, arithmetic, options.seconds, list(options.matrix_sizes), list(options.copy_bytes)
         )
-        module = workload.build_module(_spec(space.low, space)).to(device).train()
+        module, _ = at_start(workload, _spec(space.low, space), protocol)
+        module.to(device).train()
 
         def batch(size: int) -> Any:
             return on_device(workload, module, next(iter(workload.train_batches(_spec(size, space)))), device)

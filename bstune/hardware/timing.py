@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import seed_everything
 from torch.utils.benchmark import Timer
 
 from bstune.core.clock import Phase, TrialClock
@@ -23,7 +22,8 @@ from bstune.trial.batches import endless, micro_batch_sizes
 from bstune.trial.compile import compiled
 from bstune.trial.device import synchronize
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.trainer import make_trainer, without_monitors
+from bstune.trial.start import at_start
+from bstune.trial.trainer import without_monitors
 from bstune.trial.workload import on_device
 
 TIMER_CALLS = 5  # of a size at least: three to warm up, one to choose the block, one block
@@ -200,15 +200,14 @@ def time_bare(
     Each is a batch of B, even where trials accumulate, zero_grad, forward, backward and optimizer step; no schedule.
     """
     spec = TrialSpec(0, 0, batch_size, lr, None, 0)
-    seed_everything(0, workers=False, verbose=False)
-    precision = make_trainer(protocol.trainer).precision_plugin
-    module: Any = precision.convert_module(workload.build_module(spec)).to(device).train()
-    configured: Any = module.configure_optimizers()
-    optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
-    if not isinstance(optimizer, torch.optim.Optimizer) or not module.automatic_optimization:
+    module, trainer = at_start(workload, spec, protocol)
+    precision, optimizers = trainer.precision_plugin, trainer.optimizers
+    module.to(device).train()
+    if len(optimizers) != 1 or not module.automatic_optimization:
         raise HardwareError(
             f"{type(module).__name__} does not leave its steps to Lightning and one optimizer: no bare loop is like it"
         )
+    (optimizer,) = optimizers
     stream = endless(workload.train_batches(spec))
     seconds: list[float] = []
 

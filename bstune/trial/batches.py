@@ -339,6 +339,14 @@ def stream_of(batches: object) -> IndexStream:
     )
 
 
+def loaders_of(loaders: Any) -> list[Any]:
+    """Return the loaders in what a data module returns: one, or a collection of them, as Lightning takes it."""
+    if isinstance(loaders, Mapping):
+        return list(loaders.values())
+    # Lightning's CombinedLoader has them flattened.
+    return list(loaders if isinstance(loaders, list | tuple) else getattr(loaders, "flattened", [loaders]))
+
+
 def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed: int) -> DataLoader[Any]:
     """Return a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled, n // B of them an epoch.
 

@@ -31,7 +31,14 @@ from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.failures import cause
 from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec, is_near, next_evaluation
 from bstune.trial import distributed
-from bstune.trial.batches import micro_batch_sizes, random_state, set_random_state, stream_of, weight_micro_batches
+from bstune.trial.batches import (
+    loaders_of,
+    micro_batch_sizes,
+    random_state,
+    set_random_state,
+    stream_of,
+    weight_micro_batches,
+)
 from bstune.trial.checkpoint import OWN, PlainFiles, StateWriter, Stopped, TrialState, read_state
 from bstune.trial.compile import USER_CODE_ERRORS, Compiling, first_line, is_out_of_memory, warn_once
 from bstune.trial.device import device_name, synchronize, versions
@@ -43,6 +50,7 @@ from bstune.trial.trainer import lengths, looks_at_epochs, make_trainer, of_pack
 SKIPPED_STEPS_MEAN_DIVERGED = 50
 # The noise scale is taken of batches split in two; normalisation layers refuse parts of a single example.
 MIN_SPLIT = 4
+LOGGED = ("number", "batch_size", "lr", "seed")  # of a trial, by the user's loggers as hyper-parameters
 
 
 @dataclass(frozen=True)
@@ -152,7 +160,9 @@ def _train(
             protocol.trainer, module, [loop], folder, accumulate_grad_batches=len(sizes), **arguments
         )
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
-        fit(trainer, workload, module, train, **options)
+        for logger in trainer.loggers:
+            logger.log_hyperparams({name: getattr(spec, name) for name in LOGGED} | dict(spec.hyperparameters))
+        fit(trainer, workload, module, train, sizes[0], **options)
         loop.explain_end(trainer)
         if progress.status == "reached" and checkpoint is not None:
             partial = checkpoint.with_name(checkpoint.name + ".partial")
@@ -167,8 +177,10 @@ def _train(
             loop.writer.keep()
 
 
-def fit(trainer: Trainer, workload: Workload, module: LightningModule, train: Iterable[Any], **options: Any) -> None:
-    """Train a module on these batches, with the workload's other data."""
+def fit(
+    trainer: Trainer, workload: Workload, module: LightningModule, train: Iterable[Any], size: int, **options: Any
+) -> None:
+    """Train a module on these batches, of ``size`` examples each, with the workload's other data."""
     data, validation = workload.data_module, workload.validation_batches
     with warnings.catch_warnings():
         # The data live on the device, so advice on loader workers is beside the point.
@@ -179,7 +191,7 @@ def fit(trainer: Trainer, workload: Workload, module: LightningModule, train: It
         if data is None:
             trainer.fit(module, train, validation, **options)
         else:
-            trainer.fit(module, datamodule=serving(data, train=train, val=validation), **options)
+            trainer.fit(module, datamodule=serving(data, size, train=train, val=validation), **options)
 
 
 @contextmanager
@@ -490,9 +502,9 @@ class _TargetLoop(Callback):
         stop = trainer.should_stop or self._asked_to_stop
         value, loss, stop = distributed.agree(metric(trainer, name), loss, stop)
         if trainer.sanity_checking:
-            batches = sized_len(trainer.val_dataloaders)
+            batches = [sized_len(one) or math.inf for one in loaders_of(trainer.val_dataloaders)]
             # The first batches alone may hold one class only.
-            if value is not None and batches is not None and sum(trainer.num_sanity_val_batches) >= batches:
+            if value is not None and sum(trainer.num_sanity_val_batches) >= sum(batches):
                 refuse_met_target(self.protocol.target, value)
                 self.progress.start_gap = self.protocol.target.gap(value)
             return

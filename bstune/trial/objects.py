@@ -67,19 +67,23 @@ class Objects:
     module: BuildModule
     data: LightningDataModule
     trainer: Mapping[str, Any]
-    built: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet, compare=False)
+    _built: "dict[int, weakref.ref[Any]]" = field(default_factory=dict, compare=False)  # for trials before, by id
 
     def build_module(self, trial: Trial) -> Any:
-        """Return a trial's module, which must be a new one."""
+        """Return a trial's module, which must be a new one, with weights of its own."""
         module = self.module(trial)
         if not hasattr(module, "training_step"):
             raise ConfigError(f"module must return a LightningModule, but returned {type(module).__name__}")
-        if module in self.built:
-            raise ConfigError(
-                f"module returned the same {type(module).__name__} as before, but each trial starts from a new one: "
-                "build it in the function, as in module=lambda trial: LitModel(lr=trial.lr)"
-            )
-        self.built.add(module)
+        trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+        for name, thing in {f"the same {type(module).__name__} as before": module, **trained}.items():
+            before = self._built.get(id(thing))
+            if before is not None and before() is thing:
+                what = f"returned {name}" if thing is module else f"returned {name} with the weights of another trial"
+                raise ConfigError(
+                    f"module {what}, but each trial starts from weights of its own: build all of it in the function, "
+                    "as in module=lambda trial: LitModel(lr=trial.lr)"
+                )
+            self._built[id(thing)] = weakref.ref(thing)
         return module
 
     @cached_property

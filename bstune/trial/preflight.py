@@ -32,7 +32,7 @@ from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import BUDGET, Space, corners
 from bstune.core.step_time import StepTime
 from bstune.trial.backend import chooses_horizons
-from bstune.trial.batches import KEPT_OPTIONS, not_rebatchable
+from bstune.trial.batches import KEPT_OPTIONS, loaders_of, not_rebatchable
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.loop import Workload, metric, refuse_met_target, run_trial
 from bstune.trial.trainer import is_overridden, without_monitors
@@ -122,8 +122,11 @@ class _ShortTrials:
         self._target = protocol.target
         examples = max(1, workload.validation_examples)
         # Every n-th batch, so that a part of the data stands for all, in whatever order they are.
-        self._start = _EveryNth(workload.validation_batches, max(1, examples // START_EXAMPLES))
-        self._few = math.ceil(FEW_EXAMPLES * (sized_len(workload.validation_batches) or 1) / examples)
+        loaders = loaders_of(workload.validation_batches)
+        self._start = workload.validation_batches
+        if len(loaders) == 1:
+            self._start = _EveryNth(loaders[0], max(1, examples // START_EXAMPLES)).batches
+        self._few = math.ceil(FEW_EXAMPLES * sum(sized_len(one) or 1 for one in loaders) / examples)
 
     def run(self, batch_size: int, lr: float, *, start: bool = False) -> "_Recorder":
         """Train for ``STEPS`` steps; ``start``: see that untrained weights do not meet the target."""
@@ -134,7 +137,7 @@ class _ShortTrials:
         recorder, build = _Recorder(spec, self._target.metric), self._workload.build_module
         protocol, validation = self._protocol, self._workload.validation_batches
         if start:
-            validation = self._start.batches
+            validation = self._start
         else:
             protocol = replace(protocol, trainer={**protocol.trainer, "limit_val_batches": self._few})
         workload = replace(
@@ -262,13 +265,14 @@ def check_takes_rate(config: DictConfig) -> None:
     )
     if slow != fast:
         return
-    target = str(config.workload.module.get("_target_"))
+    module = config.workload.module
+    target, inner = (module.class_path, "init_args.") if "class_path" in module else (str(module.get("_target_")), "")
     parameters: Mapping[str, Any] = {}
     with suppress(ImportError, AttributeError, TypeError, ValueError):  # what cannot be built is not said here
         parameters = inspect.signature(get_object(target)).parameters
     argument = next((name for name in RATE_NAMES if name in parameters), None)
     what = (
-        f"set workload.module.{argument}='${{trial.lr}}'"
+        f"set workload.module.{inner}{argument}='${{trial.lr}}'"
         if argument
         else f"pass ${{trial.lr}} in workload.module to whatever of {target} takes the learning rate"
     )
@@ -283,26 +287,25 @@ def check_loaders(data: LightningDataModule) -> None:
     for method in ("train_dataloader", "val_dataloader"):
         if not is_overridden(method, data):
             raise ConfigError(f"{name} has no {method}: define it, so that it returns a DataLoader")
-    for method, rebatched in (("train_dataloader", True), ("val_dataloader", False)):
-        loader = getattr(data, method)()
-        where = f"{name}.{method}()"
-        if isinstance(loader, Sequence | Mapping) or type(loader).__name__ == "CombinedLoader":
-            count = plural(len(getattr(loader, "flattened", loader)), "loader")
-            one = "one batch of B examples" if rebatched else "one number for the target"
+    training, where = data.train_dataloader(), f"{name}.train_dataloader()"
+    several = loaders_of(training)
+    if not any(one is training for one in several):
+        raise ConfigError(
+            f"{where} returns {plural(len(several), 'loader')} in a {type(training).__name__}, but a trial needs one "
+            "batch of B examples: return one DataLoader over a torch.utils.data.ConcatDataset or StackDataset of their "
+            "data sets, say"
+        )
+    if (problem := not_rebatchable(training)) is not None:
+        raise ConfigError(
+            f"{where} cannot be read in batches of another size: {problem}; return DataLoader(dataset, "
+            "batch_size=..., shuffle=True) over a data set with __len__ and __getitem__, or give the data module "
+            "train_batches(batch_size, micro_batch_size, seed), which yields batches of that size without end"
+        )
+    for loader in loaders_of(data.val_dataloader()):
+        if not (isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__")):
             raise ConfigError(
-                f"{where} returns {count} in a {type(loader).__name__}, but a trial needs {one}: return one DataLoader "
-                "over a torch.utils.data.ConcatDataset or StackDataset of their data sets, say"
-            )
-        if rebatched and (problem := not_rebatchable(loader)) is not None:
-            raise ConfigError(
-                f"{where} cannot be read in batches of another size: {problem}; return DataLoader(dataset, "
-                "batch_size=..., shuffle=True) over a data set with __len__ and __getitem__, or give the data module "
-                "train_batches(batch_size, micro_batch_size, seed), which yields batches of that size without end"
-            )
-        if not rebatched and not (isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__")):
-            raise ConfigError(
-                f"{where} returns a {type(loader).__name__} without a length: return a DataLoader over a data set with "
-                "__len__, so that evaluations take their share of the examples"
+                f"{name}.val_dataloader() returns a {type(loader).__name__} without a length: return a DataLoader over "
+                "a data set with __len__, so that evaluations take their share of the examples"
             )
 
 

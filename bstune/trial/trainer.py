@@ -126,14 +126,14 @@ def make_trainer(
     folder: str | None = None,
     **arguments: Any,
 ) -> Trainer:
-    """Return a Trainer for a module, with copies of the user's call-backs and logger, which may hold a trial's state.
+    """Return a Trainer for a module, with copies of the user's call-backs, loggers and plug-ins, which hold state.
 
     It writes nothing but what those write, what has no folder of its own to ``folder``.
     """
     users = [_copied(callback) for callback in _listed(options.get("callbacks"))]
     loggers = [_copied(logger) for logger in _listed(options.get("logger")) if not isinstance(logger, bool)]
-    others = [*_listed(options.get("plugins")), *_listed(options.get("strategy"))]
-    package = package_of(module, *users, *others)
+    plugins = [_copied(plugin) for plugin in _listed(options.get("plugins"))]
+    package = package_of(module, *users, *plugins)
     printing = tuple(of_package(package, f"callbacks.{name}") for name in PRINTING)
     users = [callback for callback in users if not isinstance(callback, printing)]
     checkpoints = [callback for callback in users if isinstance(callback, of_package(package, "callbacks.Checkpoint"))]
@@ -153,7 +153,7 @@ def make_trainer(
     for name in (package, PACKAGES[package]):  # one that is imported later is as quiet as lightning.pytorch
         logging.getLogger(name).setLevel(logging.getLogger("lightning.pytorch").level)
     options = distributed.trainer_options(options, partial(_ddp, package))
-    fixed = {"callbacks": [*users, *callbacks], "logger": loggers or NullLogger(folder)}
+    fixed = {"callbacks": [*users, *callbacks], "logger": loggers or NullLogger(folder), "plugins": plugins}
     trainer: Trainer = of_package(package, "Trainer")(**{**defaults, **options, **fixed, **arguments})
     return trainer
 
@@ -197,9 +197,19 @@ def without_monitors(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**others, "callbacks": kept} if kept else others
 
 
-def serving(data_module: LightningDataModule, **batches: Iterable[Any]) -> LightningDataModule:
-    """Return a shallow copy of a data module that is set up and serves these ``train``, ``val`` or ``test`` batches."""
+def serving(
+    data_module: LightningDataModule, batch_size: int | None = None, **batches: Iterable[Any]
+) -> LightningDataModule:
+    """Return a shallow copy of a data module that is set up and serves these ``train``, ``val`` or ``test`` batches.
+
+    Where it has a ``batch_size``, that is the training batches'.
+    """
     served = copy.copy(data_module)
+    if batch_size is not None and "batch_size" in vars(served):
+        served.batch_size = batch_size  # type: ignore[attr-defined]
+    if batch_size is not None and "batch_size" in served.hparams:
+        served._hparams = copy.copy(served._hparams)
+        served.hparams["batch_size"] = batch_size
     served.prepare_data = lambda: None  # type: ignore[method-assign]
     served.setup = lambda stage: None  # type: ignore[method-assign]
     for stage, iterable in batches.items():

@@ -41,13 +41,13 @@ from bstune.core.failures import optional
 from bstune.core.files import Output
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
-from bstune.trial.batches import rebatch
+from bstune.trial.batches import loaders_of, rebatch
 from bstune.trial.checkpoint import PlainFiles, Stopped
 from bstune.trial.device import device_name, processor, resolve_device, versions
 from bstune.trial.distributed import check_devices, count
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.objects import Loaders
-from bstune.trial.schedule import depends_on_length
+from bstune.trial.start import depends_on_length
 from bstune.trial.trainer import is_lightning, is_overridden, make_trainer, serving, without_monitors
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -155,7 +155,7 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
         ),
         train_batches=lambda spec: draw(spec.batch_size, micro_batch_size, spec.seed),
         validation_batches=validation,
-        validation_examples=data.validation_size if draws_batches else _examples(validation),
+        validation_examples=data.validation_size if draws_batches else sum(map(_examples, loaders_of(validation))),
         test_batches=None if sized_len(test) == 0 else test,
         train_examples=train_examples(data),
         validates_on_test=getattr(data, "validates_on_test", False),
@@ -264,7 +264,7 @@ def evaluate(
     trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
-    served = None if workload.data_module is None else serving(workload.data_module, **batches)
+    served = None if workload.data_module is None else serving(workload.data_module, None, **batches)
     options: dict[str, Any] = {} if checkpoint is None else {"ckpt_path": checkpoint, "weights_only": True}
     run(module, dataloaders=iterable if served is None else None, datamodule=served, verbose=False, **options)
     return trainer

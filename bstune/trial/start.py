@@ -1,4 +1,7 @@
-"""Whether a module's schedules are as long as its Trainer says that it trains, found by what they do."""
+"""A module as it is at the start of its training, under a Trainer, its layers, optimizers and schedules built.
+
+What its schedules will do is found by stepping them.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -76,25 +79,35 @@ def _settings(optimizer: Any) -> list[dict[str, float]]:
     return groups
 
 
+def at_start(workload: Workload, spec: TrialSpec, protocol: TrialProtocol) -> tuple[LightningModule, Trainer]:
+    """Return a module as its first step would find it, and its Trainer; what it logs from then on is dropped."""
+    steps = protocol.budget.last_step(spec.batch_size)
+    module, trainer = look_at_start(workload, spec, protocol, steps, lambda trainer, module: None)
+    for name in ("log", "log_dict"):
+        setattr(module, name, lambda *args, **options: None)
+    return module, trainer
+
+
 def look_at_start(
     workload: Workload, spec: TrialSpec, protocol: TrialProtocol, steps: int, look: Callable[..., object]
-) -> None:
+) -> tuple[LightningModule, Trainer]:
     """Begin to train with all hooks of a trial's start, look at Trainer and module, and end before the first step."""
     seed_everything(spec.seed, workers=False, verbose=False)
     module = workload.build_module(spec)
     train = workload.train_batches(spec)
-    parts = len(micro_batch_sizes(spec.batch_size, protocol.micro_batch_size))
+    sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
     trainer = make_trainer(
         without_monitors(protocol.trainer),
         module,
         [_AtStart(look)],
-        accumulate_grad_batches=parts,
+        accumulate_grad_batches=len(sizes),
         num_sanity_val_steps=0,
-        **lengths(train, parts, steps, module.automatic_optimization),
+        **lengths(train, len(sizes), steps, module.automatic_optimization),
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # without the optimizer's
-        fit(trainer, workload, module, train)
+        fit(trainer, workload, module, train, sizes[0])
+    return module, trainer
 
 
 class _AtStart(Callback):
