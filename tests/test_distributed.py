@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import ranks
 import torch
+from omegaconf import OmegaConf
 from toolbox import make_spec, trials_of
 from torch.utils.data import DataLoader
 
@@ -14,14 +15,18 @@ import bstune
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialResult
+from bstune.hardware.probe import TrialProbe
+from bstune.study.prepare import compose_checked
 from bstune.trial import distributed
 from bstune.trial.workers import Workers
+from bstune.trial.workload import resolve
 
 GUARD = 60  # seconds after which a trial whose processes wait for each other has failed
 
 
 @pytest.fixture(autouse=True)
-def _no_process_is_left():
+def _no_process_is_left(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)  # wherever the tests run
     before = set(multiprocessing.active_children())
     yield
     assert set(multiprocessing.active_children()) == before
@@ -252,3 +257,14 @@ def test_python_objects_on_two_devices(tmp_path, monkeypatch):
     )
     assert set(result.trials["device"]) == {"2 x cpu (1 thread)"}
     assert not set(result.trials["status"]) & {"failed", "oom"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "outcomes"), [(1, ["error"]), (2, ["fits", "error"])])
+def test_a_probe_trains_the_share_of_one_device(devices, outcomes):
+    config = compose_checked(["workload=digits", "workload.module._target_=ranks.Limited", "device=cpu"])
+    config = resolve(OmegaConf.merge(config, {"devices": devices}))
+    probe = TrialProbe(OmegaConf.to_container(config, resolve=False), 2**34, steps=2, seconds=GUARD)
+    found = [probe(batch_size) for batch_size in (34, 35)[: len(outcomes)]]
+    assert [one.outcome for one in found] == outcomes
+    assert [one.batch_size for one in found] == [34, 35][: len(outcomes)]
