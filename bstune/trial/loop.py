@@ -116,6 +116,12 @@ def run_trial(
     # A Trainer and its module refer to each other: the device's memory would wait for Python's collector.
     if progress.status == "oom" or torch.cuda.is_available():
         garbage_collection_cuda()
+    return _record(loop, compiling.failed)
+
+
+def _record(loop: "_TargetLoop", not_compiled: str | None) -> TrialResult:
+    """Return the record of a trial that has ended."""
+    spec, protocol, progress, clock = loop.spec, loop.protocol, loop.progress, loop.clock
     return TrialResult(
         **spec.trial_fields(),
         status=progress.status,
@@ -130,7 +136,7 @@ def run_trial(
         device=device_name(protocol.trainer, protocol.devices),
         versions=versions(),
         history=tuple(progress.history),
-        message=progress.message or compiling.failed or loop.missing,
+        message=progress.message or not_compiled or loop.missing,
         noise_scale=loop.noise_scale.measurements,
     )
 
