@@ -10,7 +10,7 @@ import pytest
 import torch
 from fits import BATCH_SIZE, HELD_OUT, STEPS, Regression, batches_of, fit, protocol_of, run
 from learners import gradient_scaler, same_weights
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from toolbox import TRAINER, entries, make_spec
@@ -192,6 +192,15 @@ def test_a_schedule_that_is_as_long_as_the_trial_ends_with_its_horizon():
 def test_a_schedule_with_a_horizon_is_noticed_by_what_it_does(kind, expected):
     workload = Workload(lambda spec: kind(), batches_of, HELD_OUT, 10)
     assert depends_on_length(workload, make_spec(BATCH_SIZE), protocol_of()) == expected
+
+
+def test_a_module_without_what_lightning_needs_is_refused_in_a_line():
+    class NoStep(Regression):
+        training_step = LightningModule.training_step
+
+    workload = Workload(lambda spec: NoStep(), batches_of, HELD_OUT, 10)
+    with pytest.raises(ConfigError, match="NoStep has no training_step: return the loss there"):
+        depends_on_length(workload, make_spec(BATCH_SIZE), protocol_of())
 
 
 # Stopped and continued

@@ -89,6 +89,7 @@ def run_trial(
     resumed_from = None if resume is None else resume.record.number
     if spec.resumed_from != resumed_from:
         raise ValueError(f"a trial with resumed_from={spec.resumed_from} cannot go on from trial {resumed_from}")
+    distributed.check_count(protocol.devices)
     clock = clock or TrialClock(synchronize=synchronize)
     progress = _Progress(spec, protocol, workload.validation_examples, resume)
     compiling = Compiling(protocol.compile, clock)
@@ -115,6 +116,12 @@ def run_trial(
     # A Trainer and its module refer to each other: the device's memory would wait for Python's collector.
     if progress.status == "oom" or torch.cuda.is_available():
         garbage_collection_cuda()
+    return _record(loop, compiling.failed)
+
+
+def _record(loop: "_TargetLoop", not_compiled: str | None) -> TrialResult:
+    """Return the record of a trial that has ended."""
+    spec, protocol, progress, clock = loop.spec, loop.protocol, loop.progress, loop.clock
     return TrialResult(
         **spec.trial_fields(),
         status=progress.status,
@@ -129,7 +136,7 @@ def run_trial(
         device=device_name(protocol.trainer, protocol.devices),
         versions=versions(),
         history=tuple(progress.history),
-        message=progress.message or compiling.failed or loop.missing,
+        message=progress.message or not_compiled or loop.missing,
         noise_scale=loop.noise_scale.measurements,
     )
 
