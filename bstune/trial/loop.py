@@ -89,6 +89,7 @@ def run_trial(
     resumed_from = None if resume is None else resume.record.number
     if spec.resumed_from != resumed_from:
         raise ValueError(f"a trial with resumed_from={spec.resumed_from} cannot go on from trial {resumed_from}")
+    distributed.check_count(protocol.devices)
     clock = clock or TrialClock(synchronize=synchronize)
     progress = _Progress(spec, protocol, workload.validation_examples, resume)
     compiling = Compiling(protocol.compile, clock)
