@@ -9,7 +9,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from rich.console import Console
-from toolbox import entries, make_result, table_rows, trials_of, write_rows
+from toolbox import entries, make_result, make_survey, table_rows, trials_of, write_rows
 
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
@@ -216,3 +216,17 @@ def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
     prepared = prepare(compose_checked(["workload=replay", *options]), backend=OwnBackend())
     assert not prepared.config.mlflow.enabled
     assert prepared.notes[0].startswith("not logged in MLflow, which cannot be imported: ModuleNotFoundError: ")
+
+
+@pytest.mark.parametrize(("wall_seconds", "seconds"), [("null", 45), (100, 10), (1000, 45)])
+def test_the_survey_leaves_most_of_the_wall_time_to_the_search(monkeypatch, wall_seconds, seconds):
+    asked = []
+
+    def surveyed(config, *rest):
+        asked.append(config.hardware.seconds)
+        return make_survey([(32, 1e-3), (512, 2e-3)], high=512), True
+
+    monkeypatch.setattr("bstune.hardware.survey.cached_survey", surveyed)
+    config = compose_checked(["workload=digits", "device=cpu", f"search.wall_seconds={wall_seconds}"])
+    assert prepare(config).config.hardware.seconds == 45
+    assert asked == [seconds]
