@@ -296,7 +296,7 @@ def test_no_trial_reached_the_target(tune):
     assert result.curve.empty
     assert result.critical_batch_size.value is None
     for ask in (lambda: result.best, result.train):
-        with pytest.raises(StudyError, match="val_loss <= 1.5 was never reached in 1 trial"):
+        with pytest.raises(StudyError, match=r"val_loss <= 1\.5 was never reached in 1 trial"):
             ask()
 
 
