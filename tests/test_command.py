@@ -214,7 +214,7 @@ def test_another_folder_and_changed_settings_are_refused(study, bstune, monkeypa
 # What is no study
 
 
-@pytest.mark.parametrize("verb", [(), ("survey",), ("fit",), ("record",), ("sweep",)])
+@pytest.mark.parametrize("verb", [(), ("survey",), ("fit",), ("plan",), ("record",), ("sweep",)])
 def test_every_verb_explains_itself(bstune, verb):
     status, out, err = bstune(*verb, "--help")
     assert (status or 0, err) == (0, "")
