@@ -52,7 +52,8 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
     specs = [make_spec(size, number=size, max_steps=12) for size in (32, 33)]
     asked = [(spec, tmp_path / "two", None) for spec in specs]
     for spec, finished in zip(specs, on_two(partial(ranks.open_train, kind, micro_batch_size), *asked), strict=True):
-        two, one = finished.result(), ranks.open_train(kind, micro_batch_size)(spec, Output(tmp_path), None)
+        here = ranks.open_train(kind, micro_batch_size, devices=1)
+        two, one = finished.result(), here(spec, Output(tmp_path), None)
         assert (
             (two.status, two.steps, two.examples)
             == (one.status, one.steps, one.examples)
@@ -108,6 +109,11 @@ def test_what_does_not_go_with_several_devices_says_so(kind, message, tmp_path):
     (finished,) = on_two(partial(ranks.open_train, kind), (make_spec(9, max_steps=12), tmp_path, None))
     with pytest.raises(ConfigError, match=message):
         finished.result()
+
+
+def test_no_trial_runs_on_other_devices_than_it_says(tmp_path):
+    with pytest.raises(ConfigError, match="devices=2, but here 1 would train the trial: use devices=1"):
+        ranks.open_train("shipped")(make_spec(8, max_steps=2), Output(tmp_path), None)
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,25 @@ def test_a_schedule_with_a_horizon_is_noticed_by_what_it_does(kind, expected):
     assert depends_on_length(workload, make_spec(BATCH_SIZE), protocol_of()) == expected
 
 
+class Skips(Regression):
+    """Leaves out the second half of each epoch."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == 3 else None
+
+
+class SkipsAll(Regression):
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1
+
+
+def test_a_trial_goes_on_to_its_last_step_however_short_the_module_makes_its_epochs():
+    record, _ = run(Skips)
+    assert (record.status, record.steps, record.steps_low, record.message) == ("censored", STEPS, STEPS, None)
+    with pytest.raises(RuntimeError, match="the training ended by itself at step 0"):
+        run(SkipsAll)
+
+
 def test_a_module_without_what_lightning_needs_is_refused_in_a_line():
     class NoStep(Regression):
         training_step = LightningModule.training_step

@@ -81,6 +81,12 @@ class OtherName(Net):
         assert batch_size >= 16
 
 
+class TakesTrial(Net):
+    def __init__(self, trial):
+        super().__init__(trial.lr)
+        self.save_hyperparameters("trial")
+
+
 class Digits(LightningDataModule):
     def setup(self, stage):
         self.train, self.val = digits()
@@ -151,6 +157,7 @@ FORMS = {
     "class, other name": {"module": OtherName, "tunable": {"hidden": (8, 32)}},
     "partial of a class": {"module": partial(Net, hidden=8)},
     "lambda": {"module": lambda trial: Net(lr=trial.lr)},
+    "the trial itself": {"module": lambda trial: TakesTrial(trial)},
     "function": {"module": built, "tunable": {"hidden": {"low": 8, "high": 32, "log": True, "integer": True}}},
     "data module": {"data": Digits()},
     "mapping": {"data": dict(zip(("train", "val"), loaders(), strict=True))},
@@ -335,6 +342,16 @@ def test_the_users_own_errors_are_raised(tune, module, message, note):
     notes = getattr(caught.value, "__notes__", [])
     assert len(notes) == (note is not None)
     assert note is None or re.search(note, notes[0], re.DOTALL)
+
+
+class Interrupts(Net):
+    def training_step(self, batch, batch_idx):
+        raise KeyboardInterrupt
+
+
+def test_an_interruption_is_one(tune):
+    with pytest.raises(KeyboardInterrupt):
+        tune(Interrupts)
 
 
 def test_a_trial_names_what_it_has(tune):

@@ -193,8 +193,9 @@ def _train(
     backend = LightningBackend(config, workload, protocol)
     surveyed = trial is None and config.hardware.enabled
     continues = trial is None and backend.stops and stops_trials(config.sampler)
-    found = preflight(workload, protocol, space, trial, continues=continues, survey=surveyed)
-    check_tunables(config, workload, protocol, replace(space, low=found.smallest), stops=backend.stops)
+    alone = replace(protocol, devices=1)
+    found = preflight(workload, alone, space, trial, continues=continues, survey=surveyed)
+    check_tunables(config, workload, alone, replace(space, low=found.smallest), stops=backend.stops)
     backend.step_time, backend.gradient_bytes = found.step_time, found.gradient_bytes
     backend.notes += found.notes
     if not surveyed:

@@ -89,6 +89,7 @@ def run_trial(
     resumed_from = None if resume is None else resume.record.number
     if spec.resumed_from != resumed_from:
         raise ValueError(f"a trial with resumed_from={spec.resumed_from} cannot go on from trial {resumed_from}")
+    distributed.check_count(protocol.devices)
     clock = clock or TrialClock(synchronize=synchronize)
     progress = _Progress(spec, protocol, workload.validation_examples, resume)
     compiling = Compiling(protocol.compile, clock)
@@ -305,6 +306,7 @@ class _TargetLoop(Callback):
         self._horizon = horizon
         self._has_epochs = self._each_epoch = False  # with an end; and whether it is evaluated at each end too
         self._epoch: Mapping[str, Any] | None = None  # what the stopped trial's has accumulated, until it is put back
+        self._last_epoch = progress.steps  # at the end of the last one
         self._amid_epoch = False  # until the first batch of a trial that goes on
         self._again = False  # whether an evaluation of the stopped trial runs again
         self.writer: StateWriter | None = None
@@ -472,7 +474,6 @@ class _TargetLoop(Callback):
             progress.skipped += 1
             if self._horizon is None and trainer.max_steps > 0:
                 trainer.fit_loop.epoch_loop.max_steps += 1
-                trainer.fit_loop.max_epochs = 1 + (trainer.max_epochs or 0)
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
         self._expect_last_step()
         if self._skipped_in_a_row >= SKIPPED_STEPS_MEAN_DIVERGED:
@@ -500,6 +501,10 @@ class _TargetLoop(Callback):
         # Lightning would step no schedule by a metric at the end of an epoch in which it went on.
         self._go_on_with_epoch(trainer, pl_module)
         trainer.fit_loop._restarting = self._amid_epoch = False
+        ended_early = self._has_epochs and self._horizon is None and not trainer.should_stop
+        if ended_early and trainer.current_epoch + 1 == trainer.max_epochs and self.progress.steps > self._last_epoch:
+            trainer.fit_loop.max_epochs = trainer.current_epoch + 2  # the module or a gradient scaler has left out steps
+        self._last_epoch = self.progress.steps
 
     def _hold_stop(self, trainer: Trainer) -> None:
         """Put off a wish to stop to the next evaluation, as it may be that of one process among several."""
