@@ -69,16 +69,16 @@ def test_a_trial_is_as_long_as_leaves_time_for_replicates(done, resumed_from, se
 
 
 def test_what_is_done_between_trials_takes_time_too():
-    """Each decision takes 0.4 s: the report as long as 35 of them, a replicate 5 of them longer."""
+    """Each decision takes 0.4 s: the report as long as 40 of them, a replicate 10 of them longer."""
     times = iter([0.0, 7.0, 7.4, 14.0, 14.4, 20.0])
     one = WallTime(optuna.create_study(), BUDGET, lambda: next(times), owner=True, now=lambda: 1000.0)
     for _ in range(3):
         with one.trial():
             pass
     assert one.decision == pytest.approx(0.4)
-    assert one.reserve([STOPPED, REACHED]) == pytest.approx(3 * (5.0 + 5 * 0.4))
+    assert one.reserve([STOPPED, REACHED]) == pytest.approx(3 * (5.0 + 10 * 0.4))
     times = iter([70.0])
-    assert one.left == pytest.approx(100.0 - 35 * 0.4 - 70.0)
+    assert one.left == pytest.approx(100.0 - 40 * 0.4 - 70.0)
 
 
 def test_slowness_is_the_trials_own():

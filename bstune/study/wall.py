@@ -19,8 +19,8 @@ from bstune.study.replicates import MERITS, ranked
 # Attributes of the study: when it would have begun if its commands had run without a break, and what they have taken.
 BEGAN, TAKEN = "bstune:began", "bstune:wall_seconds"
 # The report takes at least so many seconds, and as long as so many decisions: a busy machine slows both down. Before
-# each replicate the posterior is drawn more finely than for a decision. Measured on digits: 30 and 4 decisions.
-REPORT_SECONDS, REPORT_DECISIONS, REPLICATE_DECISIONS = 3.0, 35, 5
+# each replicate the posterior is drawn more finely than for a decision. Measured on digits: 30 to 40 and 3 to 10.
+REPORT_SECONDS, REPORT_DECISIONS, REPLICATE_DECISIONS = 3.0, 40, 10
 
 
 class WallTime:
