@@ -91,14 +91,19 @@ def record(trial):
     return trial.batch_size, trial.lr, trial.seed, trial.status, trial.steps, trial.history
 
 
-def test_a_file_of_lightning_cli_is_tuned(bstune, tmp_path):
-    check_study(tmp_path, *bstune("lightning", str(CLI), "--target", "val_loss=0.3", *STUDY))
+def test_the_console_script_tunes_a_file_of_lightning_cli_in_the_working_directory(tmp_path):
+    shutil.copytree(PROJECTS / "lightning_cli", tmp_path / "lightning_cli")
+    command = [Path(sys.executable).with_name("bstune"), "lightning", "lightning_cli/config.yaml", *STUDY]
+    own = ("--target", "val_loss=0.3", "search.workers=1", "hardware.enabled=false")
+    ran = subprocess.run([*command, *own], cwd=tmp_path, capture_output=True, text=True)
+    check_study(tmp_path, ran.returncode, ran.stdout, ran.stderr)
+    assert entries(tmp_path / "bstune_conf" / "workload") == ["LitMLP.yaml"]
 
 
 def check_study(folder, status, out, err):
     """Check that a study ended, that it reached its target, and that it left nothing elsewhere."""
     assert status == 0, err
-    assert set(entries(folder)) <= {"bstune.db", "bstune_conf", "outputs"}
+    assert set(entries(folder)) <= {"bstune.db", "bstune_conf", "lightning_cli", "outputs"}
     trials = trials_of(*(folder / "outputs").iterdir())
     assert "reached" in {trial.status for trial in trials}, out
     assert "failed" not in {trial.status for trial in trials}, out
@@ -179,12 +184,3 @@ def check_equal(name, config, build_both, folder):
     assert trained.keys() == expected.keys()
     assert [key for key in expected if not torch.equal(trained[key], expected[key])] == []
     assert numbers(modules[-1].trainer) == numbers(module.trainer)
-
-
-def test_the_console_script_imports_from_the_working_directory(tmp_path):
-    shutil.copytree(PROJECTS / "callback_metric", tmp_path / "callback_metric")
-    own = ("trial.batch_size=16", "trial.lr=0.1", "device=cpu", "mlflow.enabled=false")
-    command = [Path(sys.executable).with_name("bstune"), *arguments("callback_metric"), *own]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert "reached at step" in ran.stdout

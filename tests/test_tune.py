@@ -33,9 +33,10 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import bstune
 from bstune.core.errors import ConfigError, StudyError
-from bstune.study.prepare import prepare
+from bstune.study.prepare import compose_joined, prepare
 from bstune.study.report import Findings
 from bstune.study.run import Progress
+from bstune.study.storage import find_study
 from bstune.trial.workload import build_module
 
 README = Path(bstune.__file__).parent / "README.md"
@@ -469,6 +470,8 @@ def test_what_cannot_be_pickled_trains_in_this_process(tune, capsys):
     )
     with pytest.raises(ConfigError, match=r"workers=1: module and data cannot be sent .* leave workers out"):
         tune(data=Locked(), workers=1)
+    with pytest.raises(ConfigError, match="devices=2: module and data cannot be sent"):
+        tune(data=Locked(), device="cpu", options=[*QUICK, "devices=2"])
     with pytest.raises(ConfigError, match="survey=True: module and data cannot be sent"):
         tune(data=Locked(), survey=True)
 
@@ -484,9 +487,10 @@ def test_a_function_of_the_batch_size_is_called_with_it(tune):
     assert asked == {32, 16, 64, *rows.batch_size}
 
 
-@pytest.mark.usefixtures("prepared")
-def test_no_command_joins_a_study_of_python_objects(tune, tmp_path):
-    config = tune(name="alone").findings.prepared.config
+def test_no_command_joins_a_study_of_python_objects(tune):
+    config = tune(trials=1, name="alone").findings.prepared.config
+    with pytest.raises(ConfigError, match="the study 'alone' trains Python objects, which no command line has"):
+        compose_joined(find_study("alone", config.storage), [])
     with pytest.raises(ConfigError, match="the study 'alone' trains Net, a Python object"):
         build_module(config, make_spec())
 
@@ -528,14 +532,17 @@ print("SURVEYED", result.findings.prepared.survey.ceiling.batch_size)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guarded", [False, True])
-def test_a_script_trains_in_processes_of_their_own(tmp_path, guarded):
+@pytest.mark.parametrize("how", ["a script", "a guarded script", "typed in"])
+def test_trials_train_in_processes_of_their_own(tmp_path, how):
     text = SCRIPT.format(tests=str(Path(__file__).parent))
-    if guarded:
+    if how == "a guarded script":
         head, call = text.split("result = ")
         text = head + 'if __name__ == "__main__":\n' + indent("result = " + call, "    ")
-    (tmp_path / "script.py").write_text(text)
-    ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    command = [sys.executable, "-"]  # as in a notebook, there is no file
+    if how != "typed in":
+        (tmp_path / "script.py").write_text(text)
+        command = [sys.executable, "script.py"]
+    ended = subprocess.run(command, input=text, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stderr
     lines = dict(line.split(" ", 1) for line in ended.stdout.splitlines() if line.startswith(("STATUSES", "SURVEYED")))
     assert len(lines["STATUSES"].split()) == 4

@@ -53,7 +53,10 @@ compose_checked = partial(compose, complete=complete)  # a replayed workload tak
 def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> DictConfig:
     """Compose the config of a process that joins a study; the owner alone sends it to MLflow, which takes a second."""
     if not study.user_attrs[ARGUMENTS]:
-        raise ConfigError(f"the study {study.study_name!r} trains Python objects: the bstune.tune() that began it does")
+        raise ConfigError(
+            f"the study {study.study_name!r} trains Python objects, which no command line has: continue it by the call "
+            "of bstune.tune() that began it"
+        )
     return compose_checked([*study.user_attrs[ARGUMENTS], *arguments, "mlflow.enabled=false"])
 
 

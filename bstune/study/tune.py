@@ -206,12 +206,14 @@ def _users_errors() -> Iterator[None]:
 
 def _check_processes(config: DictConfig, objects: Objects, chosen: Mapping[str, Any], console: Console) -> None:
     """Let objects that cannot be sent to another process be trained in this one; refuse what was asked for else."""
-    if not config.search.workers and not config.hardware.enabled:
+    if not config.search.workers and not config.hardware.enabled and config.devices == 1:
         return
     try:
         _ = objects.pickled
     except PICKLE_ERRORS as error:
         reason = f"module and data cannot be sent to another process ({type(error).__name__}: {error})"
+        if config.devices > 1:
+            raise ConfigError(f"devices={config.devices}: {reason}: let them be pickled, or use one device") from error
         for name, option in (("workers", "search.workers"), ("survey", "hardware.enabled")):
             if chosen.get(option):
                 raise ConfigError(
