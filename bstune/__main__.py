@@ -26,6 +26,7 @@ from bstune.core.clock import process_seconds
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
 from bstune.core.files import expand_home, full_disk
+from bstune.core.openmp import spin_shortly
 from bstune.core.scaling import lr_of
 from bstune.core.secrets import redact, remember, secrets_in_environment
 
@@ -53,6 +54,7 @@ def command() -> None:
     try:
         if not sys.flags.safe_path and "" not in sys.path:
             sys.path.insert(0, os.getcwd())  # as with python -m: the user's modules
+        spin_shortly(os.environ)
         interruption.install()
         faulthandler.enable()  # a crash of the user's code in this process, as in the preflight, says where it was
         status = main()

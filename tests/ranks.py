@@ -19,6 +19,7 @@ from bstune.trial import distributed
 from bstune.trial.batches import rebatch
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.loop import Workload, run_trial
+from bstune.workloads.classifier import Classifier
 
 
 class Noisy(Dataset):
@@ -132,3 +133,12 @@ def open_train(kind, micro_batch_size=None, devices=2, lowest=-1.0):
         return run_trial(workload(kind, spec, micro_batch_size), spec, protocol, reached, state=state, resume=resume)
 
     return train
+
+
+class Limited(Classifier):
+    """A classifier that takes no more than 17 examples at once."""
+
+    def training_step(self, batch, batch_idx):
+        if len(batch[1]) > 17:
+            raise LookupError("no more than 17")
+        return super().training_step(batch, batch_idx)

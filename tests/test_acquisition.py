@@ -20,7 +20,7 @@ from bstune.search.acquisition import (
     unseen_regime,
 )
 from bstune.search.observations import infer
-from bstune.search.posterior import B_CRIT, B_OPT, NOISE, draw_prior, log_steps, make_prior
+from bstune.search.posterior import B_CRIT, B_OPT, NOISE, draw_prior, log_likelihood, log_steps, make_prior
 from bstune.search.sampler import default_policy
 
 LOW, HIGH = 8, 4096
@@ -219,6 +219,19 @@ def test_chains_are_joined_and_paid_once_and_failures_passed_over():
     # Costs can be counted in examples, whatever the clock says.
     trials[3] = replace(trials[3], seconds_per_step=17.0, train_seconds=1e6)
     assert inferred(trials, in_examples=True, step_time=None).spent == chain[2].steps * 128 + 50 * 64
+
+
+def test_trials_that_repeat_a_recorded_run_count_as_one():
+    points = ((64, 0.05, math.inf), (256, 0.1, math.inf), (64, 0.1, 30), (256, 60.0, math.inf))
+    trials = [replace(tried(i, *point), history=((5, 0.5), (6 + i, 0.4))) for i, point in enumerate(points)]
+    assert [trial.status for trial in trials] == ["reached", "reached", "censored", "diverged"]
+    silent = [replace(trials[3], number=4 + i, history=()) for i in range(2)]  # nothing says that they are the same
+    copies = [replace(trials[i % 4], number=6 + i) for i in range(8)]
+    once, repeated = inferred([*trials, *silent]), [*trials, *silent, *copies]
+    every = (once, inferred(repeated, independent=False), inferred(repeated))
+    expected, found, wrong = (log_likelihood(once.theta, one.data, one.prior) for one in every)
+    np.testing.assert_allclose(found, expected)
+    assert not np.allclose(wrong, expected)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def refused(bstune, folder, message, *arguments):
         ("workload=digits search.batch_size.high=5000", "(1200 examples): set search.batch_size.high to at most 1200"),
         ("workload=digits trial.batch_size=5000 trial.lr=0.1", "(1200 examples): set trial.batch_size to at most 1200"),
         ("workload=digits workload.target.mode=max", "the target val/loss >= 0.1 is met before training"),
-        ("workload=digits workload.target.metric=val/nope", "but the module logs val/error, val/loss in"),
+        ("workload=digits workload.target.metric=val/nope", "in validation the module logs val/error, val/loss: make"),
         ("workload=digits precision=16-true device=cpu", "precision=16-true needs a CUDA device, but this is"),
         ("workload=digits device=tpu", "device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
         ("workload=digits device=cuda:99", "CUDA devices: use auto or cpu"),
@@ -214,7 +214,7 @@ def test_another_folder_and_changed_settings_are_refused(study, bstune, monkeypa
 # What is no study
 
 
-@pytest.mark.parametrize("verb", [(), ("survey",), ("fit",), ("record",), ("sweep",)])
+@pytest.mark.parametrize("verb", [(), ("survey",), ("fit",), ("plan",), ("record",), ("sweep",)])
 def test_every_verb_explains_itself(bstune, verb):
     status, out, err = bstune(*verb, "--help")
     assert (status or 0, err) == (0, "")

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import ranks
 import torch
+from omegaconf import OmegaConf
 from toolbox import make_spec, trials_of
 from torch.utils.data import DataLoader
 
@@ -14,14 +15,18 @@ import bstune
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialResult
+from bstune.hardware.probe import TrialProbe
+from bstune.study.prepare import compose_checked
 from bstune.trial import distributed
 from bstune.trial.workers import Workers
+from bstune.trial.workload import resolve
 
 GUARD = 60  # seconds after which a trial whose processes wait for each other has failed
 
 
 @pytest.fixture(autouse=True)
-def _no_process_is_left():
+def _no_process_is_left(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)  # wherever the tests run
     before = set(multiprocessing.active_children())
     yield
     assert set(multiprocessing.active_children()) == before
@@ -47,7 +52,8 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
     specs = [make_spec(size, number=size, max_steps=12) for size in (32, 33)]
     asked = [(spec, tmp_path / "two", None) for spec in specs]
     for spec, finished in zip(specs, on_two(partial(ranks.open_train, kind, micro_batch_size), *asked), strict=True):
-        two, one = finished.result(), ranks.open_train(kind, micro_batch_size)(spec, Output(tmp_path), None)
+        here = ranks.open_train(kind, micro_batch_size, devices=1)
+        two, one = finished.result(), here(spec, Output(tmp_path), None)
         assert (
             (two.status, two.steps, two.examples)
             == (one.status, one.steps, one.examples)
@@ -103,6 +109,11 @@ def test_what_does_not_go_with_several_devices_says_so(kind, message, tmp_path):
     (finished,) = on_two(partial(ranks.open_train, kind), (make_spec(9, max_steps=12), tmp_path, None))
     with pytest.raises(ConfigError, match=message):
         finished.result()
+
+
+def test_no_trial_runs_on_other_devices_than_it_says(tmp_path):
+    with pytest.raises(ConfigError, match="devices=2, but here 1 would train the trial: use devices=1"):
+        ranks.open_train("shipped")(make_spec(8, max_steps=2), Output(tmp_path), None)
 
 
 @pytest.mark.parametrize(
@@ -252,3 +263,14 @@ def test_python_objects_on_two_devices(tmp_path, monkeypatch):
     )
     assert set(result.trials["device"]) == {"2 x cpu (1 thread)"}
     assert not set(result.trials["status"]) & {"failed", "oom"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "outcomes"), [(1, ["error"]), (2, ["fits", "error"])])
+def test_a_probe_trains_the_share_of_one_device(devices, outcomes):
+    config = compose_checked(["workload=digits", "workload.module._target_=ranks.Limited", "device=cpu"])
+    config = resolve(OmegaConf.merge(config, {"devices": devices}))
+    probe = TrialProbe(OmegaConf.to_container(config, resolve=False), 2**34, steps=2, seconds=GUARD)
+    found = [probe(batch_size) for batch_size in (34, 35)[: len(outcomes)]]
+    assert [one.outcome for one in found] == outcomes
+    assert [one.batch_size for one in found] == [34, 35][: len(outcomes)]

@@ -186,5 +186,7 @@ def test_the_posterior_takes_the_noise_scale_given_or_measured(tmp_path, monkeyp
     prepared = prepare(compose_checked([*replayed, f"scaling.noise_scale={'null' if given is None else given}"]))
     measured = tuple((32 * i, 0.1, 5.0) for i in range(1, 4))
     done = [make_result(number=n, batch_size=2 ** (4 + n), noise_scale=measured) for n in range(4)]
-    prior = study_posterior(prepared, done, 20).prior
+    posterior = study_posterior(prepared, done, 20)
+    np.testing.assert_allclose(posterior.data.weight, 0.25)  # they have one history, as where a table repeats a run
+    prior = posterior.prior
     assert 2**prior.log_mid * math.exp(prior.mean[B_CRIT]) == pytest.approx(given or 50.0)

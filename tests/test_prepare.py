@@ -9,11 +9,12 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from rich.console import Console
-from toolbox import entries, make_result, table_rows, trials_of, write_rows
+from toolbox import entries, make_result, make_survey, table_rows, trials_of, write_rows
 
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialSpec
+from bstune.hardware import survey as hardware_survey
 from bstune.study import report, tracking
 from bstune.study.prepare import compose_checked, frozen_settings, open_trials, prepare
 from bstune.study.run import run_study
@@ -154,6 +155,26 @@ def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
     assert all(words in text for words in ("on a cluster", "trials run on a cluster", "test/error"))
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            "workload.target.metric=nope",
+            "the target's metric 'nope' is logged nowhere; in validation the module logs val/",
+        ),
+        ("workload.module.lr=0.1", "nothing in the workload takes ${trial.lr}"),
+        ("workload.target.value=9", "the target val/loss <= 9 is met before training"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_before_the_survey(bstune, tmp_path, monkeypatch, option, message):
+    monkeypatch.setattr(hardware_survey, "cached_survey", None)
+    status, _, err = bstune("workload=digits", "mlflow.enabled=false", "device=cpu", "hardware.enabled=true", option)
+    assert status == 2
+    assert err.startswith(f"error: {message}")
+    assert "\n" not in err.strip()
+    assert entries(tmp_path) == []
+
+
 class Untestable(OwnBackend):
     def test(self, spec, folder):
         raise FileNotFoundError("no test set")
@@ -195,3 +216,17 @@ def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
     prepared = prepare(compose_checked(["workload=replay", *options]), backend=OwnBackend())
     assert not prepared.config.mlflow.enabled
     assert prepared.notes[0].startswith("not logged in MLflow, which cannot be imported: ModuleNotFoundError: ")
+
+
+@pytest.mark.parametrize(("wall_seconds", "seconds"), [("null", 45), (100, 10), (1000, 45)])
+def test_the_survey_leaves_most_of_the_wall_time_to_the_search(monkeypatch, wall_seconds, seconds):
+    asked = []
+
+    def surveyed(config, *rest):
+        asked.append(config.hardware.seconds)
+        return make_survey([(32, 1e-3), (512, 2e-3)], high=512), True
+
+    monkeypatch.setattr("bstune.hardware.survey.cached_survey", surveyed)
+    config = compose_checked(["workload=digits", "device=cpu", f"search.wall_seconds={wall_seconds}"])
+    assert prepare(config).config.hardware.seconds == 45
+    assert asked == [seconds]

@@ -19,8 +19,9 @@ from omegaconf import OmegaConf
 from toolbox import entries, make_spec, trials_of
 
 from bstune.config import instantiate
-from bstune.core.records import Budget
+from bstune.core.records import Budget, Target
 from bstune.study.prepare import compose_checked
+from bstune.study.tune import tune
 from bstune.trial.lightning_cli import Chosen, workload_of
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import load
@@ -53,21 +54,61 @@ def arguments(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_project_is_tuned_as_it_is(name, bstune, tmp_path):
-    check_study(tmp_path, *bstune(*arguments(name), *STUDY))
+    trials = check_study(tmp_path, *bstune(*arguments(name), *STUDY))
+    from_python = begin_in_python(compose_checked(arguments(name)))
+    # What comes after these depends on how many there are to be.
+    assert [record(trial) for trial in from_python[:3]] == [record(trial) for trial in trials[:3]]
 
 
-def test_a_file_of_lightning_cli_is_tuned(bstune, tmp_path):
-    check_study(tmp_path, *bstune("lightning", str(CLI), "--target", "val_loss=0.3", *STUDY))
+def begin_in_python(config):
+    """Begin the study of a config from Python; return its trials."""
+    own = config.workload
+    result = tune(
+        module=lambda trial: build(config, "module", trial.lr),
+        data=build(config, "data", math.nan),
+        target=Target(own.target.metric, own.target.value, own.target.mode),
+        batch_sizes=(own.batch_size.low, own.batch_size.high),
+        reference=(own.reference.batch_size, own.reference.lr),
+        budget=Budget(**own.budget),
+        trainer=instantiate(own.get("trainer", OmegaConf.create()), "trainer"),
+        name="python",
+        objective="steps",
+        trials=3,
+        workers=0,
+        survey=False,
+        mlflow=False,
+    )
+    return result.findings.trials
+
+
+def build(config, part, lr):
+    """Return what a workload's node builds at a learning rate."""
+    return instantiate(OmegaConf.merge(config, {"trial": {"lr": lr}}).workload[part], part)
+
+
+def record(trial):
+    """Return what the record of a trial says that depends on no clock."""
+    return trial.batch_size, trial.lr, trial.seed, trial.status, trial.steps, trial.history
+
+
+def test_the_console_script_tunes_a_file_of_lightning_cli_in_the_working_directory(tmp_path):
+    shutil.copytree(PROJECTS / "lightning_cli", tmp_path / "lightning_cli")
+    command = [Path(sys.executable).with_name("bstune"), "lightning", "lightning_cli/config.yaml", *STUDY]
+    own = ("--target", "val_loss=0.3", "search.workers=1", "hardware.enabled=false")
+    ran = subprocess.run([*command, *own], cwd=tmp_path, capture_output=True, text=True)
+    check_study(tmp_path, ran.returncode, ran.stdout, ran.stderr)
+    assert entries(tmp_path / "bstune_conf" / "workload") == ["LitMLP.yaml"]
 
 
 def check_study(folder, status, out, err):
     """Check that a study ended, that it reached its target, and that it left nothing elsewhere."""
     assert status == 0, err
-    assert set(entries(folder)) <= {"bstune.db", "bstune_conf", "outputs"}
+    assert set(entries(folder)) <= {"bstune.db", "bstune_conf", "lightning_cli", "outputs"}
     trials = trials_of(*(folder / "outputs").iterdir())
     assert "reached" in {trial.status for trial in trials}, out
     assert "failed" not in {trial.status for trial in trials}, out
     assert "Traceback" not in out + err
+    return trials
 
 
 def fit(name, config, spec, workload, build, folder):
@@ -102,12 +143,11 @@ def numbers(trainer):
 def test_a_trial_equals_the_fit_of_a_trainer_on_its_batches(name, tmp_path):
     config = compose_checked([*arguments(name), "device=cpu"])
 
-    def build(spec):
+    def build_both(spec):
         seed_everything(spec.seed)
-        own = OmegaConf.merge(config, {"trial": {"lr": spec.lr}}).workload
-        return instantiate(own.module, "module"), instantiate(own.data, "data")
+        return build(config, "module", spec.lr), build(config, "data", spec.lr)
 
-    check_equal(name, config, build, tmp_path)
+    check_equal(name, config, build_both, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Lightning calls jsonargparse by former names
@@ -144,12 +184,3 @@ def check_equal(name, config, build_both, folder):
     assert trained.keys() == expected.keys()
     assert [key for key in expected if not torch.equal(trained[key], expected[key])] == []
     assert numbers(modules[-1].trainer) == numbers(module.trainer)
-
-
-def test_the_console_script_imports_from_the_working_directory(tmp_path):
-    shutil.copytree(PROJECTS / "callback_metric", tmp_path / "callback_metric")
-    own = ("trial.batch_size=16", "trial.lr=0.1", "device=cpu", "mlflow.enabled=false")
-    command = [Path(sys.executable).with_name("bstune"), *arguments("callback_metric"), *own]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert "reached at step" in ran.stdout

@@ -1,5 +1,6 @@
 """The code blocks of README.md run as they stand there."""
 
+import functools
 import json
 import re
 import shlex
@@ -11,6 +12,8 @@ import torch
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
+
+import bstune
 
 TOP = Path(__file__).parents[1]
 README = (TOP / "README.md").read_text(encoding="utf-8")
@@ -59,8 +62,11 @@ class MyData(LightningDataModule):
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoever trains a toy
 def test_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    quick = {"trials": 6, "workers": 0, "survey": False, "mlflow": False, "options": ["search.replicates=0"]}
+    monkeypatch.setattr(bstune, "tune", functools.partial(bstune.tune, **quick))
     for block in blocks("python"):
-        exec(block, {"module": MyModule(0.1), "data": MyData()})  # noqa: S102
+        exec(block, {"module": MyModule(0.1), "data": MyData(), "MyModule": MyModule, "MyData": MyData})  # noqa: S102
+    assert (tmp_path / "report.html").exists()
 
 
 def test_a_projects_own_workload(tmp_path, monkeypatch, bstune):

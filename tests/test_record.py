@@ -174,6 +174,7 @@ def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path):
         ),
         (("--batch-sizes", "8", "--lrs", "0.1"), "a table needs two batch sizes or more, but got --batch-sizes 8"),
         (("--batch-sizes", "8,5000", "--lrs", "0.1", *DIGITS), "set --batch-sizes to at most 1200"),
+        ((*SHAPE, *DIGITS, "devices=2"), "a table is recorded on one device, but got devices=2: use devices=1"),
         (("--trials", "no.jsonl"), "--trials=no.jsonl cannot be read: No such file or directory"),
         (("--trials", "other.txt"), "--trials=other.txt is no trials.jsonl of this version of bstune: "),
         (("other.txt", *SHAPE, *DIGITS), "other.txt is there already: choose another name, or delete it"),

@@ -145,9 +145,9 @@ def trial(status, message=None):
         ("ccc", False),  # cut short
         ("fcfcf", True),
         ("fdff", False),
-        ("r" + 9 * "f", False),
-        ("r" + 10 * "f", True),
-        ("r" + 5 * "f" + "o" + 5 * "f", False),
+        ("rff", False),
+        ("rfff", True),
+        ("rffoff", False),
     ],
 )
 def test_how_many_failures_end_a_study(statuses, ends):

@@ -20,8 +20,8 @@ from bstune.hardware.survey import (
     _trial_limit,
     cached_survey,
     read,
-    survey,
 )
+from bstune.study.tune import survey
 from bstune.trial.backend import make_protocol, make_space
 from bstune.trial.workload import build_workload, load_data, resolve
 from tests.toolbox import entries, make_survey

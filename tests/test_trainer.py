@@ -10,14 +10,14 @@ import pytest
 import torch
 from fits import BATCH_SIZE, HELD_OUT, STEPS, Regression, batches_of, fit, protocol_of, run
 from learners import gradient_scaler, same_weights
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from toolbox import TRAINER, entries, make_spec
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
-from torchmetrics import MeanSquaredError
+from torchmetrics import MeanSquaredError, MinMetric
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import EvaluationSchedule, Target
@@ -194,6 +194,34 @@ def test_a_schedule_with_a_horizon_is_noticed_by_what_it_does(kind, expected):
     assert depends_on_length(workload, make_spec(BATCH_SIZE), protocol_of()) == expected
 
 
+class Skips(Regression):
+    """Leaves out the second half of each epoch."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == 3 else None
+
+
+class SkipsAll(Regression):
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1
+
+
+def test_a_trial_goes_on_to_its_last_step_however_short_the_module_makes_its_epochs():
+    record, _ = run(Skips)
+    assert (record.status, record.steps, record.steps_low, record.message) == ("censored", STEPS, STEPS, None)
+    with pytest.raises(RuntimeError, match="the training ended by itself at step 0"):
+        run(SkipsAll)
+
+
+def test_a_module_without_what_lightning_needs_is_refused_in_a_line():
+    class NoStep(Regression):
+        training_step = LightningModule.training_step
+
+    workload = Workload(lambda spec: NoStep(), batches_of, HELD_OUT, 10)
+    with pytest.raises(ConfigError, match="NoStep has no training_step: return the loss there"):
+        depends_on_length(workload, make_spec(BATCH_SIZE), protocol_of())
+
+
 # Stopped and continued
 
 
@@ -204,7 +232,16 @@ class MetricPlateau(TrainPlateau):
 
     def __init__(self):
         super().__init__()
-        self.error = MeanSquaredError()
+        self.error, self.lowest = MeanSquaredError(), MinMetric()
+
+    def on_train_start(self):  # after what the sanity check has left
+        self.error.reset()
+        self.lowest.reset()
+
+    def on_validation_epoch_end(self):
+        if not self.trainer.sanity_checking:
+            self.lowest(abs(self.global_step - 12.0))
+            self.log("val/lowest", self.lowest.compute())
 
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -246,6 +283,8 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_through_epochs(kind, micr
     due = dict(whole.history)
     assert [pair for pair in record.history if pair[0] in due] == list(whole.history)
     assert {step for step, _ in record.history} == due.keys() | set(LIMITS)
+    if kind is MetricPlateau:
+        assert module.lowest.compute() == reference.lowest.compute() == 0.0  # of the evaluation at step 12
     rates = [[group["lr"] for o in one.trainer.optimizers for group in o.param_groups] for one in (module, reference)]
     assert rates[0] == rates[1]
 

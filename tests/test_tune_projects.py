@@ -43,7 +43,7 @@ def build(kind, rate, rest, trial):
     return kind(**{rate: trial.lr}, **{key: instantiate(value) for key, value in rest.items()})
 
 
-def told(trials):
+def records(trials):
     return [(one.batch_size, one.lr, one.seed, one.status, one.steps, one.history) for one in trials]
 
 
@@ -57,5 +57,5 @@ def test_tune_runs_the_commands_trials(name, bstune, tmp_path, monkeypatch):
     assert status == 0, err
     own = {"trials": 3, "workers": 0, "survey": False, "mlflow": False, "options": OPTIONS}
     result = package.tune(**arguments_of(name), **own, name="mine")
-    assert told(result.findings.trials) == told(trials_of(tmp_path / "outputs" / name))
+    assert records(result.findings.trials) == records(trials_of(tmp_path / "outputs" / name))
     assert all(trial.status != "failed" for trial in result.findings.trials)

@@ -231,6 +231,35 @@ def test_data_that_cannot_be_used_are_refused_before_any_trial(kind, text):
         foreign(kind)
 
 
+class NoTestSet(WithTest):
+    def setup(self, stage):
+        if stage == "test":
+            raise FileNotFoundError("no such file: test.csv")
+        super().setup(stage)
+
+
+class NoTestLoader(WithTest):
+    def test_dataloader(self):
+        return DataLoader(self.tested)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        (NoTestSet, "FileNotFoundError: no such file: test.csv"),
+        (NoTestLoader, "AttributeError: 'NoTestLoader' object has no attribute 'tested'"),
+    ],
+)
+def test_without_a_test_set_there_are_no_test_metrics_but_a_note(kind, cause):
+    workload = foreign(kind)
+    (note,) = workload.notes
+    assert note.startswith(
+        f"no test metrics, as {kind.__name__}.setup('test') or test_dataloader() fails: {cause} (test_"
+    )
+    assert workload.test_batches is None
+    assert foreign(WithTest).notes == foreign(Foreign).notes == ()
+
+
 def test_validation_data_may_be_several():
     assert foreign(ValidatesOnTwo).validation_examples == 24
 

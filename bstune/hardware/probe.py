@@ -201,6 +201,7 @@ def _run(probe: TrialProbe, batch_size: int, sender: Connection, log: str, envir
         horizon = max(probe.steps, protocol.budget.last_step(batch_size))
         protocol = replace(
             protocol,
+            devices=1,
             target=protocol.target.never_met,
             budget=Budget(probe.steps, 1),
             # As trials do at some of their steps.

@@ -9,6 +9,7 @@ Where schedules end with the trial, the metric over horizons takes the place of 
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -89,8 +90,12 @@ def infer(
     moves: int,
     rng: np.random.Generator,
     budget: Callable[[float], float] | None = None,
+    independent: bool = True,
 ) -> Posterior:
-    """Return the posterior; histories are read with a ``target``, costs count in seconds or ``in_examples``."""
+    """Return the posterior; histories are read with a ``target``, costs count in seconds or ``in_examples``.
+
+    Unless trials are ``independent``, those of one history count as one: on a table they repeat a recorded run.
+    """
     usable = [trial for trial in trials if trial.status in ("reached", "censored", "diverged")]
     resumed = {trial.resumed_from for trial in usable}
     last = [trial for trial in usable if trial.number not in resumed]
@@ -111,6 +116,9 @@ def infer(
     spent = sum(float(max(t.steps - before[t.number], 0) * tau(np.array(float(t.batch_size)))) for t in trials)
     too_large = min((trial.batch_size for trial in trials if trial.status == "oom"), default=math.inf)
     data = likelihood_data(observations, prior)
+    if not independent:
+        count = Counter(trial.history for trial in last if trial.history)
+        data = replace(data, weight=np.array([1.0 / max(count[trial.history], 1) for trial in last]))
     theta = sample_posterior(data, prior, rng, particles, moves)
     return Posterior(observations, data, theta, tau, spent, prior, math.log2(too_large), budget)
 
@@ -182,7 +190,7 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
     x, z, y, spread, bound, leasts = np.array(seen, dtype=np.float64).reshape(-1, 6).T
     diverged = np.array([one.status == "diverged" for one in observations], dtype=np.bool_)
     other = np.array([one.other for one in observations], dtype=np.float64).reshape(len(observations), prior.others)
-    return LikelihoodData(prior.at(x, z, other), y, spread, leasts, (bound > 0.0) & ~diverged, diverged, ends)
+    return LikelihoodData(prior.at(x, z, other), y, spread, leasts, (bound > 0.0) & ~diverged, diverged, ends=ends)
 
 
 def _ends(observations: Sequence[Observation]) -> Ends:

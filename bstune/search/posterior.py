@@ -111,6 +111,7 @@ class LikelihoodData:
     least: Array  # log of the steps at which the target was still missed, of an estimate; else -inf
     bound: NDArray[np.bool_]  # whether log S lies above y rather than around it
     diverged: NDArray[np.bool_]  # y is not read then
+    weight: Array | None = None  # of each trial in the likelihood; None: 1
     ends: Ends | None = None  # how each trial ended its horizon: y is then where it ended, and the law says the rest
 
 
@@ -248,7 +249,10 @@ def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     # Only too high a learning rate makes a trial diverge.
     over = (penalty(theta, above) - DIVERGED_PENALTY) / DIVERGED_SPREAD
     diverged = _log_add(log_ndtr(over), math.log(OUTLIER_SHARE / 4.0))
-    return np.asarray(_log_add(core, bad).sum(axis=1) + bounds.sum(axis=1) + diverged.sum(axis=1))
+    terms = ((_log_add(core, bad), exact), (bounds, data.bound), (diverged, data.diverged))
+    weight = np.ones(data.y.size) if data.weight is None else data.weight
+    reached, stopped, failed = ((term * weight[use]).sum(axis=1) for term, use in terms)
+    return np.asarray(reached + stopped + failed)
 
 
 def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:

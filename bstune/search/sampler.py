@@ -221,6 +221,7 @@ class FrontierSampler(BaseSampler):
         particles: int | None = None,
         moves: int | None = None,
         rng: np.random.Generator | None = None,
+        independent: bool = True,
     ) -> Posterior | None:
         """Return the posterior of the frontier; None before the study has parameters. It changes nothing.
 
@@ -231,6 +232,7 @@ class FrontierSampler(BaseSampler):
             moves: Metropolis steps at each temperature; None for the policy's. With the few of a decision, intervals
                 come out too narrow.
             rng: the source of chance; None for a copy of the sampler's own.
+            independent: False where trials may repeat a recorded run: those of one history then count as one.
 
         Raises:
             ConfigError: if the trials share parameters, but not ``batch_size`` and ``lr`` or ``delta``.
@@ -244,7 +246,8 @@ class FrontierSampler(BaseSampler):
         else:
             records = [trial for trial in trials if trial.status != "failed"]
             others = {trial.number: coordinates.others(trial.hyperparameters) for trial in records}
-        return self._infer(records, others, coordinates, deepcopy(self._rng) if rng is None else rng, particles, moves)
+        rng = deepcopy(self._rng) if rng is None else rng
+        return self._infer(records, others, coordinates, rng, particles, moves, independent)
 
     def recommended(self, study: optuna.Study) -> int | None:
         """Return the number of the reached trial best by the posterior's mean (``both``: by time), else None."""
@@ -281,6 +284,7 @@ class FrontierSampler(BaseSampler):
         rng: np.random.Generator,
         particles: int | None = None,
         moves: int | None = None,
+        independent: bool = True,
     ) -> Posterior:
         low, high = coordinates.low, coordinates.high
         budget = 1000.0 if self._budget is None else self._budget(math.sqrt(low * high))
@@ -309,6 +313,7 @@ class FrontierSampler(BaseSampler):
             moves=moves or self._policy.moves,
             rng=rng,
             budget=self._budget,
+            independent=independent,
         )
 
 

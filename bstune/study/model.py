@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bstune.config import is_replayed
 from bstune.core.console import format_count, plural
 from bstune.core.records import Target, TrialResult
 from bstune.core.scaling import linear, none, saturating, sqrt, surge
@@ -63,7 +64,8 @@ def study_posterior(
     context = sampler_context(prepared) | ({} if target is None else {"target": target})
     sampler = FrontierSampler(**context, **sigmas, noise_scale=scale)
     rng = np.random.default_rng(prepared.budget.seed)
-    posterior = sampler.posterior(done, particles=particles, moves=MOVES, rng=rng)
+    independent = not is_replayed(prepared.config)  # on a recorded table trials repeat its runs
+    posterior = sampler.posterior(done, particles=particles, moves=MOVES, rng=rng, independent=independent)
     assert posterior is not None  # noqa: S101 - its search space is given
     return posterior
 

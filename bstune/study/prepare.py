@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from bstune.trial.objects import Objects
     from bstune.trial.workload import LightningBackend
 
+SURVEY_SHARE = 0.1  # of search.wall_seconds, that timing steps may take: the search is to have the rest
 HORIZON_CAVEAT = (
     "The workload's schedule ends with the trial, at its horizon: S(B) is the shortest horizon that reaches the "
     "target, and a point stands where a run met the target, at its horizon's end or before."
@@ -52,7 +53,10 @@ compose_checked = partial(compose, complete=complete)  # a replayed workload tak
 def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> DictConfig:
     """Compose the config of a process that joins a study; the owner alone sends it to MLflow, which takes a second."""
     if not study.user_attrs[ARGUMENTS]:
-        raise ConfigError(f"the study {study.study_name!r} trains Python objects: the bstune.tune() that began it does")
+        raise ConfigError(
+            f"the study {study.study_name!r} trains Python objects, which no command line has: continue it by the call "
+            "of bstune.tune() that began it"
+        )
     return compose_checked([*study.user_attrs[ARGUMENTS], *arguments, "mlflow.enabled=false"])
 
 
@@ -192,12 +196,16 @@ def _train(
     backend = LightningBackend(config, workload, protocol)
     surveyed = trial is None and config.hardware.enabled
     continues = trial is None and backend.stops and stops_trials(config.sampler)
-    found = preflight(workload, protocol, space, trial, continues=continues, survey=surveyed)
-    check_tunables(config, workload, protocol, replace(space, low=found.smallest), stops=backend.stops)
+    alone = replace(protocol, devices=1)
+    found = preflight(workload, alone, space, trial, continues=continues, survey=surveyed)
+    check_tunables(config, workload, alone, replace(space, low=found.smallest), stops=backend.stops)
     backend.step_time, backend.gradient_bytes = found.step_time, found.gradient_bytes
     backend.notes += found.notes
     if not surveyed:
         return backend, space, None, []
+    if config.search.wall_seconds is not None:
+        config = config.copy()
+        config.hardware.seconds = min(config.hardware.seconds, SURVEY_SHARE * config.search.wall_seconds)
     survey, cached = cached_survey(config, space, protocol, data, lambda: workload, log)
     space = replace(space, low=survey.ceiling.smallest, high=survey.ceiling.batch_size)
     backend.step_time = survey.step_time or found.step_time

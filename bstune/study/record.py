@@ -77,6 +77,8 @@ def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -
         raise ConfigError(f"a table needs two batch sizes or more, but got --batch-sizes {sizes[0]}")
     config = compose_checked([*overrides, "mlflow.enabled=false"])
     quieten(training=not is_replayed(config))
+    if config.devices > 1:
+        raise ConfigError(f"a table is recorded on one device, but got devices={config.devices}: use devices=1")
     config.search.batch_size.low, config.search.batch_size.high = sizes[0], sizes[-1]
     config.protocol.noise_scale_every = None  # a table does not hold it
     config.hardware.enabled = False  # a grid is trained as it is given

@@ -170,7 +170,7 @@ class Result:
         return f"Result(study={self.findings.prepared.config.study!r}, {len(self.findings.trials)} trials)"
 
     def train(self, **trainer: Any) -> "tuple[LightningModule, Trainer]":
-        """Train the winner again, with its seed and for its steps, as a plain ``Trainer.fit``.
+        """Train the winner again, with its seed and for its steps or its horizon, as a plain ``Trainer.fit``.
 
         The keyword arguments are further ones of the Trainer. Returned are the module and its Trainer, whose
         ``callback_metrics`` have what the validation at the end logged.

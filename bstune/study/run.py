@@ -77,7 +77,7 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     remaining = remaining_seconds(budget, done)
     if remaining is not None:  # what the study's own trials suggest; a bound from timed steps before the first
         seconds = format_seconds(remaining / max(1, config.search.workers))
-        lines.append(f"  continues after {len(done)} trials; about {seconds} to go")
+        lines.append(f"  continues after {plural(len(done), 'trial')}; about {seconds} to go")
     else:
         seconds = format_seconds(max_seconds(budget, space, prepared.protocol, prepared.backend))
         lines.append(f"  at most about {seconds} if every trial ran to its budget")

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from os import PathLike
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import LightningDataModule, LightningModule
 from omegaconf import DictConfig
 from rich.console import Console
@@ -204,12 +206,14 @@ def _users_errors() -> Iterator[None]:
 
 def _check_processes(config: DictConfig, objects: Objects, chosen: Mapping[str, Any], console: Console) -> None:
     """Let objects that cannot be sent to another process be trained in this one; refuse what was asked for else."""
-    if not config.search.workers and not config.hardware.enabled:
+    if not config.search.workers and not config.hardware.enabled and config.devices == 1:
         return
     try:
         _ = objects.pickled
     except PICKLE_ERRORS as error:
         reason = f"module and data cannot be sent to another process ({type(error).__name__}: {error})"
+        if config.devices > 1:
+            raise ConfigError(f"devices={config.devices}: {reason}: let them be pickled, or use one device") from error
         for name, option in (("workers", "search.workers"), ("survey", "hardware.enabled")):
             if chosen.get(option):
                 raise ConfigError(
@@ -222,6 +226,8 @@ def _check_processes(config: DictConfig, objects: Objects, chosen: Mapping[str, 
 def _workload(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
     """Return the workload of a study as its config has it, and its objects; a ConfigError for what cannot be used."""
     target, budget = (_checked(arguments, name, kind) for name, kind in (("target", Target), ("budget", Budget)))
+    if budget == Budget():
+        raise ConfigError("budget ends a trial after one step: give bstune.Budget(examples=...) or steps=...")
     low, high = _pair(arguments, "batch_sizes", "(smallest, largest)")
     batch_size, lr = _pair(arguments, "reference", "(batch size, learning rate)")
     tunable = {name: _tunable(name, value) for name, value in (arguments["tunable"] or {}).items()}
@@ -275,7 +281,8 @@ def _pair(arguments: Mapping[str, Any], name: str, what: str) -> tuple[Any, Any]
     numbers = isinstance(value, tuple | list) and all(_is_number(one) for one in value)
     if not numbers or len(value) != 2:
         raise ConfigError(f"{name} must be two numbers {what}, but got {value!r}")
-    return value[0], value[1]
+    first, second = (one.item() if isinstance(one, np.generic) else one for one in value)
+    return first, second
 
 
 def _tunable(name: str, value: Any) -> dict[str, Any]:
@@ -297,7 +304,7 @@ def _middle(tunable: Mapping[str, Any]) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _strings(options: Sequence[str]) -> Sequence[str]:

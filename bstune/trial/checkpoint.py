@@ -181,7 +181,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, pickle.UnpicklingError):  # torch's advice on loading it all the same is left out
-        return "it holds more than plain data: " + str(error).rpartition("WeightsUnpickler error: ")[2].splitlines()[0]
+        line = str(error).rpartition("WeightsUnpickler error: ")[2].splitlines()[0]
+        return f"it holds more than plain data: {line.partition('. Please use')[0]}"
     return f"{type(error).__name__} {error}".splitlines()[0]
 
 

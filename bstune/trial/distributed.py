@@ -91,6 +91,12 @@ def trainer_options(options: Mapping[str, Any], strategy: Callable[[], Any]) -> 
     return {**options, "devices": devices, "strategy": strategy(), "use_distributed_sampler": False}
 
 
+def check_count(devices: int) -> None:
+    """Refuse to train on other devices than a protocol says."""
+    if devices != count():
+        raise ConfigError(f"devices={devices}, but here {count()} would train the trial: use devices={count()}")
+
+
 def check_share(batches: object, sizes: Sequence[int]) -> None:
     """Refuse a trial's batches, on several devices, that are not this process's share of them, of these sizes."""
     source = getattr(batches, "batch_sampler", None) or batches

@@ -196,7 +196,8 @@ def _parsed(parser: Any, sections: Mapping[str, Any]) -> Any:
     try:
         return parser.parse_object(sections)
     except (ArgumentError, TypeError, ValueError) as error:
-        raise ConfigError(f"LightningCLI does not take this config: {' '.join(str(error).split())}") from error
+        # With all that a value might have been instead, it is pages long.
+        raise ConfigError(f"LightningCLI does not take this config: {' '.join(str(error).split())[:600]}") from error
 
 
 def _learning_rate(parsed: Mapping[str, Any], given: str | None) -> tuple[str, float]:

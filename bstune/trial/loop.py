@@ -89,6 +89,7 @@ def run_trial(
     resumed_from = None if resume is None else resume.record.number
     if spec.resumed_from != resumed_from:
         raise ValueError(f"a trial with resumed_from={spec.resumed_from} cannot go on from trial {resumed_from}")
+    distributed.check_count(protocol.devices)
     clock = clock or TrialClock(synchronize=synchronize)
     progress = _Progress(spec, protocol, workload.validation_examples, resume)
     compiling = Compiling(protocol.compile, clock)
@@ -115,6 +116,12 @@ def run_trial(
     # A Trainer and its module refer to each other: the device's memory would wait for Python's collector.
     if progress.status == "oom" or torch.cuda.is_available():
         garbage_collection_cuda()
+    return _record(loop, compiling.failed)
+
+
+def _record(loop: "_TargetLoop", not_compiled: str | None) -> TrialResult:
+    """Return the record of a trial that has ended."""
+    spec, protocol, progress, clock = loop.spec, loop.protocol, loop.progress, loop.clock
     return TrialResult(
         **spec.trial_fields(),
         status=progress.status,
@@ -129,7 +136,7 @@ def run_trial(
         device=device_name(protocol.trainer, protocol.devices),
         versions=versions(),
         history=tuple(progress.history),
-        message=progress.message or compiling.failed or loop.missing,
+        message=progress.message or not_compiled or loop.missing,
         noise_scale=loop.noise_scale.measurements,
     )
 
@@ -298,7 +305,10 @@ class _TargetLoop(Callback):
         self.spec, self.protocol = spec, protocol = progress.spec, progress.protocol
         self._horizon = horizon
         self._has_epochs = self._each_epoch = False  # with an end; and whether it is evaluated at each end too
-        self._resuming = self._again = False  # amid an epoch; with an evaluation that ran in the stopped trial
+        self._epoch: Mapping[str, Any] | None = None  # what the stopped trial's has accumulated, until it is put back
+        self._last_epoch = progress.steps  # at the end of the last one
+        self._amid_epoch = False  # until the first batch of a trial that goes on
+        self._again = False  # whether an evaluation of the stopped trial runs again
         self.writer: StateWriter | None = None
         # Lightning's calls of one more call-back would be some percent of a short step, so its hooks are called here.
         self.noise_scale = NoiseScale(every=protocol.noise_scale_every, weights="examples", around=self._aside)
@@ -410,8 +420,7 @@ class _TargetLoop(Callback):
         trainer.val_check_batch = trainer.fit_loop.batch_idx + 1  # where it was stopped
         if not self._has_epochs:
             return
-        accumulate_on(trainer, module, state.epoch)
-        self._resuming = True
+        self._epoch, self._amid_epoch = state.epoch, True
         if state.steps >= state.due_step or (self._each_epoch and self._at_epoch_end(trainer)):
             # The state is from before this evaluation, which what looks at it is to see.
             self._again, self._generators = True, random_state()
@@ -423,10 +432,20 @@ class _TargetLoop(Callback):
         return trainer.fit_loop.batch_idx + 1 >= trainer.num_training_batches
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._resuming:  # Lightning would begin to accumulate anew at what it takes for an epoch's first batch
-            trainer._logger_connector._first_loop_iter = self._resuming = False
+        self._go_on_with_epoch(trainer, pl_module)
+        if self._amid_epoch:  # Lightning would accumulate anew from what it takes for an epoch's first batch
+            trainer._logger_connector._first_loop_iter = self._amid_epoch = False
         self._compiling.before_training_step(trainer, pl_module, batch, batch_idx)
         self._measure_noise("on_train_batch_start", trainer, pl_module, batch, batch_idx)
+
+    def _go_on_with_epoch(self, trainer: Trainer, module: LightningModule) -> None:
+        """Put back what was accumulated, once, and not before the module's own on_train_start, which may reset it."""
+        if self._epoch is not None:
+            accumulate_on(trainer, module, self._epoch)
+            self._epoch = None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._go_on_with_epoch(trainer, pl_module)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -455,7 +474,6 @@ class _TargetLoop(Callback):
             progress.skipped += 1
             if self._horizon is None and trainer.max_steps > 0:
                 trainer.fit_loop.epoch_loop.max_steps += 1
-                trainer.fit_loop.max_epochs = 1 + (trainer.max_epochs or 0)
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
         self._expect_last_step()
         if self._skipped_in_a_row >= SKIPPED_STEPS_MEAN_DIVERGED:
@@ -481,7 +499,14 @@ class _TargetLoop(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._hold_stop(trainer)
         # Lightning would step no schedule by a metric at the end of an epoch in which it went on.
-        trainer.fit_loop._restarting = self._resuming = False
+        self._go_on_with_epoch(trainer, pl_module)
+        trainer.fit_loop._restarting = self._amid_epoch = False
+        ended_early = self._has_epochs and self._horizon is None and not trainer.should_stop
+        if ended_early and trainer.current_epoch + 1 == trainer.max_epochs and self.progress.steps > self._last_epoch:
+            trainer.fit_loop.max_epochs = (
+                trainer.current_epoch + 2
+            )  # the module or a gradient scaler has left out steps
+        self._last_epoch = self.progress.steps
 
     def _hold_stop(self, trainer: Trainer) -> None:
         """Put off a wish to stop to the next evaluation, as it may be that of one process among several."""

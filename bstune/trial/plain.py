@@ -36,7 +36,7 @@ def fit(
         trainer.fit(module, train, validation)
         trainer.validate(module, validation, verbose=False)
     else:
-        served = serving(data, train=train, val=validation)
+        served = serving(data, sizes[0], train=train, val=validation)
         trainer.fit(module, datamodule=served)
         trainer.validate(module, datamodule=served, verbose=False)
     return module, trainer

@@ -139,7 +139,8 @@ class _ShortTrials:
         if start:
             validation = self._start
         else:
-            protocol = replace(protocol, trainer={**protocol.trainer, "limit_val_batches": self._few})
+            limits = {"limit_val_batches": self._few, "num_sanity_val_steps": 0}  # evaluated once, at the end
+            protocol = replace(protocol, trainer={**protocol.trainer, **limits})
         workload = replace(
             self._workload, build_module=lambda own: recorder.attach(build(own)), validation_batches=validation
         )

@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.batches import micro_batch_sizes
 from bstune.trial.loop import Workload, fit
+from bstune.trial.preflight import check_hooks
 from bstune.trial.trainer import lengths, make_trainer, without_monitors
 
 MOST_STEPS = 20_000  # of a schedule, that are looked at: under a second
@@ -94,6 +95,7 @@ def look_at_start(
     """Begin to train with all hooks of a trial's start, look at Trainer and module, and end before the first step."""
     seed_everything(spec.seed, workers=False, verbose=False)
     module = workload.build_module(spec)
+    check_hooks(module)
     train = workload.train_batches(spec)
     sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
     trainer = make_trainer(

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import chdir, contextmanager, suppress
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import forkserver
@@ -29,6 +29,7 @@ from bstune.core import interruption
 from bstune.core.errors import BstuneError
 from bstune.core.failures import described
 from bstune.core.files import Output, full_disk
+from bstune.core.openmp import SPIN, spin_shortly
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.secrets import redact
 
@@ -60,7 +61,12 @@ def start_server() -> None:
     """Start the fork server, which begins to import at once, while this process goes on; once is enough."""
     CONTEXT.set_forkserver_preload(PRELOAD)
     # Lets torch answer whether there is CUDA without touching the device, which the server must not before it forks.
-    with temporarily(os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
+    environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **os.environ}
+    spin_shortly(environment)
+    with ExitStack() as stack:
+        for name in ("PYTORCH_NVML_BASED_CUDA_CHECK", SPIN):
+            if name in environment:
+                stack.enter_context(temporarily(os.environ, name, environment[name]))
         forkserver.ensure_running()
 
 

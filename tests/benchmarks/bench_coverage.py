@@ -69,7 +69,8 @@ class Watched(FrontierSearch):
 
     def look(self) -> None:
         """Keep the intervals of now: lower end, median and upper end."""
-        posterior = self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES)
+        # As a study on a table reports it; on a law no two histories are the same.
+        posterior = self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES, independent=False)
         if posterior is None or not any(one.status == "reached" for one in posterior.observations):
             self.intervals.append((0.0, math.nan, math.inf))
             self.exponents.append((-math.inf, math.nan, math.inf))

@@ -6,7 +6,10 @@ compared, so that both did the same work. The trial's seconds are those of its t
 loop's those from its first batch to its last step. The trial evaluates in between, as the default protocol has it: that
 share is shown apart (resnet_cifar evaluates one batch, at the end).
 
-    python tests/benchmarks/bench_trial_overhead.py [--quick] [--repeats 7] [--workload digits] [--json FILE]
+    python tests/benchmarks/bench_trial_overhead.py [--quick | --start] [--repeats 7] [--workload digits] [--json FILE]
+
+With ``--start``: what a trial of one step takes of CPU time, beside the construction of its module alone. On a busy
+machine CPU time says more than wall time does; evaluations are of one batch.
 
 resnet_cifar has a small batch size here: at its own, a step takes half a minute on a CPU. mobilenet_cifar is left out:
 it needs torchvision and a GPU. A ratio of at most 1.05 is asked of steps over 5 ms.
@@ -15,6 +18,7 @@ it needs torchvision and a GPU. A ratio of at most 1.05 is asked of steps over 5
 import os
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,7 @@ from common import load_for, machine, options_of, spread, train, write
 from lightning.pytorch import seed_everything
 from torch import Tensor
 
-from bstune.core.records import TrialSpec
+from bstune.core.records import Budget, TrialSpec
 from bstune.trial.device import synchronize
 from bstune.trial.loop import Workload
 
@@ -96,17 +100,42 @@ def measure(name: str, batch_size: int, steps: int, repeats: int, device: torch.
     return {"workload": name, "batch_size": batch_size, "steps": steps, "pairs": pairs}
 
 
+def measure_start(name: str, batch_size: int, repeats: int, device: torch.device) -> dict[str, Any]:
+    """Print and return the milliseconds of CPU time of a one-step trial, and of building its module, for one case."""
+    workload, protocol = load_for(name, device, 1)
+    protocol = replace(protocol, trainer={**protocol.trainer, "limit_val_batches": 1})
+
+    def milliseconds(do: Callable[[TrialSpec], object], seed: int) -> float:
+        start = time.process_time()
+        do(TrialSpec(0, 0, batch_size, 0.01, None, seed))
+        return 1e3 * (time.process_time() - start)
+
+    def one_step(spec: TrialSpec) -> object:
+        return train(workload, spec, replace(protocol, budget=Budget(1, 1)))
+
+    pairs = [(milliseconds(workload.build_module, seed), milliseconds(one_step, seed)) for seed in range(repeats + 3)][
+        3:
+    ]
+    build, trial = (statistics.median(column) for column in zip(*pairs, strict=True))
+    print(f"{name:<13} {batch_size:>5} {build:>9.1f} {trial:>9.1f}", flush=True)
+    return {"workload": name, "batch_size": batch_size, "pairs": pairs}
+
+
 if __name__ == "__main__":
     options = options_of(
         __doc__,
         ("--repeats", {"type": int, "help": "pairs per row: 7, or 3 with --quick"}),
         ("--quick", {"action": "store_true", "help": "a quarter of the steps a run"}),
+        ("--start", {"action": "store_true", "help": "CPU time of a trial of one step instead"}),
         ("--workload", {"choices": sorted({name for name, *_ in CASES}), "help": "this one alone"}),
     )
     repeats = options.repeats or (3 if options.quick else 7)
     about = machine(options.device, repeats)
-    head = f"{'workload':<13} {'B':>5} {'steps':>6} {'trial ms':>9} {'loop ms':>9}"
-    print(f"{head}  {'ratio: least, median, most':<25} {'overhead us':>11} {'eval/train':>11}")
+    if options.start:
+        print(f"{'workload':<13} {'B':>5} {'module ms':>9} {'trial ms':>9}")
+    else:
+        head = f"{'workload':<13} {'B':>5} {'steps':>6} {'trial ms':>9} {'loop ms':>9}"
+        print(f"{head}  {'ratio: least, median, most':<25} {'overhead us':>11} {'eval/train':>11}")
     rows = []
     for name, batch_size, steps, folder in CASES:
         if options.workload not in (None, name):
@@ -115,5 +144,8 @@ if __name__ == "__main__":
             print(f"{name} is left out: set BSTUNE_DATA to the folder that holds {folder}")
             continue
         steps = max(2, steps // (4 if options.quick else 1))
-        rows.append(measure(name, batch_size, steps, repeats, options.device))
+        if options.start:
+            rows.append(measure_start(name, batch_size, repeats, options.device))
+        else:
+            rows.append(measure(name, batch_size, steps, repeats, options.device))
     write(options.json, about, rows)
