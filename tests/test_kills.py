@@ -65,7 +65,7 @@ DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
     ("arguments", "line"),
     [
         (REPLAY, ""),  # at the first import
-        (REPLAY, "trial 2/"),
+        (REPLAY, "trial 1 ("),
         (REPLAY, "the plan is done"),  # the report
         (DIGITS, "fits"),  # a survey's probes
         ((*DIGITS, "hardware.enabled=false"), "trial 0 ("),
