@@ -12,9 +12,9 @@ from toolbox import make_result, make_spec
 
 from bstune.core.records import Target
 from bstune.search.acquisition import Domain, suggest
-from bstune.search.horizon import HORIZON_NORMAL, Ends, log_shortest, misfit, slack
-from bstune.search.observations import infer, likelihood_data, smoothed
-from bstune.search.posterior import OTHER, make_prior
+from bstune.search.horizon import ABOVE, HORIZON_NORMAL, OUTLIERS, Ends, least_cost, log_met, log_shortest, misfit
+from bstune.search.observations import fresh_horizons, fresh_steps, infer, likelihood_data, smoothed
+from bstune.search.posterior import make_prior
 from bstune.search.sampler import default_policy
 from bstune.study.prepare import compose_checked
 from bstune.trial.workload import build_module, has_horizon
@@ -50,27 +50,52 @@ def inferred(trials, seed=0, particles=96, **changes):
 
 
 def test_the_law_in_closed_form():
-    law = np.array([[math.log(2.0), math.log(0.5), math.log(0.5)]])
+    law = np.log([[2.0, 0.5, 0.5, 0.4]])
     ends = Ends(np.array([0.25, -0.25, 0.0, 0.0]), np.array([0.0, 0.0, -0.4, 0.0]))
-    assert log_shortest(law, ends).tolist() == [pytest.approx([1.0, -1.0, -0.2, 0.0])]
+    assert log_shortest(law, ends).tolist() == [pytest.approx([1.0, -1.0, 0.4 * math.tanh(1.0) - 0.2, 0.0])]
     spreads = misfit(Ends(np.array([0.0, 0.1, 1.0]), np.zeros(3)))
     assert spreads[0] == 0.03
     assert (np.diff(spreads) > 0.0).all()
 
 
+@pytest.mark.parametrize("share", [1e-3, 0.5, 4.0])
+@pytest.mark.parametrize("waste", [1e-3, 0.3, 0.7])
+def test_when_runs_meet_the_target_is_what_their_ends_say_of_the_shortest_horizon(share, waste):
+    law = np.log([[2.0, 0.8, share, waste]])
+    met = log_met(law)
+    over = log_shortest(law, Ends(np.zeros(ABOVE.size), met - ABOVE))[0]
+    assert over == pytest.approx(-met, abs=0.01)
+    assert met[0] == pytest.approx(0.0, abs=0.01)
+    assert share > 0.1 or met[-1] == pytest.approx(-waste, abs=0.02)  # as if the rate had never fallen
+
+
+def met_of(share, waste=1e-6):
+    return log_met(np.log([[2.0, 0.8, share, waste]]))
+
+
 @pytest.mark.parametrize(("spread", "above"), [(0.03, True), (0.1, True), (0.3, True), (1.0, False), (3.0, False)])
-def test_the_slack_costs_least_until_a_run_reaches_the_target(spread, above):
+def test_the_horizon_of_least_cost_until_a_run_reaches_the_target(spread, above):
     """Where all is gained at the end the cost is h/P(S <= h): a run that misses is run again."""
     grid = np.linspace(-12.0, 2.0, 28_001)
-    cost = grid - np.log(ndtr(grid / spread) + 1e-300)
-    least = slack(spread, 1e9)
-    assert least == pytest.approx(grid[cost.argmin()], abs=0.01 * max(spread, 1.0))
+    cost = np.exp(grid) / (ndtr(grid / spread) + 1e-300) + np.exp(grid) * OUTLIERS / (1.0 - OUTLIERS)
+    least, steps = least_cost(met_of(1e9), spread, math.inf)
+    assert least == pytest.approx(grid[cost.argmin()], abs=0.03 * max(spread, 1.0))
     assert (least > 0.0) == above
-    # The less the end matters, the longer.
-    longer = [slack(spread, share) for share in (1e9, 4.0, 1.0, 0.25, 0.0)]
+    assert spread > 0.3 or steps == pytest.approx(cost.min(), rel=0.05)
+    # The less the end matters, the longer; the longer still the more a schedule's end wastes.
+    longer = [least_cost(met_of(*law), spread, math.inf)[0] for law in ((1e9,), (4.0,), (1.0,), (0.01,), (0.01, 0.7))]
     assert longer == sorted(longer)
     assert longer[-1] <= 4.0 * spread
     assert not above or least < longer[2] < longer[-1]
+
+
+def test_a_horizon_of_least_cost_within_limits():
+    met = met_of(1.0)
+    free, _ = least_cost(met, 0.2, math.inf)
+    assert least_cost(met, 0.2, 0.5 * free)[0] == 0.5 * free
+    assert least_cost(met, 0.2, math.inf, latest=0.25 * free)[0] == pytest.approx(0.5 * free, abs=0.01)
+    assert least_cost(met, 0.2, -3.0)[0] == -3.0
+    assert least_cost(met, 0.2, math.inf, latest=-9.0) == (-9.0, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -107,21 +132,39 @@ def test_the_law_is_learnt_from_trials_of_several_horizons():
         horizons = np.geomspace(150, 1800, 8).round().astype(int).tolist()
         seen = [trial(i, 128, 0.1, horizon, power, shortest=1100.0) for i, horizon in enumerate(horizons)]
         posterior = inferred(seen, particles=400)
-        law = posterior.theta[:, OTHER : OTHER + 3]
+        law = posterior.theta[:, posterior.prior.horizon_law]
         excess = power * np.log([1.3, 2.0, 4.0])
         found = np.median(log_shortest(law, Ends(excess, np.zeros(3))), axis=0)
         assert found == pytest.approx(np.log([1.3, 2.0, 4.0]), rel=0.3)
 
 
-def test_what_fresh_seeds_are_predicted_to_give_counts_the_runs_that_miss():
-    """Of equal points, a horizon that was met by luck costs more than one with some slack, and so does a long one."""
+def test_a_horizon_that_was_met_by_luck_is_predicted_to_cost_more():
     around = [trial(i, 128, 0.1, horizon, shortest=1000.0) for i, horizon in enumerate((900, 950, 1050, 1100, 1200))]
     lucky = replace(trial(5, 128, 0.1, 1000), status="reached", steps=820, horizon=820, history=((820, 0.1),))
-    long = trial(6, 128, 0.1, 2500, shortest=1000.0)
-    costs = {one.number: cost for cost, one in smoothed(inferred([*around, lucky, long]), "steps")}
-    assert costs.keys() == {2, 3, 4, 5, 6}
-    assert costs[4] < costs[5]
-    assert costs[4] < costs[6]
+    costs = {one.number: cost for cost, one in smoothed(inferred([*around, lucky]), "steps")}
+    assert costs.keys() == {2, 3, 4, 5}
+    assert all(1000.0 < cost < 1400.0 for cost in costs.values())
+
+
+@pytest.mark.parametrize(
+    ("met", "least", "most", "budget"),
+    [
+        # All is gained at the end: S and a slack. Nothing is: a long horizon misses less often, and is free.
+        (None, 1000, 1350, BUDGET),
+        (550, 1350, 20_000, BUDGET),
+        (550, 1200, 1200, 1200.0),
+    ],
+)
+def test_a_point_is_run_again_at_the_horizon_of_least_cost(met, least, most, budget):
+    horizons = (700, 800, 900, 1100, 1200, 1300, 2400, 4000)
+    trials = [trial(i, 128, 0.1, horizon, shortest=1000.0) for i, horizon in enumerate(horizons)]
+    if met is not None:
+        trials = [replace(one, steps=met, history=((met, 0.1),)) if one.reached else one for one in trials]
+    posterior = inferred(trials, particles=400, budget=lambda size: budget)
+    named = fresh_horizons(posterior)
+    assert named.keys() == fresh_steps(posterior).keys() == {3, 4, 5, 6, 7}
+    assert all(least <= horizon <= most for horizon in named.values())
+    assert fresh_horizons(inferred(trials, prior=prior(horizon=False))) == {}
 
 
 def decided(trials, seed, budget=BUDGET, **changes):

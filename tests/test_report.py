@@ -16,18 +16,19 @@ from bstune.study.summary import summarize
 
 
 @pytest.mark.parametrize(
-    ("stops", "horizon", "ends"),
+    ("stops", "horizon", "again", "ends"),
     [
-        (True, None, " budget.steps=100 budget.examples=1"),
-        (False, None, ""),
-        (False, 130, " budget.steps=130 budget.examples=1"),
+        (True, None, None, " budget.steps=100 budget.examples=1"),
+        (False, None, None, ""),
+        (False, 130, None, " budget.steps=130 budget.examples=1"),
+        (False, 130, 150, " budget.steps=150 budget.examples=1"),  # that of its runs on fresh seeds
     ],
 )
-def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(tmp_path, stops, horizon, ends):
-    backend = SimpleNamespace(stops=stops)
+def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(tmp_path, stops, horizon, again, ends):
+    backend, fresh = SimpleNamespace(stops=stops), make_result(horizon=again, steps=110, seconds_per_step=0.01)
     prepared = SimpleNamespace(backend=backend, files=Output(tmp_path), config=OmegaConf.create({}))
     written = best_yaml(
-        {"time": Winner(make_result(horizon=horizon), 110.0)},
+        {"time": Winner(make_result(horizon=horizon), 110.0, () if again is None else (fresh,))},
         ["+workload=mine", "trial.lr=9", "storage=x://me:s@h"],
         prepared,
     )
@@ -35,7 +36,7 @@ def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(tmp_path, sto
     own = f"trial.batch_size=32 trial.lr=0.1 trial.seed=1{ends}"
     assert row["command"] == f"{sys.executable} -m bstune +workload=mine 'storage=${{oc.env:BSTUNE_STORAGE}}' {own}"
     assert written.startswith("# The commands read secrets from the environment: first set BSTUNE_STORAGE.\n")
-    assert (row["number"], row["hyperparameters"], row["horizon"], row["checkpoint"]) == (0, {}, horizon, None)
+    assert (row["number"], row["hyperparameters"], row["horizon"], row["checkpoint"]) == (0, {}, again or horizon, None)
     assert (row["steps"], row["time_to_target"]) == pytest.approx((110.0, 1.1))
     assert row["single_run"] == {"steps": 100, "time_to_target": 1.0}
 

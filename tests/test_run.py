@@ -127,7 +127,10 @@ def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler,
         assert trial.horizon == (spec.max_steps or longest) <= longest
         assert trial.steps == trial.horizon or trial.status != "censored"
         assert chosen or spec.max_steps is None
-        assert spec.replicate_of is None or trial.horizon == trials[spec.replicate_of].horizon
+        assert chosen or spec.replicate_of is None or trial.horizon == trials[spec.replicate_of].horizon
+    again = {(spec.replicate_of, trial.horizon) for spec, trial in zip(specs, trials, strict=True)}
+    again = {pair for pair in again if pair[0] is not None}
+    assert len(again) == len({winner for winner, _ in again})
     assert len({trial.horizon * trial.batch_size for trial in trials}) > 3 or not chosen
     status, _, err = bstune(*arguments, "search.trials=7", "budget.examples=7000")
     assert status == (0 if chosen else 2)

@@ -312,10 +312,18 @@ def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, max_steps)
     assert free_indices(study, 10)[0] == 1, "a replicate is none of the search"
 
 
-def test_a_replicate_has_the_horizon_of_its_original(study):
-    chosen = asked_with(study, 0, 130, stops=False, horizon=True)
-    winner = Winner(run(study, chosen, lambda spec: replace(train(spec), steps=100)), 100.0)
-    assert ask_replicate(study, winner, 0, BUDGET, SPACE, False)[1].max_steps == 130
+@pytest.mark.parametrize(
+    ("own", "named", "before", "expected"),
+    [(130, None, None, 130), (130, 150, None, 150), (130, 150, 140, 140), (None, 150, None, None)],
+)
+def test_a_replicate_has_the_horizon_of_those_before_or_the_one_that_is_named(study, own, named, before, expected):
+    """One that was left at the budget stays there."""
+    chosen = asked_with(study, 0, own, stops=False, horizon=True)
+    original = run(study, chosen, lambda spec: replace(train(spec), steps=100))
+    runs = () if before is None else (replace(original, horizon=before),)
+    winner = Winner(original, 100.0, runs)
+    _, spec = ask_replicate(study, winner, len(runs), BUDGET, SPACE, False, horizon=named)
+    assert spec.max_steps == expected
 
 
 def test_the_spec_holds_the_batch_size_and_rate_that_are_used(study):

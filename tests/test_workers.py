@@ -231,10 +231,11 @@ def test_the_precision_is_checked_where_all_earlier_trials_are_done(trial_indice
     assert sorted(trial.trial_index for trial in _first_trials(trials)) == list(range(whole))
 
 
-def check_indices(trials, count):
+def check_indices(trials, points):
     """Each index has one trial that was not cut short, and no two trials go on from the same one."""
     searched = [trial for trial in trials if trial.replicate_of is None and trial.status != "failed"]
-    assert sorted(trial.trial_index for trial in searched) == list(range(count))
+    assert sorted(trial.trial_index for trial in searched) == list(range(len(searched)))
+    assert sum(trial.resumed_from is None for trial in searched) == points
     continued = [trial.resumed_from for trial in searched if trial.resumed_from is not None]
     assert len(set(continued)) == len(continued)
     return searched

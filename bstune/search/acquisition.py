@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from bstune.core.curve import SLOPE_RATIO, CurveBand, half_slope
 from bstune.core.errors import ConfigError
 from bstune.search import observations
-from bstune.search.horizon import SHARE, met_at, slack
+from bstune.search.horizon import least_cost, log_met
 from bstune.search.observations import Observation, Posterior, Weight, objective_so_far, smoothed
 from bstune.search.posterior import NOISE, OTHER, Points, Prior, frontier, log_small_batch_term, log_steps, optimum
 
@@ -27,7 +27,6 @@ Pending = Sequence[tuple[float, float, int | None]]  # log2 B, log2 lr and resum
 MIN_STEPS = 10.0  # of any trial: a shorter one costs more to set up than to train
 CENTRES = 4  # reached trials around which a third of the candidates lie
 ROOM = 0.1  # octaves below a batch size that ran out of memory
-SURE = 0.9  # quantile of the share of the horizons' law: a longer horizon is free only where trials have shown it
 MAX_LUCK = 1.5  # the incumbent counts for at most so many times the least result of a single run
 
 # Of a frontier's draw, and of the choice for the objective curve.
@@ -142,40 +141,33 @@ def suggest(
             cost = fastest.steps * float(posterior.tau(np.exp2(fastest.x)))
             maps = posterior.spent > policy.curve_after * cost and rng.random() < policy.curve_share
     options = _candidates(posterior, pending, domain, incumbent, maps, weight, resumable, policy, rng)
-
-    def with_horizon(chosen: int, most: float = math.inf, draw: Array | None = None) -> Suggestion:
-        """Return a candidate with the horizon for S of a draw, or of the posterior's mean; within the budget."""
-        longest = min(most, budget(float(np.exp2(options.x[chosen]))))
-        best = math.inf if draw is None or incumbent is None else incumbent / float(weight(options.x[chosen]))
-        steps = least_cost_horizon(posterior, options, chosen, draw, best)
-        return options.suggestion(chosen, min(steps, longest))
-
+    draw: Array | None = None
     if maps:
         allowed = LOOK_SHARE * (posterior.spent - LOOK_AFTER * cost)
-        chosen, expected = choose_for_curve(posterior, options, pending, allowed)
-        if posterior.prior.horizon:
-            return with_horizon(chosen)
-        probe = policy.probe_fraction * expected
-        max_steps = GIVEN_UP_AT * expected if options.done[chosen] >= probe else probe
-        return options.suggestion(chosen, max(max_steps, 1.3 * float(options.done[chosen])))
-    draw = posterior.theta[int(rng.integers(len(posterior.theta)))]
-    if posterior.observations and rng.random() < policy.random_fraction:
-        chosen, predicted = len(options.stopped) + 2, math.inf
-        x = math.log2(domain.snap(2.0 ** rng.uniform(*_log_sizes(posterior, domain))))
-        bottom, top = domain.lrs(np.array([x]))
-        options.x[chosen], options.z[chosen] = x, rng.uniform(bottom[0], top[0])
+        chosen, predicted = choose_for_curve(posterior, options, pending, allowed)
     else:
-        chosen, predicted = thompson_sample(posterior, options, draw, weight, pending, policy, rng)
-    done, seconds = float(options.done[chosen]), float(posterior.tau(np.exp2(options.x[chosen])))
-    if incumbent is None:
-        growth = policy.max_growth if done else policy.max_first_growth
-        first = max(policy.initial_fraction * budget(float(np.exp2(options.x[chosen]))), MIN_STEPS)
-        if posterior.prior.horizon:
-            return with_horizon(chosen, max(policy.max_growth * posterior.spent / seconds, first), draw)
-        added = max(growth * posterior.spent / seconds, first)
-        return options.suggestion(chosen, done + max(added, 0.4 * done))
+        draw = posterior.theta[int(rng.integers(len(posterior.theta)))]
+        if posterior.observations and rng.random() < policy.random_fraction:
+            chosen, predicted = len(options.stopped) + 2, math.inf
+            x = math.log2(domain.snap(2.0 ** rng.uniform(*_log_sizes(posterior, domain))))
+            bottom, top = domain.lrs(np.array([x]))
+            options.x[chosen], options.z[chosen] = x, rng.uniform(bottom[0], top[0])
+        else:
+            chosen, predicted = thompson_sample(posterior, options, draw, weight, pending, policy, rng)
+    done, size = float(options.done[chosen]), float(np.exp2(options.x[chosen]))
+    growth = policy.max_growth if done or posterior.prior.horizon else policy.max_first_growth
+    first = max(policy.initial_fraction * budget(size), MIN_STEPS)
+    most = max(growth * posterior.spent / float(posterior.tau(np.array(size))), first)  # before one reaches the target
     if posterior.prior.horizon:
-        return with_horizon(chosen, draw=draw)
+        longest = budget(size) if incumbent is not None else min(most, budget(size))
+        best = math.inf if draw is None or incumbent is None else incumbent / float(weight(options.x[chosen]))
+        return options.suggestion(chosen, choose_horizon(posterior, options, chosen, draw, longest, best))
+    if maps:
+        probe = policy.probe_fraction * predicted
+        max_steps = GIVEN_UP_AT * predicted if done >= probe else probe
+        return options.suggestion(chosen, max(max_steps, 1.3 * done))
+    if incumbent is None:
+        return options.suggestion(chosen, done + max(most, 0.4 * done))
     cap = policy.stop_factor * incumbent / float(weight(options.x[chosen]))
     # A second stage: where nothing can be continued, the first probe is the last.
     probe = min(policy.probe_fraction * cap, policy.max_predicted_fraction * predicted)
@@ -272,25 +264,22 @@ def thompson_sample(
     return chosen, float(np.exp(drawn[chosen]))
 
 
-def least_cost_horizon(
-    posterior: Posterior, candidates: Candidates, chosen: int, draw: Array | None, best: float
+def choose_horizon(
+    posterior: Posterior, candidates: Candidates, chosen: int, draw: Array | None, longest: float, best: float
 ) -> float:
-    """Return the steps after which a candidate's schedule is to end: S of a draw, or of the mean, and the slack.
+    """Return the steps after which a candidate's schedule is to end: those of least cost, at most ``longest``.
 
-    A draw of few steps is so put to the test at a horizon that few runs have shown to be too short. With the longest
-    horizon the target is met after ``best`` steps, those of the incumbent: later it would not win.
+    They are for S of a draw, or of the posterior's mean. A draw of few steps is so put to the test at a horizon that
+    few runs have shown to be too short; the target is to be met after ``best`` steps, the incumbent's, at most.
     """
     prior = posterior.prior
     at = prior.at(candidates.x[[chosen]], candidates.z[[chosen]], candidates.other[[chosen]])
     steps = log_steps(posterior.theta, at, prior)[:, 0]
-    middle = float(steps.mean() if draw is None else log_steps(draw[None], at, prior)[0, 0])
-    share = math.exp(float(np.quantile(posterior.theta[:, prior.horizon_law][:, SHARE], SURE)))
-    noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
-    longest = math.log(best) - middle
-    if longest > 0.0:
-        longest /= max(met_at(share), 1e-3)
-    over = min(slack(math.sqrt(float(steps.var()) + noise), share), longest)
-    return max(math.exp(min(middle + over, 50.0)), MIN_STEPS)
+    log_s = float(steps.mean() if draw is None else log_steps(draw[None], at, prior)[0, 0])
+    spread = math.sqrt(float(steps.var()) + float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE]))))
+    met = log_met(posterior.theta[:, prior.horizon_law])
+    above, _ = least_cost(met, spread, math.log(longest) - log_s, math.log(best) - log_s)
+    return min(max(math.exp(min(log_s + above, 50.0)), MIN_STEPS), longest)
 
 
 def log_b_crit(theta: Array, prior: Prior) -> Array:

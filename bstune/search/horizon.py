@@ -8,10 +8,13 @@ trial is neither stopped nor continued, and how it ended says how far S is:
   distance from its ideal value falls as a power of h; below 1 it flattens out, as where the best that can be reached is
   not the ideal value.
 - One that met the target at its horizon's end: the same law with the opposite sign.
-- One that met it at step s before its end: ``log(S/s) = share log(s/h)``. With share 0 the schedule does not matter;
-  the more is gained at its end alone, the larger the share.
+- One that met it at step s before its end: ``log(S/s) = waste tanh(early/waste) - share early``, early = log(h/s). The
+  more is gained at the schedule's end alone, the larger the share: with the target met at S^(1 - m) h^m it is
+  m/(1 - m), 0 where the horizon does not matter. The waste is of steps at a rate near its end, which train little: a
+  run with a long horizon meets the target after S e^-waste. With a straight line to zero it is log 2 if progress is the
+  sum of the rates; tanh, as S is at most h.
 
-The three numbers are those of a workload: they are parameters of the posterior, sampled with the others.
+The four numbers are those of a workload: they are parameters of the posterior, sampled with the others.
 """
 
 import math
@@ -22,13 +25,15 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 Array = NDArray[np.float64]
-SHARE = 2  # its place in the law
-# Mean and standard deviation of: log scale, log power, log share.
-HORIZON_NORMAL = [(math.log(2.0), 0.6), (math.log(0.8), 0.25), (math.log(2.5), 1.3)]
+# Mean and standard deviation of: log scale, log power, log share, log waste.
+HORIZON_NORMAL = [(math.log(2.0), 0.6), (math.log(0.8), 0.25), (math.log(3.5), 1.3), (math.log(0.18), 1.2)]
 MISFIT = 0.25  # of log(S/h): what the law misses of one trial, over what it says ...
 EARLY_MISFIT = 0.25  # ... likewise over log(s/h)
 LEAST_MISFIT = 0.03  # in log S
+ABOVE = np.linspace(0.0, 12.0, 1201)  # log(h/S) at which a law's draws are compared
 LONGEST = 4.0  # deviations of log S that a horizon lies above it, at most
+OUTLIERS = 0.04  # share of the runs that miss the target whatever their horizon
+DRAWS = 32  # of the law, of which the median is taken
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,16 @@ class Ends:
 
 
 def log_shortest(law: Array, ends: Ends) -> Array:
-    """Return log(S/steps) by parameters (m, 3) of n trials: (m, n)."""
-    scale, power, share = np.exp(law.T)[:, :, None]
-    return np.asarray(np.sign(ends.excess) * scale * np.abs(ends.excess) ** power + share * ends.early)
+    """Return log(S/steps) by parameters (m, 4) of n trials: (m, n)."""
+    scale, power = np.exp(law.T[:2])[:, :, None]
+    missed = np.sign(ends.excess) * scale * np.abs(ends.excess) ** power
+    return np.asarray(missed + _log_over_met(law, -ends.early))
+
+
+def _log_over_met(law: Array, early: Array) -> Array:
+    """Return log(S/s) of n runs that met the target at step s, ``early`` = log(h/s) before their end: (m, n)."""
+    share, waste = np.exp(law.T[2:])[:, :, None]
+    return np.asarray(waste * np.tanh(early / waste) - share * early)
 
 
 def misfit(ends: Ends) -> Array:
@@ -52,21 +64,36 @@ def misfit(ends: Ends) -> Array:
     return np.asarray(np.sqrt(LEAST_MISFIT**2 + (MISFIT * far) ** 2 + (EARLY_MISFIT * ends.early) ** 2))
 
 
-def met_at(share: float) -> float:
-    """Return by which power of the horizon h the step rises at which the target is met: S^(1 - power) h^power."""
-    return share / (1.0 + share)
+def log_met(law: Array) -> Array:
+    """Return log(s/S) of the step s at which runs with horizons ``ABOVE`` log S meet the target, by parameters (m, 4).
+
+    It is their median.
+    """
+    law = law[:: max(1, len(law) // DRAWS)]
+    # log(h/s), which exceeds log(h/S) by the waste at most.
+    early = np.linspace(0.0, math.sqrt(ABOVE[-1] + math.exp(law[:, -1].max())), 400) ** 2
+    over = _log_over_met(law, early)
+    return np.asarray(np.median([-np.interp(ABOVE, early - one, one) for one in over], axis=0))
 
 
-def slack(spread: float, share: float) -> float:
-    """Return log(h/S) of the horizon h that reaches the target at least cost, where log S has this deviation.
+def least_cost(met: Array, spread: float, longest: float, latest: float = math.inf) -> tuple[float, float]:
+    """Return log(h/S) of the horizon h that reaches the target at least cost, and that cost over S; ``met`` as above.
 
     A run that misses has cost h and is run again, one that reaches the target ends where it meets it: so the cost until
-    one does is ``met + h (1 - P)/P`` with P = P(S <= h). Where all is gained at the schedule's end that is h/P, which
-    is least 17% above S if that is known to 10%; the less the end matters, the cheaper is a longer horizon. Where
-    hardly anything is known of S it is least below S: many short runs are cheaper than one long one.
+    one does is ``met + h (1 - P)/P`` with P = P(S <= h), where log S has this deviation, and a share of outliers. Where
+    all is gained at the schedule's end that is h/P, which is least 17% above S if that is known to 10%; the less the
+    end matters, the cheaper is a longer horizon. Where hardly anything is known of S it is least below S: many short
+    runs are cheaper than one long one.
+
+    Args:
+        met: of :func:`log_met`.
+        spread: standard deviation of log S.
+        longest: log(h/S) at most.
+        latest: log(s/S), at most, of the step at which the run may meet the target.
     """
     spread = min(spread, 10.0)  # beyond that nothing is known, and exp would overflow
-    k = np.linspace(-spread - 1.0, LONGEST, 600)
-    x = k * spread
-    cost = np.exp(np.where(x < 0.0, x, met_at(share) * x)) + np.exp(x - log_ndtr(k)) - np.exp(x)
-    return float(x[cost.argmin()])
+    above = np.minimum(np.linspace(-spread - 1.0, LONGEST, 600) * spread, longest)
+    meets = np.where(above < 0.0, above, np.interp(above, ABOVE, met))
+    cost = np.exp(meets) + np.exp(above - log_ndtr(above / spread)) / (1.0 - OUTLIERS) - np.exp(above)
+    best = int(np.where(meets <= latest, cost, np.inf).argmin())
+    return (float(above[best]), float(cost[best])) if meets[best] <= latest else (min(latest, longest), math.inf)

@@ -16,11 +16,10 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import StepTime, StepTimes, fit_step_times
-from bstune.search.horizon import Ends, misfit
+from bstune.search.horizon import Ends, least_cost, log_met, misfit
 from bstune.search.posterior import (
     NOISE,
     LikelihoodData,
@@ -75,6 +74,7 @@ class Posterior:
     spent: float
     prior: Prior
     too_large: float  # log2 of the smallest batch size that ran out of memory, infinite if none did
+    budget: Callable[[float], float] | None = None  # the longest horizon over batch size; None: any
 
 
 def infer(
@@ -89,6 +89,7 @@ def infer(
     particles: int,
     moves: int,
     rng: np.random.Generator,
+    budget: Callable[[float], float] | None = None,
     independent: bool = True,
 ) -> Posterior:
     """Return the posterior; histories are read with a ``target``, costs count in seconds or ``in_examples``.
@@ -119,7 +120,7 @@ def infer(
         count = Counter(trial.history for trial in last if trial.history)
         data = replace(data, weight=np.array([1.0 / max(count[trial.history], 1) for trial in last]))
     theta = sample_posterior(data, prior, rng, particles, moves)
-    return Posterior(observations, data, theta, tau, spent, prior, math.log2(too_large))
+    return Posterior(observations, data, theta, tau, spent, prior, math.log2(too_large), budget)
 
 
 def _observation(
@@ -218,36 +219,58 @@ def fresh_steps(posterior: Posterior) -> dict[int, float]:
 
     It is the posterior mean of log S, which leans on all trials around, drawn to the runs at the very place as far as
     their noise from seed to seed is small beside what the model misses at one place. Of these runs a stopped one counts
-    as its estimate or bound, and one that diverged as far slower than expected. Where the schedule ends with the trial,
-    the seed runs at the trial's own horizon until it reaches the target: a run that misses has cost its horizon.
+    as its estimate or bound, and one that diverged as far slower than expected. Where schedules end with the trial, it
+    is what runs at :func:`fresh_horizons` take until one reaches the target, those that miss it included.
     """
-    data, horizon = posterior.data, posterior.prior.horizon
+    if posterior.prior.horizon:
+        return {number: steps for number, (steps, _) in _least_costs(posterior).items()}
+    return {posterior.observations[i].number: math.exp(log_s) for i, log_s in _fresh_log_steps(posterior).items()}
+
+
+def fresh_horizons(posterior: Posterior) -> dict[int, int]:
+    """Return the horizon at which each reached observation's point costs least, by its number.
+
+    Its own was chosen before its S was seen: a longer one may miss less often, a shorter one may cost less. Empty where
+    schedules do not end with the trial.
+    """
+    least = _least_costs(posterior) if posterior.prior.horizon else {}
+    return {number: round(horizon) for number, (_, horizon) in least.items()}
+
+
+def _least_costs(posterior: Posterior) -> dict[int, tuple[float, float]]:
+    """Return the steps until a run reaches the target and the horizon with which they are fewest, by number."""
+    theta, prior = posterior.theta, posterior.prior
+    met = log_met(theta[:, prior.horizon_law])
+    variance = log_steps(theta, posterior.data.points, prior).var(axis=0) + _noise(theta)
+    found = {}
+    for i, log_s in _fresh_log_steps(posterior).items():
+        one = posterior.observations[i]
+        longest = math.inf if posterior.budget is None else math.log(posterior.budget(2.0**one.x)) - log_s
+        above, cost = least_cost(met, math.sqrt(variance[i]), longest)
+        found[one.number] = cost * math.exp(log_s), math.exp(log_s + above)
+    return found
+
+
+def _noise(theta: Array) -> float:
+    """Return the mean variance of log S from seed to seed."""
+    return float(np.mean(np.exp(2.0 * theta[:, NOISE])))
+
+
+def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
+    """Return the log S of a fresh seed at each reached observation, by its place."""
+    data = posterior.data
     expected = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
     y = steps_seen(posterior.theta, data, posterior.prior).mean(axis=0)
     gap = np.where(data.diverged, math.log(FAILURE_FACTOR), y - expected)
-    noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
+    noise = _noise(posterior.theta)
     places: dict[tuple[float, float, tuple[float, ...]], list[int]] = {}
     for i, one in enumerate(posterior.observations):
         places.setdefault((one.x, one.z, one.other), []).append(i)
-    steps: dict[int, float] = {}
+    fresh: dict[int, float] = {}
     for runs in places.values():
         misses = float(gap[runs].mean()) * MISFIT**2 / (MISFIT**2 + noise / len(runs))
-        reached = [i for i in runs if posterior.observations[i].status == "reached"]
-        for i in reached:
-            one, log_s = posterior.observations[i], float(expected[i]) + misses
-            fresh = _steps_until_reached(one, log_s, float(y[i]), math.sqrt(noise)) if horizon else math.exp(log_s)
-            steps[one.number] = fresh
-    return steps
-
-
-def _steps_until_reached(one: Observation, log_s: float, of_trial: float, noise: float) -> float:
-    """Return the steps of runs on fresh seeds at a trial's horizon until one reaches the target.
-
-    ``log_s`` is the log S of a fresh seed, ``of_trial`` that of the trial's own seed: the difference is its luck.
-    """
-    horizon = float(one.horizon or one.steps)
-    reaches = max(float(ndtr((math.log(horizon) - log_s) / noise)), 1e-3)
-    return min(one.steps * math.exp(log_s - of_trial), horizon) + horizon * (1.0 - reaches) / reaches
+        fresh |= {i: float(expected[i]) + misses for i in runs if posterior.observations[i].status == "reached"}
+    return fresh
 
 
 def smoothed(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:

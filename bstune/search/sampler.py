@@ -312,6 +312,7 @@ class FrontierSampler(BaseSampler):
             particles=particles or self._policy.particles,
             moves=moves or self._policy.moves,
             rng=rng,
+            budget=self._budget,
             independent=independent,
         )
 

@@ -46,6 +46,11 @@ class Winner:
     steps: float
     runs: tuple[TrialResult, ...] = ()
 
+    @property
+    def horizon(self) -> int | None:
+        """That of its runs on fresh seeds; without any that of the trial itself."""
+        return self.runs[0].horizon if self.runs else self.trial.horizon
+
 
 def next_replicate(
     trials: Sequence[TrialResult], predicted: Predicted, objective: Objective, replicates: int, max_candidates: int

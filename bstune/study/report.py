@@ -252,7 +252,7 @@ def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str] | None, pre
         trial = best[criterion.merit].trial
         own = [f"trial.batch_size={trial.batch_size}", f"trial.lr={trial.lr!r}", f"trial.seed={trial.seed}"]
         # Where trials stop early, what was evaluated depends on their limits; elsewhere the schedule does.
-        limit = trial.steps if prepared.backend.stops else trial.horizon
+        limit = trial.steps if prepared.backend.stops else best[criterion.merit].horizon
         own += [] if limit is None else [f"budget.steps={limit}", "budget.examples=1"]
         own += overrides(prepared.config, trial.hyperparameters)
         checkpoint = prepared.files.checkpoint(trial.number)

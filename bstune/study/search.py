@@ -16,7 +16,7 @@ from bstune.core.console import format_count
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.files import keep_trials, write_text
 from bstune.core.records import Objective, TrialResult
-from bstune.search.observations import Posterior, fresh_steps
+from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
 from bstune.study.critical import critical_batch
 from bstune.study.lease import Leases
 from bstune.study.model import REPORT_PARTICLES, sampler_context, study_posterior
@@ -146,7 +146,8 @@ class Search:
             due = next_replicate(done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates)
             if due is None or not self._has_time(done, *due):
                 return
-            self._start(runner, ask_replicate(self._study, *due, budget, space, stops, self._worker))
+            horizon = fresh_horizons(posterior).get(due[0].trial.number)
+            self._start(runner, ask_replicate(self._study, *due, budget, space, stops, self._worker, horizon))
             if runner.running:
                 self._store(runner.wait())
 

@@ -353,11 +353,12 @@ def ask_replicate(
     space: Space,
     stops: bool,
     worker: str = "",
+    horizon: int | None = None,
 ) -> Asked | None:
     """Claim a trial with all of another's hyperparameters, on a fresh seed; None if another process has claimed it.
 
     Where trials stop it takes at most twice the steps that the other took, or that a fresh seed is predicted to take;
-    elsewhere it has the other's horizon.
+    elsewhere it has this horizon, or that of the replicates before, where the other's was chosen too.
     """
     original = winner.trial
     trial_index = budget.replicate_index(original.trial_index, replicate)
@@ -366,12 +367,17 @@ def ask_replicate(
         return None
     first = claimed.trials[original.number]
     trial = _suggested(study, claimed, space, RandomSampler(seed=0), dict(first.params))
+    max_steps = _spec(first).max_steps
+    if stops:
+        max_steps = math.ceil(REPLICATE_LIMIT * max(original.steps, winner.steps))
+    elif max_steps is not None:
+        max_steps = winner.horizon if winner.runs else horizon or max_steps
     spec = replace(
         _spec(first),
         number=trial.number,
         trial_index=trial_index,
         seed=budget.trial_seed(trial_index),
-        max_steps=math.ceil(REPLICATE_LIMIT * max(original.steps, winner.steps)) if stops else _spec(first).max_steps,
+        max_steps=max_steps,
         resumed_from=None,
         replicate_of=original.number,
     )

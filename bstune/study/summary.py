@@ -123,7 +123,7 @@ def winner_row(winner: Winner) -> dict[str, Any]:
     expected = {"steps": winner.steps, "time_to_target": None if tau is None else winner.steps * tau}
     if fresh is not None:
         expected = {"steps": fresh["steps_median"], "time_to_target": fresh["time_median"]}
-    return {**row, **expected, "confirmed": fresh, "single_run": single}
+    return {**row, "horizon": winner.horizon, **expected, "confirmed": fresh, "single_run": single}
 
 
 def _unreliable(heading: str, row: Row | None) -> list[str]:

@@ -6,9 +6,10 @@
 No clock goes in. All searches get the same budget, in examples: it is the fixed horizon, and caps the chosen ones. TPE
 searches delta, off the square-root rule, and the share of the budget that the horizon takes; its value is the log of
 seconds to target, for a miss that of the budget plus the log of the metric over the target. After the first hit no
-trial of it costs more than twice the fastest. bstune's incumbent is the trial that its posterior recommends, TPE's its
-fastest. An incumbent is judged by the seconds that its point and horizon take on fresh seeds until one meets the
-target, runs that miss included, over the least; ``own`` is the incumbent's own run instead, with its luck.
+trial of it costs more than twice the fastest. bstune's incumbent is the trial that its posterior recommends, with the
+horizon that it names; TPE's its fastest. An incumbent is judged by the seconds that its point and horizon take on fresh
+seeds until one meets the target, runs that miss included, over the least; ``own`` is the incumbent's own run instead,
+with its luck.
 
 ``laws``: a run with horizon h meets the target if h >= S(B, lr) exp(noise z), z drawn by its seed, and costs tau(B) for
 each step until then, or all h. What no search sees: at its horizon's end the metric is f + (target - f)(S/h)^p and
@@ -44,6 +45,7 @@ from torch import device
 
 from bstune.core.console import quieten
 from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.search.observations import fresh_horizons
 from bstune.search.sampler import RECORD, FrontierSampler
 from bstune.study.prepare import compose_checked
 from bstune.trial.workload import LightningBackend, build_workload, checked_protocol, resolve
@@ -227,8 +229,10 @@ class Frontier:
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
         """Return the recommended trial, asked for as trials reach the target."""
         if finished[-1].reached:
-            number = self.sampler.recommended(self.study)
-            self._incumbent = None if number is None else finished[number]
+            number, posterior = self.sampler.recommended(self.study), self.sampler.posterior(self.study)
+            if number is not None and posterior is not None:
+                again = fresh_horizons(posterior)[number] if self._chooses else finished[number].horizon
+                self._incumbent = replace(finished[number], horizon=again)
         return self._incumbent
 
 
