@@ -68,9 +68,12 @@ def compose_workload(
 
     ``arguments`` are those of a command line; ``set_options`` are values by option, which come after them.
     """
-    name = "python"
-    ConfigStore.instance().store(group="workload", name=name, node=dict(workload))
-    config, unknown = compose_known(CONFIG_MODULE, CONFIG_NAME, [f"workload={name}", *arguments])
+    name, store = "python", ConfigStore.instance()
+    store.store(group="workload", name=name, node=dict(workload))
+    try:
+        config, unknown = compose_known(CONFIG_MODULE, CONFIG_NAME, [f"workload={name}", *arguments])
+    finally:  # the store is the process's: later it would be listed among the workloads
+        del store.repo["workload"][f"{name}.yaml"]
     for option, value in set_options.items():
         OmegaConf.update(config, option, value, force_add=True)
     return validate(config, unknown)

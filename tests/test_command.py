@@ -24,7 +24,7 @@ EASY = (*QUICK, "workload.target.value=1.0", "budget.steps=60", "budget.examples
 OFFLINE = "mlflow.enabled=false"
 MEASURED = ("hardware.enabled=false", "protocol.noise_scale_every=2")
 # Its objective counts examples: what it does depends on no clock.
-STUDY = (*EASY, "search.trials=16", "search.objective=steps", "study=small", "seed=5", *MEASURED)
+STUDY = (*EASY, "search.trials=9", "search.objective=steps", "study=small", "seed=5", *MEASURED)
 
 # A convolution with normalisation in groups in place of the digits' perceptron.
 GHOSTS = (
@@ -135,8 +135,8 @@ def study(tmp_path_factory):
 def test_a_study_from_end_to_end(study):
     root, out = study
     assert "study small: val/loss <= 1, objective steps" in out
-    assert "16 trials; each ends at the target or once it cannot matter, and may be continued; winners run again" in out
-    assert "the plan is done: search.trials=16" in out
+    assert "9 trials; each ends at the target or once it cannot matter, and may be continued; winners run again" in out
+    assert "the plan is done: search.trials=9" in out
     assert "\x1b[" not in out, "no terminal, no escape sequences"
     assert entries(root) == ["bstune.db", "mlflow.db", "mlruns", "outputs"]
     folder = root / "outputs" / "small"
@@ -145,7 +145,7 @@ def test_a_study_from_end_to_end(study):
     assert [trial.number for trial in trials] == list(range(len(trials)))
     searched = [trial for trial in trials if trial.replicate_of is None]
     assert [trial.trial_index for trial in searched] == list(range(len(searched)))
-    assert sum(trial.resumed_from is None for trial in searched) == 16
+    assert sum(trial.resumed_from is None for trial in searched) == 9
     curve = json.loads((folder / "curve.json").read_text())
     best = yaml.safe_load((folder / "best.yaml").read_text())
     for name, key in (("best_by_time", "time_to_target"), ("best_by_steps", "steps")):

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
 from bstune import conf
-from bstune.config import budget_of, compose, flatten, overrides, to_dict, with_hyperparameters
+from bstune.config import budget_of, compose, compose_workload, flatten, overrides, to_dict, with_hyperparameters
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.search_space import Tunable
 from bstune.trial.backend import make_space
@@ -324,3 +324,10 @@ def test_the_table_of_options_is_current():
 
 def test_every_workload_is_in_the_readme():
     assert set(WORKLOADS) <= set(re.findall(r"`(\w+)`", README.read_text()))
+
+
+def test_a_workload_that_is_given_as_values_is_not_listed_later():
+    compose_workload({**compose(["workload=digits"]).workload, "name": "mine"}, [], {})
+    with pytest.raises(ConfigError) as refused:
+        compose([])
+    assert "python" not in str(refused.value).split("workloads: ")[1].split("\n")[0]

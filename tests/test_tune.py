@@ -11,7 +11,6 @@ import warnings
 from contextlib import chdir
 from functools import partial
 from pathlib import Path
-from textwrap import indent
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -532,12 +531,9 @@ print("SURVEYED", result.findings.prepared.survey.ceiling.batch_size)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["a script", "a guarded script", "typed in"])
+@pytest.mark.parametrize("how", ["a script", "typed in"])
 def test_trials_train_in_processes_of_their_own(tmp_path, how):
     text = SCRIPT.format(tests=str(Path(__file__).parent))
-    if how == "a guarded script":
-        head, call = text.split("result = ")
-        text = head + 'if __name__ == "__main__":\n' + indent("result = " + call, "    ")
     command = [sys.executable, "-"]  # as in a notebook, there is no file
     if how != "typed in":
         (tmp_path / "script.py").write_text(text)
