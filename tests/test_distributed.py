@@ -45,6 +45,7 @@ def weights(path):
     return torch.cat([value.flatten() for value in state.values()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shipped", "foreign"])
 @pytest.mark.parametrize("micro_batch_size", [None, 5])
 def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path):
@@ -66,6 +67,7 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
         assert two.device == "2 x cpu (1 thread)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "lowest", "status", "message"),
     [
@@ -178,6 +180,7 @@ def test_a_device_that_never_answers_is_given_up(tmp_path):
         assert workers.wait().result().message == "took longer than protocol.trial_seconds=10"
 
 
+@pytest.mark.slow
 def test_a_trial_goes_on_where_it_was_stopped_bit_for_bit(tmp_path):
     """Its data set draws random numbers, which are others on each device."""
     (tmp_path / "whole").mkdir()
