@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bstune.core.records import EvaluationSchedule, Target
 from bstune.trial.batches import endless, rebatch
+from bstune.trial.checkpoint import Stopped
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.trainer import package_of
 
@@ -77,6 +78,13 @@ def run(kind, spec=None, protocol=None, batches=batches_of, collate=None, data=N
     train = partial(batches, micro_batch_size=protocol.micro_batch_size, collate=collate)
     workload = Workload(built(kind, modules), train, held_out, len(HELD_OUT.dataset), data_module=data)
     return run_trial(workload, spec or make_spec(BATCH_SIZE, seed=3), protocol, **options), modules[-1]
+
+
+def stop_and_continue(kind, protocol, at, state):
+    """Stop a trial after ``at`` steps and go on with it from its state; return the second one's record and module."""
+    stopped, _ = run(kind, make_spec(BATCH_SIZE, seed=3, max_steps=at), protocol, state=state)
+    spec = make_spec(BATCH_SIZE, seed=3, number=4, resumed_from=3)
+    return run(kind, spec, protocol, resume=Stopped(stopped, state))
 
 
 class Epochs:

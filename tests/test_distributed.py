@@ -150,13 +150,13 @@ def test_bad_input_ends_in_a_line(bstune, tmp_path, arguments, message):
 @pytest.mark.parametrize(("device", "first"), [("cuda", 0), ("cuda:2", 2)])
 def test_each_process_has_its_own_cuda_device_and_the_trainer_has_all(monkeypatch, device, first):
     """As far as a machine without CUDA shows it."""
-    assert distributed.own_config({"device": device}).device == device
+    assert distributed.config_of_process({"device": device}).device == device
     alone = {"accelerator": "cuda", "devices": [first]}
     assert distributed.trainer_options(alone, str) == alone
     for rank in range(3):
         monkeypatch.setattr(distributed, "_place", distributed.Place(rank, 3))
-        assert distributed.own_config({"device": device}).device == f"cuda:{first + rank}"
-        assert distributed.own_config({"device": "cpu"}).device == "cpu"
+        assert distributed.config_of_process({"device": device}).device == f"cuda:{first + rank}"
+        assert distributed.config_of_process({"device": "cpu"}).device == "cpu"
         own = distributed.trainer_options({"accelerator": "cuda", "devices": [first + rank]}, lambda: "ddp")
         assert (own["devices"], own["strategy"]) == ([first, first + 1, first + 2], "ddp")
         assert not own["use_distributed_sampler"]

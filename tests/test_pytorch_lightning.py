@@ -3,16 +3,15 @@
 import pytest
 import pytorch_lightning
 import torch
-from fits import BATCH_SIZE, DATA, HELD_OUT, STEPS, Regression, Sine, fit, protocol_of, run
+from fits import DATA, HELD_OUT, STEPS, Regression, Sine, fit, protocol_of, run, stop_and_continue
 from learners import same_weights
 from lightning import pytorch as lightning
 from pytorch_lightning.callbacks import EarlyStopping, RichProgressBar
-from toolbox import TRAINER, make_spec
+from toolbox import TRAINER
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from bstune.core.errors import ConfigError
-from bstune.trial.checkpoint import Stopped
 from bstune.trial.noise_scale import NoiseScale
 from bstune.trial.trainer import package_of
 
@@ -48,9 +47,7 @@ def test_a_trial_is_what_its_own_trainer_makes_of_the_same_batches():
 def test_it_goes_on_and_its_noise_scale_is_measured(tmp_path):
     protocol = protocol_of(noise_scale_every=8)
     whole, reference = run(Plateau, protocol=protocol)
-    stopped, _ = run(Plateau, make_spec(BATCH_SIZE, seed=3, max_steps=21), protocol, state=tmp_path / "3.state")
-    spec = make_spec(BATCH_SIZE, seed=3, number=4, resumed_from=3)
-    record, module = run(Plateau, spec, protocol, resume=Stopped(stopped, tmp_path / "3.state"))
+    record, module = stop_and_continue(Plateau, protocol, 21, tmp_path / "3.state")
     assert same_weights(module, reference)
     assert record.noise_scale == whole.noise_scale
     assert len(whole.noise_scale) == STEPS // 8

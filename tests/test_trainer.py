@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from fits import BATCH_SIZE, HELD_OUT, STEPS, Regression, batches_of, fit, protocol_of, run
+from fits import BATCH_SIZE, HELD_OUT, STEPS, Regression, batches_of, fit, protocol_of, run, stop_and_continue
 from learners import gradient_scaler, same_weights
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
@@ -323,9 +323,7 @@ def test_early_stopping_ends_the_trial_as_censored_and_starts_afresh_in_the_next
 def test_early_stopping_goes_on_counting_where_a_trial_was_stopped(tmp_path):
     protocol = with_callbacks(EarlyStopping("val/error", patience=2, min_delta=1.0))
     whole, reference = run(Regression, protocol=protocol)
-    stopped, _ = run(Regression, make_spec(BATCH_SIZE, seed=3, max_steps=12), protocol, state=tmp_path / "3.state")
-    spec = make_spec(BATCH_SIZE, seed=3, number=4, resumed_from=3)
-    record, module = run(Regression, spec, protocol, resume=Stopped(stopped, tmp_path / "3.state"))
+    record, module = stop_and_continue(Regression, protocol, 12, tmp_path / "3.state")
     assert (record.steps, record.message, record.history) == (whole.steps, whole.message, whole.history)
     assert same_weights(module, reference)
 
@@ -424,9 +422,7 @@ def test_a_module_that_is_built_late_goes_on_and_is_measured_and_tested(tmp_path
     kind = partial(Late, Unit())
     protocol = protocol_of(noise_scale_every=8)
     whole, reference = run(kind, protocol=protocol)
-    stopped, _ = run(kind, make_spec(BATCH_SIZE, seed=3, max_steps=20), protocol, state=tmp_path / "3.state")
-    spec = make_spec(BATCH_SIZE, seed=3, number=4, resumed_from=3)
-    record, module = run(kind, spec, protocol, resume=Stopped(stopped, tmp_path / "3.state"))
+    record, module = stop_and_continue(kind, protocol, 20, tmp_path / "3.state")
     assert same_weights(module, reference)
     assert (
         [step for step, _, _ in record.noise_scale] == [step for step, _, _ in whole.noise_scale] == [8, 16, 24, 32, 40]

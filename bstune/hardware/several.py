@@ -15,7 +15,7 @@ from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime, fit_line
-from bstune.trial.distributed import own_config
+from bstune.trial.distributed import config_of_process
 from bstune.trial.loop import run_trial
 from bstune.trial.objects import Objects, give, objects_of
 from bstune.trial.workers import Train, Workers
@@ -29,7 +29,7 @@ TimeTrial = Callable[[int, float, int], tuple[float, ...]]  # of batch size, lea
 def open_short_trials(config: Any, objects: Objects | None, warmup_steps: int) -> Train:
     """Return what trains a trial without its target, for its seconds per step, in one of the devices' processes."""
     quieten()
-    own = own_config(config)
+    own = config_of_process(config)
     give(own.study, objects)
     workload, protocol = load(own)
     short = replace(

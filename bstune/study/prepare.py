@@ -275,14 +275,14 @@ def open_trials(
     import torch
 
     from bstune.hardware.memory import cap_cuda_memory
-    from bstune.trial.distributed import own_config
+    from bstune.trial.distributed import config_of_process
     from bstune.trial.objects import give
     from bstune.trial.workload import LightningBackend, load, resolve
 
     quieten()
     if threads is not None:
         torch.set_num_threads(threads)
-    resolved = resolve(own_config(config))
+    resolved = resolve(config_of_process(config))
     give(resolved.study, objects)
     if limit is not None:
         device = torch.device(resolved.device)

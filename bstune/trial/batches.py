@@ -55,7 +55,7 @@ def micro_batch_sizes(batch_size: int, micro_batch_size: int | None) -> tuple[in
     if micro_batch_size is not None:
         check_size("micro-batch size", micro_batch_size)
     if distributed.place() is not None:
-        sizes, own = distributed.own_sizes(batch_size, micro_batch_size)
+        sizes, own = distributed.sizes_of_process(batch_size, micro_batch_size)
         return sizes[own]
     if micro_batch_size is None:
         return (batch_size,)
@@ -66,7 +66,7 @@ def micro_batch_sizes(batch_size: int, micro_batch_size: int | None) -> tuple[in
 def splitter(batch_size: int, micro_batch_size: int | None) -> Callable[[Tensor], Sequence[Tensor]]:
     """Return what cuts a whole batch into micro-batches, on several devices into this process's alone."""
     if distributed.place() is not None:
-        sizes, own = distributed.own_sizes(batch_size, micro_batch_size)
+        sizes, own = distributed.sizes_of_process(batch_size, micro_batch_size)
         return lambda whole: whole.split_with_sizes(sizes)[own]
     sizes = micro_batch_sizes(batch_size, micro_batch_size)
     return lambda whole: whole.split_with_sizes(sizes)

@@ -62,7 +62,7 @@ def join(rank: int, count: int, file: str | None = None) -> None:
     _place = Place(rank, count)
 
 
-def own_config(config: Any) -> DictConfig:
+def config_of_process(config: Any) -> DictConfig:
     """Return a config of plain values with this process's device: from ``cuda`` or ``cuda:N`` on, one each."""
     own: DictConfig = OmegaConf.create(config)
     kind, _, first = str(own.device).partition(":")
@@ -161,7 +161,7 @@ def check_devices(config: DictConfig) -> None:
             raise ConfigError(f"devices={count} {line}")
 
 
-def own_sizes(batch_size: int, micro_batch_size: int | None) -> tuple[tuple[int, ...], slice]:
+def sizes_of_process(batch_size: int, micro_batch_size: int | None) -> tuple[tuple[int, ...], slice]:
     """Return the sizes of all micro-batches of a batch over several devices, and which of them are this process's."""
     assert _place is not None  # noqa: S101 (it is one of several)
     sizes = split_batch(batch_size, _place.count, micro_batch_size).sizes

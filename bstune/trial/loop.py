@@ -503,9 +503,8 @@ class _TargetLoop(Callback):
         trainer.fit_loop._restarting = self._amid_epoch = False
         ended_early = self._has_epochs and self._horizon is None and not trainer.should_stop
         if ended_early and trainer.current_epoch + 1 == trainer.max_epochs and self.progress.steps > self._last_epoch:
-            trainer.fit_loop.max_epochs = (
-                trainer.current_epoch + 2
-            )  # the module or a gradient scaler has left out steps
+            # The module or a gradient scaler has left out steps.
+            trainer.fit_loop.max_epochs = trainer.current_epoch + 2
         self._last_epoch = self.progress.steps
 
     def _hold_stop(self, trainer: Trainer) -> None:

@@ -16,7 +16,7 @@ from bstune.trial.loop import Workload, fit
 from bstune.trial.preflight import check_hooks
 from bstune.trial.trainer import lengths, make_trainer, without_monitors
 
-MOST_STEPS = 20_000  # of a schedule, that are looked at: under a second
+SCHEDULE_STEPS = 20_000  # of a schedule, that are looked at: under a second
 
 
 def depends_on_length(workload: Workload, spec: TrialSpec, protocol: TrialProtocol) -> bool:
@@ -49,7 +49,7 @@ def rates_ahead(
                 continue
             each_step = config.interval == "step"
             values = [_settings(config.scheduler.optimizer)]
-            for number in range(1, min(until if each_step else -(-until // epoch), MOST_STEPS)):
+            for number in range(1, min(until if each_step else -(-until // epoch), SCHEDULE_STEPS)):
                 # What a schedule of another library may read.
                 epochs.current.completed = 0 if each_step else number
                 applied.optim_progress.optimizer.step.total.completed = number if each_step else number * epoch
