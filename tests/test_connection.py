@@ -83,23 +83,22 @@ print(open_study("toy", sys.argv[1], "steps", {"a": 1}, Path(sys.argv[2])).user_
 
 @pytest.mark.slow
 def test_two_processes_begin_a_study_in_a_new_database_at_once(database_server, tmp_path):
-    for number in range(3):
-        database_server.query(f"CREATE DATABASE new{number}")
-        for new in (database_server.url(f"new{number}"), url(tmp_path, f"new{number}")):
-            processes = [
-                subprocess.Popen(
-                    [sys.executable, "-c", BEGINS, new, str(tmp_path)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-                for _ in range(3)
-            ]
-            for process in processes:
-                assert process.stdout.readline() == "ready\n"
-            for process in processes:  # at once
-                process.stdin.write("go\n")
-                process.stdin.flush()
-            found = [process.communicate(timeout=60)[0] for process in processes]
-            assert [process.returncode for process in processes] == [0, 0, 0]
-            assert len(set(found)) == 1
+    database_server.query("CREATE DATABASE new")
+    for new in (database_server.url("new"), url(tmp_path, "new")):
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", BEGINS, new, str(tmp_path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(3)
+        ]
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:  # at once
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        found = [process.communicate(timeout=60)[0] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0, 0]
+        assert len(set(found)) == 1

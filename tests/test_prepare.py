@@ -196,7 +196,7 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
     run_study(prepare(compose_checked(["workload=replay", *options]), backend=Untestable()), [], console)
     lines = console.export_text().splitlines()
     for line in (
-        "no test metrics of trial 0: FileNotFoundError: no test set (test_prepare.py:",
+        "no test metrics of trial 2: FileNotFoundError: no test set (test_prepare.py:",
         "no figure of the curve: LookupError: no such thing (test_prepare.py:",
         "no figure of the plan for several devices: LookupError: no such thing (test_prepare.py:",
         "no critical batch size at easier targets: LookupError: no such thing (test_prepare.py:",

@@ -37,7 +37,7 @@ def test_others_are_another_point():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["frontier", "tpe"])
+@pytest.mark.parametrize("sampler", ["frontier", pytest.param("tpe", marks=pytest.mark.soak)])
 def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune, tmp_path, sampler):
     arguments = [*FAST, "search.tune=[momentum,average]", f"sampler={sampler}", "workload.target.value=0.3"]
     status, printed, errors = bstune(*arguments, "search.trials=14")

@@ -531,7 +531,7 @@ print("SURVEYED", result.findings.prepared.survey.ceiling.batch_size)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["a script", "typed in"])
+@pytest.mark.parametrize("how", ["a script", pytest.param("typed in", marks=pytest.mark.soak)])
 def test_trials_train_in_processes_of_their_own(tmp_path, how):
     text = SCRIPT.format(tests=str(Path(__file__).parent))
     command = [sys.executable, "-"]  # as in a notebook, there is no file

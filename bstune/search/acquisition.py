@@ -153,7 +153,8 @@ def suggest(
             bottom, top = domain.lrs(np.array([x]))
             options.x[chosen], options.z[chosen] = x, rng.uniform(bottom[0], top[0])
         else:
-            chosen, predicted = thompson_sample(posterior, options, draw, weight, pending, policy, rng)
+            longest_at = budget if posterior.prior.horizon else None
+            chosen, predicted = thompson_sample(posterior, options, draw, weight, pending, policy, longest_at)
     done, size = float(options.done[chosen]), float(np.exp2(options.x[chosen]))
     growth = policy.max_growth if done or posterior.prior.horizon else policy.max_first_growth
     first = max(policy.initial_fraction * budget(size), MIN_STEPS)
@@ -250,9 +251,13 @@ def thompson_sample(
     weight: Weight,
     pending: Pending,
     policy: Policy,
-    rng: np.random.Generator,
+    longest: Callable[[float], float] | None,
 ) -> tuple[int, float]:
-    """Return the candidate with the least objective in one draw, in cost too if nearly equal, and its steps there."""
+    """Return the candidate with the least objective in one draw, in cost too if nearly equal, and its steps there.
+
+    ``longest`` is the longest horizon at a batch size, where schedules end with it: what takes longer never reaches the
+    target, so that it comes last, the least of them first.
+    """
     drawn = np.minimum(candidate_log_steps(posterior, candidates, draw[None])[0], 50.0)
     score = drawn + np.log(weight(candidates.x))
     cost = np.exp(drawn) * posterior.tau(np.exp2(candidates.x))
@@ -260,6 +265,9 @@ def thompson_sample(
     score += policy.cost_weight * np.minimum(to_go / cost[int(score.argmin())], 10.0)
     for x, z, _ in pending:
         score[(np.abs(candidates.x - x) < 0.3) & (np.abs(candidates.z - z) < 0.3)] += 0.3
+    if longest is not None:
+        over = drawn - np.log([longest(float(size)) for size in np.exp2(candidates.x)])
+        score = np.where(over > 0.0, 1e3 + over, score)
     chosen = int(score.argmin())
     return chosen, float(np.exp(drawn[chosen]))
 
