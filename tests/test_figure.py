@@ -16,8 +16,9 @@ from bstune.core.console import format_number
 from bstune.core.curve import CurveBand
 from bstune.core.figures import FIGURE_DPI
 from bstune.core.records import Target
-from bstune.study.figure import FIGURE_INCHES, draw_curve, paint_curve
-from bstune.study.summary import critical_text, summarize
+from bstune.report.figure import FIGURE_INCHES, draw_curve, paint_curve
+from bstune.report.answer import critical_text
+from bstune.study.summary import summarize
 
 TARGET = Target("val/error", 0.1, "min")
 
@@ -182,7 +183,7 @@ def test_curve_is_written_as_a_png_and_nothing_else(tmp_path):
 
 def test_a_figure_needs_no_display_and_an_import_no_matplotlib(tmp_path):
     code = (
-        "import sys, pathlib, bstune.study.summary as s, bstune.study.figure as f\n"
+        "import sys, pathlib, bstune.study.summary as s, bstune.report.figure as f\n"
         "from bstune.core.records import Target\n"
         "loaded = {'matplotlib', 'torch', 'lightning'} & sys.modules.keys()\n"
         "summary = s.summarize([], Target('val/error', 0.1, 'min'), 'no points')\n"

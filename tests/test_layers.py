@@ -1,4 +1,4 @@
-"""Imports run downwards: core < options < config, search < trial < workloads, hardware < study < __main__ < sweeps."""
+"""Imports run downwards, from core to sweeps; what shows a finished study needs core and search alone."""
 
 import ast
 from pathlib import Path
@@ -7,8 +7,9 @@ import bstune
 
 ROOT = Path(bstune.__file__).parent
 SWEEPS = ROOT.parent / "sweeps"
-LAYERS = ("core", "options", "config search", "trial", "workloads hardware", "study", "__main__", "sweeps")
+LAYERS = ("core", "options", "config search", "report", "trial", "workloads hardware", "study", "__main__", "sweeps")
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
+HEAVY = ("torch", "lightning", "pytorch_lightning", "mlflow", "omegaconf", "hydra")
 
 
 def imports(tree):
@@ -40,6 +41,8 @@ def offenders(path, text):
             "runs up": other in RANK and own in RANK and RANK[other] > RANK[own],
             "beside its layer": {own, other} in ({"config", "search"}, {"workloads", "hardware"}),
             "only YAML names workloads": other == "workloads" and own != "workloads",
+            "report shows plain data": own == "report"
+            and (module.split(".")[0] in HEAVY or other in RANK.keys() - {"core", "search", "report"}),
             "only study/tracking.py imports mlflow": module.split(".")[0] == "mlflow" and path != "study/tracking.py",
             "inside a function without a comment": late and not commented,
         }
@@ -55,6 +58,9 @@ def test_the_check_can_fail():
         "only YAML names workloads",
         "inside a function without a comment",
     ]
+    assert [line.split(": ")[-1] for line in offenders("report/html.py", "import torch\nimport bstune.options")] == [
+        "report shows plain data"
+    ] * 2
     assert list(offenders("study/run.py", "def f():\n    # 4 s\n    import torch\n    import lightning\n")) == []
 
 

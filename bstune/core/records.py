@@ -26,6 +26,7 @@ from bstune.core.errors import ConfigError, RecordError
 Status = Literal["reached", "censored", "diverged", "oom", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
 Objective = Literal["time", "steps", "both", "curve"]  # of a study
+Merit = Literal["time", "steps"]  # what a winner is best by
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 NEVER = 1e300  # a goal is a finite number, and far from this one
 FORMER = {"slot": "trial_index", "parent": "resumed_from", "confirms": "replicate_of", "settings": "hyperparameters"}

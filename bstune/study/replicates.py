@@ -17,12 +17,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
-from bstune.core.records import Objective, TrialResult
+from bstune.core.records import Merit, Objective, TrialResult
 from bstune.search.observations import FAILURE_FACTOR
 
-Merit = Literal["time", "steps"]
 Runs = Mapping[int, tuple[TrialResult, ...]]
 Predicted = Mapping[int, float]  # steps that a fresh seed is predicted to take, by a trial's number
 MERITS: Mapping[Objective, tuple[Merit, ...]] = {

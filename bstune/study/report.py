@@ -19,18 +19,20 @@ from bstune.core.console import format_count, format_number, plural
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
 from bstune.core.failures import optional
 from bstune.core.files import write_text
-from bstune.core.records import TrialResult, TrialSpec, dump_json
+from bstune.core.records import Merit, TrialResult, TrialSpec, dump_json
 from bstune.core.secrets import redact_patterns, reference
 from bstune.search.acquisition import steps_band
 from bstune.search.observations import Posterior, fresh_steps
 from bstune.study.critical import INTERVAL, ROOM, CriticalBatch, critical_batch, no_easier_target, over_targets
-from bstune.study.figure import draw_curve
+from bstune.report.answer import print_final
+from bstune.report.figure import draw_curve
+from bstune.report.rows import WINNERS, Summary
 from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, seed_scatter, study_posterior
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import Merit, Winner, left_out, winners
+from bstune.study.replicates import Winner, left_out, winners
 from bstune.study.scale_out import ScaleOut, draw_scale_out, scale_out, scale_out_table
 from bstune.study.storage import results, trained_by
-from bstune.study.summary import WINNERS, Summary, print_final, summarize, winner_row
+from bstune.study.summary import summarize, winner_row
 
 if TYPE_CHECKING:
     from bstune.study.tracking import Tracking

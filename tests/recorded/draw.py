@@ -15,10 +15,11 @@ from bstune.search.acquisition import steps_band
 from bstune.search.observations import Posterior, fresh_steps
 from bstune.search.sampler import FrontierSampler
 from bstune.study.critical import INTERVAL, critical_batch
-from bstune.study.figure import draw_curve
+from bstune.report.figure import draw_curve
 from bstune.study.model import MOVES, REPORT_PARTICLES
 from bstune.study.replicates import winners
-from bstune.study.summary import Summary, summarize
+from bstune.report.rows import Summary
+from bstune.study.summary import summarize
 
 FOLDER = Path(__file__).parent
 TARGET = Target("val/error", 0.1, "min")

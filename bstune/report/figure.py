@@ -15,17 +15,8 @@ from bstune.core.console import format_count, format_number, time_unit
 from bstune.core.curve import CurveBand
 from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.records import TrialResult
-from bstune.study.summary import (
-    PREDICTED,
-    REGIMES,
-    WINNERS,
-    Row,
-    Summary,
-    counts_text,
-    critical_text,
-    expected_text,
-    trial_row,
-)
+from bstune.report.answer import PREDICTED, counts_text, critical_text, expected_text
+from bstune.report.rows import REGIMES, WINNERS, Row, Summary, trial_row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
