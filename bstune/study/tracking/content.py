@@ -146,14 +146,17 @@ def metrics(values: Iterable[Value], milliseconds: int) -> list[Metric]:
 def data_set(prepared: PreparedStudy) -> DatasetInput:
     """Return the training data as MLflow's data set: what reads it, and a digest of that, not of its bytes."""
     config = prepared.config.copy()
-    if "data" in config:
-        config.data.root = ""  # where the data lie does not matter: their checksums are pinned
-    table = prepared.backend.frozen_settings.get("workload.table")  # a replayed study's
-    read_by = {"table": table} if table else to_dict(config.workload.get("data") or {"workload": config.workload.name})
+    config.data.root = ""  # where the data lie does not matter: their checksums are pinned
+    workload = config.workload
+    read_by = {"workload": workload.name} if "data" not in workload else to_dict(workload.data)
+    if table := prepared.backend.frozen_settings.get("workload.table"):  # a replayed study's
+        read_by = {"table": table}
     source = json.dumps(redact_values(read_by), default=str)
     digest = hashlib.sha256(source.encode()).hexdigest()[:8]
-    profile = json.dumps({"train_examples": prepared.backend.train_examples, "digest": "of the source, not of the data"})
-    name = cut(config.workload.name, KEY_LENGTH)
+    profile = json.dumps(
+        {"train_examples": prepared.backend.train_examples, "digest": "of the source, not of the data"}
+    )
+    name = cut(workload.name, KEY_LENGTH)
     return DatasetInput(
         Dataset(name, digest, "bstune", source, profile=profile), [InputTag("mlflow.data.context", "training")]
     )

@@ -82,5 +82,3 @@ def _half_made(path: Path) -> bool:
             return own and not any(rows(what + " LIMIT 1") for what in contents)
     except sqlite3.Error:  # locked, or no database: MLflow says what is wrong with it
         return False
-
-

@@ -55,7 +55,7 @@ class Exchanges:
         allowed, start = min(seconds, self._left), self._clock()
         total = f"what was left of mlflow.study_seconds={self._settings.study_seconds:g}"
         limit = f"mlflow.seconds={seconds:g}" if seconds < self._left else total
-        with _short_requests(self._settings):
+        with short_requests(self._settings):
             if allowed > 0:
                 thread.start()
                 thread.join(allowed)
@@ -75,7 +75,7 @@ class Exchanges:
 
 
 @contextmanager
-def _short_requests(settings: DictConfig) -> Iterator[None]:
+def short_requests(settings: DictConfig) -> Iterator[None]:
     """Give MLflow's HTTP client short limits while the context is open: it reads the environment at each request."""
     values = {
         "MLFLOW_HTTP_REQUEST_TIMEOUT": str(settings.request_seconds),

@@ -28,9 +28,11 @@ def send_model(
 
     A study of Python objects has none that loads back: what builds its module is no config. Its ``train`` is None.
     """
-    row = summary.get(summary["use"] or "")
-    checkpoint = None if row is None else prepared.files.checkpoint(row["number"])
-    if row is None or checkpoint is None or summary["train"] is None or not checkpoint.exists():
+    if summary["use"] is None or summary["train"] is None:
+        return None
+    row = summary[summary["use"]]
+    checkpoint = prepared.files.checkpoint(row["number"])
+    if not checkpoint.exists():
         return None
     # 1 s, which a replayed study, and a trial, need not wait for
     from mlflow.models import Model

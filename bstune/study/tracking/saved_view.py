@@ -13,17 +13,20 @@ from typing import Any
 KEY = "bstune-1"  # a new one for a new view
 TAG = f"mlflow.sharedViewState.{KEY}"
 STUDIES = "tags.`bstune.kind` = 'study'"
-# Charts of curves: the metrics that each draws over the batch size, and its title.
-_CURVES = {
-    "Steps to target over batch size": ("curve/steps_to_target_fit",),
-    "Seconds to target over batch size": ("curve/time_to_target_fit",),
-    "Examples to target over batch size": ("curve/examples_to_target_fit",),
-    "Steps to target over batch size, best trials": ("curve/steps_to_target",),
-}
+# A chart each, whose title is the metric's name: over the batch size, which is the metric's step.
+_CURVES = [f"curve/{name}_to_target{fit}" for fit in ("_fit", "") for name in ("steps", "time")]
 _BARS = ("critical_batch/value", "best/batch_size", "best/seconds")
 _COLUMNS = ("critical_batch/value", "critical_batch/low", "critical_batch/high", "best/batch_size", "best/lr")
 _COLUMNS += ("best/seconds", "best/seconds_low", "best/seconds_high", "best/reached_of_n")
-_HIDDEN = ("curve/examples_to_target", "curve/time_to_target", "critical_batch/low", "critical_batch/high", "best/lr", "best/steps")
+_NAME = "attributes.`Run Name`"
+_HIDDEN = (
+    "curve/examples_to_target",
+    "curve/examples_to_target_fit",
+    "critical_batch/low",
+    "critical_batch/high",
+    "best/lr",
+    "best/steps",
+)
 _HIDDEN += ("best/seconds_low", "best/seconds_high", "best/reached_of_n")  # they are columns, not bars
 
 
@@ -42,19 +45,23 @@ def saved_view(milliseconds: int) -> str:
 
 def _state() -> dict[str, Any]:
     curves, answers = "bstune-curves", "bstune-answers"
-    charts = [_line(f"{curves}-{i}", curves, title, keys) for i, (title, keys) in enumerate(_CURVES.items())]
+    charts = [_line(f"{curves}-{i}", curves, metric) for i, metric in enumerate(_CURVES)]
     charts += [_bar(f"{answers}-{i}", answers, metric) for i, metric in enumerate(_BARS)]
     # MLflow adds a chart for each metric without one, unless it was deleted.
     charts += [_bar(f"hidden-{i}", answers, metric) | {"deleted": True} for i, metric in enumerate(_HIDDEN)]
     sections = {curves: "Curves", answers: "Critical batch size, and what to use"}
-    columns = [f"metrics.`{name}`" for name in _COLUMNS] + [f"params.`{name}`" for name in ("workload", "device")]
+    columns = [*(f"metrics.`{name}`" for name in _COLUMNS), *(f"params.`{name}`" for name in ("workload", "device"))]
+    columns += ["attributes.`Dataset`", "attributes.`Models`"]
     return {
         "searchFilter": STUDIES,
-        "selectedColumns": ["attributes.`Created`", *columns, "attributes.`Dataset`", "attributes.`Models`"],
+        "selectedColumns": columns,
+        "columnOrder": [_NAME, *columns, "runDateAndNestInfo"],
+        "columnWidths": {_NAME: 320, **dict.fromkeys(columns, 140), "runDateAndNestInfo": 140},
         "runsHiddenMode": "FIRST_20_RUNS",
         "compareRunCharts": charts,
         "compareRunSections": [
-            {"uuid": uuid, "name": name, "display": True, "isReordered": True} for uuid, name in sections.items()
+            {"uuid": uuid, "name": name, "display": True, "isReordered": True, "columns": 2, "cardHeight": 360}
+            for uuid, name in sections.items()
         ],
         "isAccordionReordered": True,  # what MLflow adds, such as tests, comes last
         "hideEmptyCharts": True,
@@ -65,12 +72,11 @@ def _chart(uuid: str, section: str) -> dict[str, Any]:
     return {"uuid": uuid, "metricSectionId": section, "deleted": False, "isGenerated": False, "runsCountToCompare": 20}
 
 
-def _line(uuid: str, section: str, title: str, metrics: tuple[str, ...]) -> dict[str, Any]:
+def _line(uuid: str, section: str, metric: str) -> dict[str, Any]:
     return _chart(uuid, section) | {
         "type": "LINE",
-        "metricKey": metrics[0],
-        "selectedMetricKeys": [*metrics],
-        "displayName": title,
+        "metricKey": metric,
+        "selectedMetricKeys": [metric],
         "xAxisKey": "step",
         "xAxisScaleType": "log",
         "scaleType": "log",
@@ -87,4 +93,4 @@ def _line(uuid: str, section: str, title: str, metrics: tuple[str, ...]) -> dict
 
 
 def _bar(uuid: str, section: str, metric: str) -> dict[str, Any]:
-    return _chart(uuid, section) | {"type": "BAR", "metricKey": metric, "displayName": metric}
+    return _chart(uuid, section) | {"type": "BAR", "metricKey": metric}
