@@ -152,9 +152,9 @@ def test_tracking_uri(configured, environment, expected, tmp_path, monkeypatch):
     ],
 )
 def test_what_opens_a_page(uri, expected):
-    assert opening(uri) == expected
-    apart = "/" if uri.startswith("http") else "\nhttp://127.0.0.1:5000/"
-    assert opening(uri, "#/experiments/1") == f"{expected}{apart}#/experiments/1"
+    assert opening(uri) == (expected,)
+    served = (f"{expected}/#/",) if uri.startswith("http") else (expected, "http://127.0.0.1:5000/#/")
+    assert opening(uri, "#/") == served
 
 
 def test_creating_the_database_prints_nothing_and_leaves_only_the_database(created):

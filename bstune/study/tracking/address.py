@@ -49,13 +49,13 @@ def database_path(uri: str) -> Path | None:
     return Path(database).absolute() if database and database != ":memory:" else None
 
 
-def opening(uri: str, page: str = "") -> str:
+def opening(uri: str, page: str = "") -> tuple[str, ...]:
     """Return what opens a page of MLflow's UI, such as ``#/experiments/1``, in a line or two; none shows a password.
 
     That is the command that serves a database, and the address.
     """
     if uri.startswith(("http://", "https://")):
-        return f"{re.sub('//[^/]*@', '//', redact_patterns(uri)).rstrip('/')}{'/' if page else ''}{page}"
+        return (f"{re.sub('//[^/]*@', '//', redact_patterns(uri)).rstrip('/')}{'/' if page else ''}{page}",)
     shown = shlex.quote(uri) if redact_patterns(uri) == uri else '"$MLFLOW_TRACKING_URI"'
     command = f"{shlex.quote(sys.executable)} -m mlflow ui --backend-store-uri {shown}"
-    return f"{command}\n{UI}/{page}" if page else command
+    return (command, f"{UI}/{page}") if page else (command,)

@@ -82,7 +82,7 @@ class Tracking:
         return set(self._whole)
 
     @property
-    def opening(self) -> str:
+    def opening(self) -> tuple[str, ...]:
         """What opens the page of the studies: the command that serves a database, and the address."""
         return opening(self._uri, self._page)
 
