@@ -128,7 +128,8 @@ def complete(folder: Path) -> bool:
         tags = database.execute("SELECT run_uuid, key, value FROM tags").fetchall()
     values = {key: [one for of, name, one in tags if name == key and of in dict(active)] for key in (TRIALS, DONE)}
     ended = all(status != "RUNNING" for _, status in active)
-    return ended and sorted(int(one) for run in values[TRIALS] for one in run.split()) == numbers and values[DONE] == [str(len(numbers))]
+    sent = sorted(int(number) for chain in values[TRIALS] for number in chain.split())
+    return ended and sent == numbers and values[DONE] == [str(len(numbers))]
 
 
 def left(folder: Path) -> list[str]:

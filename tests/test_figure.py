@@ -92,7 +92,7 @@ def test_figure_has_the_curve_the_points_and_their_labels():
     assert guide[:, 0] * guide[:, 1] == pytest.approx(30_000.0)
     best = summary["best_by_time"]
     assert f"B = {best['batch_size']}, lr = {format_number(best['lr'])}" in right.texts[0].get_text()
-    assert timed["winner, predicted of a fresh seed from all trials"].get_offsets().tolist() == [
+    assert timed["winner, predicted, not run again on fresh seeds"].get_offsets().tolist() == [
         [best["batch_size"], best["time_to_target"]]
     ]
     title = figure.get_suptitle()

@@ -5,9 +5,8 @@ import json
 import math
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
-from urllib.parse import quote, urlencode
+from collections.abc import Iterable, Iterator, Sequence
+from urllib.parse import urlencode
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 from omegaconf import OmegaConf
@@ -168,5 +167,6 @@ def key(name: str) -> str:
 
 
 def cut(text: str, length: int) -> str:
+    """Return a text of at most ``length`` letters, which says so where it was cut."""
     mark = " ... (cut)"
     return text if len(text) <= length else text[: length - len(mark)] + mark

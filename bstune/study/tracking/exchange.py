@@ -1,4 +1,4 @@
-"""Exchanges with MLflow that never stop a study: each in a thread that is waited for, and all that is waited is limited.
+"""Exchanges with MLflow, each in a thread that is waited for so long at most: none ever stops a study.
 
 Left alone its client retries for minutes. So every exchange is waited for ``mlflow.study_seconds`` in all, over the
 whole run; the first failure is logged as one line and ends sending.
