@@ -186,7 +186,7 @@ def test_mlflow_holds_the_study(study):
     runs = client.search_runs([client.get_experiment_by_name("bstune").experiment_id])
     assert len(runs) == len(trials_of(study[0] / "outputs" / "small")) + 1
     parent = next(run for run in runs if "mlflow.parentRunId" not in run.data.tags)
-    assert parent.data.metrics["best_by_time/batch_size"] > 0
+    assert parent.data.metrics["best/batch_size"] > 0
     assert client.get_metric_history(parent.info.run_id, "curve/steps_to_target")
 
 

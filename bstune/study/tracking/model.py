@@ -46,7 +46,7 @@ def send_model(
     logged = client.create_logged_model(experiment_id, _model_name(name), run_id, params=params)
     with tempfile.TemporaryDirectory() as folder:
         model = Model(model_id=logged.model_id, run_id=run_id, artifact_path=logged.artifact_location)
-        add_to_model(model, loader_module=LOADER)
+        add_to_model(model, loader_module=LOADER)  # type: ignore[no-untyped-call]
         model.save(str(Path(folder) / "MLmodel"))
         written = {"spec": asdict(spec), "checkpoint": checkpoint.name}
         (Path(folder) / "trial.json").write_text(json.dumps(written, indent=2), encoding="utf-8")

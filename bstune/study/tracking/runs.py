@@ -152,7 +152,7 @@ class Tracking:
         params = content.study_params(self._prepared, self._commit)
         missing = [Param(name, value) for name, value in params.items() if name not in parent.data.params]
         self._client.log_batch(parent.info.run_id, params=missing)
-        if not parent.inputs.dataset_inputs:
+        if parent.inputs is None or not parent.inputs.dataset_inputs:
             self._client.log_inputs(parent.info.run_id, [content.data_set(self._prepared)])
 
     def _make_only_parent(self, parent_id: str) -> None:
@@ -241,7 +241,7 @@ class Tracking:
         return tags | {content.key(f"bstune.version.{package}"): version for package, version in versions.items()}
 
     def _trial_tags(self, result: TrialResult) -> dict[str, str]:
-        tags = {"bstune.status": result.status}
+        tags: dict[str, str] = {"bstune.status": result.status}
         tags |= {} if result.resumed_from is None else {"bstune.resumed_from": str(result.resumed_from)}
         message = content.cut(redact(result.message), content.TAG_LENGTH) if result.message else None
         return tags | ({} if message is None else {"bstune.message": message})

@@ -16,18 +16,11 @@ STUDIES = "tags.`bstune.kind` = 'study'"
 # A chart each, whose title is the metric's name: over the batch size, which is the metric's step.
 _CURVES = [f"curve/{name}_to_target{fit}" for fit in ("_fit", "") for name in ("steps", "time")]
 _BARS = ("critical_batch/value", "best/batch_size", "best/seconds")
-_COLUMNS = ("critical_batch/value", "critical_batch/low", "critical_batch/high", "best/batch_size", "best/lr")
-_COLUMNS += ("best/seconds", "best/seconds_low", "best/seconds_high", "best/reached_of_n")
-_NAME = "attributes.`Run Name`"
-_HIDDEN = (
-    "curve/examples_to_target",
-    "curve/examples_to_target_fit",
-    "critical_batch/low",
-    "critical_batch/high",
-    "best/lr",
-    "best/steps",
-)
-_HIDDEN += ("best/seconds_low", "best/seconds_high", "best/reached_of_n")  # they are columns, not bars
+_COLUMNS = [f"critical_batch/{name}" for name in ("value", "low", "high")]
+_COLUMNS += [f"best/{name}" for name in ("batch_size", "lr", "seconds", "seconds_low", "seconds_high", "reached_of_n")]
+_HIDDEN = ["curve/examples_to_target", "curve/examples_to_target_fit", "best/steps"]
+_HIDDEN += [name for name in _COLUMNS if name not in _BARS]
+_NAME, _CREATED = "attributes.`Run Name`", "runDateAndNestInfo"  # of columns, as MLflow's pages call them
 
 
 def page(experiment_id: str) -> str:
@@ -55,8 +48,8 @@ def _state() -> dict[str, Any]:
     return {
         "searchFilter": STUDIES,
         "selectedColumns": columns,
-        "columnOrder": [_NAME, *columns, "runDateAndNestInfo"],
-        "columnWidths": {_NAME: 320, **dict.fromkeys(columns, 140), "runDateAndNestInfo": 140},
+        "columnOrder": [_NAME, *columns, _CREATED],
+        "columnWidths": {_NAME: 320, **dict.fromkeys(columns, 140), _CREATED: 140},
         "runsHiddenMode": "FIRST_20_RUNS",
         "compareRunCharts": charts,
         "compareRunSections": [
