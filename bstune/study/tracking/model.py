@@ -1,6 +1,7 @@
 """A winner's checkpoint as a model in MLflow, which loads back where bstune and the module's own code are installed."""
 
 import json
+import platform
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelOutput
+from mlflow.models import Model
 
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.report.rows import Summary
@@ -34,10 +36,6 @@ def send_model(
     checkpoint = prepared.files.checkpoint(row["number"])
     if not checkpoint.exists():
         return None
-    # 1 s, which a replayed study, and a trial, need not wait for
-    from mlflow.models import Model
-    from mlflow.pyfunc import add_to_model
-
     trial = trials[row["number"]]
     names = ("number", "trial_index", "batch_size", "lr", "delta", "seed", "hyperparameters")
     spec = TrialSpec(**{name: getattr(trial, name) for name in names}, max_steps=trial.horizon)
@@ -46,7 +44,8 @@ def send_model(
     logged = client.create_logged_model(experiment_id, _model_name(name), run_id, params=params)
     with tempfile.TemporaryDirectory() as folder:
         model = Model(model_id=logged.model_id, run_id=run_id, artifact_path=logged.artifact_location)
-        add_to_model(model, loader_module=LOADER)  # type: ignore[no-untyped-call]
+        # What mlflow.pyfunc's own add_to_model does, whose import warns.
+        model.add_flavor("python_function", loader_module=LOADER, python_version=platform.python_version())
         model.save(str(Path(folder) / "MLmodel"))
         written = {"spec": asdict(spec), "checkpoint": checkpoint.name}
         (Path(folder) / "trial.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
