@@ -118,8 +118,7 @@ def prepare(
             )
         protocol = make_protocol(config)
         backend = backend or ReplayBackend(config, protocol)
-    names = (field.name for field in fields(SearchBudget) if field.name != "seed")
-    budget = SearchBudget(seed=config.seed, **{name: config.search[name] for name in names})
+    budget = search_budget(config)
     space = make_space(config) if backend is None else make_space(config, backend.lr_range)
     files = Output(Path(config.output).absolute())
     check_writable(files.root / "trials.jsonl", f"output={config.output}")
@@ -161,6 +160,12 @@ def prepare(
     )
 
 
+def search_budget(config: DictConfig) -> SearchBudget:
+    """Return the budget of a config's search."""
+    names = (field.name for field in fields(SearchBudget) if field.name != "seed")
+    return SearchBudget(seed=config.seed, **{name: config.search[name] for name in names})
+
+
 @contextmanager
 def _users_errors() -> Iterator[None]:
     """Turn what the user's code raises into a UserCodeError that says where; what folder it leaves is come back to."""
@@ -181,7 +186,8 @@ def _train(
     # 4 s, as above
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached_survey
-    from bstune.trial.preflight import check_hooks, check_loaders, check_takes_rate, check_tunables, preflight
+    from bstune.trial.preflight import check_loaders, check_takes_rate, check_tunables, preflight
+    from bstune.trial.start import check_hooks
     from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data
 
     check_takes_rate(config)
