@@ -1,0 +1,175 @@
+"""The shell of a page: one HTML file that needs no network, its charts drawn by plotly's own bundle inside it.
+
+What a study names (metrics, devices, errors) may hold markup of any kind, and is shown as text: in HTML it passes
+through :func:`text`, in a chart through :func:`label`. A Content-Security-Policy forbids the page every request, and
+every script but its own, which it names by their hashes.
+"""
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from bstune.core.records import dump_json
+
+DIGITS = 5  # of the numbers in charts: finer than a pixel
+CHART = '<figure class="chart">'
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}; script-src {hashes}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>
+{style}</style>
+</head>
+<body>
+<header><h1>{heading}</h1></header>
+<nav>{links}</nav>
+<main>
+{sections}
+</main>
+{scripts}
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: its heading (empty: it has none) and its HTML, all text in it escaped already."""
+
+    title: str
+    body: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: what it shows, and what it is sorted by (None: not known, which comes last)."""
+
+    shown: str
+    value: float | str | None
+
+
+def page(heading: str, sections: Sequence[Section], scripts: Sequence[str] = ()) -> str:
+    """Return a whole page; ``scripts`` are further ones, after that of the charts and tables."""
+    resource = files(__package__)
+    parts = [resource.joinpath("page.js").read_text(encoding="utf-8"), *scripts]
+    if any(CHART in section.body for section in sections):
+        parts.insert(0, _plotly())
+    hashes = (base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts)
+    titled = [section for section in sections if section.title]
+    return PAGE.format(
+        policy=POLICY,
+        hashes=" ".join(f"'sha256-{one}'" for one in hashes),
+        title=text(heading),
+        heading=text(heading),
+        style=resource.joinpath("page.css").read_text(encoding="utf-8"),
+        links=" ".join(f'<a href="#{anchor(one.title)}">{text(one.title)}</a>' for one in titled),
+        sections="\n".join(_section(section) for section in sections if section.body),
+        scripts="\n".join(f"<script>{part}</script>" for part in parts),
+    )
+
+
+def anchor(title: str) -> str:
+    """Return the id of the section of a title."""
+    return re.sub(r"\W+", "-", title.lower()).strip("-")
+
+
+def text(value: object) -> str:
+    """Return a value as the text of an HTML element or attribute."""
+    return html.escape(str(value))
+
+
+def label(value: object) -> str:
+    """Return a value as text for a chart: plotly reads a few tags of HTML in its texts."""
+    return html.escape(str(value), quote=False)
+
+
+def paragraph(value: object, kind: str = "") -> str:
+    """Return a text as a paragraph; ``kind``: a class of the style sheet, such as ``warning``."""
+    return f'<p class="{kind}">{text(value)}</p>' if kind else f"<p>{text(value)}</p>"
+
+
+def chart(
+    traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], caption: str = "", height: int = 430
+) -> str:
+    """Return a chart from plotly's traces and layout; a colour is one of the style sheet's names, such as ``--ink``."""
+    whole = {
+        "height": height,
+        "margin": {"l": 64, "r": 16, "t": 28, "b": 52},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"color": "--ink", "size": 12},
+        "hovermode": "closest",
+        "hoverlabel": {"align": "left"},
+        "legend": {"orientation": "h", "y": -0.2, "yanchor": "top"},
+        "uirevision": "kept",  # a zoom outlives a change of colours
+        **layout,
+    }
+    # dump_json leaves no character that is not ASCII; without < no text in it ends the element.
+    spec = dump_json(_rounded({"data": traces, "layout": whole})).replace("<", "\\u003c")
+    below = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
+    return f'{CHART}<div style="min-height:{height}px"></div><script type="application/json">{spec}</script>{below}</figure>'
+
+
+def axis(title: str, log: bool = True, **changes: Any) -> dict[str, Any]:
+    """Return an axis of a chart, its title as text; ``changes`` are plotly's."""
+    return {
+        "title": {"text": label(title)},
+        "type": "log" if log else "linear",
+        "gridcolor": "--grid",
+        "linecolor": "--line",
+        "zeroline": False,
+        "automargin": True,
+        "exponentformat": "none",
+        "separatethousands": True,
+        **changes,
+    }
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Cell | str]], sortable: bool = True) -> str:
+    """Return a table; a cell that is a string is words, which stand at the left."""
+    cells = [[Cell(cell, cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    words = [all(isinstance(row[i].value, str) for row in cells) for i in range(len(heads))]
+    kinds = [' class="words"' if one else "" for one in words]
+    name = "<button>{}</button>" if sortable else "{}"
+    head = "".join(f"<th{kind}>{name.format(text(one))}</th>" for one, kind in zip(heads, kinds, strict=True))
+    body = "\n".join("<tr>" + "".join(map(_cell, row, kinds)) + "</tr>" for row in cells)
+    tag = '<table class="sortable">' if sortable else "<table>"
+    return f'<div class="scroll tall">{tag}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+
+
+def _cell(cell: Cell, kind: str) -> str:
+    value = "" if cell.value is None else text(cell.value)
+    return f'<td{kind} data-value="{value}">{text(cell.shown)}</td>'
+
+
+def _section(section: Section) -> str:
+    if not section.title:
+        return f"<section>{section.body}</section>"
+    return f'<section id="{anchor(section.title)}"><h2>{text(section.title)}</h2>\n{section.body}</section>'
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(one) for one in value]
+    return value
+
+
+def _plotly() -> str:
+    # only commands that draw wait for it
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs()

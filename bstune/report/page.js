@@ -1,0 +1,50 @@
+// Draws the charts of a page in the colours of its style sheet, and sorts its tables.
+"use strict";
+
+// A chart's spec names colours as the style sheet does, --ink, so that one spec serves light and dark.
+function coloured(value, key, style) {
+  if (typeof value === "string" && value.startsWith("--") && key.toLowerCase().endsWith("color")) {
+    return style.getPropertyValue(value).trim();
+  }
+  if (Array.isArray(value)) return value.map((one) => coloured(one, key, style));
+  if (value === null || typeof value !== "object") return value;
+  return Object.fromEntries(Object.entries(value).map(([name, one]) => [name, coloured(one, name, style)]));
+}
+
+async function draw() {
+  const style = getComputedStyle(document.documentElement);
+  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+  for (const figure of document.querySelectorAll("figure.chart")) {
+    const { data, layout } = coloured(JSON.parse(figure.querySelector("script").textContent), "", style);
+    // A finger that moves over a chart scrolls the page.
+    if (matchMedia("(pointer: coarse)").matches) layout.dragmode = false;
+    await Plotly.react(figure.querySelector("div"), data, layout, config);
+    await new Promise((done) => setTimeout(done));
+  }
+}
+
+function sorted(table, column, sign) {
+  const rows = [...table.tBodies[0].rows].map((row) => [row, row.cells[column].dataset.value]);
+  rows.sort(([, a], [, b]) => {
+    if (a === "" || b === "") return (a === "") - (b === ""); // what is not known comes last, either way
+    const order = isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b;
+    return sign * order;
+  });
+  return rows.map(([row]) => row);
+}
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  [...table.tHead.rows[0].cells].forEach((head, column) => {
+    head.querySelector("button").addEventListener("click", () => {
+      const falls = head.getAttribute("aria-sort") === "ascending";
+      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", falls ? "descending" : "ascending");
+      table.tBodies[0].append(...sorted(table, column, falls ? -1 : 1));
+    });
+  });
+}
+
+if (document.querySelector("figure.chart")) {
+  draw();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+}

@@ -1,0 +1,126 @@
+"""A study's output folder as it can be read: whole, of a former version, or half-written by a study that was killed."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bstune.core.errors import RecordError, StudyError
+from bstune.core.files import Output
+from bstune.core.records import STATUSES, TrialResult
+from bstune.report.rows import WINNERS, Summary
+
+# What stands for the keys of curve.json that a former version lacks; None for all others.
+EMPTY: dict[str, Any] = {
+    **dict.fromkeys(("note", "stop_reason", "critical", "small_end", "fit", "fit_note", "noise_scale", "lr_exponent")),
+    **dict.fromkeys(("seed_scatter", "not_run_again", "over_target_note", "curve", "reference", *WINNERS)),
+    **{name: [] for name in ("devices", "points", "regimes", "warnings", "pareto", "over_target", "caveats")},
+    **{name: 0 for name in ("trials", "continued")},
+    "statuses": dict.fromkeys(STATUSES, 0),
+    "test": {},
+    "scale_out": {"ideal": [], "with_all_reduce": []},
+}
+EMPTY_CRITICAL: dict[str, Any] = {
+    **dict.fromkeys(("b_crit", "b_crit_low", "b_crit_high", "s_min", "e_min", "b_opt", "b_opt_low", "b_opt_high")),
+    **dict.fromkeys(("perfect_scaling_below", "maximal_data_parallelism_above", "smallest", "largest", "note")),
+    "level": 0.9,
+    "next_trials": [],
+}
+EMPTY_WINNER: dict[str, Any] = dict.fromkeys(("horizon", "confirmed", "single_run", "seconds_per_step", "time_to_target"))
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """What a study left: None for each file that is missing or cannot be read, and then a line in ``notes``."""
+
+    path: Path  # the folder
+    summary: Summary  # curve.json; keys that a former version lacks are there, None or empty
+    trials: tuple[TrialResult, ...]  # in order of their numbers; empty where there is no file of them
+    hardware: Mapping[str, Any] | None  # None without a note: the hardware was not surveyed
+    config: Mapping[str, Any] | None  # its references as such
+    best: Mapping[str, Any] | None
+    notes: tuple[str, ...]
+
+
+def read_study(path: str | Path) -> StudyFolder:
+    """Return a study from its folder, or from its ``curve.json`` alone; StudyError where neither can be read."""
+    path = Path(path)
+    folder = path.parent if path.is_file() else path
+    files, notes = Output(folder), list[str]()
+    summary = _read_summary(path if path.is_file() else files.curve)
+    hardware = _read(files.survey, json.loads, notes) if files.survey.exists() else None
+    config, best = (_read(one, yaml.safe_load, notes) for one in (files.config, files.best))
+    return StudyFolder(folder, summary, read_trials(files.trials, notes), hardware, config, best, tuple(notes))
+
+
+def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:
+    """Return the records of a ``trials.jsonl``; what cannot be read becomes one line in ``notes``."""
+    text = _text(path, notes)
+    trials, faults = list[TrialResult](), list[str]()
+    for number, line in enumerate((text or "").splitlines(), start=1):
+        try:
+            trials.append(TrialResult.from_json(line))
+        except (RecordError, TypeError, ValueError) as error:  # TypeError: of a value of another kind
+            faults.append(f"line {number}: {str(error).splitlines()[0]}")
+    if faults:
+        more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+        notes.append(f"{path.name}: {faults[0]}{more}: left out")
+    return tuple(sorted(trials, key=lambda trial: trial.number))
+
+
+def completed(values: Mapping[str, Any]) -> Summary:
+    """Return the content of a ``curve.json`` of any version with the keys of this one."""
+    summary = {**EMPTY, "study": "?", "workload": "?", "target": "?", **values}
+    for name, empty in (("critical", EMPTY_CRITICAL), *((name, EMPTY_WINNER) for name in WINNERS)):
+        if summary[name] is not None:
+            summary[name] = {**empty, **summary[name]}
+    return summary
+
+
+def _read_summary(path: Path) -> Summary:
+    if not path.exists():
+        folder, why = path.parent, "a study writes it at its end"
+        if not folder.is_dir():
+            raise StudyError(f"there is no folder {folder}: give a study's output folder, such as outputs/digits")
+        if Output(folder).trials.exists():
+            why = "its study has not ended: run the command that began it again"
+        raise StudyError(f"{folder} has no curve.json ({why})")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StudyError(f"{path} cannot be read: {_reason(error)}") from error
+    if not isinstance(values, dict) or "points" not in values:
+        raise StudyError(f"{path} is no curve.json of bstune: it lacks points")
+    return completed(values)
+
+
+def _read(path: Path, parse: Callable[[str], Any], notes: list[str]) -> Mapping[str, Any] | None:
+    text = _text(path, notes)
+    if text is None:
+        return None
+    try:
+        values = parse(text)
+    except (ValueError, yaml.YAMLError) as error:
+        notes.append(f"{path.name} cannot be read: {_reason(error)}")
+        return None
+    if not isinstance(values, dict):
+        notes.append(f"{path.name} is empty, or no mapping")
+        return None
+    return values
+
+
+def _text(path: Path, notes: list[str]) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        notes.append(f"{path.name} is missing")
+    except (OSError, ValueError) as error:
+        notes.append(f"{path.name} cannot be read: {_reason(error)}")
+    return None
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())
