@@ -143,7 +143,9 @@ def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "t.jsonl", table_rows())
     options = ("workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false", "search.replicates=1")
-    config = compose_checked(["workload=replay", "workload.name=replay", *options, f"sampler={sampler}", "search.trials=3"])
+    config = compose_checked(
+        ["workload=replay", "workload.name=replay", *options, f"sampler={sampler}", "search.trials=3"]
+    )
     prepared = prepare(config, backend=OwnBackend())
     assert prepared.frozen_settings == {**frozen_settings(prepared.config), "cluster": "A"}
     console = Console(record=True, width=200)
@@ -193,7 +195,11 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
     monkeypatch.setattr(tracking, "Tracking", fail)
     options = ("workload.table=t.jsonl", "workload.target.value=0.14", "search.replicates=0", "search.trials=3")
     console = Console(record=True, width=200)
-    run_study(prepare(compose_checked(["workload=replay", "workload.name=replay", *options]), backend=Untestable()), [], console)
+    run_study(
+        prepare(compose_checked(["workload=replay", "workload.name=replay", *options]), backend=Untestable()),
+        [],
+        console,
+    )
     lines = console.export_text().splitlines()
     for line in (
         "no test metrics of trial 2: FileNotFoundError: no test set (test_prepare.py:",

@@ -79,7 +79,10 @@ def test_two_tables_are_two_studies(monkeypatch, tmp_path):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text("".join(lines))
     tables = [*INDEX, str(find_table("cifar_mlp")), *files]
-    configs = [compose_checked(["+workload=replay", "workload.target.value=0.3", f"workload.table='{table}'"]) for table in tables]
+    configs = [
+        compose_checked(["+workload=replay", "workload.target.value=0.3", f"workload.table='{table}'"])
+        for table in tables
+    ]
     names = [config.study for config in configs]
     assert names[:4] == [*(f"replay-{name}" for name in INDEX), "replay-cifar_mlp"]
     assert all(re.fullmatch(r"replay-(mine|tab-b-ü-x-)-[0-9a-f]{6}", name) for name in names[4:]), names

@@ -14,48 +14,55 @@ only if the intervals do not overlap.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from bstune.core.console import format_number, format_seconds, plural
-from bstune.report.answer import critical_text, expected_text
-from bstune.report.rows import Row
+import numpy as np
+from numpy.typing import NDArray
+
+from bstune.core.console import format_count, format_number, format_seconds, plural
+from bstune.core.errors import StudyError
+from bstune.report.answer import answer, critical_text, expected_text
+from bstune.report.rows import WINNERS, Row, Summary
+from bstune.report.study_folder import completed, read_study
 
 LEVEL = 0.9  # of the intervals of the ratios, all of them together
-LONGEST = 40  # characters of a study's name in a figure
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the frontier: steps to target or, where it was not reached, the last step known to miss it."""
+    """A batch size of the frontier, in examples, and the steps and seconds that it took to the target."""
 
     batch_size: float
     steps: float
-    seconds: float | None  # to the target
-    reached: bool
+    seconds: float | None
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a study says to use: seconds and steps are the median over fresh seeds, or predicted; None if unknown."""
+    """What a study says to use; seconds and their range are those of fresh seeds, None where they are not known."""
 
     batch_size: float
     lr: float
-    seconds: float | None
-    low: float | None  # seconds, of the fresh seeds
+    seconds: float | None  # median, or predicted
+    low: float | None
     high: float | None
-    reached: int  # of the runs on fresh seeds; 0 of 0 if none ran
+    reached: int  # of the runs on fresh seeds
     runs: int
-    time: str  # the same in words
-    steps: str
+    text: str  # what it takes, in words
 
     @property
     def reliable(self) -> bool:
         """Whether every fresh seed reached the target."""
         return self.reached == self.runs
+
+    def __str__(self) -> str:
+        return f"B = {format_count(self.batch_size)}, lr = {format_number(self.lr)}"
 
 
 @dataclass(frozen=True)
@@ -63,35 +70,34 @@ class Compared:
     """A study as a comparison has it; None where the study does not say."""
 
     name: str  # unique in the comparison
-    source: str  # the folder, file or run that it was read from
+    source: str  # the folder or run that it was read from
     workload: str
     target: str
     device: str
-    points: tuple[Point, ...]  # in order of batch sizes
-    curve: tuple[tuple[float, float], ...]  # batch sizes and S*(B)
+    points: tuple[Point, ...]  # that reached the target, in order of batch sizes
+    batch_size: Array  # of the fitted curve, shape (n,) ...
+    steps: Array  # ... and S*(B) there; both empty where there is none
     b_crit: float | None
     b_crit_low: float | None
     b_crit_high: float | None
-    level: float
+    level: float  # of that interval
+    critical: str  # the same, in words
     s_min: float | None
     seed_scatter: float | None  # standard deviation of log S over seeds
-    exponent: str  # of lr*(B)
+    exponent: float | None  # of lr*(B), if it is identified
+    exponent_text: str
+    spend_seconds: float | None
     spend: str
     use: Use | None
-    notes: tuple[str, ...]  # what is to be said of it, such as that nothing reached the target
+    notes: tuple[str, ...]  # such as that nothing reached the target
 
     @property
-    def reached(self) -> tuple[Point, ...]:
-        """The points that reached the target."""
-        return tuple(point for point in self.points if point.reached)
-
-    @property
-    def critical(self) -> str:
-        """B_crit and its interval, in words."""
-        if self.b_crit is None and self.b_crit_low is None and self.b_crit_high is None:
-            return "not known"
-        ends = {"b_crit": self.b_crit, "b_crit_low": self.b_crit_low, "b_crit_high": self.b_crit_high}
-        return critical_text({**ends, "level": self.level})
+    def mark(self) -> tuple[float, float] | None:
+        """Where B_crit lies on the curve, (B, S); None where there is no B_crit or no curve."""
+        if self.b_crit is None or not self.batch_size.size:
+            return None
+        log_steps = np.interp(math.log(self.b_crit), np.log(self.batch_size), np.log(self.steps))
+        return self.b_crit, float(np.exp(log_steps))
 
 
 @dataclass(frozen=True)
@@ -106,17 +112,15 @@ class Collapse:
     largest: float
 
     def __str__(self) -> str:
-        where = f"B/B_crit from {format_number(self.smallest, 2)} to {format_number(self.largest, 2)}"
-        several = len(self.by_study) > 1
-        of = f" of {plural(len(self.by_study), 'study').replace('studys', 'studies')}" if several else ""
-        text = f"{plural(self.points, 'point')}{of} lie within {self.deviation:.0%} (root mean square) of the law, {where}"
-        if several:
+        span = f"B/B_crit = {format_number(self.smallest, 2)} to {format_number(self.largest, 2)}"
+        text = f"{plural(self.points, 'point')} lie within {self.deviation:.0%} of it (root mean square; {span}"
+        if len(self.by_study) > 1:
             best, worst = (pick(self.by_study, key=self.by_study.__getitem__) for pick in (min, max))
-            text += f": {self.by_study[best]:.0%} for {best}, {self.by_study[worst]:.0%} for {worst}"
+            text += f"; {self.by_study[best]:.0%} for {best}, {self.by_study[worst]:.0%} for {worst}"
         if self.seeds is None:
-            return text
+            return f"{text})"
         verdict = "no more than seeds do" if self.deviation <= self.seeds else "more than seeds do"
-        return f"{text}; runs that differ in the seed alone scatter by {self.seeds:.0%}: {verdict}"
+        return f"{text}); runs that differ in the seed alone scatter by {self.seeds:.0%}: {verdict}"
 
 
 @dataclass(frozen=True)
@@ -130,133 +134,159 @@ class Pair:
     high: float | None
     differ: bool | None  # None: not known
 
+    @property
+    def interval(self) -> str:
+        """The interval of the ratio, in words."""
+        low, high = (format_number(end, 2) for end in (self.low, self.high))
+        if self.low is None or self.high is None:
+            return "open" if self.low is self.high else f"above {low}" if self.high is None else f"below {high}"
+        return f"{low} to {high}"
+
+    @property
+    def verdict(self) -> str:
+        """Whether they differ, in words."""
+        return {True: "differ", False: "not shown to differ", None: "not known"}[self.differ]
+
     def __str__(self) -> str:
-        verdict = {True: "differ", False: "not shown to differ", None: "not known"}[self.differ]
-        ends = [format_number(end, 2) for end in (self.ratio, self.low, self.high)]
-        what = f"{self.larger} over {self.smaller}"
-        if self.ratio is None:
-            return f"{what}: {f'more than {ends[1]} times, ' if self.low is not None else ''}{verdict}"
-        between = f"{ends[1]} to {ends[2]}" if self.low is not None else "open"
-        return f"{what}: {ends[0]} times ({between}), {verdict}"
+        ratio = "" if self.ratio is None else f"{format_number(self.ratio, 2)} times "
+        return f"{self.larger} over {self.smaller}: {ratio}({self.interval}), {self.verdict}"
 
 
-def compared(summary: Mapping[str, Any], source: str) -> Compared:
-    """Return a study from the content of its ``curve.json``, of this version or an older one, whatever it lacks."""
-    critical, name = _mapping(summary, "critical"), _text(summary, "study")
-    fitted, scatter = _mapping(summary, "curve"), _positive(_mapping(summary, "seed_scatter"), "scatter")
-    points = sorted(_points(summary), key=lambda point: point.batch_size)
-    devices = summary.get("devices")
-    curve = zip(*(_list(fitted, field) for field in ("batch_size", "steps")), strict=False)
+@dataclass(frozen=True)
+class Comparison:
+    """What is shown of several studies."""
+
+    studies: tuple[Compared, ...]
+    collapse: Collapse | None  # None: no study has a critical batch size
+    pairs: tuple[Pair, ...]
+    notes: tuple[str, ...]  # what differs between the studies, and what was left out
+
+    @property
+    def title(self) -> str:
+        """How many studies of what, on what."""
+        counts = {name: len({getattr(one, name) for one in self.studies}) for name in ("workload", "target", "device")}
+        count = len(self.studies)
+        return " · ".join(
+            [f"{count} {'study' if count == 1 else 'studies'}", *(plural(n, one) for one, n in counts.items())]
+        )
+
+    @property
+    def judged(self) -> str:
+        """How the pairs were judged, in words."""
+        together = f", of all {len(self.pairs)} pairs together (Bonferroni)," if len(self.pairs) > 1 else ""
+        return (
+            f"Two critical batch sizes differ where the {LEVEL:.0%} interval of their ratio{together} leaves out 1: "
+            "studies are independent, and log B_crit is normal on either side of its median, as wide as its interval "
+            "says. Where an interval is open, two differ if the intervals do not overlap."
+        )
+
+
+def compare(studies: Sequence[Compared], left_out: Sequence[str] = ()) -> Comparison:
+    """Return the comparison of at least one study; StudyError of none, with a line for each that was left out."""
+    if not studies:
+        raise StudyError("\n".join(["there is no study to compare", *left_out]))
+    named = _with_unique_names(studies)
+    return Comparison(tuple(named), collapse(named), tuple(pairs(named)), (*_differences(named), *left_out))
+
+
+def read_studies(paths: Sequence[str]) -> tuple[list[Compared], list[str]]:
+    """Return the studies in folders, or ``curve.json`` files, and a line for each that cannot be read.
+
+    A folder that is given twice counts once; StudyError for one that is not there, as its name may be mistyped.
+    """
+    studies, left_out, seen = list[Compared](), list[str](), set[Path]()
+    for path in paths:
+        if not Path(path).exists():
+            raise StudyError(f"there is no {path}: give studies' output folders, such as outputs/digits")
+        try:
+            study = read_study(path)
+        except StudyError as error:
+            left_out.append(f"left out: {error}")
+            continue
+        if study.path.resolve() not in seen:
+            studies.append(compared(study.summary, str(study.path)))
+        seen.add(study.path.resolve())
+    return studies, left_out
+
+
+def logged_studies(logged: Sequence[tuple[str, str | dict[str, Any]]]) -> tuple[list[Compared], list[str]]:
+    """Return the studies of (run, summary or why there is none), and a line for each without a summary."""
+    studies = [compared(completed(found), run) for run, found in logged if not isinstance(found, str)]
+    return studies, [f"left out: {run}: {found}" for run, found in logged if isinstance(found, str)]
+
+
+def compared(summary: Summary, source: str) -> Compared:
+    """Return a study from the content of its ``curve.json``, with all its keys (see ``study_folder.completed``)."""
+    critical, exponent = summary["critical"] or {}, summary["lr_exponent"] or {}
+    spend, scatter = summary.get("spend") or {}, summary["seed_scatter"] or {}
+    points = [
+        Point(row["batch_size"], row["steps"], row.get("time_to_target")) for row in summary["points"] if row["steps"]
+    ]
+    points.sort(key=lambda point: point.batch_size)
+    ends = {name: critical.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high")}
+    identified = bool(exponent.get("identified"))
+    parts = [plural(spend["runs"], "run")] if "runs" in spend else []
+    parts += [format_seconds(spend["seconds"])] if "seconds" in spend else []
+    batch_size, steps = _curve(summary, points)
     return Compared(
-        name=name,
+        name=str(summary["study"]),
         source=source,
-        workload=_text(summary, "workload"),
-        target=_text(summary, "target"),
-        device=", ".join(map(str, devices)) if isinstance(devices, list) and devices else "-",
+        workload=str(summary["workload"]),
+        target=str(summary["target"]),
+        device=", ".join(map(str, summary["devices"])) or "-",
         points=tuple(points),
-        curve=tuple((size, steps) for size, steps in curve if size is not None and steps is not None),
-        b_crit=_positive(critical, "b_crit"),
-        b_crit_low=_positive(critical, "b_crit_low"),
-        b_crit_high=_positive(critical, "b_crit_high"),
-        level=_positive(critical, "level") or LEVEL,
-        s_min=_positive(critical, "s_min"),
-        seed_scatter=scatter,
-        exponent=_exponent(_mapping(summary, "lr_exponent")),
-        spend=_spend(_mapping(summary, "spend")),
+        batch_size=batch_size,
+        steps=steps,
+        **ends,
+        level=critical.get("level", LEVEL),
+        critical=critical_text(critical) if any(ends.values()) else "not known",
+        s_min=critical.get("s_min"),
+        seed_scatter=scatter.get("scatter"),
+        exponent=exponent["exponent"] if identified else None,
+        exponent_text=f"{exponent['exponent']:z.2f} ({exponent['low']:z.2f} to {exponent['high']:z.2f})"
+        if identified
+        else "-",
+        spend_seconds=spend.get("seconds"),
+        spend=", ".join(parts) or "-",
         use=_use(summary),
         notes=tuple(_notes(summary, points)),
     )
 
 
-def _mapping(row: Row, name: str) -> Row:
-    value = row.get(name)
-    return value if isinstance(value, Mapping) else {}
+def _curve(summary: Summary, points: Sequence[Point]) -> tuple[Array, Array]:
+    """Return S*(B) as the study has it or, of an older one, by its B_crit and S_min."""
+    if summary["curve"]:
+        return np.array(summary["curve"]["batch_size"], dtype=float), np.array(summary["curve"]["steps"], dtype=float)
+    critical = summary["critical"] or {}
+    if critical.get("b_crit") is None or critical.get("s_min") is None or not points:
+        return np.empty(0), np.empty(0)
+    size = np.geomspace(points[0].batch_size, points[-1].batch_size, 50)
+    return size, critical["s_min"] * (1.0 + critical["b_crit"] / size)
 
 
-def _text(row: Row, name: str) -> str:
-    value = row.get(name)
-    return str(value) if value else "-"
+def _use(summary: Summary) -> Use | None:
+    """Return the winner by the study's objective; of an older version, by time before steps."""
+    name = summary.get("use") or next((name for name in WINNERS if summary[name]), None)
+    row: Row | None = summary[name] if name else None
+    if row is None:
+        return None
+    fresh = row["confirmed"] or {}
+    ends = (fresh.get("time_low"), fresh.get("time_high"))
+    runs = (fresh.get("reached", 0), fresh.get("runs", 0))
+    return Use(row["batch_size"], row["lr"], row["time_to_target"], *ends, *runs, expected_text(row))
 
 
-def _number(value: object) -> float | None:
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if usable else None  # type: ignore[arg-type]
+def _notes(summary: Summary, points: Sequence[Point]) -> list[str]:
+    """Return what a reader has to know of a study."""
+    lines = [text for name, texts in answer(summary).lines if name in ("WARNING", "RESULT") for text in texts]
+    if points and summary["critical"] is None:
+        lines.append("its curve.json has no critical batch size, as of an older version: run the same command again")
+    elif points and points[0].batch_size == points[-1].batch_size:
+        lines.append("the target was reached at one batch size, so there is no curve")
+    return lines
 
 
-def _positive(row: Row, name: str) -> float | None:
-    value = _number(row.get(name))
-    return value if value is not None and value > 0.0 else None
-
-
-def _list(row: Row, name: str) -> list[float | None]:
-    values = row.get(name)
-    return [_positive({name: value}, name) for value in values] if isinstance(values, list) else []
-
-
-def _points(summary: Row) -> Iterable[Point]:
-    rows = summary.get("points")
-    for row in rows if isinstance(rows, list) else ():
-        if isinstance(row, Mapping):
-            reached = _positive(row, "steps")
-            size, steps = _positive(row, "batch_size"), reached or _positive(row, "steps_low")
-            if size is not None and steps is not None:
-                yield Point(size, steps, _positive(row, "time_to_target"), reached is not None)
-
-
-def _use(summary: Row) -> Use | None:
-    """Return the winner by time or, of a study without seconds, by steps."""
-    for name in ("best_by_time", "best_by_steps"):
-        row = _mapping(summary, name)
-        batch_size, lr = _positive(row, "batch_size"), _positive(row, "lr")
-        if batch_size is None or lr is None:
-            continue
-        fresh = _mapping(row, "confirmed")
-        reached, runs = (round(_positive(fresh, field) or 0.0) for field in ("reached", "runs"))
-        ends = {f"{what}_{end}": _positive(fresh, f"{what}_{end}") for what in ("time", "steps") for end in ("low", "high")}
-        expected = {field: _positive(row, field) for field in ("steps", "time_to_target")}
-        worded = {**expected, "confirmed": ends if runs else None}
-        return Use(
-            batch_size=batch_size,
-            lr=lr,
-            seconds=expected["time_to_target"],
-            low=ends["time_low"],
-            high=ends["time_high"],
-            reached=reached,
-            runs=runs,
-            time=expected_text("time", worded),
-            steps=expected_text("steps", worded),
-        )
-    return None
-
-
-def _exponent(row: Row) -> str:
-    values = [_number(row.get(name)) for name in ("exponent", "low", "high")]
-    if None in values:
-        return "-"
-    middle, low, high = (f"{value:z.2f}" for value in values)
-    return f"{middle} ({low} to {high})" if row.get("identified") else "not identified"
-
-
-def _spend(row: Row) -> str:
-    runs, seconds = _positive(row, "runs"), _positive(row, "seconds")
-    parts = [None if runs is None else plural(round(runs), "run"), None if seconds is None else format_seconds(seconds)]
-    return ", ".join(part for part in parts if part) or "-"
-
-
-def _notes(summary: Row, points: Sequence[Point]) -> Iterable[str]:
-    """Yield what a reader has to know of a study, in its own words where it has them."""
-    reached = {point.batch_size for point in points if point.reached}
-    if not reached:
-        yield str(summary.get("note") or "no trial reached the target")
-    elif len(reached) == 1:
-        yield "the target was reached at one batch size: there is no curve"
-    warnings = summary.get("warnings")
-    yield from (str(line) for line in (warnings if isinstance(warnings, list) else ()))
-    if "critical" not in summary:
-        yield "of an older version of bstune: run the same command again for its critical batch size"
-
-
-def with_unique_names(studies: Sequence[Compared]) -> list[Compared]:
+def _with_unique_names(studies: Sequence[Compared]) -> list[Compared]:
     """Return the studies, those that share a name with where they were read from in it."""
     count = Counter(study.name for study in studies)
     return [
@@ -264,16 +294,26 @@ def with_unique_names(studies: Sequence[Compared]) -> list[Compared]:
     ]
 
 
+def _differences(studies: Sequence[Compared]) -> list[str]:
+    """Return a line for each thing, beside the workload, in which the studies differ, and what that means."""
+    lines = []
+    if len({study.target for study in studies}) > 1:
+        lines.append("the targets differ, and B_crit grows as a target gets harder: each stands beside its study")
+    if len({study.device for study in studies}) > 1:
+        lines.append("the devices differ: seconds are each device's own, steps and B_crit do not depend on it")
+    return lines
+
+
 def collapse(studies: Sequence[Compared]) -> Collapse | None:
     """Return how well the studies' points lie on the law; None where no study has both B_crit and S_min."""
     squares: dict[str, list[float]] = {}
     places: list[float] = []
     for study in studies:
-        if study.b_crit is not None and study.s_min is not None and study.reached:
-            x = [point.batch_size / study.b_crit for point in study.reached]
-            y = [point.steps / study.s_min for point in study.reached]
-            squares[study.name] = [math.log(steps / (1.0 + 1.0 / size)) ** 2 for size, steps in zip(x, y, strict=True)]
-            places += x
+        placed = collapsed(study)
+        if placed is not None:
+            x, y = placed
+            squares[study.name] = ((np.log(y) - np.log1p(1.0 / x)) ** 2).tolist()
+            places += x.tolist()
     if not squares:
         return None
     scatter = [study.seed_scatter**2 for study in studies if study.name in squares and study.seed_scatter is not None]
@@ -285,6 +325,14 @@ def collapse(studies: Sequence[Compared]) -> Collapse | None:
         smallest=min(places),
         largest=max(places),
     )
+
+
+def collapsed(study: Compared) -> tuple[Array, Array] | None:
+    """Return B/B_crit and S/S_min of a study's points, shape (n,); None where either scale or a point is missing."""
+    if study.b_crit is None or study.s_min is None or not study.points:
+        return None
+    size, steps = (np.array([getattr(one, name) for one in study.points]) for name in ("batch_size", "steps"))
+    return size / study.b_crit, steps / study.s_min
 
 
 def _share(squares: Sequence[float]) -> float:
@@ -299,58 +347,33 @@ def pairs(studies: Sequence[Compared], level: float = LEVEL) -> list[Pair]:
 
 
 def _pair(one: Compared, other: Compared, error: float) -> Pair:
-    """Return the two in order; ``error`` is the chance that the interval of their ratio may leave the truth out."""
-    large, small = sorted((one, other), key=_middle, reverse=True)
+    """Return the two in order; ``error`` is the chance that the interval of their ratio leaves out the truth."""
+    large, small = sorted((one, other), key=_order, reverse=True)
     if large.b_crit is None or small.b_crit is None:
-        apart = [
-            (above.name, below.name, above.b_crit_low / below.b_crit_high)
-            for above, below in ((large, small), (small, large))
-            if above.b_crit_low is not None and below.b_crit_high is not None and above.b_crit_low > below.b_crit_high
-        ]
-        for above, below, ratio in apart:
-            return Pair(above, below, None, ratio, None, True)
-        return Pair(large.name, small.name, None, None, None, None)
-    log_ratio = math.log(large.b_crit / small.b_crit)
-    down, up = (_width(large, small, error), _width(small, large, error))
-    low = None if down is None else math.exp(log_ratio - down)
-    high = None if up is None else math.exp(log_ratio + up)
-    return Pair(large.name, small.name, math.exp(log_ratio), low, high, None if low is None else low > 1.0)
+        low = None
+        if large.b_crit_low is not None and small.b_crit_high is not None and large.b_crit_low > small.b_crit_high:
+            low = large.b_crit_low / small.b_crit_high
+        return Pair(large.name, small.name, None, low, None, None if low is None else True)
+    ratio, high = large.b_crit / small.b_crit, None
+    falls = _width(large.b_crit_low, large.b_crit, large.level), _width(small.b_crit, small.b_crit_high, small.level)
+    rises = _width(large.b_crit, large.b_crit_high, large.level), _width(small.b_crit_low, small.b_crit, small.level)
+    low, high = (
+        None if None in widths else ratio * math.exp(sign * _deviations(error) * math.hypot(*widths))  # type: ignore[arg-type]
+        for sign, widths in ((-1.0, falls), (1.0, rises))
+    )
+    return Pair(large.name, small.name, ratio, low, high, None if low is None else low > 1.0)
 
 
-def _middle(study: Compared) -> float:
-    """Return what orders a study by B_crit: an end of the interval where that is all there is."""
+def _order(study: Compared) -> float:
+    """Return what orders a study by B_crit: an end of its interval where that is all there is."""
     return study.b_crit or study.b_crit_low or study.b_crit_high or 0.0
 
 
-def _width(upper: Compared, lower: Compared, error: float) -> float | None:
-    """Return how far log(upper/lower) may fall: of the one below its median, of the other above it; None if open."""
-    if None in (upper.b_crit, upper.b_crit_low, lower.b_crit, lower.b_crit_high):
-        return None
-    falls = math.log(upper.b_crit / upper.b_crit_low) / _quantile(1.0 - upper.level)  # type: ignore[operator]
-    rises = math.log(lower.b_crit_high / lower.b_crit) / _quantile(1.0 - lower.level)  # type: ignore[operator]
-    return _quantile(error) * math.hypot(falls, rises)
+def _width(low: float | None, high: float | None, level: float) -> float | None:
+    """Return the standard deviation of log B_crit on one side of its median, from the interval's half; None if open."""
+    return None if low is None or high is None else math.log(high / low) / _deviations(1.0 - level)
 
 
-def _quantile(error: float) -> float:
+def _deviations(error: float) -> float:
     """Return how many standard deviations a two-sided interval of that error reaches from the median."""
     return NormalDist().inv_cdf(1.0 - error / 2.0)
-
-
-def judged(count: int) -> str:
-    """Return how ``count`` pairs were judged, in words."""
-    together = "" if count == 1 else f", for all {count} pairs together (Bonferroni)"
-    return (
-        f"two critical batch sizes differ where the {LEVEL:.0%} interval of their ratio leaves out 1{together}: studies are "
-        "independent, and log B_crit is normal on either side of its median, as wide as its interval; where an interval "
-        "is open, only if the two do not overlap"
-    )
-
-
-def differences(studies: Sequence[Compared]) -> list[str]:
-    """Return a line for each thing, beside the workload, in which the studies differ, and what that means."""
-    lines = []
-    if len({study.target for study in studies}) > 1:
-        lines.append("the targets differ: they stand beside each study; B_crit grows as a target gets harder")
-    if len({study.device for study in studies}) > 1:
-        lines.append("the devices differ: seconds are each device's own; steps and B_crit do not depend on it")
-    return lines

@@ -17,7 +17,10 @@ from bstune.config import read_yaml
 from bstune.core.errors import StudyError
 from bstune.core.files import Output
 from bstune.core.secrets import redact
-from bstune.study.tracking import FAILURES, KIND, database_path, short_requests, tracking_uri
+from bstune.study.tracking import _FAILURES as FAILURES
+from bstune.study.tracking import KIND, tracking_uri
+from bstune.study.tracking import _database_path as database_path
+from bstune.study.tracking import _short_requests as short_requests
 
 CURVE = Output(Path()).curve.name
 

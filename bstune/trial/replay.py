@@ -329,7 +329,8 @@ def _name_of(path: Path) -> str:
     """Return the name of a table's workload, and so of its study: of a file's name and content, if it does not ship."""
     if path.resolve().parent == SHIPPED.resolve():
         return f"replay-{path.stem}"
-    return f"replay-{re.sub(r'[^\w.-]+', '-', path.stem)[:40]}-{_content(path)[:6]}"
+    stem = re.sub(r"[^\w.-]+", "-", path.stem)[:40]
+    return f"replay-{stem}-{_content(path)[:6]}"
 
 
 def _content(path: Path) -> str:
