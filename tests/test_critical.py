@@ -7,11 +7,11 @@ from toolbox import make_result
 
 from bstune.core.records import Target
 from bstune.core.step_time import StepTime, StepTimes
+from bstune.report.answer import critical_text
 from bstune.search.acquisition import most_telling
 from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior, make_prior
 from bstune.study.critical import critical_batch, easier_targets, no_easier_target, over_targets, passing
-from bstune.report.answer import critical_text
 
 LOW, HIGH = 8, 2048  # B_mid is 128
 MIDDLE = math.log(128.0)

@@ -16,8 +16,8 @@ from bstune.core.console import format_number
 from bstune.core.curve import CurveBand
 from bstune.core.figures import FIGURE_DPI
 from bstune.core.records import Target
-from bstune.report.figure import FIGURE_INCHES, draw_curve, paint_curve
 from bstune.report.answer import critical_text
+from bstune.report.figure import FIGURE_INCHES, draw_curve, paint_curve
 from bstune.study.summary import summarize
 
 TARGET = Target("val/error", 0.1, "min")

@@ -10,9 +10,9 @@ from toolbox import best_of, hand_critical, make_trial
 
 from bstune.core.curve import fit_curve, frontier_points
 from bstune.core.records import Target, dump_json
-from bstune.study.critical import NextTrial
 from bstune.report.answer import critical_text, final_table, print_final, regimes_text
 from bstune.report.rows import WINNERS
+from bstune.study.critical import NextTrial
 from bstune.study.summary import pareto_front, summarize, trials_table
 
 TARGET = Target("val/error", 0.1, "min")

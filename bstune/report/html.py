@@ -98,9 +98,7 @@ def paragraph(value: object, kind: str = "") -> str:
     return f'<p class="{kind}">{text(value)}</p>' if kind else f"<p>{text(value)}</p>"
 
 
-def chart(
-    traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], caption: str = "", height: int = 430
-) -> str:
+def chart(traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], caption: str = "", height: int = 430) -> str:
     """Return a chart from plotly's traces and layout; a colour is one of the style sheet's names, such as ``--ink``."""
     whole = {
         "height": height,
@@ -117,7 +115,8 @@ def chart(
     # dump_json leaves no character that is not ASCII; without < no text in it ends the element.
     spec = dump_json(_rounded({"data": traces, "layout": whole})).replace("<", "\\u003c")
     below = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
-    return f'{CHART}<div style="min-height:{height}px"></div><script type="application/json">{spec}</script>{below}</figure>'
+    drawn = f'<div style="min-height:{height}px"></div>'
+    return f'{CHART}{drawn}<script type="application/json">{spec}</script>{below}</figure>'
 
 
 def axis(title: str, log: bool = True, **changes: Any) -> dict[str, Any]:
@@ -172,4 +171,4 @@ def _plotly() -> str:
     # only commands that draw wait for it
     from plotly.offline import get_plotlyjs
 
-    return get_plotlyjs()
+    return str(get_plotlyjs())

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from bstune.core.files import Output
 from bstune.core.records import STATUSES, TrialResult
 from bstune.report.rows import WINNERS, Summary
 
-# What stands for the keys of curve.json that a former version lacks; None for all others.
+# What stands for the keys of curve.json that a former version lacks.
+UNKNOWN = "use train metric goal mode stop_reason critical fit fit_note noise_scale curve lr_exponent seed_scatter load"
+UNKNOWN += " unreached search reference not_run_again arguments over_target_note"
 EMPTY: dict[str, Any] = {
-    **dict.fromkeys(("note", "stop_reason", "critical", "small_end", "fit", "fit_note", "noise_scale", "lr_exponent")),
-    **dict.fromkeys(("seed_scatter", "not_run_again", "over_target_note", "curve", "reference", *WINNERS)),
-    **{name: [] for name in ("devices", "points", "regimes", "warnings", "pareto", "over_target", "caveats")},
-    **{name: 0 for name in ("trials", "continued")},
+    **dict.fromkeys(("study", "workload", "target"), "?"),
+    **dict.fromkeys((*UNKNOWN.split(), *WINNERS)),
+    **{name: [] for name in ("devices", "points", "regimes", "notes", "pareto", "over_target")},
+    **dict.fromkeys(("trials", "continued"), 0),
     "statuses": dict.fromkeys(STATUSES, 0),
     "test": {},
     "scale_out": {"ideal": [], "with_all_reduce": []},
@@ -29,7 +31,9 @@ EMPTY_CRITICAL: dict[str, Any] = {
     "level": 0.9,
     "next_trials": [],
 }
-EMPTY_WINNER: dict[str, Any] = dict.fromkeys(("horizon", "confirmed", "single_run", "seconds_per_step", "time_to_target"))
+EMPTY_WINNER: dict[str, Any] = dict.fromkeys(
+    ("horizon", "confirmed", "single_run", "seconds_per_step", "time_to_target")
+)
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,19 @@ class StudyFolder:
 def read_study(path: str | Path) -> StudyFolder:
     """Return a study from its folder, or from its ``curve.json`` alone; StudyError where neither can be read."""
     path = Path(path)
-    folder = path.parent if path.is_file() else path
-    files, notes = Output(folder), list[str]()
-    summary = _read_summary(path if path.is_file() else files.curve)
+    files = Output(path.parent if path.is_file() else path)
+    if path.is_file() and path != files.curve:  # what lies beside a file of another name may be another study's
+        return StudyFolder(path, _read_summary(path), (), None, None, None, ())
+    return replace(read_files(files), summary=_read_summary(files.curve))
+
+
+def read_files(files: Output) -> StudyFolder:
+    """Return what there is in a study's folder, which need not have a ``curve.json``: the summary is then empty."""
+    notes = list[str]()
     hardware = _read(files.survey, json.loads, notes) if files.survey.exists() else None
     config, best = (_read(one, yaml.safe_load, notes) for one in (files.config, files.best))
-    return StudyFolder(folder, summary, read_trials(files.trials, notes), hardware, config, best, tuple(notes))
+    summary = _read_summary(files.curve) if files.curve.exists() else completed({})
+    return StudyFolder(files.root, summary, read_trials(files.trials, notes), hardware, config, best, tuple(notes))
 
 
 def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:
@@ -73,7 +84,7 @@ def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:
 
 def completed(values: Mapping[str, Any]) -> Summary:
     """Return the content of a ``curve.json`` of any version with the keys of this one."""
-    summary = {**EMPTY, "study": "?", "workload": "?", "target": "?", **values}
+    summary = {**EMPTY, **values}
     for name, empty in (("critical", EMPTY_CRITICAL), *((name, EMPTY_WINNER) for name in WINNERS)):
         if summary[name] is not None:
             summary[name] = {**empty, **summary[name]}

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from bstune.core.console import format_count, plural
 from bstune.core.curve import SLOPE_RATIO, batch_at
 from bstune.core.records import Target, TrialResult
 from bstune.search.acquisition import b_crit_quantiles, log_b_crit, most_telling
@@ -153,14 +154,22 @@ def easier_targets(done: Sequence[TrialResult], target: Target, ideal: float | N
     if ideal is None:
         return []
     targets = [replace(target, value=ideal + times * (target.value - ideal)) for times in EASIER]
-    chosen = []
-    for easier in targets:
-        passed = _passed(done, easier)
-        sizes = [trial.batch_size for trial in passed]
-        coarse = sum(trial.steps_low < FINE * trial.steps for trial in passed)
-        if len(passed) >= MIN_PASSED and max(sizes) >= MIN_SPAN * min(sizes) and coarse <= MAX_COARSE * len(passed):
-            chosen.append(easier)
-    return chosen
+    return [easier for easier in targets if too_few_passed(done, easier) is None]
+
+
+def too_few_passed(done: Sequence[TrialResult], target: Target) -> str | None:
+    """Return why the trials that passed a target on their way do not tell its B_crit, in words; None if they do."""
+    passed = _passed(done, target)
+    sizes = [trial.batch_size for trial in passed]
+    coarse = sum(trial.steps_low < FINE * trial.steps for trial in passed)
+    if len(passed) < MIN_PASSED:
+        return f"{plural(len(passed), 'trial')} passed it, and it takes {MIN_PASSED}"
+    if max(sizes) < MIN_SPAN * min(sizes):
+        span = f"{format_count(min(sizes))} to {format_count(max(sizes))}"
+        return f"what passed it has batch sizes {span}, and it takes {MIN_SPAN:g} times the smallest"
+    if coarse > MAX_COARSE * len(passed):
+        return f"{coarse} of {plural(len(passed), 'trial')} that passed it were not evaluated closely there"
+    return None
 
 
 def _passed(done: Sequence[TrialResult], easier: Target) -> list[TrialResult]:

@@ -118,8 +118,7 @@ def prepare(
             )
         protocol = make_protocol(config)
         backend = backend or ReplayBackend(config, protocol)
-    names = (field.name for field in fields(SearchBudget) if field.name != "seed")
-    budget = SearchBudget(seed=config.seed, **{name: config.search[name] for name in names})
+    budget = search_budget(config)
     space = make_space(config) if backend is None else make_space(config, backend.lr_range)
     files = Output(Path(config.output).absolute())
     check_writable(files.root / "trials.jsonl", f"output={config.output}")
@@ -159,6 +158,12 @@ def prepare(
     return PreparedStudy(
         config, budget, space, protocol, backend, files, trial, frozen, survey, workers, notes, elapsed
     )
+
+
+def search_budget(config: DictConfig) -> SearchBudget:
+    """Return the budget of a config's search."""
+    names = (field.name for field in fields(SearchBudget) if field.name != "seed")
+    return SearchBudget(seed=config.seed, **{name: config.search[name] for name in names})
 
 
 @contextmanager

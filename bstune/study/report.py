@@ -21,12 +21,12 @@ from bstune.core.failures import optional
 from bstune.core.files import write_text
 from bstune.core.records import Merit, TrialResult, TrialSpec, dump_json
 from bstune.core.secrets import redact_patterns, reference
-from bstune.search.acquisition import steps_band
-from bstune.search.observations import Posterior, fresh_steps
-from bstune.study.critical import INTERVAL, ROOM, CriticalBatch, critical_batch, no_easier_target, over_targets
 from bstune.report.answer import print_final
 from bstune.report.figure import draw_curve
 from bstune.report.rows import WINNERS, Summary
+from bstune.search.acquisition import steps_band
+from bstune.search.observations import Posterior, fresh_steps
+from bstune.study.critical import INTERVAL, ROOM, CriticalBatch, critical_batch, no_easier_target, over_targets
 from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, seed_scatter, study_posterior
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import Winner, left_out, winners

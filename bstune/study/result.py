@@ -15,11 +15,11 @@ from bstune.core.errors import StudyError
 from bstune.core.figures import figure_of
 from bstune.core.files import write_text
 from bstune.core.records import TrialSpec
+from bstune.report.answer import final_table
 from bstune.report.figure import FIGURE_INCHES, paint_curve
+from bstune.report.rows import WINNERS
 from bstune.study.replicates import MERITS
 from bstune.study.report import Findings
-from bstune.report.answer import final_table
-from bstune.report.rows import WINNERS
 from bstune.trial.loop import Workload
 from bstune.trial.objects import Objects, given
 from bstune.trial.plain import fit

@@ -11,14 +11,14 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from bstune.core.curve import fit_curve, frontier_points
 from bstune.core.records import Target, TrialResult
 from bstune.core.scaling import sqrt
+from bstune.report.figure import draw_curve
+from bstune.report.rows import Summary
 from bstune.search.acquisition import steps_band
 from bstune.search.observations import Posterior, fresh_steps
 from bstune.search.sampler import FrontierSampler
 from bstune.study.critical import INTERVAL, critical_batch
-from bstune.report.figure import draw_curve
 from bstune.study.model import MOVES, REPORT_PARTICLES
 from bstune.study.replicates import winners
-from bstune.report.rows import Summary
 from bstune.study.summary import summarize
 
 FOLDER = Path(__file__).parent

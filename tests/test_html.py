@@ -1,0 +1,83 @@
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from bstune.report.html import Cell, Section, anchor, axis, chart, label, page, paragraph, table, text
+
+NASTY = "a</script><script>alert('1')</script><b>\"'&ü — 批"
+
+
+class Elements(HTMLParser):
+    """The tags and the texts of a page, as a browser sees them."""
+
+    def __init__(self, whole):
+        super().__init__()
+        self.tags, self.texts = [], []
+        self.feed(whole)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def scripts(whole):
+    return re.findall(r"<script>(.*?)</script>", whole, flags=re.DOTALL)
+
+
+def test_what_a_study_names_is_text_everywhere():
+    body = paragraph(NASTY) + table([NASTY], [[NASTY], [Cell(NASTY, NASTY)]]) + f'<p title="{text(NASTY)}"></p>'
+    body += chart([{"x": [1], "name": label(NASTY), "text": [NASTY]}], {"xaxis": axis(NASTY)}, caption=NASTY)
+    found = Elements(page(NASTY, [Section(NASTY, body), Section("", "<p>x</p>")]))
+    tags = [tag for tag, _ in found.tags]
+    assert "b" not in tags
+    assert tags.count("script") == 3  # plotly's, the page's, and the chart's data
+    assert sum(one == NASTY for one in found.texts) == 9  # title, headings, link, paragraph, cells, caption
+    assert [attributes["title"] for _, attributes in found.tags if "title" in attributes] == [NASTY]
+
+
+def test_a_charts_data_come_back_and_name_nothing_as_markup():
+    spec = chart([{"x": [1.23456789, None, float("nan")], "text": [NASTY]}], {"yaxis": axis(NASTY, log=False)})
+    inside = re.search(r'<script type="application/json">(.*?)</script>', spec, flags=re.DOTALL)[1]
+    found = json.loads(inside)
+    assert found["data"] == [{"x": [1.2346, None, None], "text": [NASTY]}]
+    assert found["layout"]["yaxis"]["title"]["text"] == label(NASTY)
+    assert "<" not in label(NASTY)
+    assert "<" not in inside
+
+
+def test_only_the_pages_own_scripts_may_run_and_nothing_may_be_asked_for():
+    whole = page("t", [Section("a", chart([], {}))], ["let x = 1;"])
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', whole)[1]
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'"
+    assert set(re.findall(r"blob:|data:|https?:", policy)) == {"data:", "blob:"}
+    hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts(whole)]
+    assert rules["script-src"].split() == [f"'sha256-{one}'" for one in hashes]
+    assert len(hashes) == 3
+    assert not re.search(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"']?(?:https?:)?//", whole)
+    assert "\r" not in whole  # which a browser would turn into another byte than was hashed
+
+
+def test_plotly_is_inside_once_and_only_where_there_is_a_chart():
+    assert len(page("t", [Section("a", paragraph("x"))])) < 20_000
+    two = page("t", [Section("a", chart([], {}) + chart([], {}))])
+    assert 1_000_000 < len(two.encode()) < 5_000_000
+    assert len(scripts(two)) == 2
+
+
+@pytest.mark.parametrize(("title", "found"), [("Config and versions", "config-and-versions"), ("S(B) & T", "s-b-t")])
+def test_anchors(title, found):
+    assert anchor(title) == found
+
+
+def test_a_table_sorts_by_values_and_sets_words_to_the_left():
+    whole = table(["n", "w"], [(Cell("12,000", 12000), "x"), (Cell("-", None), "y")])
+    assert '<th><button>n</button></th><th class="words"><button>w</button></th>' in whole
+    assert re.findall(r'<td[^>]*data-value="([^"]*)"', whole) == ["12000", "x", "", "y"]
+    assert "sortable" not in table(["n"], [["x"]], sortable=False)
