@@ -74,7 +74,7 @@ def test_a_copy_is_anyones_table(monkeypatch, tmp_path):
 def test_two_tables_are_two_studies(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text = find_table("fashion_mlp").read_text().splitlines(keepends=True)
-    files = {"a/mine.jsonl": text, "b/mine.jsonl": text[:-1], "tab <b>ü${x}.jsonl": text}
+    files = {"a/mine.jsonl": text, "b/mine.jsonl": text[:-1], "tab <b>ü$x.jsonl": text}
     for name, lines in files.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text("".join(lines))
@@ -85,6 +85,6 @@ def test_two_tables_are_two_studies(monkeypatch, tmp_path):
     ]
     names = [config.study for config in configs]
     assert names[:4] == [*(f"replay-{name}" for name in INDEX), "replay-cifar_mlp"]
-    assert all(re.fullmatch(r"replay-(mine|tab-b-ü-x-)-[0-9a-f]{6}", name) for name in names[4:]), names
+    assert all(re.fullmatch(r"replay-(mine|tab-b-ü-x)-[0-9a-f]{6}", name) for name in names[4:]), names
     assert len(set(names[4:])) == 3
     assert all(config.output == f"outputs/{config.study}" for config in configs)

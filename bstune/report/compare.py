@@ -1,9 +1,11 @@
 """Several studies side by side: their critical batch sizes, how well one law fits all, and their times to target.
 
-**Collapse.** If S(B) = S_min (1 + B_crit/B) holds, then the points of every study lie on one curve, S/S_min over
-B/B_crit. How well they do is the root mean square of log(S/S_min) - log(1 + B_crit/B) over the frontier's points that
-reached the target, as a percentage. Beside it stands how far runs scatter that differ in their seed alone: a deviation
-of that size is noise, a larger one is the law's.
+**Collapse.** If S(B) = S_min (1 + B_crit/B) holds, then the curves of all studies are one, S/S_min over B/B_crit. How
+well they are is the root mean square of log(S*(B)/S_min) - log(1 + B_crit/B) over the batch sizes that reached the
+target, evenly in log B, each study counting alike. S*(B) is the posterior's, at the best learning rate, with what a
+smooth curve may add to the law; where trials are few it is drawn to the law. So beside it stands at which share of the
+batch sizes the law lies in the study's own interval of S*(B): far below the interval's level, the trials speak against
+the law.
 
 **Whether two critical batch sizes differ.** The studies are independent, and the posterior of log B_crit is taken to be
 normal on either side of its median, as wide as the interval says. So the ratio of two has an interval, from the halves
@@ -76,14 +78,15 @@ class Compared:
     device: str
     points: tuple[Point, ...]  # that reached the target, in order of batch sizes
     batch_size: Array  # of the fitted curve, shape (n,) ...
-    steps: Array  # ... and S*(B) there; both empty where there is none
+    steps: Array  # ... S*(B) there, and its interval: all empty where there is none
+    steps_low: Array
+    steps_high: Array
     b_crit: float | None
     b_crit_low: float | None
     b_crit_high: float | None
     level: float  # of that interval
     critical: str  # the same, in words
     s_min: float | None
-    seed_scatter: float | None  # standard deviation of log S over seeds
     exponent: float | None  # of lr*(B), if it is identified
     exponent_text: str
     spend_seconds: float | None
@@ -102,25 +105,22 @@ class Compared:
 
 @dataclass(frozen=True)
 class Collapse:
-    """How well the points of several studies lie on 1 + B_crit/B, as shares: 0.1 is 10%."""
+    """How well the curves of several studies lie on 1 + B_crit/B, as shares: 0.1 is 10%."""
 
-    deviation: float  # root mean square over all points
-    by_study: Mapping[str, float]  # the same of each study's points
-    seeds: float | None  # how far steps scatter over seeds, root mean square over the studies that say so
-    points: int
+    deviation: float  # root mean square over the studies
+    by_study: Mapping[str, float]  # of each study
+    inside: float  # share of the batch sizes at which the law lies in a study's interval ...
+    level: float  # ... of this level
     smallest: float  # B/B_crit
     largest: float
 
     def __str__(self) -> str:
-        span = f"B/B_crit = {format_number(self.smallest, 2)} to {format_number(self.largest, 2)}"
-        text = f"{plural(self.points, 'point')} lie within {self.deviation:.0%} of it (root mean square; {span}"
+        span = f"{format_number(self.smallest, 2)} to {format_number(self.largest, 2)}"
+        text = f"S*(B) lies within {self.deviation:.0%} of it (root mean square, B/B_crit = {span}"
         if len(self.by_study) > 1:
             best, worst = (pick(self.by_study, key=self.by_study.__getitem__) for pick in (min, max))
             text += f"; {self.by_study[best]:.0%} for {best}, {self.by_study[worst]:.0%} for {worst}"
-        if self.seeds is None:
-            return f"{text})"
-        verdict = "no more than seeds do" if self.deviation <= self.seeds else "more than seeds do"
-        return f"{text}); runs that differ in the seed alone scatter by {self.seeds:.0%}: {verdict}"
+        return f"{text}); {self.level:.0%} intervals of S*(B) hold it at {self.inside:.0%} of the batch sizes"
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def logged_studies(logged: Sequence[tuple[str, str | dict[str, Any]]]) -> tuple[
 def compared(summary: Summary, source: str) -> Compared:
     """Return a study from the content of its ``curve.json``, with all its keys (see ``study_folder.completed``)."""
     critical, exponent = summary["critical"] or {}, summary["lr_exponent"] or {}
-    spend, scatter = summary.get("spend") or {}, summary["seed_scatter"] or {}
+    spend = summary.get("spend") or {}
     points = [
         Point(row["batch_size"], row["steps"], row.get("time_to_target")) for row in summary["points"] if row["steps"]
     ]
@@ -227,7 +227,6 @@ def compared(summary: Summary, source: str) -> Compared:
     identified = bool(exponent.get("identified"))
     parts = [plural(spend["runs"], "run")] if "runs" in spend else []
     parts += [format_seconds(spend["seconds"])] if "seconds" in spend else []
-    batch_size, steps = _curve(summary, points)
     return Compared(
         name=str(summary["study"]),
         source=source,
@@ -235,13 +234,11 @@ def compared(summary: Summary, source: str) -> Compared:
         target=str(summary["target"]),
         device=", ".join(map(str, summary["devices"])) or "-",
         points=tuple(points),
-        batch_size=batch_size,
-        steps=steps,
+        **_curve(summary),
         **ends,
         level=critical.get("level", LEVEL),
         critical=critical_text(critical) if any(ends.values()) else "not known",
         s_min=critical.get("s_min"),
-        seed_scatter=scatter.get("scatter"),
         exponent=exponent["exponent"] if identified else None,
         exponent_text=f"{exponent['exponent']:z.2f} ({exponent['low']:z.2f} to {exponent['high']:z.2f})"
         if identified
@@ -253,15 +250,11 @@ def compared(summary: Summary, source: str) -> Compared:
     )
 
 
-def _curve(summary: Summary, points: Sequence[Point]) -> tuple[Array, Array]:
-    """Return S*(B) as the study has it or, of an older one, by its B_crit and S_min."""
-    if summary["curve"]:
-        return np.array(summary["curve"]["batch_size"], dtype=float), np.array(summary["curve"]["steps"], dtype=float)
-    critical = summary["critical"] or {}
-    if critical.get("b_crit") is None or critical.get("s_min") is None or not points:
-        return np.empty(0), np.empty(0)
-    size = np.geomspace(points[0].batch_size, points[-1].batch_size, 50)
-    return size, critical["s_min"] * (1.0 + critical["b_crit"] / size)
+def _curve(summary: Summary) -> dict[str, Array]:
+    """Return S*(B) and its interval, by the names of the fields; empty where a study has none, as an older one."""
+    fields = {"batch_size": "batch_size", "steps": "steps", "steps_low": "low", "steps_high": "high"}
+    curve = summary["curve"] or dict.fromkeys(fields.values(), ())
+    return {name: np.array(curve[key], dtype=np.float64) for name, key in fields.items()}
 
 
 def _use(summary: Summary) -> Use | None:
@@ -305,25 +298,26 @@ def _differences(studies: Sequence[Compared]) -> list[str]:
 
 
 def collapse(studies: Sequence[Compared]) -> Collapse | None:
-    """Return how well the studies' points lie on the law; None where no study has both B_crit and S_min."""
-    squares: dict[str, list[float]] = {}
-    places: list[float] = []
+    """Return how well the studies' curves lie on the law; None where no study has a curve, B_crit and S_min."""
+    squares: dict[str, float] = {}
+    inside, ends, levels = list[float](), list[float](), set[float]()
     for study in studies:
-        placed = collapsed(study)
-        if placed is not None:
-            x, y = placed
-            squares[study.name] = ((np.log(y) - np.log1p(1.0 / x)) ** 2).tolist()
-            places += x.tolist()
+        if study.b_crit is None or study.s_min is None or not study.steps.size:
+            continue
+        law = study.s_min * (1.0 + study.b_crit / study.batch_size)
+        squares[study.name] = float(np.mean(np.log(study.steps / law) ** 2))
+        inside.append(float(np.mean((study.steps_low <= law) & (law <= study.steps_high))))
+        ends += [float(end) / study.b_crit for end in (study.batch_size[0], study.batch_size[-1])]
+        levels.add(study.level)
     if not squares:
         return None
-    scatter = [study.seed_scatter**2 for study in studies if study.name in squares and study.seed_scatter is not None]
     return Collapse(
-        deviation=_share([value for values in squares.values() for value in values]),
-        by_study={name: _share(values) for name, values in squares.items()},
-        seeds=_share(scatter) if scatter else None,
-        points=len(places),
-        smallest=min(places),
-        largest=max(places),
+        deviation=_share(sum(squares.values()) / len(squares)),
+        by_study={name: _share(square) for name, square in squares.items()},
+        inside=sum(inside) / len(inside),
+        level=min(levels),
+        smallest=min(ends),
+        largest=max(ends),
     )
 
 
@@ -335,9 +329,9 @@ def collapsed(study: Compared) -> tuple[Array, Array] | None:
     return size / study.b_crit, steps / study.s_min
 
 
-def _share(squares: Sequence[float]) -> float:
-    """Return the root mean square of logarithms, as a share."""
-    return math.expm1(math.sqrt(sum(squares) / len(squares)))
+def _share(square: float) -> float:
+    """Return a mean square of logarithms as a share."""
+    return math.expm1(math.sqrt(square))
 
 
 def pairs(studies: Sequence[Compared], level: float = LEVEL) -> list[Pair]:

@@ -1,16 +1,16 @@
 """What ``bstune compare`` leaves: a page, a figure, and lines on the console."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from bstune.core.console import format_seconds, plural
+from bstune.core.console import plural
 from bstune.core.errors import StudyError
 from bstune.core.files import check_writable, write_text
+from bstune.report.answer import INDENT, WIDTH
 from bstune.report.compare import Comparison, Pair
 from bstune.report.compare_figure import draw_comparison
 from bstune.report.compare_page import comparison_page
@@ -32,36 +32,23 @@ def write_comparison(found: Comparison, folder: Path, console: Console) -> None:
     draw_comparison(found, figure)
     print_comparison(found, console)
     for name, path in (("page", page), ("figure", figure)):
-        console.print(Text(f"{name:<10}{path}"), soft_wrap=True)
+        console.print(Text(f"{name:<{INDENT}}{path}"), soft_wrap=True)
 
 
 def print_comparison(found: Comparison, console: Console) -> None:
-    """Print a row for each study, how well the law holds, which critical batch sizes differ, and what to know."""
-    console.print(Text(found.title), soft_wrap=True)
-    console.print(_table(found))
-    notes = [*found.notes, *(f"{study.name}: {note}" for study in found.studies for note in study.notes)]
-    lines = {
-        "LAW": [] if found.collapse is None else [f"S = S_min (1 + B_crit/B): {found.collapse}"],
-        "B_CRIT": _pairs(found.pairs),
-        "NOTE": notes,
-    }
-    for name, texts in lines.items():
-        for i, text in enumerate(texts):
-            console.print(Text(f"{name if i == 0 else '':<10}{text}"), soft_wrap=True)
-    console.print()
-
-
-def _table(found: Comparison) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("study", "target", "device", "use", "time to target", "B_crit", "lr as B^", "spent"):
-        table.add_column(name, overflow="fold")
-    for study in found.studies:
-        use = study.use
-        time = "-" if use is None else format_seconds(use.seconds)
-        few = "" if use is None or use.reliable else f" ({use.reached} of {use.runs})"
-        words = (study.name, study.target, study.device, str(use or "-"), time + few)
-        table.add_row(*map(Text, (*words, study.critical, study.exponent_text, study.spend)))
-    return table
+    """Print what each study says, how well the law holds, which critical batch sizes differ, and what to know."""
+    lines: list[tuple[str, list[str]]] = [(found.title, [])]
+    for one in found.studies:
+        asked = [*([] if one.workload == one.name else [one.workload]), one.target, one.device]
+        use = [] if one.use is None else [f"use {one.use}: {one.use.text}"]
+        law = f"B_crit {one.critical}; lr*(B) as B^ {one.exponent_text}; spent {one.spend}"
+        lines += [("", []), (" · ".join([one.name, *asked]), []), ("", [*use, law, *one.notes])]
+    law = [] if found.collapse is None else [f"S = S_min (1 + B_crit/B): {found.collapse}"]
+    lines += [("", []), ("LAW", law), ("B_CRIT", _pairs(found.pairs)), ("NOTE", list(found.notes)), ("", [])]
+    for name, texts in lines:
+        wrapped = [row for text in texts for row in textwrap.wrap(text, WIDTH - INDENT)]
+        for i, row in enumerate(wrapped or [""]):
+            console.print(Text(f"{name if i == 0 else '':<{INDENT if wrapped else 0}}{row}"), soft_wrap=True)
 
 
 def _pairs(pairs: Sequence[Pair]) -> list[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
     from matplotlib.transforms import BboxBase
 
-INCHES_WIDE = 6.0
+INCHES_WIDE, TOP_INCHES, FOOT_INCHES, ROW_INCHES = 6.0, 5.0, 0.7, 0.4
 COLOURS = (BLUE, VERMILION, "#009E73", PURPLE, "#E69F00", "#56B4E9", INK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LONGEST = 26  # characters of a name
@@ -30,7 +30,7 @@ DISTANCES, TURNS = (8.0, 14.0, 22.0, 32.0, 44.0, 60.0), 16  # of a label from wh
 
 @dataclass(frozen=True)
 class Look:
-    """How a study is drawn in every panel."""
+    """How a study is drawn in every panel, and its name, shortened."""
 
     study: Compared
     name: str
@@ -51,30 +51,40 @@ class Row:
 
 def draw_comparison(found: Comparison, path: Path) -> None:
     """Write the figure: S(B) above, the collapse below it, then a row for each study's B_crit and time to target."""
-    inches = INCHES_WIDE, 6.4 + 0.5 * len(found.studies)
+    inches = INCHES_WIDE, TOP_INCHES + FOOT_INCHES + ROW_INCHES * len(found.studies)
     save_figure(lambda figure: paint_comparison(figure, found), inches, path)
 
 
 def paint_comparison(figure: "Figure", found: Comparison) -> None:
     """Draw what :func:`draw_comparison` writes."""
-    drawn, rows = _looks(found.studies), 0.6 + 0.22 * len(found.studies)
-    grid = figure.add_gridspec(4, 1, height_ratios=[2.5, 2.1, rows, rows])
-    curves, law, critical, times = (figure.add_subplot(grid[i]) for i in range(4))
+    drawn = _looks(found.studies)
+    top, foot = figure.subfigures(2, 1, height_ratios=[TOP_INCHES, FOOT_INCHES + ROW_INCHES * len(drawn)])
+    curves, law = top.subplots(2, 1, gridspec_kw={"height_ratios": [1.25, 1.0]})
+    critical, times = foot.subplots(1, 2)
     _draw_curves(curves, drawn)
     _draw_collapse(law, drawn, found.collapse)
-    _draw_rows(critical, drawn, _critical_row, "Critical batch size in examples, with its interval")
-    _draw_rows(times, drawn, _time_row, "Time to target in seconds of training, with the range over fresh seeds")
+    _draw_rows(critical, drawn, _critical_row, "Critical batch size (examples)")
+    _draw_rows(times, drawn, _time_row, "Time to target (seconds of training)")
+    for i, look in enumerate(drawn):
+        _write(critical, -0.03, i - 0.3, look.name, look.colour, ha="right", fontsize=8.5)
+        for below, text in ((0.02, look.study.target), (0.28, look.study.device)):
+            _write(critical, -0.03, i + below, _shortened(text), "#555555", ha="right", fontsize=6.5)
     _name_curves(figure, curves, drawn)
 
 
 def _looks(studies: Sequence[Compared]) -> list[Look]:
-    """Return how the studies are drawn: no two of the first 49 alike; of a long name the middle is left out."""
-    half, count = (LONGEST - 1) // 2, len(COLOURS)
-    names = [one.name if len(one.name) <= LONGEST else f"{one.name[:half]}…{one.name[-half:]}" for one in studies]
+    """Return how the studies are drawn: no two of the first 49 alike."""
+    count = len(COLOURS)
     return [
-        Look(study, name, COLOURS[i % count], MARKERS[(i + i // count) % count])
-        for i, (study, name) in enumerate(zip(studies, names, strict=True))
+        Look(study, _shortened(study.name), COLOURS[i % count], MARKERS[(i + i // count) % count])
+        for i, study in enumerate(studies)
     ]
+
+
+def _shortened(text: str) -> str:
+    """Return a text without the middle of it where it is long."""
+    half = (LONGEST - 1) // 2
+    return text if len(text) <= LONGEST else f"{text[:half]}…{text[-half:]}"
 
 
 def _log_axis(axes: "Axes", name: str) -> None:
@@ -124,14 +134,20 @@ def _draw_collapse(axes: "Axes", drawn: Sequence[Look], collapse: Collapse | Non
         _say(axes, "no study has a critical batch size")
         return
     for look in drawn:
-        if (placed := collapsed(look.study)) is not None:
-            axes.scatter(*placed, s=15, color=look.colour, marker=look.marker, linewidths=0, alpha=0.8, zorder=3)
+        study = look.study
+        if (placed := collapsed(study)) is not None:
+            axes.scatter(*placed, s=12, color=look.colour, marker=look.marker, linewidths=0, alpha=0.5, zorder=3)
+        if study.b_crit is not None and study.s_min is not None:
+            x, y = study.batch_size / study.b_crit, study.steps / study.s_min
+            axes.plot(x, y, color=look.colour, linewidth=1.6, zorder=4)
     x = np.geomspace(collapse.smallest / 1.5, collapse.largest * 1.5, 100)
-    axes.plot(x, 1.0 + 1.0 / x, color=INK, linewidth=1.0, zorder=2)
+    axes.plot(x, 1.0 + 1.0 / x, color=INK, linewidth=1.0, linestyle="--", zorder=5)
     for name in "xy":
         _log_axis(axes, name)
-    seeds = "" if collapse.seeds is None else f"; seeds alone scatter by {collapse.seeds:.0%}"
-    title = f"One law: {collapse.points} points within {collapse.deviation:.0%} of it (root mean square){seeds}"
+    title = (
+        f"One law for all: curves within {collapse.deviation:.0%} of it (rms), inside {collapse.inside:.0%} of their "
+    )
+    title += f"{collapse.level:.0%} intervals"
     axes.set_title(title, fontsize=9.0, loc="left")
     axes.annotate("S/S_min = 1 + B_crit/B", (0.98, 0.94), xycoords="axes fraction", ha="right", va="top", color=INK)
 
@@ -155,26 +171,29 @@ def _time_row(study: Compared) -> Row:
 
 
 def _draw_rows(axes: "Axes", drawn: Sequence[Look], row_of: Callable[[Compared], Row], title: str) -> None:
-    """Draw a row for each study: a mark, an interval, and in words what it says."""
+    """Draw a row for each study: a mark, an interval, and above them in words what they say."""
     rows = [row_of(look.study) for look in drawn]
     values = [value for row in rows for value in (row.value, row.low, row.high) if value is not None]
     axes.set_title(title, fontsize=9.0, loc="left")
-    axes.set(yticks=range(len(drawn)), ylim=(len(drawn) - 0.4, -0.6), xticks=[])
-    axes.set_yticklabels([look.name for look in drawn], parse_math=False)
+    axes.set(yticks=[], ylim=(len(drawn) - 0.5, -0.75), xticks=[])
     if values:
-        axes.set_xlim(min(values) / 1.3, max(values) * 1.3)
+        axes.set_xlim(min(values) / 1.5, max(values) * 1.5)
         _log_axis(axes, "x")
     left, right = axes.get_xlim()
-    for i, (look, row, name) in enumerate(zip(drawn, rows, axes.get_yticklabels(), strict=True)):
-        name.set_color(look.colour)
+    for i, (look, row) in enumerate(zip(drawn, rows, strict=True)):
         if row.low is not None or row.high is not None:
             ends = [row.low or left, row.high or right]  # an open one reaches to the edge
             axes.plot(ends, [i, i], color=look.colour, linewidth=3.0, alpha=0.45, solid_capstyle="butt")
         if row.value is not None:
             face = look.colour if row.reliable else "white"
-            axes.scatter([row.value], [i], marker=look.marker, s=30, facecolor=face, edgecolor=look.colour, zorder=3)
-        style: dict[str, Any] = {"va": "center", "fontsize": 8.0, "parse_math": False}
-        axes.text(1.01, i, row.text, transform=axes.get_yaxis_transform(), **style)
+            axes.scatter([row.value], [i], marker=look.marker, s=26, facecolor=face, edgecolor=look.colour, zorder=3)
+        _write(axes, 0.02, i - 0.4, row.text, INK, fontsize=7.5)
+
+
+def _write(axes: "Axes", x: float, row: float, text: str, colour: str, **style: Any) -> None:
+    """Write a text, as it is, in a row: ``x`` from 0 to 1 lies within the axes."""
+    where = axes.get_yaxis_transform()
+    axes.text(x, row, text, transform=where, color=colour, va="center", parse_math=False, **style)
 
 
 def _name_curves(figure: "Figure", axes: "Axes", drawn: Sequence[Look]) -> None:

@@ -31,18 +31,8 @@ def comparison_page(found: Comparison) -> str:
 
 
 def _table(studies: Sequence[Compared]) -> str:
-    heads = (
-        "study",
-        "workload",
-        "target",
-        "device",
-        "use B",
-        "learning rate",
-        "to the target",
-        "B_crit",
-        "lr*(B) as B^",
-        "spent",
-    )
+    heads = ("study", "workload", "target", "device", "use B", "learning rate", "time", "B_crit", "lr*(B) as B^",
+             "spent", "to the target, of fresh seeds")  # fmt: skip
     rows = []
     for one in studies:
         use = one.use
@@ -50,10 +40,11 @@ def _table(studies: Sequence[Compared]) -> str:
             *(one.name, one.workload, one.target, one.device),
             Cell("-", None) if use is None else Cell(format_count(use.batch_size), use.batch_size),
             Cell("-", None) if use is None else Cell(format_number(use.lr), use.lr),
-            Cell("-", None) if use is None else Cell(use.text, use.seconds),
+            Cell("-", None) if use is None else Cell(format_seconds(use.seconds), use.seconds),
             Cell(one.critical, one.b_crit),
             Cell(one.exponent_text, one.exponent),
             Cell(one.spend, one.spend_seconds),
+            "-" if use is None else use.text,
         ])  # fmt: skip
     return table(heads, rows)
 
@@ -95,7 +86,8 @@ def _curves(studies: Sequence[Compared]) -> str:
                 "marker": marker,
                 "textfont": colour,
             }
-            name = {"text": [label(f"B_crit {format_number(study.b_crit, 2)}")], "textposition": "top right"}
+            named = label(f"{study.name}: {format_number(study.b_crit, 2)}")
+            name = {"text": [named], "textposition": "top right", "cliponaxis": False}
             traces.append({**hidden, **at, **name, **_hover([f"{study.name}: B_crit {study.critical}"])})
     axes = {"xaxis": axis(BATCH_SIZE), "yaxis": axis("steps to target S")}
     return chart(traces, axes, "Lines: S*(B) by all of a study's trials. Large and hollow: its critical batch size.")
@@ -110,9 +102,14 @@ def _collapse(found: Comparison) -> str:
     for i, study in enumerate(found.studies):
         if (placed := collapsed(study)) is not None:
             traces.append(_dots(study, i, placed[0].tolist(), placed[1].tolist()))
+        if study.b_crit is not None and study.s_min is not None:
+            at = {"x": (study.batch_size / study.b_crit).tolist(), "y": (study.steps / study.s_min).tolist()}
+            line = {"mode": "lines", "line": {"color": _look(i)["color"]}, "hoverinfo": "skip"}
+            traces.append({**at, **line, "legendgroup": str(i), "showlegend": False})
     axes = {"xaxis": axis("B / B_crit"), "yaxis": axis("S / S_min")}
-    law = "If S(B) = S_min (1 + B_crit/B), then all points lie on one curve:"
-    return paragraph(f"{law} {found.collapse}.") + chart(traces, axes)
+    law = "If S(B) = S_min (1 + B_crit/B) holds, then the curves of all studies are one."
+    caption = "Dots are single runs: above the lines where their learning rate was not the best."
+    return paragraph(f"{law} {found.collapse}.") + chart(traces, axes, caption)
 
 
 def _critical(found: Comparison) -> str:
