@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.errors import StudyError
+from bstune.core.files import Output
 from bstune.report.answer import answer, critical_text, expected_text
 from bstune.report.rows import WINNERS, Row, Summary
 from bstune.report.study_folder import completed, read_study
@@ -203,9 +204,10 @@ def read_studies(paths: Sequence[str]) -> tuple[list[Compared], list[str]]:
         except StudyError as error:
             left_out.append(f"left out: {error}")
             continue
-        if study.path.resolve() not in seen:
-            studies.append(compared(study.summary, str(study.path)))
-        seen.add(study.path.resolve())
+        file = Output(Path(path)).curve.resolve() if Path(path).is_dir() else Path(path).resolve()
+        if file not in seen:
+            studies.append(compared(study.summary, path))
+        seen.add(file)
     return studies, left_out
 
 
@@ -223,7 +225,7 @@ def compared(summary: Summary, source: str) -> Compared:
         Point(row["batch_size"], row["steps"], row.get("time_to_target")) for row in summary["points"] if row["steps"]
     ]
     points.sort(key=lambda point: point.batch_size)
-    ends = {name: critical.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high")}
+    ends: dict[str, Any] = {name: critical.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high")}
     identified = bool(exponent.get("identified"))
     parts = [plural(spend["runs"], "run")] if "runs" in spend else []
     parts += [format_seconds(spend["seconds"])] if "seconds" in spend else []
@@ -250,7 +252,7 @@ def compared(summary: Summary, source: str) -> Compared:
     )
 
 
-def _curve(summary: Summary) -> dict[str, Array]:
+def _curve(summary: Summary) -> dict[str, Any]:
     """Return S*(B) and its interval, by the names of the fields; empty where a study has none, as an older one."""
     fields = {"batch_size": "batch_size", "steps": "steps", "steps_low": "low", "steps_high": "high"}
     curve = summary["curve"] or dict.fromkeys(fields.values(), ())

@@ -17,6 +17,7 @@ from bstune.report.compare import Collapse, Compared, Comparison, collapsed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.backend_bases import RendererBase
     from matplotlib.figure import Figure
     from matplotlib.text import Annotation
     from matplotlib.transforms import BboxBase
@@ -58,7 +59,9 @@ def draw_comparison(found: Comparison, path: Path) -> None:
 def paint_comparison(figure: "Figure", found: Comparison) -> None:
     """Draw what :func:`draw_comparison` writes."""
     drawn = _looks(found.studies)
-    top, foot = figure.subfigures(2, 1, height_ratios=[TOP_INCHES, FOOT_INCHES + ROW_INCHES * len(drawn)])
+    (top,), (foot,) = figure.subfigures(
+        2, 1, squeeze=False, height_ratios=[TOP_INCHES, FOOT_INCHES + ROW_INCHES * len(drawn)]
+    )
     curves, law = top.subplots(2, 1, gridspec_kw={"height_ratios": [1.25, 1.0]})
     critical, times = foot.subplots(1, 2)
     _draw_curves(curves, drawn)
@@ -199,6 +202,7 @@ def _write(axes: "Axes", x: float, row: float, text: str, colour: str, **style: 
 def _name_curves(figure: "Figure", axes: "Axes", drawn: Sequence[Look]) -> None:
     """Write each study's name and B_crit near its mark, where the label covers least of the data and other labels."""
     figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]  # of Agg
     inside, placed = axes.get_window_extent(), list["BboxBase"]()
     corners = [(point.batch_size, point.steps) for look in drawn for point in look.study.points]
     corners += [pair for look in drawn for pair in zip(look.study.batch_size, look.study.steps, strict=True)]
@@ -217,19 +221,19 @@ def _name_curves(figure: "Figure", axes: "Axes", drawn: Sequence[Look]) -> None:
         label = axes.annotate(text, look.study.mark, xytext=(0.0, 0.0), arrowprops=arrow, parse_math=False, **style)
 
         def cost(offset: tuple[float, float], label: "Annotation" = label) -> float:
-            box = _place(label, offset)
+            box = _place(label, offset, renderer)
             dots = ((covered > (box.x0, box.y0)) & (covered < (box.x1, box.y1))).all(axis=1).sum()
             outside = not (inside.x0 < box.x0 and box.x1 < inside.x1 and inside.y0 < box.y0 and box.y1 < inside.y1)
             return float(dots + 100 * sum(box.overlaps(other) for other in placed) + 1000 * outside)
 
-        placed.append(_place(label, min(offsets, key=cost)))
+        placed.append(_place(label, min(offsets, key=cost), renderer))
 
 
-def _place(label: "Annotation", offset: tuple[float, float]) -> "BboxBase":
+def _place(label: "Annotation", offset: tuple[float, float], renderer: "RendererBase") -> "BboxBase":
     """Move a label to an offset from what it names; return the box of its text, with a margin, in pixels."""
     # as above
     from matplotlib.text import Text
 
     label.set(position=offset, ha="left" if offset[0] > 0.0 else "right", va="bottom" if offset[1] > 0.0 else "top")
-    label.update_positions(label.figure.canvas.get_renderer())
-    return Text.get_window_extent(label).padded(2.0)  # an annotation's own extent has its arrow in it
+    label.update_positions(renderer)
+    return Text.get_window_extent(label, renderer).padded(2.0)  # an annotation's own extent has its arrow in it

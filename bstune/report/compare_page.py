@@ -33,7 +33,7 @@ def comparison_page(found: Comparison) -> str:
 def _table(studies: Sequence[Compared]) -> str:
     heads = ("study", "workload", "target", "device", "use B", "learning rate", "time", "B_crit", "lr*(B) as B^",
              "spent", "to the target, of fresh seeds")  # fmt: skip
-    rows = []
+    rows: list[list[Cell | str]] = []
     for one in studies:
         use = one.use
         rows.append([
