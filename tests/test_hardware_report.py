@@ -47,7 +47,7 @@ def test_what_follows_from_a_survey():
     survey = make_survey()
     written = json.loads(survey_json(survey))
     derived = written["derived"]
-    assert written["ceiling"]["foretold"] is None
+    assert written["ceiling"]["model_error"] is None
     # bytes 200 B + 1e5, FLOPs 1e6 B, ridge 1000: 1e6 B = 1000 (200 B + 1e5)
     assert derived["turning_batch_size"] == pytest.approx(125.0)
     assert (derived["plateau"], len(derived["achieved"])) == (1000, 3)

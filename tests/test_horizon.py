@@ -12,7 +12,17 @@ from toolbox import make_result, make_spec
 
 from bstune.core.records import Target
 from bstune.search.acquisition import Domain, suggest
-from bstune.search.horizon import ABOVE, HORIZON_NORMAL, OUTLIERS, Ends, least_cost, log_met, log_shortest, misfit
+from bstune.search.horizon import (
+    ABOVE,
+    HORIZON_NORMAL,
+    OUTLIERS,
+    RELIABLE,
+    Ends,
+    least_cost,
+    log_met,
+    log_shortest,
+    misfit,
+)
 from bstune.search.observations import fresh_horizons, fresh_steps, infer, likelihood_data, smoothed
 from bstune.search.posterior import make_prior
 from bstune.search.sampler import default_policy
@@ -96,6 +106,9 @@ def test_a_horizon_of_least_cost_within_limits():
     assert least_cost(met, 0.2, math.inf, latest=0.25 * free)[0] == pytest.approx(0.5 * free, abs=0.01)
     assert least_cost(met, 0.2, -3.0)[0] == -3.0
     assert least_cost(met, 0.2, math.inf, latest=-9.0) == (-9.0, math.inf)
+    assert least_cost(met, 2.0, math.inf)[0] < 0.0  # many short runs are cheaper, but ...
+    assert least_cost(met, 2.0, math.inf, shortest=RELIABLE)[0] == 2.0 * RELIABLE  # ... no winner is named by that
+    assert least_cost(met, 2.0, 1.0, shortest=RELIABLE)[0] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ from bstune.core.step_time import StepTime
 from bstune.trial import preflight as checks
 from bstune.trial.batches import rebatch
 from bstune.trial.loop import Workload
-from bstune.trial.preflight import check_hooks, check_loaders, check_takes_rate, preflight
+from bstune.trial.preflight import check_loaders, check_takes_rate, preflight
+from bstune.trial.start import check_hooks
 
 DATA = TensorDataset(torch.arange(64.0).view(64, 1).sin(), torch.arange(64) % 3)
 SPACE = Space(8, 64, 1, 1.0, partial(scaling.linear, reference_batch_size=8, reference_lr=0.1))

@@ -9,7 +9,7 @@ from toolbox import make_trial
 from bstune.search.observations import fresh_steps
 from bstune.search.posterior import NOISE
 from bstune.search.sampler import FrontierSampler
-from bstune.study.replicates import candidates, confirmed_row, find_best, left_out, next_replicate, winners
+from bstune.study.replicates import Winner, candidates, confirmed_row, find_best, left_out, next_replicate, winners
 
 SINGLE_RUNS = {}  # nothing is predicted: each trial's own run counts
 
@@ -267,3 +267,10 @@ def test_a_lucky_run_among_slow_ones_is_not_the_first_candidate_and_replicates_a
     assert 1.1 * steps[slow] < after[slow] < 445
     assert less < more
     assert predicted(seen(slower)) == (less, after), "a function of the trials"
+
+
+def test_the_horizon_of_a_winner_is_that_of_its_fresh_runs_else_the_predicted_one():
+    lucky, run = trial(0, horizon=20), trial(1, horizon=40, replicate_of=0)
+    assert Winner(lucky, 20.0, (run,), predicted_horizon=30).horizon == 40
+    assert Winner(lucky, 20.0, predicted_horizon=30).horizon == 30
+    assert Winner(lucky, 20.0).horizon == 20

@@ -220,7 +220,9 @@ def test_time_allowed_is_the_larger_of_each_layer():
     # at B = 10: 10 s of compute over 1.5 s of memory, and 8 s of memory over 1 s of compute
     assert roofline.allowed_seconds(cost, LIMITS, 10) == pytest.approx(10 + 8)
     survey = make_survey(((1, 2.0), (10, 36.0)), cost=cost, limits=LIMITS)
-    assert survey.achieved[1] == Achieved(10, pytest.approx(1100 / 36 / 100), pytest.approx(0.5))
+    assert survey.achieved[1] == Achieved(
+        10, pytest.approx(1100 / 36 / 100), pytest.approx(0.5), pytest.approx(intensity(cost, 10))
+    )
 
 
 @pytest.mark.parametrize(

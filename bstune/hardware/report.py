@@ -61,7 +61,6 @@ def main(arguments: list[str]) -> None:
 def survey_json(survey: Survey) -> str:
     """Return the survey as strict JSON, with what follows from it."""
     model, values = survey.step_time, asdict(survey)
-    values["ceiling"]["foretold"] = values["ceiling"].pop("model_error")  # the file's key since its first version
     values["derived"] = {
         "step_time": model and {name: getattr(model, name) for name in ("overhead", "per_example", "residual")},
         "left_out_error": survey.left_out_error,

@@ -140,6 +140,7 @@ class Achieved:
     batch_size: int
     share_of_peak: float  # FLOP/s over the device's
     share_of_roofline: float  # allowed over measured seconds; above 1 where tensors stay in caches between layers
+    intensity: float  # FLOPs per byte moved
 
 
 def training_loss(module: Any, batch: Any, index: int = 0) -> Tensor:

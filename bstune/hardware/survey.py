@@ -103,6 +103,7 @@ class Survey:
                 size,
                 share_of_peak=self.cost.flops.at(size) / seconds / self.limits.flops_per_second,
                 share_of_roofline=roofline.allowed_seconds(self.cost, self.limits, size) / seconds,
+                intensity=roofline.intensity(self.cost, size),
             )
             for size, seconds in self.pairs
         ]

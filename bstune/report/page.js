@@ -11,13 +11,22 @@ function coloured(value, key, style) {
   return Object.fromEntries(Object.entries(value).map(([name, one]) => [name, coloured(one, name, style)]));
 }
 
+// The bundle lies in the page packed; once unpacked, it is a script of the page, which names its hash.
+async function unpack() {
+  const bytes = Uint8Array.from(atob(document.getElementById("plotly").textContent), (one) => one.charCodeAt(0));
+  const script = document.createElement("script");
+  script.textContent = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  document.head.append(script);
+}
+
 async function draw() {
   const style = getComputedStyle(document.documentElement);
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+  const fingers = matchMedia("(pointer: coarse)").matches;
+  const buttons = [["toImage", "zoom2d", "pan2d", "resetScale2d"]];
+  const config = { responsive: true, displaylogo: false, modeBarButtons: buttons, displayModeBar: fingers ? false : "hover" };
   for (const figure of document.querySelectorAll("figure.chart")) {
     const { data, layout } = coloured(JSON.parse(figure.querySelector("script").textContent), "", style);
-    // A finger that moves over a chart scrolls the page.
-    if (matchMedia("(pointer: coarse)").matches) layout.dragmode = false;
+    if (fingers) layout.dragmode = false; // a finger that moves over a chart scrolls the page
     await Plotly.react(figure.querySelector("div"), data, layout, config);
     await new Promise((done) => setTimeout(done));
   }
@@ -45,6 +54,6 @@ for (const table of document.querySelectorAll("table.sortable")) {
 }
 
 if (document.querySelector("figure.chart")) {
-  draw();
+  unpack().then(draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 }

@@ -32,6 +32,9 @@ EARLY_MISFIT = 0.25  # ... likewise over log(s/h)
 LEAST_MISFIT = 0.03  # in log S
 ABOVE = np.linspace(0.0, 12.0, 1201)  # log(h/S) at which a law's draws are compared
 LONGEST = 4.0  # deviations of log S that a horizon lies above it, at most
+RELIABLE = (
+    1.28  # deviations of log S that a winner's horizon lies above it, at least: nine of ten runs reach the target
+)
 OUTLIERS = 0.04  # share of the runs that miss the target whatever their horizon
 DRAWS = 32  # of the law, of which the median is taken
 
@@ -76,7 +79,9 @@ def log_met(law: Array) -> Array:
     return np.asarray(np.median([-np.interp(ABOVE, early - one, one) for one in over], axis=0))
 
 
-def least_cost(met: Array, spread: float, longest: float, latest: float = math.inf) -> tuple[float, float]:
+def least_cost(
+    met: Array, spread: float, longest: float, latest: float = math.inf, shortest: float = -math.inf
+) -> tuple[float, float]:
     """Return log(h/S) of the horizon h that reaches the target at least cost, and that cost over S; ``met`` as above.
 
     A run that misses has cost h and is run again, one that reaches the target ends where it meets it: so the cost until
@@ -90,9 +95,10 @@ def least_cost(met: Array, spread: float, longest: float, latest: float = math.i
         spread: standard deviation of log S.
         longest: log(h/S) at most.
         latest: log(s/S), at most, of the step at which the run may meet the target.
+        shortest: of h, in deviations of log S above S; ``longest`` goes before it.
     """
     spread = min(spread, 10.0)  # beyond that nothing is known, and exp would overflow
-    above = np.minimum(np.linspace(-spread - 1.0, LONGEST, 600) * spread, longest)
+    above = np.minimum(np.linspace(max(-spread - 1.0, shortest), LONGEST, 600) * spread, longest)
     meets = np.where(above < 0.0, above, np.interp(above, ABOVE, met))
     cost = np.exp(meets) + np.exp(above - log_ndtr(above / spread)) / (1.0 - OUTLIERS) - np.exp(above)
     best = int(np.where(meets <= latest, cost, np.inf).argmin())

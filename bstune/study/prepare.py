@@ -186,7 +186,8 @@ def _train(
     # 4 s, as above
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached_survey
-    from bstune.trial.preflight import check_hooks, check_loaders, check_takes_rate, check_tunables, preflight
+    from bstune.trial.preflight import check_loaders, check_takes_rate, check_tunables, preflight
+    from bstune.trial.start import check_hooks
     from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data
 
     check_takes_rate(config)

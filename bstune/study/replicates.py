@@ -44,11 +44,12 @@ class Winner:
     trial: TrialResult
     steps: float
     runs: tuple[TrialResult, ...] = ()
+    predicted_horizon: int | None = None  # with which ``steps`` are predicted, where schedules end with the trial
 
     @property
     def horizon(self) -> int | None:
-        """That of its runs on fresh seeds; without any that of the trial itself."""
-        return self.runs[0].horizon if self.runs else self.trial.horizon
+        """That of its runs on fresh seeds; without any the predicted one, as the trial's own may have been lucky."""
+        return self.runs[0].horizon if self.runs else self.predicted_horizon or self.trial.horizon
 
 
 def next_replicate(

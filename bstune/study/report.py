@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import chdir
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -25,7 +25,7 @@ from bstune.report.answer import print_final
 from bstune.report.figure import draw_curve
 from bstune.report.rows import WINNERS, Summary
 from bstune.search.acquisition import steps_band
-from bstune.search.observations import Posterior, fresh_steps
+from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
 from bstune.study.critical import INTERVAL, ROOM, CriticalBatch, critical_batch, no_easier_target, over_targets
 from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, seed_scatter, study_posterior
 from bstune.study.prepare import PreparedStudy
@@ -75,7 +75,12 @@ def report_study(
         sampled = done, study_posterior(prepared, done, REPORT_PARTICLES)
     posterior = sampled[1]
     ranking = done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates
-    best, critical = winners(*ranking), critical_batch(posterior, budget.objective != "steps")
+    horizons = fresh_horizons(posterior)
+    best = {
+        merit: replace(winner, predicted_horizon=horizons.get(winner.trial.number))
+        for merit, winner in winners(*ranking).items()
+    }
+    critical = critical_batch(posterior, budget.objective != "steps")
     b_crit = None if critical is None else critical.b_crit
     exponent = fit_lr_exponent(posterior, space.low, space.high, b_crit, prepared.config.scaling.noise_scale)
     band = None if critical is None else _band(posterior, critical)

@@ -310,18 +310,6 @@ def check_loaders(data: LightningDataModule) -> None:
             )
 
 
-def check_hooks(module: LightningModule) -> None:
-    """Refuse a module that lacks what every trial calls."""
-    name = type(module).__name__
-    for hook, what in (
-        ("training_step", "return the loss there"),
-        ("configure_optimizers", "return the optimizer there"),
-        ("validation_step", "log the target's metric there, as the target is only looked for in validation"),
-    ):
-        if not is_overridden(hook, module):
-            raise ConfigError(f"{name} has no {hook}: {what}")
-
-
 def check_metric(name: str, logged: Mapping[str, Any], in_training: Mapping[str, Any]) -> None:
     """Refuse a target whose metric is not ``logged`` in validation, whatever was logged ``in_training``."""
     if name in logged:

@@ -10,11 +10,11 @@ from typing import Any
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
+from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.batches import micro_batch_sizes
 from bstune.trial.loop import Workload, fit
-from bstune.trial.preflight import check_hooks
-from bstune.trial.trainer import lengths, make_trainer, without_monitors
+from bstune.trial.trainer import is_overridden, lengths, make_trainer, without_monitors
 
 SCHEDULE_STEPS = 20_000  # of a schedule, that are looked at: under a second
 
@@ -122,3 +122,15 @@ class _AtStart(Callback):
         trainer.fit_loop.setup_data()  # it has a length from then on
         self._look(trainer, pl_module)
         trainer.fit_loop.max_epochs = 0
+
+
+def check_hooks(module: LightningModule) -> None:
+    """Refuse a module that lacks what every trial calls."""
+    name = type(module).__name__
+    for hook, what in (
+        ("training_step", "return the loss there"),
+        ("configure_optimizers", "return the optimizer there"),
+        ("validation_step", "log the target's metric there, as the target is only looked for in validation"),
+    ):
+        if not is_overridden(hook, module):
+            raise ConfigError(f"{name} has no {hook}: {what}")

@@ -108,8 +108,9 @@ def fresh_seconds(name: str, picks: dict) -> dict:
     for seed in range(1000, 1000 + FRESH):
         for tool, pick in picks.items():
             if pick is not None:
-                spec = TrialSpec(0, 0, pick["batch_size"], pick["lr"], None, seed, max_steps=pick.get("horizon"))
-                result = run_trial(workload, spec, protocol)
+                horizon = pick.get("horizon")  # None: the schedule is as long as the budget
+                spec = TrialSpec(0, 0, pick["batch_size"], pick["lr"], None, seed, max_steps=horizon)
+                result = run_trial(workload, spec, protocol, horizon=horizon)
             reached = pick is not None and result.status == "reached"
             seconds[tool].append(result.train_seconds if reached else math.inf)
     return {tool: sorted(values) for tool, values in seconds.items()}
