@@ -44,7 +44,8 @@ def print_comparison(found: Comparison, console: Console) -> None:
         numbers = f"B_crit {one.critical}; lr*(B) as B^ {one.exponent_text}; spent {one.spend}"
         lines += [("", []), (" · ".join([one.name, *asked]), []), ("", [*use, numbers, *one.notes])]
     law = [] if found.collapse is None else [f"S = S_min (1 + B_crit/B): {found.collapse}"]
-    lines += [("", []), ("LAW", law), ("B_CRIT", _pairs(found.pairs)), ("NOTE", list(found.notes)), ("", [])]
+    labelled = {"LAW": law, "B_CRIT": _pairs(found.pairs), "NOTE": list(found.notes)}
+    lines += [("", []), *((name, texts) for name, texts in labelled.items() if texts), ("", [])]
     for name, texts in lines:
         wrapped = [row for text in texts for row in textwrap.wrap(text, WIDTH - INDENT)]
         for i, row in enumerate(wrapped or [""]):

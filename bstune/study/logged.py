@@ -4,6 +4,7 @@ Import this module late, as :mod:`bstune.study.tracking`, which it takes the add
 """
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from bstune.core.errors import StudyError
 from bstune.core.files import Output
 from bstune.core.secrets import redact
 from bstune.study.tracking import _FAILURES as FAILURES
-from bstune.study.tracking import KIND, tracking_uri
+from bstune.study.tracking import KIND, check_uri, tracking_uri
 from bstune.study.tracking import _database_path as database_path
 from bstune.study.tracking import _short_requests as short_requests
 
@@ -37,6 +38,7 @@ def logged_summaries(experiment: str, uri: str | None = None) -> list[tuple[str,
     """
     settings = OmegaConf.create({**read_yaml("config.yaml")["mlflow"], "uri": uri})
     address = tracking_uri(settings)
+    check_uri(address)
     path = database_path(address)
     if path is not None and not path.is_file():  # MLflow would make one
         raise StudyError(f"there is no MLflow database {path}: give its address, --uri URI or MLFLOW_TRACKING_URI")
@@ -67,6 +69,7 @@ def _summary(client: MlflowClient, run: Run, folder: str) -> str | dict[str, Any
     """Return what a study's run holds of its results, or why there is nothing."""
     if not any(one.path == CURVE for one in client.list_artifacts(run.info.run_id)):
         return f"no {CURVE}: it has not finished"
+    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"  # it is of one small file
     text = Path(client.download_artifacts(run.info.run_id, CURVE, folder)).read_text(encoding="utf-8")
     try:
         summary = json.loads(text)
