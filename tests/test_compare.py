@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from mlflow import MlflowClient
 
 from bstune.core.errors import StudyError
 from bstune.core.figures import figure_of
@@ -215,3 +216,42 @@ def test_comparing_imports_no_training_library(folders, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow  # MLflow makes its database in seconds
+def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(uri)
+    experiment = client.create_experiment(ODD, artifact_location=str(tmp_path / "artifacts"))
+    for name, kind, text in (
+        ("a", "study", json.dumps(summary("a"))),
+        ("b", "study", json.dumps(summary("b", 900.0, 800.0, 1000.0))),
+        ("a", "study", json.dumps(summary("a"))),
+        ("running", "study", None),
+        ("half", "study", '{"study": '),
+        ("list", "study", "[]"),
+        ("trial 0", "trial", None),
+    ):
+        run = client.create_run(experiment, tags={"bstune.kind": kind}, run_name=name)
+        if text is not None:
+            client.log_text(run.info.run_id, text, "curve.json")
+    capfd.readouterr()  # what MLflow says as it makes a database
+    status, out, err = bstune("compare", "--mlflow", ODD, "--output", "shown")
+    assert (status, err) == (0, "")
+    assert out.startswith("3 studies · 1 workload")
+    assert out.count("a (MLflow run ") >= 2
+    assert [out.count(text) for text in ("no curve.json", "is no JSON", "holds no study", "trial 0")] == [1, 1, 1, 0]
+    assert (tmp_path / "shown/comparison.html").exists()
+    for arguments, message in (
+        (("--mlflow", "none"), "has no experiment 'none', but "),
+        (("--mlflow", "Default"), "the experiment 'Default' of MLflow at sqlite:///"),
+        (
+            ("--mlflow", ODD, "--uri", "http://me:hidden-word@127.0.0.1:9"),
+            "MLflow at http://me:***@127.0.0.1:9 does not answer",
+        ),
+        (("--mlflow", ODD, "--uri", "foo://x"), "must be the http address of an MLflow server or a database"),
+    ):
+        status, _, err = bstune("compare", *arguments)
+        assert (status, err.count("\n")) == (2, 1)
+        assert message in err
+        assert "hidden-word" not in err
