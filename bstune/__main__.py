@@ -1,7 +1,7 @@
 """The command: ``bstune [tune] | lightning | worker | survey | ...``, see VERBS, and the one way in which it ends.
 
-A run composes its config once, by Hydra's compose API. What Hydra's own command line does besides (``--help``,
-``--cfg``, ``--multirun``, ``hydra.*`` options, ...) is left to ``hydra.main``. What takes long to import is imported
+A run composes its config once, by Hydra's compose API. What Hydra's own command line does besides (``--cfg``,
+``--multirun``, ``hydra.*`` options, ...) is left to ``hydra.main``. What takes long to import is imported
 once an interruption ends in a line.
 """
 
@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,33 @@ HYDRAS_OWN = {
     *("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--multirun", "-m", "--resolve"),
     *("--package", "-p", "--shell-completion", "-sc", "--config-path", "-cp", "--config-name", "-cn", "--run", "-r"),
 }
+
+
+WITH_VALUE = {
+    *("--config-dir", "-cd", "--cfg", "-c", "--info", "-i", "--package", "-p", "--config-path", "-cp"),
+    *("--config-name", "-cn", "--shell-completion", "-sc"),
+}
+WRITTEN = "options are written NAME=VALUE; bstune --help shows the most useful ones"
+HELP = """usage: bstune +workload=NAME [OPTION=VALUE ...]        a study: which batch size and learning rate to use
+       bstune {verbs} ...        --help after any of them
+
+Examples
+  bstune +workload=digits                                a study of some minutes, on a CPU
+  bstune +workload=digits search.trials=100              goes on with it
+  bstune +workload=digits trial.batch_size=64 trial.lr=0.5   one trial instead of a study
+  bstune --config-dir my_configs +workload=mine          your own workload, my_configs/workload/mine.yaml
+  bstune survey +workload=digits                         what the hardware allows, without a search
+
+Options that matter most
+  search.objective=time    time, steps, both, or curve (the critical batch size)
+  search.trials=64         how many points are tried; search.wall_seconds=600: how long it may take
+  search.batch_size.low=8 search.batch_size.high=1024    where it looks
+  workload.target.value=0.1                              what has to be reached
+  device=auto precision=32-true devices=1 sampler=frontier scaling=sqrt mlflow.enabled=true
+
+Workloads: {workloads}
+All options with their values: bstune --cfg job +workload=NAME; Hydra's own: bstune --hydra-help.
+"""
 
 
 def command() -> None:
@@ -103,12 +131,44 @@ def explain(error: Exception, debug: bool = False) -> int:
     return error.exit_status if isinstance(error, BstuneError) else 1
 
 
+def check_words(arguments: Sequence[str]) -> None:
+    """Refuse what is neither NAME=VALUE nor Hydra's own; ConfigError names the nearest verb, workload or option."""
+    # hydra: a quarter of a second
+    from bstune.config import nearest, option_names, workload_names
+
+    for before, argument in pairwise(["", *arguments]):
+        own = {before} & WITH_VALUE or {argument} & (HYDRAS_OWN | WITH_VALUE)
+        if own or "=" in argument or argument.startswith("~"):
+            continue
+        word = argument.lstrip("-+")
+        options = [f"{name}=VALUE" for name in nearest(word.replace("-", "_"), option_names())]
+        found = [f"bstune {verb}" for verb in nearest(word, VERBS)] if argument is arguments[0] else []
+        found += [f"+workload={name}" for name in nearest(word, workload_names())]
+        found = options or found if argument.startswith("-") else found or options
+        mean = f": did you mean {' or '.join(found)}?" if found else ""
+        raise ConfigError(f"unknown {'option' if argument.startswith('-') else 'word'} {argument}{mean}\n{WRITTEN}")
+
+
 def tune(arguments: list[str]) -> None:
     """Run a study, or one trial; or do what is asked of Hydra's command line."""
     # hydra: a quarter of a second
-    from bstune.config import CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION, parse, plain_error, with_choices, without_plus
+    from bstune.config import (
+        CONFIG_MODULE,
+        CONFIG_NAME,
+        HYDRA_VERSION,
+        parse,
+        plain_error,
+        with_choices,
+        without_plus,
+        workload_names,
+    )
 
     names = {argument.split("=", 1)[0].lstrip("+~") for argument in arguments}
+    if names & {"--help", "-h"}:
+        verbs = " | ".join(verb for verb in VERBS if verb != "tune")
+        sys.stdout.write(HELP.format(verbs=verbs, workloads=", ".join(workload_names())))
+        return None
+    check_words(arguments)
     if not names & HYDRAS_OWN and not any(name.startswith("hydra.") for name in names):
         # a replayed study must not wait for what trains
         from bstune.study.prepare import compose_checked
@@ -118,8 +178,6 @@ def tune(arguments: list[str]) -> None:
         folder = ["--config-dir", str(Path(parsed.config_dir).absolute())] if parsed.config_dir else []
         return run(config, [*folder, *parsed.overrides])
     arguments = with_choices(without_plus(arguments))
-    if names & {"--help", "-h"} and "workload" not in names:
-        arguments.append("workload=digits")  # the help shows a config, which is one of a workload
     sys.argv = [sys.argv[0], *arguments]  # Hydra reads it
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what it would print, so that it ends as everything else
     # a quarter of a second

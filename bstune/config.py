@@ -7,7 +7,7 @@ values against the pydantic tree in :mod:`bstune.options` and lists all mistakes
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -82,6 +82,24 @@ def compose_workload(
 def read_yaml(name: str) -> Any:
     """Return the content of a YAML file of ``conf/``."""
     return safe_load(files(CONFIG_MODULE).joinpath(name).read_text(encoding="utf-8"))
+
+
+def workload_names() -> list[str]:
+    """Return the names of the workloads that ship, sorted."""
+    folder = files(CONFIG_MODULE).joinpath("workload")
+    return sorted(one.name.removesuffix(".yaml") for one in folder.iterdir() if one.name.endswith(".yaml"))
+
+
+def option_names() -> list[str]:
+    """Return the names of all options that do not depend on the workload."""
+    return list(flatten(read_yaml(f"{CONFIG_NAME}.yaml")))
+
+
+def nearest(name: str, names: Iterable[str]) -> list[str]:
+    """Return the names that end in ``name``, else the most similar one, if there is one: what was meant."""
+    candidates = list(names)
+    ending = [one for one in candidates if one.endswith(f".{name}")]
+    return ending[:3] or difflib.get_close_matches(name, candidates, n=1)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -233,8 +251,9 @@ def _unknown(name: str, names: Mapping[str, Any]) -> str:
         return f"unknown option {name}: it is called {renamed[name]} now"
     if name in ("workload.data", "workload.module"):
         return f"{name}: a workload is trained (data and module) or replayed (table), but this one has both"
-    near = difflib.get_close_matches(name, [one for one in names if not f"{one}.".startswith(f"{name}.")], n=1)
-    return f"unknown option {name}{f': did you mean {near[0]}?' if near else ''}; --help lists the options"
+    near = " or ".join(nearest(name, [one for one in names if not f"{one}.".startswith(f"{name}.")]))
+    then = f": did you mean {near}?" if near else "; bstune --cfg job +workload=NAME lists the options"
+    return f"unknown option {name}{then}"
 
 
 def _write_types(node: DictConfig, section: Any) -> None:

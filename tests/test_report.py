@@ -10,8 +10,9 @@ from toolbox import best_of, hand_critical, make_result, make_trial
 from bstune.core.curve import CurveBand
 from bstune.core.files import Output
 from bstune.core.records import Target
+from bstune.report.answer import trust
 from bstune.study.replicates import Winner
-from bstune.study.report import best_yaml, curves, load_caveat, missing_in_trials, scalars
+from bstune.study.report import best_yaml, curves, load, missing_in_trials, scalars
 from bstune.study.summary import summarize
 
 
@@ -72,10 +73,8 @@ def test_a_machine_whose_steps_differ_is_said(ratios, steps, said):
         make_result(number=i, steps=steps, seconds_per_step=0.01, measured_seconds_per_step=ratio and 0.01 * ratio)
         for i, ratio in enumerate(ratios)
     ]
-    lines = load_caveat(trials)
-    assert bool(lines) == said
-    if said:
-        assert lines[0].startswith("a noisy machine: the trials' own steps took 1.00 to 1.40 times as long")
+    noisy = [one for one in trust({"load": load(trials)}) if not one.good]
+    assert [one.text for one in noisy] == ["seconds: noisy machine (steps at one size differ by 40%)"] * said
 
 
 def test_what_trials_went_on_without_is_said_once():

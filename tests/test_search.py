@@ -105,7 +105,7 @@ def test_what_a_trial_raises_is_its_own_end(study, tmp_path, capsys):
     assert points[1] == points[0], "asked again"
     assert points[4] == points[3] != points[5], "and after two tries elsewhere"
     assert [trial.trial_index for trial in done if trial.status == "reached"][:4] == [0, 1, 2, 3]
-    assert "failed at step 0 (-), " in capsys.readouterr().out
+    assert "failed after 0 steps: ValueError: bad luck" in capsys.readouterr().out
     assert trials_of(tmp_path / "outputs" / "replay") == done
 
 

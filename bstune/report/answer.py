@@ -1,194 +1,455 @@
-"""What a study answers, in words: from ``curve.json``'s mapping, for the console, the figure, the pages and MLflow."""
+"""What a study answers, in words: all of them, from ``curve.json``'s mapping.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any
+The console, the figure's title, the pages, comparisons and MLflow's note take their words from here. What a mapping
+lacks, as one of an older version does, is left out.
+"""
 
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
-from bstune.report.rows import REGIMES, WINNERS, Row, Summary
+from bstune.report.rows import REGIMES, WINNERS, Row
 
-FRESH = "median and range over runs on fresh seeds"
-PREDICTED = "predicted of a fresh seed from all trials"
+Line = tuple[str, tuple[str, ...]]  # a label, and texts: the second one and further ones stand below the first
+WIDTH, INDENT, MAX_LINES = 120, 10, 25  # of the block that the console shows
+STATUS_WORDS = {
+    "reached": "reached",
+    "censored": "stopped",
+    "diverged": "diverged",
+    "oom": "out of memory",
+    "failed": "failed",
+}
+RULE_WORDS = {
+    "none": "a constant rate",
+    "sqrt": "the square root",
+    "linear": "linear scaling",
+    "saturating": "the saturating rule",
+    "surge": "the surge rule",
+}
+PREDICTED = "predicted, not run again on fresh seeds"
+NARROW, NARROW_ENOUGH = 1.5, 3.0  # times its low end: an interval this narrow is good, and good enough
+NOISY = 0.2  # by how much steps at one batch size may differ on a quiet machine
+HALF = 0.5  # efficiency: the first number of devices below it is the last that is named
+MORE = 4  # times what was spent, where more of it is the advice
+NOTES_LEFT = "and {} in curve.json"
 
 
-def final_table(summary: Summary) -> Group:
-    """Return a study's results for 80 columns: the winners side by side, then B_crit and the regimes in words."""
-    noise_scale, exponent, critical = (summary[name] for name in ("noise_scale", "lr_exponent", "critical"))
-    front = [
-        f"B = {format_count(row['batch_size'])} ({plural(row['steps'], 'step')}, "
-        f"{format_seconds(row['time_to_target'])})"
-        for row in summary["pareto"]
-    ]
-    rows = {
-        "target": f"{summary['target']}: {counts_text(summary)}",
-        "stop reason": summary["stop_reason"],
-        "note": summary["note"],
-        "warning": "; ".join(summary["warnings"]),
-        "critical batch": critical_text(critical) if critical else "not known, as no trial reached the target",
-        "narrow it": critical and next_text(critical),
-        "fewest examples": critical and _fewest_text(critical),
-        "regimes": critical and regimes_text(summary["regimes"], critical),
-        "noise scale": noise_scale and noise_scale_text(noise_scale),
-        "scaling rule": exponent and exponent["text"],
-        "not run again": summary.get("not_run_again"),
-        "over seeds": seed_scatter_text(summary["seed_scatter"]) if summary.get("seed_scatter") else None,
-        "Pareto front": f"of single runs: {'; '.join(front)}" if len(front) > 1 else None,
+@dataclass(frozen=True)
+class Trust:
+    """How far one part of the answer can be trusted: ``range`` of the curve, its ``coverage``, ``seeds``, ``noise``."""
+
+    name: str
+    text: str
+    good: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A study's answer.
+
+    Args:
+        title: what was asked: workload, target, device and number of runs.
+        headline: the answer as one sentence.
+        lines: label and texts of what is known, in the order in which it is read.
+        actions: likewise, what to do with it: the command that trains the winner, and what would narrow the interval.
+    """
+
+    title: str
+    headline: str
+    lines: tuple[Line, ...]
+    actions: tuple[Line, ...]
+
+
+def answer(summary: Row) -> Answer:
+    """Return what a study answers, from the mapping of its ``curve.json``."""
+    use, other = _winners(summary)
+    lines: dict[str, Iterable[str | None]] = {
+        "USE": [] if use is None else [_point_text(use), expected_text(use), _test_text(summary)],
+        "WARNING": [text for one in (use, other) if (text := _warning(one))],
+        "RESULT": [unreached_text(summary)] if use is None else [],
+        "WHY": [_cause(summary)[0]] if use is None else [],
+        "TRY": [_cause(summary)[1]] if use is None else [],
+        "CRITICAL": _critical_texts(summary),
+        _other_label(summary): [] if other is None else [_other_text(summary, other)],
+        "LR": [_lr_text(summary.get("lr_exponent") or {})],
+        "DEVICES": [_devices_text(summary)],
+        "RUNS": [_runs_text(summary)],
+        "TRUST": ["; ".join(one.text for one in trust(summary))],
+        "NOTE": summary.get("notes") or [],
     }
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True, style="bold")
-    facts.add_column(overflow="fold")
-    for label, text in rows.items():
-        if text:
-            facts.add_row(label, text)
-    return Group(facts) if summary["best_by_steps"] is None else Group(_winners_table(summary), facts)
+    actions: dict[str, list[str | None]] = {
+        "train it": [summary.get("train")],
+        "more": list(_more(summary)) if use is not None else [],
+    }
+    title = [summary.get("workload"), summary.get("target"), *map(_device_text, summary.get("devices") or ())]
+    title += [plural(summary["trials"], "run")] if "trials" in summary else []
+    return Answer(" · ".join(str(one) for one in title if one), _headline(summary), _only(lines), _only(actions))
 
 
-def _winners_table(summary: Summary) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=_caption(summary))
-    table.add_column("best by")
-    for criterion in WINNERS.values():
-        table.add_column(criterion.heading, justify="right")
-    winners = [summary[name] for name in WINNERS]
-
-    def row(label: str, values: Iterable[Any], text: Callable[[Any], str]) -> None:
-        table.add_row(label, *("-" if value is None else text(value) for value in values))
-
-    def field(name: str) -> list[Any]:
-        return [winner and winner[name] for winner in winners]
-
-    row("batch size (examples)", field("batch_size"), format_count)
-    row("learning rate", field("lr"), format_number)
-    hyperparameters = [winner["hyperparameters"] if winner else {} for winner in winners]
-    for name in sorted({name for values in hyperparameters for name in values}):
-        row(name.replace("_", " "), [values.get(name) for values in hyperparameters], format_number)
-    if any(value is not None for value in field("horizon")):
-        row("horizon (steps)", field("horizon"), format_count)
-    for name in ("time", "steps"):
-        row(f"{name} to target", winners, partial(expected_text, name))
-    if any(fresh := field("confirmed")):
-        row("reached on fresh seeds", fresh, lambda runs: f"{runs['reached']} of {runs['runs']}")
-    row("time per step", field("seconds_per_step"), format_seconds)
-    tests = [summary.get("test", {}).get(name, {}) for name in WINNERS]
-    for name in sorted({name for metrics in tests for name in metrics}):
-        row(name, [metrics.get(name) for metrics in tests], format_number)
-    row("trial", field("number"), str)
-    row("seed", field("seed"), str)
-    return table
+def _only(lines: Mapping[str, Iterable[str | None]]) -> tuple[Line, ...]:
+    texts = {label: tuple(text for text in some if text) for label, some in lines.items()}
+    return tuple((label, some) for label, some in texts.items() if some)
 
 
-def expected_text(name: str, winner: Row) -> str:
-    """Return a winner's time or steps: median and range over fresh runs, ``410 ms (390 to 470)``, else as predicted."""
-    fresh, value = winner["confirmed"], winner["steps" if name == "steps" else "time_to_target"]
-    low, high = (value, value) if fresh is None else (fresh[f"{name}_low"], fresh[f"{name}_high"])
-    if low is None:
-        return "-"
-    scale, unit, text = (1.0, "", format_count)
-    if name == "time":
-        (scale, unit), text = time_unit(low if value is None else value), format_number
-    else:
-        value = None if value is None else round(value)
-    middle = "over" if value is None else f"{text(value / scale)} {unit}".rstrip()
+def block(found: Answer, further: Sequence[Line] = ()) -> list[str]:
+    """Return an answer as at most 25 lines of the console; ``further`` are paths and commands, which are not broken."""
+    answered = [line for one in found.lines if one[0] != "NOTE" for line in _rows(*one)]
+    notes = next((texts for label, texts in found.lines if label == "NOTE"), ())
+    done = [line for one in (*found.actions, *further) for line in _rows(*one, width=None)]
+    fixed = [*_rows("", (found.title,), indent=0), "", *answered]
+    kept = len(notes)
+    while kept and len(fixed) + len(_notes(notes, kept)) + 1 + len(done) > MAX_LINES:
+        kept -= 1
+    return [*fixed, *_notes(notes, kept), "", *done]
+
+
+def _notes(notes: Sequence[str], kept: int) -> list[str]:
+    left = [NOTES_LEFT.format(plural(len(notes) - kept, "further note" if kept else "note"))] * (kept < len(notes))
+    return _rows("NOTE", (*notes[:kept], *left)) if notes else []
+
+
+def _rows(label: str, texts: Sequence[str], indent: int = INDENT, width: int | None = WIDTH) -> list[str]:
+    """Return a labelled line with its texts below each other, wrapped to the width; None: not wrapped."""
+    room = None if width is None else width - indent
+    wrapped = chain.from_iterable([text] if room is None else _wrapped(text, room) for text in texts)
+    return [f"{label if i == 0 else '':<{indent}}{row}" for i, row in enumerate(wrapped)]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _winners(summary: Row) -> tuple[Row | None, Row | None]:
+    """Return the winner by the study's objective, and the other one if it is another point."""
+    first = summary.get("use") or next((name for name in WINNERS if summary.get(name)), None)
+    use = summary.get(first) if first else None
+    other = next((summary.get(name) for name in WINNERS if name != first), None)
+    if use is None or other is None or other["number"] == use["number"]:
+        return use, None
+    return use, other
+
+
+def _headline(summary: Row) -> str:
+    use, _ = _winners(summary)
+    name = summary.get("workload", "study")
+    if use is None:
+        return f"{name}: {unreached_text(summary)}"
+    text = f"{name}: use B = {format_count(use['batch_size'])}, lr = {format_number(use['lr'])}"
+    critical = summary.get("critical") or {}
+    low, high = critical.get("b_crit_low"), critical.get("b_crit_high")
+    if critical.get("b_crit") is None:
+        return f"{text}; up to where more pays is not known"
+    ends = f"{format_number(low, 2)} to {format_number(high, 2)}"
+    span = ends if None not in (low, high) else interval_text(critical, "b_crit").partition(": ")[2]
+    return f"{text}; more pays up to B = {format_number(critical['b_crit'], 2)} ({span})"
+
+
+def _device_text(device: str) -> str:
+    """Return ``cpu, 1 thread`` for ``cpu (1 thread)``."""
+    return "replayed" if device == "replay" else device.replace(" (", ", ").removesuffix(")")
+
+
+def _point_text(winner: Row) -> str:
+    """Return ``batch size 204, learning rate 1.13``, with further hyper-parameters and the horizon if there are any."""
+    others = [f"{name} {format_number(value)}" for name, value in (winner.get("hyperparameters") or {}).items()]
+    if winner.get("horizon") is not None:
+        others.append(f"a schedule of {plural(winner['horizon'], 'step')}")
+    size, rate = format_count(winner["batch_size"]), format_number(winner["lr"])
+    return ", ".join([f"batch size {size}", f"learning rate {rate}", *others])
+
+
+def expected_text(winner: Row) -> str:
+    """Return what a winner takes: ``613 ms, 53 steps (3 of 3 fresh seeds: 480 to 737 ms, 48 to 88 steps)``."""
+    fresh, seconds, steps = winner["confirmed"], winner["time_to_target"], winner["steps"]
+    middle = [] if seconds is None else [format_seconds(seconds)]
+    middle += [] if steps is None else [plural(round(steps), "step")]
     if fresh is None:
-        return f"{middle} (predicted)"
-    return f"{middle} ({text(low / scale)} {'and more' if high is None else f'to {text(high / scale)}'})"
+        return f"{', '.join(middle)} ({PREDICTED})"
+    reached = fresh_text(fresh)
+    ranges = [text for text in (range_text("time", fresh), range_text("steps", fresh)) if text]
+    if not ranges:
+        return f"not known: {reached} reached the target"
+    if not middle:
+        return f"not known: only {reached} reached the target ({', '.join(ranges)})"
+    return f"{', '.join(middle)} ({reached}: {', '.join(ranges)})"
 
 
-def _caption(summary: Summary) -> str:
-    fresh = [summary[name]["confirmed"] is not None for name in WINNERS if summary[name] is not None]
-    how = FRESH if all(fresh) else f"{FRESH}, or {PREDICTED}" if any(fresh) else f"{PREDICTED}, not run again"
-    return f"time and steps to target: {how}"
+def fresh_text(fresh: Row) -> str:
+    """Return ``3 of 3 fresh seeds``."""
+    return f"{fresh['reached']} of {plural(fresh['runs'], 'fresh seed')}"
 
 
-def print_final(console: Console, summary: Summary, files: Mapping[str, Path], mlflow_command: str) -> None:
-    """Print :func:`final_table`, then each file's path and the command, unbroken however long: they get copied."""
-    console.print(final_table(summary))
-    for name, text in [*((name, str(path)) for name, path in files.items()), ("MLflow UI", mlflow_command)]:
-        console.print(Text.assemble((f"{name:<14}", "bold"), "  ", text), soft_wrap=True)
+def range_text(name: str, fresh: Row) -> str | None:
+    """Return ``480 to 737 ms``, or ``48 to 88 steps``, over fresh seeds; None where none reached the target."""
+    low, high = fresh.get(f"{name}_low"), fresh.get(f"{name}_high")
+    if low is None:
+        return None
+    (scale, unit), text = (time_unit(low), format_number) if name == "time" else ((1.0, "steps"), format_count)
+    return f"{text(low / scale)} {f'{unit} and more' if high is None else f'to {text(high / scale)} {unit}'}"
 
 
-def counts_text(summary: Summary) -> str:
-    """Return how many trials reached the target, and what became of the others, in words."""
-    others = [f"{n} {status}" for status, n in summary["statuses"].items() if n and status != "reached"]
-    if times := summary["continued"]:
-        others.append(f"a stopped one was continued {'once' if times == 1 else f'{times} times'}")
-    tail = f" ({', '.join(others)})" if others else ""
-    return f"reached by {summary['statuses']['reached']} of {plural(summary['trials'], 'trial')}{tail}"
+def _warning(winner: Row | None) -> str | None:
+    fresh = None if winner is None else winner["confirmed"]
+    if winner is None or fresh is None or fresh["reached"] == fresh["runs"]:
+        return None
+    return f"only {fresh_text(fresh)} reached the target at {_point_text(winner)}"
 
 
-def critical_text(fit: Row) -> str:
-    """Return B_crit: ``520 examples (90% interval 310 to 880)``."""
-    value = "undetermined" if fit["b_crit"] is None else f"{format_number(fit['b_crit'], 2)} examples"
-    return f"{value} ({_interval_text(fit, 'b_crit')})"
+def _test_text(summary: Row) -> str | None:
+    tests = summary.get("test") or {}
+    metrics: Row = tests.get(summary.get("use")) or next((some for some in tests.values() if some), {})
+    values = ", ".join(f"{name} {format_number(value)}" for name, value in metrics.items())
+    return f"{values} of one run, on data that took no part in the choice" if values else None
 
 
-def _interval_text(fit: Row, name: str) -> str:
-    low, high = (format_number(fit[f"{name}_{end}"], 2) for end in ("low", "high"))
-    match low, high:
-        case "-", "-":
-            interval = "open at both ends"
-        case _, "-":
-            interval = f"above {low}"
-        case "-", _:
-            interval = f"below {high}"
-        case _:
-            interval = f"{low} to {high}"
-    return f"{fit['level']:.0%} interval {interval}"
+def _other_label(summary: Row) -> str:
+    return "FASTEST" if summary.get("use") == "best_by_steps" else "FEWEST"
 
 
-def seed_scatter_text(row: Row) -> str:
-    """Return ``steps to target scatter by 9% (90% interval 6% to 13%)``, one standard deviation."""
-    interval = f"{row['level']:.0%} interval {row['low']:.0%} to {row['high']:.0%}"
-    return f"steps to target scatter by {row['scatter']:.0%} ({interval})"
+def _other_text(summary: Row, winner: Row) -> str:
+    """Return ``46 steps at batch size 660, learning rate 1.34 (3 of 3 fresh seeds)``."""
+    fresh = winner["confirmed"]
+    how = "predicted" if fresh is None else fresh_text(fresh)
+    by_time = _other_label(summary) == "FASTEST"
+    value = winner["time_to_target"] if by_time else winner["steps"]
+    if value is None:
+        return f"{_point_text(winner)} ({how})"
+    text = format_seconds(value) if by_time else plural(round(value), "step")
+    return f"{text} at {_point_text(winner)} ({how})"
 
 
-def noise_scale_text(row: Row) -> str:
-    """Return ``54 examples (90% interval 31 to 235; 24 steps of 7 trials), 0.79 times the critical batch``."""
-    measured = f"{plural(row['steps'], 'step')} of {plural(row['trials'], 'trial')}"
-    if row["noise_scale"] is None:
-        return f"undetermined: {row['undetermined']} ({measured})"
-    interval = f"{row['level']:.0%} interval {format_number(row['low'], 2)} to {format_number(row['high'], 2)}"
-    text = f"{format_number(row['noise_scale'], 2)} examples ({interval}; {measured})"
-    ratio = row["ratio_to_critical"]
-    return text if ratio is None else f"{text}, {format_number(ratio, 2)} times the critical batch"
+def critical_text(critical: Row) -> str:
+    """Return ``67 (90%: 41 to 110)``: B_crit in examples and its interval."""
+    value = critical["b_crit"]
+    return f"{'undetermined' if value is None else format_number(value, 2)} ({interval_text(critical, 'b_crit')})"
+
+
+def interval_text(row: Row, name: str) -> str:
+    """Return ``90%: 41 to 110``, ``90%: above 41``, ..."""
+    low, high = (row.get(f"{name}_{end}") for end in ("low", "high"))
+    if low is None and high is None:
+        return f"{row['level']:.0%} interval open at both ends"
+    if low is None or high is None:
+        end = f"above {format_number(low, 2)}" if high is None else f"below {format_number(high, 2)}"
+    else:
+        end = f"{format_number(low, 2)} to {format_number(high, 2)}"
+    return f"{row['level']:.0%}: {end}"
+
+
+def _critical_texts(summary: Row) -> Iterator[str]:
+    critical = summary.get("critical")
+    if not critical:
+        return
+    yield f"batch size {critical_text(critical)}"
+    if critical["b_crit"] is not None:
+        yield regimes_text(summary.get("regimes") or (), critical)
+    if critical.get("b_opt") is not None:
+        opt = f"{format_number(critical['b_opt'], 2)} ({interval_text(critical, 'b_opt')})"
+        yield f"fewest examples at batch size {opt}; smaller batches need more of them"
+    noise = summary.get("noise_scale") or {}
+    if noise.get("noise_scale") is not None:
+        ends = f"{noise['level']:.0%}: {format_number(noise['low'], 2)} to {format_number(noise['high'], 2)}"
+        yield f"gradient noise scale {format_number(noise['noise_scale'], 2)} ({ends}), a hint at it"
 
 
 def regimes_text(regimes: Sequence[Row], critical: Row) -> str:
-    """Return the regimes as a sentence; one beyond the batch sizes that were run is said not to be seen."""
-    if critical["b_crit"] is None:
-        return "not known, as B_crit is not"
-    words = {
-        REGIMES[0]: "perfect scaling up to B = {1}",
-        REGIMES[1]: "diminishing returns from {0} to {1}",
-        REGIMES[2]: "maximal data parallelism above {0}",
-    }
-    seen = {row["name"]: [format_number(row[end], 2) for end in ("from", "to")] for row in regimes}
-    parts = [words[name].format(*bounds) for name, bounds in seen.items()]
-    missing = [name for name in REGIMES if name not in seen]
-    if missing:
-        span = f"B = {format_count(critical['smallest'])} to {format_count(critical['largest'])}"
-        parts.append(f"{' and '.join(missing)} not seen within {span}")
-    return "; ".join(parts)
-
-
-def next_text(critical: Row) -> str | None:
-    """Return what would narrow the interval, in words; None where it is narrow."""
+    """Return up to where twice the batch halves the steps, and from where on it gains nothing, if that was seen."""
+    low, high = critical.get("perfect_scaling_below"), critical.get("maximal_data_parallelism_above")
+    seen = {row["name"] for row in regimes}
     texts = []
-    for row in critical["next_trials"]:
-        seconds = "" if row["seconds"] is None else f", {format_seconds(row['seconds'])}"
-        steps = format_number(row["steps"], 2)
-        texts.append(f"B = {format_count(row['batch_size'])} at {format_number(row['lr'], 2)} ({steps} steps{seconds})")
-    trials = f"trials at {'; '.join(texts)}" if texts else None
-    return "; ".join(text for text in (trials, critical["note"]) if text) or None
+    if REGIMES[0] in seen:
+        texts.append(f"below {format_number(low, 2)} twice the batch halves the steps")
+    if REGIMES[2] in seen:
+        texts.append(f"above {format_number(high, 2)} it gains nothing")
+        texts[-1] = texts[-1] if len(texts) == 2 else texts[-1].replace("it gains", "a larger batch gains")
+    if len(texts) == 2:
+        return "; ".join(texts)
+    names = {REGIMES[0]: "where it halves the steps", REGIMES[2]: "where it gains nothing"}
+    missing = " or ".join(text for name, text in names.items() if name not in seen)
+    span = f"{format_count(critical['smallest'])} to {format_count(critical['largest'])}"
+    texts.append(f"sizes {span} do not show {missing if texts else missing.replace('it', 'twice the batch', 1)}")
+    return "; ".join(texts)
 
 
-def _fewest_text(critical: Row) -> str | None:
-    if critical["b_opt"] is None:
+def _lr_text(row: Row) -> str | None:
+    """Return ``grew as B^0.22 (0.16 to 0.27): slower than the square root``."""
+    if not row:
         return None
-    middle, interval = format_number(critical["b_opt"], 2), _interval_text(critical, "b_opt")
-    return f"at B = {middle} ({interval}): smaller batches need more examples"
+    below = row.get("below_b_crit")
+    texts = [_exponent_text(row)]
+    if row.get("identified") and below and below["identified"] and below["end"] < row["end"]:
+        texts.append(f"up to the critical batch size {_exponent_text(below)}")
+    return "; ".join(texts)
+
+
+def _exponent_text(row: Row) -> str:
+    if not row["identified"]:
+        trials = plural(row["reached"], "trial")
+        return f"not known: {trials} over {row.get('octaves', 0.0):.1f} octaves of batch size reached the target"
+    verb = "fell" if row["exponent"] < 0.0 else "grew"
+    power = f"{verb} as B^{row['exponent']:z.2f} ({row['low']:z.2f} to {row['high']:z.2f})"
+    return f"{power}: {verdict(row['low'], row['high'], row['rules'])}" if row.get("rules") else power
+
+
+def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
+    """Return which scaling rules fit an interval of the exponent, as a phrase; ``exponents`` are those of the rules."""
+    ordered = sorted(exponents.items(), key=lambda item: item[1])
+    fitting = [RULE_WORDS[name] for name, exponent in ordered if low <= exponent <= high]
+    if len(fitting) > 1:
+        return f"{', '.join(fitting[:-1])} and {fitting[-1]} {'both' if len(fitting) == 2 else 'all'} fit"
+    if fitting:
+        return f"as {fitting[0]}"
+    below = [name for name, exponent in ordered if exponent < low]
+    above = [name for name, exponent in ordered if exponent > high]
+    if not above:
+        return f"faster than {RULE_WORDS[below[-1]]}"
+    if not below or below[-1] == "none":
+        return f"slower than {RULE_WORDS[above[0]]}"
+    return f"between {RULE_WORDS[below[-1]]} and {RULE_WORDS[above[0]]}"
+
+
+def _devices_text(summary: Row) -> str | None:
+    """Return ``2 at 62% efficiency, 4 at 39%``; None where the critical batch size is not known."""
+    plans, critical = summary.get("scale_out") or {}, summary.get("critical") or {}
+    rows = [row for row in plans.get("with_all_reduce") or plans.get("ideal") or () if row["devices"] > 1]
+    if not rows or critical.get("b_crit") is None:
+        return None
+    pay = [row for row in rows if row["efficiency"] >= HALF]
+    shown = [*pay[-2:], *[row for row in rows if row["efficiency"] < HALF][:1]]
+    texts = [f"{row['devices']} at {row['efficiency']:.0%}" for row in shown]
+    texts[0] += " efficiency"
+    link = "with the" if plans.get("with_all_reduce") else "without an"
+    return f"{', '.join(texts)}, {link} all-reduce (hardware.scale_out.show=true shows the plan)"
+
+
+def counts_text(summary: Row) -> str:
+    """Return ``37 reached the target, 26 stopped before, 4 diverged``."""
+    words = STATUS_WORDS | {"reached": "reached the target", "censored": "stopped before"}
+    return ", ".join(f"{format_count(n)} {words[status]}" for status, n in summary["statuses"].items() if n)
+
+
+def _runs_text(summary: Row) -> str | None:
+    if "statuses" not in summary:
+        return None
+    return "; ".join(text for text in (counts_text(summary), summary.get("stop_reason")) if text)
+
+
+def trust(summary: Row) -> tuple[Trust, ...]:
+    """Return what tells how far the answer can be trusted, as far as it is known."""
+    return tuple(one for one in (_range(summary), _coverage(summary), _seeds(summary), _noise(summary)) if one)
+
+
+def _range(summary: Row) -> Trust | None:
+    critical = summary.get("critical")
+    if not critical:
+        return None
+    sizes = {point["batch_size"] for point in summary.get("points") or () if not point["censored"]}
+    sizes |= {critical["smallest"], critical["largest"]}
+    low, high = critical.get("b_crit_low"), critical.get("b_crit_high")
+    good = None not in (low, high) and high <= NARROW_ENOUGH * low
+    span = f"{plural(len(sizes), 'size')} over {format_count(min(sizes))} to {format_count(max(sizes))}"
+    width = "an open interval" if None in (low, high) else f"an interval of {format_number(high / low, 2)} times"
+    return Trust("range", f"curve: {span}, {'good' if good else width}", good)
+
+
+def _coverage(summary: Row) -> Trust | None:
+    critical, seen = summary.get("critical"), {row["name"] for row in summary.get("regimes") or ()}
+    if not critical or critical.get("b_crit") is None:
+        return None
+    missing = [end for end, name in (("small", REGIMES[0]), ("large", REGIMES[2])) if name not in seen]
+    text = {0: "both its ends seen", 1: f"its {missing[0] if missing else ''} end not seen", 2: "neither end seen"}
+    return Trust("coverage", text[len(missing)], not missing)
+
+
+def _seeds(summary: Row) -> Trust | None:
+    use, _ = _winners(summary)
+    if use is None:
+        return None
+    fresh, scatter = use["confirmed"], summary.get("seed_scatter")
+    text = "winner not run again" if fresh is None else f"winner: {fresh_text(fresh)}"
+    differ = f", steps scatter by {scatter['scatter']:.0%}" if scatter else ""
+    return Trust("seeds", text + differ, fresh is not None and fresh["reached"] == fresh["runs"])
+
+
+def _noise(summary: Row) -> Trust | None:
+    machine = summary.get("load")
+    if not machine:
+        return None
+    differ = machine["high"] / machine["low"] - 1.0
+    what = f"steps at one size differ by {differ:.0%}"
+    noisy = differ > NOISY
+    return Trust("noise", f"seconds: {f'noisy machine ({what})' if noisy else what}", not noisy)
+
+
+def unreached_text(summary: Row) -> str:
+    """Return that the target was not reached, and the closest value."""
+    target, count = summary.get("target", "the target"), plural(summary.get("trials", 0), "run")
+    if not summary.get("trials"):
+        return f"no trial has run, so {target} was not reached"
+    closest = (summary.get("unreached") or {}).get("closest")
+    if closest is None:
+        return f"{target} was not reached in {count}"
+    value, number = format_number(closest["value"]), closest["number"]
+    where = f"batch size {format_count(closest['batch_size'])}, learning rate {format_number(closest['lr'])}"
+    after = plural(closest["steps"], "step")
+    return f"{target} was not reached in {count}; the closest was {value}, at {where}, after {after} (trial {number})"
+
+
+def _cause(summary: Row) -> tuple[str | None, str | None]:
+    """Return why no trial reached the target, and what to change."""
+    row = summary.get("unreached")
+    statuses = summary.get("statuses") or {}
+    total = sum(statuses.values())
+    if not row or not total:
+        return None, None
+    most = max(statuses, key=lambda status: statuses[status])
+    share = f"{statuses[most]} of {plural(total, 'trial')}"
+    if most == "failed":
+        return f"{share} failed, the last one with {row['message']}", "mend what fails; the same command goes on"
+    if most == "oom":
+        return f"{share} ran out of memory", "a smaller search.batch_size.high"
+    if most == "diverged":
+        rate = format_number(row["smallest_diverged_lr"] / 10.0, 2)
+        return f"{share} diverged", f"smaller learning rates: scaling.lr={rate}"
+    ended, improving, spent = row["stopped"], row["improving"], row["improving_at_budget"]
+    if 2 * improving < ended:
+        easier = f"an easier target (workload.target.value={format_number(row['easier'], 2)})" if row["easier"] else ""
+        rates = "another learning rate (scaling.lr), another model or schedule"
+        why = f"{ended - improving} of {plural(ended, 'stopped trial')} no longer improved when they were stopped"
+        return why, " or ".join(text for text in (easier, rates) if text)
+    if 2 * spent >= improving:
+        why = f"{spent} of {plural(ended, 'stopped trial')} still improved at the end of their budget"
+        steps, examples = MORE * row["budget_steps"], MORE * row["budget_examples"]
+        return why, f"a larger budget: budget.steps={steps} budget.examples={examples}"
+    trials = (summary.get("search") or {}).get("trials")
+    why = f"{improving} of {plural(ended, 'stopped trial')} still improved when the search ended and stopped them"
+    limits = summary.get("search") or {}
+    if limits.get("limit"):
+        return why, f"more of {limits['limit']}: the same command continues them"
+    return why, f"search.trials={MORE * trials}: the same command continues them" if trials else "more search.trials"
+
+
+def _more(summary: Row) -> Iterator[str]:
+    """Yield what would narrow the interval, or show more, as options of the same command."""
+    critical, search = summary.get("critical") or {}, summary.get("search") or {}
+    if not search:
+        return
+    low, high = critical.get("b_crit_low"), critical.get("b_crit_high")
+    open_ended = low is None or high is None
+    if critical.get("note"):
+        yield critical["note"]
+    if critical.get("next_trials") or (low and high and high > NARROW * low):
+        sizes = " and ".join(format_count(one["batch_size"]) for one in (critical.get("next_trials") or ())[:2])
+        at = f" (first at batch sizes {sizes})" if sizes else ""
+        what = "closes" if open_ended else "narrows"
+        yield f"search.trials={2 * search['trials']} {what} the interval{at}"
+    if search.get("replicates") == 0:
+        yield "search.replicates=3 runs the winner again on fresh seeds"
+    if summary.get("not_run_again"):
+        row = summary["not_run_again"]
+        yield (
+            f"search.candidates={row['candidates'] + 1} runs batch size {format_count(row['batch_size'])}, "
+            f"learning rate {format_number(row['lr'])} again too, predicted to be better"
+        )

@@ -62,7 +62,7 @@ def paint_curve(
     legend = {label: handle for handle, label in pairs}
     figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
     lines = [title, "; ".join([f"target {summary['target']}", *summary["devices"], counts_text(summary)])]
-    lines += [summary["note"]] if summary["note"] else []
+
     figure.suptitle("\n".join(textwrap.fill(line, 155) for line in lines), fontsize=10.5, parse_math=False)
     _label_regimes(figure, left, summary["regimes"])
 
@@ -158,7 +158,7 @@ def _draw_winner(axes: "Axes", winner: Row, scale: float, key: str) -> None:
     label = f"winner, {PREDICTED}" if fresh is None else "winner, median over fresh seeds"
     axes.scatter([x], [y], marker="*", s=190, facecolor=VERMILION, edgecolor="white", zorder=6, label=label)
     position = axes.transLimits.transform(axes.transScale.transform((x, y)))[0]
-    value = f"{criterion.heading}: {expected_text(criterion.merit, winner)}"
+    value = f"{criterion.heading}: {expected_text(winner)}"
     text = f"{value}\nB = {format_count(x)}, lr = {format_number(winner['lr'])}"
     side = "left" if position < 0.2 else "right" if position > 0.8 else "center"
     style: dict[str, Any] = {"xytext": (0.0, -11.0), "textcoords": "offset points", "ha": side, "va": "top"}

@@ -417,3 +417,12 @@ def best_learning_rate(posterior: Posterior, batch_size: float) -> float:
     """Return the posterior's median of the best learning rate at a batch size, other hyper-parameters in the middle."""
     at = posterior.prior.at(np.array([math.log2(batch_size)]))
     return float(np.median(np.exp2(optimum(posterior.theta, at, posterior.prior))))
+
+
+def best_learning_rates(
+    posterior: Posterior, batch_sizes: Array, interval: tuple[float, float]
+) -> tuple[Array, Array, Array]:
+    """Return the low quantile, the median and the high one of the best learning rate at each batch size (n,)."""
+    drawn = np.exp2(optimum(posterior.theta, posterior.prior.at(np.log2(batch_sizes)), posterior.prior))
+    low, middle, high = np.quantile(drawn, (interval[0], 0.5, interval[1]), axis=0)
+    return low, middle, high

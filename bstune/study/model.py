@@ -6,7 +6,7 @@ arithmetic, stands beside it: an exponent that the trials do not narrow is not i
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.config import is_replayed
-from bstune.core.console import format_count, plural
 from bstune.core.records import Target, TrialResult
 from bstune.core.scaling import linear, none, saturating, sqrt, surge
 from bstune.search.observations import Posterior, ideal_value
@@ -107,8 +106,12 @@ def fit_lr_exponent(
     below = _exponent(posterior, low, edge) if edge >= MIN_SPAN * low else None
     if below is not None and below.reached < MIN_REACHED:
         below = None
-    text = _text(whole, below, b_crit, noise_scale or b_crit)
-    return {**asdict(whole), "below_b_crit": None if below is None else asdict(below), "level": NOMINAL, "text": text}
+    scale = noise_scale or b_crit
+    return {**_row(whole, scale), "below_b_crit": None if below is None else _row(below, scale), "level": NOMINAL}
+
+
+def _row(one: LrExponent, noise_scale: float | None) -> dict[str, Any]:
+    return {**asdict(one), "rules": rule_exponents(one.start, one.end, noise_scale)}
 
 
 def _exponent(posterior: Posterior, start: float, end: float) -> LrExponent:
@@ -143,52 +146,3 @@ def rule_exponents(low: float, high: float, noise_scale: float | None) -> dict[s
 def _slope(x: Array, y: Array) -> Any:
     away = x - x.mean()
     return y @ away / (away @ away)
-
-
-def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
-    """Return a phrase: which rules fit an interval of the exponent. ``exponents`` of the rules are in rising order."""
-    fitting = [name for name, exponent in exponents.items() if low <= exponent <= high]
-    if len(fitting) == 1:
-        return "no scaling, as none says" if fitting == ["none"] else f"as {fitting[0]} says"
-    if fitting:
-        count = "both" if len(fitting) == 2 else "all"
-        return f"{', '.join(fitting[:-1])} and {fitting[-1]} {count} fit"
-    below = [name for name, exponent in exponents.items() if exponent < low]
-    above = [name for name, exponent in exponents.items() if exponent > high]
-    if below and above:
-        return f"between {below[-1]} and {above[0]}"
-    return f"faster than {below[-1]}" if below else f"slower than {above[0]}"
-
-
-def _text(whole: LrExponent, below: LrExponent | None, b_crit: float | None, noise_scale: float | None) -> str:
-    if whole.reached < MIN_REACHED:
-        count = f"{plural(whole.reached, 'trial')} reached the target, and it takes {MIN_REACHED}"
-        alone = _interval(whole.prior_low, whole.prior_high)
-        return f"not identified: {count}; the prior alone says an exponent of {alone}"
-    everywhere = _clause(whole, f"from B = {format_count(whole.start)} to {format_count(whole.end)}", noise_scale)
-    if b_crit is None:
-        return everywhere
-    edge = format_count(float(f"{b_crit:.2g}"))
-    if below is None:
-        few = "there are too few batch sizes or reached trials"
-        return f"{everywhere}; below the critical batch size, {edge}, {few}"
-    if below.end >= whole.end:
-        where = f"up to B = {format_count(below.end)}, all of it below the critical batch size"
-        return _clause(below, where, noise_scale)
-    near = _clause(below, f"up to B = {edge}, the critical batch size", noise_scale)
-    return f"{near}; {everywhere}"
-
-
-def _clause(one: LrExponent, where: str, noise_scale: float | None) -> str:
-    """Return the clause on one exponent; the prior's interval stands beside it."""
-    verb = "fell" if one.exponent < 0.0 else "grew"
-    power = f"lr {verb} as B^{one.exponent:z.2f} {_interval(one.low, one.high)} {where}"
-    alone = f"the prior alone: {_interval(one.prior_low, one.prior_high)}"
-    if not one.identified:
-        few = f"{plural(one.reached, 'trial')} reached the target there, over {one.octaves:.1f} octaves"
-        return f"{power}: not identified ({alone}; {few})"
-    return f"{power}: {verdict(one.low, one.high, rule_exponents(one.start, one.end, noise_scale))} ({alone})"
-
-
-def _interval(low: float, high: float) -> str:
-    return f"[{low:z.2f}, {high:z.2f}]"

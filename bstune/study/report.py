@@ -1,4 +1,4 @@
-"""The report of a job's study: its files, its tables, the winners on the test set, its curve in MLflow."""
+"""The report of a job's study: its files, its answer, the winners on the test set, its curve in MLflow."""
 
 import re
 import shlex
@@ -7,29 +7,31 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import chdir
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import optuna
 import yaml
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from bstune.config import overrides
 from bstune.core.console import format_count, format_number, plural
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
 from bstune.core.failures import optional
-from bstune.core.files import write_text
+from bstune.core.files import Output, write_text
 from bstune.core.records import Merit, TrialResult, TrialSpec, dump_json
 from bstune.core.secrets import redact_patterns, reference
-from bstune.report.answer import print_final
+from bstune.report.answer import INDENT, Answer, Line, answer, block
 from bstune.report.figure import draw_curve
 from bstune.report.rows import WINNERS, Summary
-from bstune.search.acquisition import steps_band
+from bstune.search.acquisition import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
 from bstune.study.critical import INTERVAL, ROOM, CriticalBatch, critical_batch, no_easier_target, over_targets
 from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, seed_scatter, study_posterior
 from bstune.study.prepare import PreparedStudy
-from bstune.study.replicates import Winner, left_out, winners
+from bstune.study.replicates import MERITS, Winner, left_out, winners
 from bstune.study.scale_out import ScaleOut, draw_scale_out, scale_out, scale_out_table
 from bstune.study.storage import results, trained_by
 from bstune.study.summary import summarize, winner_row
@@ -39,9 +41,9 @@ if TYPE_CHECKING:
 
 TESTS = "bstune:tests"  # attribute in the storage: test metrics by trial number
 TARGET_PARTICLES = 400  # of the posterior at each easier target
-LOAD = 0.2  # by how much steps at one batch size may differ, before the report says so ...
-MIN_TIMED = 10  # ... of so many trials, each of as many steps
+MIN_TIMED = 10  # trials, each of as many steps, that say how far steps at one batch size differ
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
+OF_A_STUDY = ("trial.", "search.", "mlflow.", "hardware.", "sampler", "prior.", "seed=", "debug=")  # options
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,47 @@ def report_study(
     ``sampled``: the posterior of these trials, if it is at hand; ``missing``: a line for each part that failed before.
     Parts that fail here, which the study can do without, become such lines too.
     """
-    missing = [*missing, *missing_in_trials(results(study))]
-    done, files, space, budget = results(study), prepared.files, prepared.space, prepared.budget
+    done, files = results(study), prepared.files
+    missing = [*missing, *missing_in_trials(done)]
     if sampled is None or sampled[0] != done:
         sampled = done, study_posterior(prepared, done, REPORT_PARTICLES)
-    posterior = sampled[1]
+    summary, band, best = summary_of(prepared, done, sampled[1], stop_reason, missing)
+    with optional("no critical batch size at easier targets", missing):
+        summary |= _over_target(prepared, done)
+    summary["test"] = _test_winners(prepared, study, best, missing)
+    if arguments is not None:
+        summary["arguments"] = _again(arguments)
+    if summary["use"] is not None and arguments is not None:
+        summary["train"] = _train(best[WINNERS[summary["use"]].merit], arguments, prepared)
+    with optional("no figure of the curve", missing):
+        draw_curve(done, summary, band, summary["workload"], files.figure)
+    if prepared.config.hardware.scale_out.show:
+        _show_plan(prepared, summary, missing, console)
+    notes = [*prepared.caveats, *_elsewhere(prepared, study, best)]
+    summary["notes"] = [*notes, *missing]
+    write_text(files.curve, dump_json(summary, indent=2) + "\n")
+    write_text(files.best, best_yaml(best, arguments, prepared))
+    mlflow: list[str] = []
+    if tracking is not None:
+        with optional("MLflow lacks the results", missing):
+            mlflow = [_track(prepared, tracking, summary, band)]
+    summary["notes"] = [*notes, *missing]  # of what failed since, too
+    show(answer(summary), _places(files, mlflow), console)
+    return Findings(prepared, done, summary, band)
+
+
+def summary_of(
+    prepared: PreparedStudy,
+    done: Sequence[TrialResult],
+    posterior: Posterior,
+    stop_reason: str | None,
+    missing: list[str],
+) -> tuple[Summary, CurveBand | None, dict[Merit, Winner]]:
+    """Return the content of ``curve.json``, S*(B), and the winners, of trials and their posterior.
+
+    Nothing is trained, written or printed. ``missing`` gets a line for each part that fails.
+    """
+    config, space, budget, target = prepared.config, prepared.space, prepared.budget, prepared.protocol.target
     ranking = done, fresh_steps(posterior), budget.objective, budget.replicates, budget.candidates
     horizons = fresh_horizons(posterior)
     best = {
@@ -82,41 +120,84 @@ def report_study(
     }
     critical = critical_batch(posterior, budget.objective != "steps")
     b_crit = None if critical is None else critical.b_crit
-    exponent = fit_lr_exponent(posterior, space.low, space.high, b_crit, prepared.config.scaling.noise_scale)
+    exponent = fit_lr_exponent(posterior, space.low, space.high, b_crit, config.scaling.noise_scale)
     band = None if critical is None else _band(posterior, critical)
     ideal, real = _plan(prepared, posterior, critical, missing)
-    over_target: dict[str, Any] = {"over_target": [], "over_target_note": None}
-    with optional("no critical batch size at easier targets", missing):
-        over_target = _over_target(prepared, done)
+    merits = sorted(WINNERS, key=lambda name: WINNERS[name].merit not in MERITS[budget.objective])
+    rule = config.scaling.rule["_target_"].rpartition(".")[2]
     summary = {
-        "study": prepared.config.study,
-        "workload": prepared.config.workload.name,
-        **summarize(done, prepared.protocol.target, _fit(done), exponent, stop_reason, critical, best),
+        "study": config.study,
+        "workload": config.workload.name,
+        "objective": budget.objective,
+        **summarize(done, target, _fit(done), exponent, stop_reason, critical, best, prepared.protocol.budget),
+        "use": next((name for name in merits if WINNERS[name].merit in best), None),
+        "train": None,
+        "arguments": None,
+        "search": {"trials": budget.trials, "replicates": budget.replicates, "limit": _limit(stop_reason)},
+        "reference": {"batch_size": config.scaling.batch_size, "lr": config.scaling.lr, "rule": rule},
+        "curve": None if band is None else _curve_rows(posterior, band),
+        "load": load(done),
         "seed_scatter": None if critical is None else seed_scatter(posterior),
         "not_run_again": _not_run_again(left_out(*ranking), budget.candidates),
-        **over_target,
-        "test": _test_winners(prepared, study, best, missing),
+        "over_target": [],
+        "over_target_note": None,
+        "test": {},
         "scale_out": {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]},
+        "notes": [],
     }
-    write_text(files.curve, dump_json(summary, indent=2) + "\n")
-    write_text(files.best, best_yaml(best, arguments, prepared))
-    shown = {"curve": files.curve, "trials": files.trials, "winners": files.best}
-    with optional("no figure of the curve", missing):
-        draw_curve(done, summary, band, summary["workload"], files.figure)
-        shown = {"figure": files.figure, **shown}
-    if critical is not None and ideal:
-        with optional("no figure of the plan for several devices", missing):
-            draw_scale_out(ideal, real, summary["workload"], files.scale_out)
-            shown["devices"] = files.scale_out
-        console.print(_plan_table(ideal, real, critical))
-    ui = "not logged (mlflow.enabled=false)"
-    if tracking is not None:
-        with optional("MLflow lacks the results", missing):
-            ui = _track(prepared, tracking, summary, band)
-    print_final(console, summary, shown, ui)
-    for line in (*prepared.caveats, *load_caveat(done), *_elsewhere(prepared, study, best), *missing):
-        console.print(line, soft_wrap=True)
-    return Findings(prepared, done, summary, band)
+    return summary, band, best
+
+
+def _curve_rows(posterior: Posterior, band: CurveBand) -> dict[str, list[float]]:
+    """Return S*(B), tau(B) and the best learning rate with its interval, on the curve's ladder of batch sizes."""
+    rates = best_learning_rates(posterior, band.batch_size, INTERVAL)
+    named = {"batch_size": band.batch_size, "steps": band.steps, "low": band.low, "high": band.high}
+    named |= {"seconds_per_step": posterior.tau(band.batch_size)}
+    named |= dict(zip(("lr_low", "lr", "lr_high"), rates, strict=True))
+    return {name: np.asarray(values, dtype=float).tolist() for name, values in named.items()}
+
+
+def _limit(stop_reason: str | None) -> str | None:
+    """Return the option that ended the search before its trials were through."""
+    found = re.match(r"stopped: (search\.\w*seconds)=", stop_reason or "")
+    return None if found is None else found[1]
+
+
+def _places(files: Output, mlflow: Sequence[str]) -> list[Line]:
+    """Return where the results are, as lines of the console's block."""
+    root = _short(files.root)
+    kept = [path.name for path in (files.figure, files.curve, files.trials, files.best) if path.exists()]
+    places: list[Line] = [("report", (_short(files.report),))] if files.report.exists() else []
+    places.append(("files", (f"{root}/{{{','.join(kept)}}}",)))
+    if any(path != files.curve for path in files.root.parent.glob("*/curve.json")):
+        places.append(("compare", (f"bstune compare {_short(files.root.parent)}/*",)))
+    return [*places, ("MLflow", tuple(mlflow))] if mlflow else places
+
+
+def _short(path: Path) -> str:
+    """Return a path as it is typed here, in quotes where the shell needs them."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+def show(found: Answer, places: Sequence[Line], console: Console) -> None:
+    """Print the answer, as at most 25 lines; its labels are bold on a terminal."""
+    for line in ("", *block(found, places)):
+        text = Text(line)
+        text.stylize("bold", 0, INDENT if line[:1].strip() and line != found.title else 0)
+        console.print(text, soft_wrap=True, highlight=False)
+
+
+def _show_plan(prepared: PreparedStudy, summary: Summary, missing: list[str], console: Console) -> None:
+    """Draw and print the plan for several devices, if there is one."""
+    ideal, real = ([ScaleOut(**row) for row in rows] for rows in summary["scale_out"].values())
+    if not ideal:
+        return
+    with optional("no figure of the plan for several devices", missing):
+        draw_scale_out(ideal, real, summary["workload"], prepared.files.scale_out)
+    link, largest = "with the" if real else "without an", format_count(round(ROOM * summary["critical"]["largest"]))
+    title = f"several devices, each as fast as this one, {link} all-reduce\n(up to B = {largest})"
+    console.print(scale_out_table(real or ideal, title))
 
 
 def _plan(
@@ -130,12 +211,6 @@ def _plan(
     return ideal, real
 
 
-def _plan_table(ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], critical: CriticalBatch) -> Table:
-    link, largest = "with the" if real else "without an", format_count(round(ROOM * critical.largest))
-    title = f"several devices, each as fast as this one, {link} all-reduce\n(up to B = {largest})"
-    return scale_out_table(real or ideal, title)
-
-
 def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
     """Return the fit to the frontier's points, or why there is none."""
     try:
@@ -144,14 +219,11 @@ def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
         return str(error)
 
 
-def _not_run_again(left: Winner | None, max_candidates: int) -> str | None:
-    """Return what ``search.candidates`` kept from running on fresh seeds, as a line."""
+def _not_run_again(left: Winner | None, max_candidates: int) -> dict[str, Any] | None:
+    """Return the point, predicted to be better than the winner, that ``search.candidates`` kept from fresh seeds."""
     if left is None:
         return None
-    place = f"B = {format_count(left.trial.batch_size)} at lr = {format_number(left.trial.lr)}"
-    return (
-        f"{place}, predicted to be better than the winner: search.candidates={max_candidates} points ran again before"
-    )
+    return {"batch_size": left.trial.batch_size, "lr": left.trial.lr, "candidates": max_candidates}
 
 
 def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
@@ -204,21 +276,17 @@ def _over_target(prepared: PreparedStudy, done: Sequence[TrialResult]) -> dict[s
     return {"over_target": rows, "over_target_note": None if rows else no_easier_target(target, ideal, horizon)}
 
 
-def load_caveat(done: Sequence[TrialResult]) -> list[str]:
-    """Return a line where trials' own seconds per step, over the survey's, vary by more than ``LOAD``."""
+def load(done: Sequence[TrialResult]) -> dict[str, float] | None:
+    """Return between what trials' own seconds per step, over the survey's, lie: the middle 80% of trials.
+
+    None where there was no survey, or too few trials were long enough to be timed.
+    """
     timed = [trial for trial in done if trial.steps >= MIN_TIMED]
     pairs = [(trial.measured_seconds_per_step, trial.seconds_per_step) for trial in timed]
     ratios = sorted(measured / tau for measured, tau in pairs if measured is not None and tau)
     if len(ratios) < MIN_TIMED:
-        return []
-    low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
-    if high <= (1.0 + LOAD) * low:
-        return []
-    return [
-        f"a noisy machine: the trials' own steps took {low:.2f} to {high:.2f} times as long as the survey's (the "
-        "middle 80% of trials); seconds are steps times the survey's, so that this decides nothing "
-        "(hardware.refresh=true surveys again)"
-    ]
+        return None
+    return {"low": ratios[len(ratios) // 10], "high": ratios[-1 - len(ratios) // 10]}
 
 
 def _test_winners(
@@ -251,7 +319,7 @@ def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str] | None, pre
 
     A study without ``arguments``, as one of Python objects, has no such command.
     """
-    kept = [_without_secret(argument) for argument in arguments or () if not argument.startswith("trial.")]
+    kept = _again(arguments or ())
     values: dict[str, Any] = {}
     for name, criterion in WINNERS.items():
         if criterion.merit not in best:
@@ -271,6 +339,23 @@ def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str] | None, pre
     names = sorted(set(re.findall(r"oc\.env:(BSTUNE_\w+)", " ".join(kept))))
     comment = f"# The commands read secrets from the environment: first set {', '.join(names)}.\n" if names else ""
     return comment + yaml.safe_dump(values, sort_keys=False)
+
+
+def _train(winner: Winner, arguments: Sequence[str], prepared: PreparedStudy) -> str:
+    """Return the command that trains the winner's point, on the config's own seed, to the target."""
+    trial, space = winner.trial, prepared.space
+    kept = [one for one in _again(arguments) if not one.lstrip("+~").startswith(OF_A_STUDY)]
+    short = float(format_number(trial.lr).replace(",", ""))
+    lr = short if space.lr_low <= short <= space.lr_high else trial.lr
+    own = [f"trial.batch_size={trial.batch_size}", f"trial.lr={lr!r}"]
+    if not prepared.backend.stops and winner.horizon is not None:
+        own += [f"budget.steps={winner.horizon}", "budget.examples=1"]
+    return shlex.join(["bstune", *kept, *own, *overrides(prepared.config, trial.hyperparameters)])
+
+
+def _again(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments that give the study again, without passwords and without a trial's own."""
+    return [_without_secret(argument) for argument in arguments if not argument.startswith("trial.")]
 
 
 def _without_secret(argument: str) -> str:

@@ -9,13 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from bstune.core.errors import StudyError
 from bstune.core.figures import figure_of
 from bstune.core.files import write_text
 from bstune.core.records import TrialSpec
-from bstune.report.answer import final_table
+from bstune.report.answer import answer, block
 from bstune.report.figure import FIGURE_INCHES, paint_curve
 from bstune.report.rows import WINNERS
 from bstune.study.replicates import MERITS
@@ -105,7 +103,7 @@ class Result:
         """The winner; StudyError where no trial reached the target."""
         row = self.summary[self._criterion]
         if row is None:
-            raise StudyError(self.summary["note"] or "no trial reached the target")
+            raise StudyError(answer(self.summary).headline)
         return Best(**{name: row[name] for name in Best.__dataclass_fields__})
 
     @property
@@ -162,13 +160,11 @@ class Result:
         """Return the answer and the curve, as a notebook shows the result."""
         png = io.BytesIO()
         self.plot().savefig(png, format="png")
-        console = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
-        console.print(final_table(dict(self.summary)))
-        answer = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
-        return f'{answer}<img alt="{ALT}" src="data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}">'
+        text, image = html.escape("\n".join(block(answer(self.summary)))), base64.b64encode(png.getvalue()).decode()
+        return f'<pre>{text}</pre><img alt="{ALT}" src="data:image/png;base64,{image}">'
 
     def __repr__(self) -> str:
-        return f"Result(study={self.findings.prepared.config.study!r}, {len(self.findings.trials)} trials)"
+        return f"Result({answer(self.summary).headline})"
 
     def train(self, **trainer: Any) -> "tuple[LightningModule, Trainer]":
         """Train the winner again, with its seed and for its steps or its horizon, as a plain ``Trainer.fit``.

@@ -1,21 +1,23 @@
 """Runs a prepared study: its plan is printed, the search's trials run, its winners run again, its report is written.
 
-Meanwhile a live table shows the trials on a terminal; elsewhere one plain line a trial does.
+Meanwhile one live line shows on a terminal how far it has come; elsewhere one plain line a trial does.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import optuna
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
 from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.errors import StudyError, UserCodeError
@@ -23,6 +25,7 @@ from bstune.core.failures import optional
 from bstune.core.files import Identity, Output, check_owner, owned, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.secrets import redact, redact_patterns, redact_values
+from bstune.report.answer import STATUS_WORDS, WIDTH
 from bstune.study.lease import Leases
 from bstune.study.plan import max_seconds, remaining_seconds, searched
 from bstune.study.prepare import PreparedStudy, prepare
@@ -38,7 +41,6 @@ from bstune.study.storage import (
     results,
     store_unstored,
 )
-from bstune.study.summary import trials_table
 from bstune.trial.backend import chooses_horizons, stops_trials
 from bstune.trial.workers import InProcess
 
@@ -81,62 +83,81 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     else:
         seconds = format_seconds(max_seconds(budget, space, prepared.protocol, prepared.backend))
         lines.append(f"  at most about {seconds} if every trial ran to its budget")
-    return "\n".join([*lines, *(f"  {note}" for note in prepared.notes)])
+    lines += [f"  {note}" for note in prepared.notes]
+    folded = partial(wrap, width=WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(row for line in lines for row in folded(line))
 
 
 class Progress:
-    """A live table, on a terminal with a progress bar, in a notebook without; one plain line a trial elsewhere."""
+    """One live line on a terminal, and in a notebook; one plain line a trial elsewhere."""
 
     def __init__(self, total: int, target: Target, console: Console) -> None:
         self._total, self._target, self._console = total, target, console
         self._shown: set[int] | None = None
-        self.live: Live | None = None  # shown while it is entered
+        self.live: Bar | None = None  # shown while it is entered
         self._displayed: Any = None  # in a notebook
         if console.is_terminal:
-            left = TextColumn("left"), TimeRemainingColumn()
-            self._bar = Bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *left, console=console)
-            self._task = self._bar.add_task("trials", total=total)
-            self.live = Live(console=console, refresh_per_second=2, transient=True)
+            text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1))
+            times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+            self.live = Bar(MofNCompleteColumn(), text, *times, console=console, transient=True, expand=True)
+            self._task = self.live.add_task("trials", total=total)
 
     def show(self, done: Sequence[TrialResult]) -> None:
         """Show the finished trials; those of an earlier run are not repeated as lines."""
         if self.live is not None:
-            self._bar.update(self._task, completed=sum(result.resumed_from is None for result in searched(done)))
-            self.live.update(Group(trials_table(done, self._target), self._bar))
+            points = sum(result.resumed_from is None for result in searched(done))
+            self.live.update(self._task, completed=points, description=live_text(done))
             return
         if self._console.is_jupyter:
             from IPython.display import display  # there in a notebook alone
 
-            table = trials_table(done, self._target)
-            self._displayed = self._displayed or display(table, display_id=True)
-            self._displayed.update(table)
+            text = {"text/plain": live_text(done)}
+            self._displayed = self._displayed or display(text, raw=True, display_id=True)
+            self._displayed.update(text, raw=True)
             return
         shown = self._shown = {result.number for result in done} if self._shown is None else self._shown
         points = sum(result.number in shown and result.resumed_from is None for result in searched(done))
         # Side by side, trials do not end in order of their numbers.
         for result in [result for result in done if result.number not in shown]:
             points += result in searched([result]) and result.resumed_from is None
-            place = f"trial {result.number} ({points} of {self._total})"
-            self._console.print(trial_line(result, place), soft_wrap=True, highlight=False)
+            line = trial_line(result, self._target.metric, f"point {points} of {self._total}")
+            self._console.print(line, soft_wrap=True, highlight=False, markup=False)
             shown.add(result.number)
 
 
-def trial_line(result: TrialResult, place: str = "trial") -> str:
-    """Return one trial as a plain line; ``place`` says which one it is, if it is one of the search's points."""
+def live_text(done: Sequence[TrialResult]) -> str:
+    """Return what the trials have come to, as one line: the last of them, and the best."""
+    if not done:
+        return "trials"
+    last, reached = done[-1], [trial for trial in done if trial.reached]
+    texts = [f"trials, trial {last.number}: {_place(last)}, {STATUS_WORDS[last.status]}"]
+    if reached:
+        best = min(reached, key=lambda trial: (trial.time_to_target or math.inf, trial.steps))
+        taken = [plural(best.steps, "step")]
+        taken += [] if best.time_to_target is None else [format_seconds(best.time_to_target)]
+        texts.append(f"{len(reached)} reached the target, the fastest in {', '.join(taken)} ({_place(best)})")
+    return "; ".join(texts)
+
+
+def _place(result: TrialResult) -> str:
+    return f"B {result.batch_size}, lr {format_number(result.lr)}"
+
+
+def trial_line(result: TrialResult, metric: str, place: str = "") -> str:
+    """Return one trial as a plain line; ``place`` says which of the search's points it is, if it is one."""
     if result.replicate_of is not None:
-        place = f"trial {result.number} replicates {result.replicate_of} on a fresh seed"
+        place = f"repeats {result.replicate_of} on a fresh seed"
     elif result.resumed_from is not None:
-        place = f"trial {result.number} continues {result.resumed_from}"
-    last = result.history[-1][1] if result.history else None
-    time = f", {format_seconds(result.time_to_target)} to target" if result.reached else ""
-    reason = f": {result.message}" if result.message else ""
-    horizon = f" of {result.horizon}" if result.horizon is not None else ""
+        place = f"continues {result.resumed_from}"
+    last = next((value for _, value in reversed(result.history) if value is not None), None)
+    seen = "" if last is None else f" at {metric} {format_number(last)}"
+    steps = plural(result.steps, "step") + (f" of {result.horizon}" if result.horizon is not None else "")
+    time = "" if result.time_to_target is None else f", {format_seconds(result.time_to_target)}"
     values = "".join(f"  {name} {format_number(value)}" for name, value in result.hyperparameters.items())
-    return (
-        f"{place}  B {result.batch_size}  lr {format_number(result.lr)}{values}  {result.status}"
-        f" at step {result.steps}{horizon} ({format_number(last)}){time}, {format_seconds(result.wall_seconds)} in all"
-        f"{reason}"
-    )
+    parts = [f"trial {result.number}", place, f"B {result.batch_size}  lr {format_number(result.lr)}{values}"]
+    parts.append(f"{STATUS_WORDS[result.status]}{seen} after {steps}{time}")
+    line = "  ".join(part for part in parts if part)
+    return f"{line}: {result.message}" if result.message else line
 
 
 def run(
@@ -150,7 +171,9 @@ def run(
     ``arguments`` of the command line compose the config again; None: none do, as it is of Python objects. ``elapsed``
     says how many seconds ago the command began; None: now.
     """
-    prepared = prepare(config, partial(console.print, highlight=False, soft_wrap=True), elapsed=elapsed)
+    with console.status("preparing") if console.is_terminal else nullcontext() as status:  # one line there
+        say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+        prepared = prepare(config, say if status is None else status.update, elapsed=elapsed)
     if prepared.trial is None:
         return run_study(prepared, arguments, console)
     run_single(prepared, prepared.trial, console)
@@ -166,12 +189,12 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str] | None, console:
     study = open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root, kind, again)
     identity = Identity.of(config.study, config.storage, study.user_attrs[STUDY_ID])
     leases = Leases(study, "owner", config.search.lease_seconds)
-    say, missing = partial(console.print, highlight=False, soft_wrap=True), list[str]()
+    say, missing = partial(console.print, highlight=False, markup=False, soft_wrap=True), list[str]()
     with leases.acquired(say), owned(files, identity):
         store_unstored(study, files)
         living = leases.living()
         finish_abandoned(study, objective, lambda worker: worker not in living)
-        console.print(redact(plan_text(prepared, results(study))), soft_wrap=True)
+        say(redact(plan_text(prepared, results(study))))
         files.checkpoints.mkdir(exist_ok=True)
         write_text(files.config, _config_yaml(config))
         if prepared.survey is not None:
@@ -188,7 +211,6 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str] | None, console:
         with progress.live or nullcontext():
             search = Search(prepared, study, leases, tracking, progress.show)
             stop_reason = search.run()
-        console.print(stop_reason)
         return report_study(prepared, study, tracking, stop_reason, arguments, console, search.sampled, missing)
 
 
@@ -240,7 +262,7 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     if result.status == "failed":
         kind = UserCodeError if finished.frames else StudyError
         raise kind(f"the trial failed with {result.message}\n{finished.frames}record {files.record}")
-    console.print(trial_line(result), soft_wrap=True)
+    console.print(trial_line(result, prepared.protocol.target.metric), soft_wrap=True, highlight=False, markup=False)
     if result.reached:
         for name, value in prepared.backend.test(spec, files).items():
             console.print(f"{name} {value:.4g}")

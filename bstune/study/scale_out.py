@@ -99,9 +99,10 @@ def plan(
     overlap: float = 1.0,
     max_examples: int | None = None,
 ) -> list[ScaleOut]:
-    """Return the best that each number of devices can do, in rising order; none for one too many for the data.
+    """Return the best that each number of devices can do, in rising order, as far as more of them are faster.
 
-    ``overlap`` is g: 1 for an all-reduce after the step, inf for one beside it; ``max_examples`` bounds n b.
+    There is none for one too many for the data. ``overlap`` is g: 1 for an all-reduce after the step, inf for one
+    beside it; ``max_examples`` bounds n b.
     """
     sizes = sorted(set(device_batch_sizes))
     counts = sorted({1, *devices})  # one device is the yardstick
@@ -119,6 +120,8 @@ def plan(
             break
         per_step = float(seconds_per_step[i, k])
         seconds = float(steps[i, k]) * per_step
+        if rows and seconds >= rows[-1].seconds:
+            continue  # the others would do better without some of them
         speed_up = (rows[0].seconds if rows else seconds) / seconds
         rows.append(
             ScaleOut(

@@ -176,7 +176,8 @@ class Search:
             result = with_step_time(result, survey.step_time)
         trial, files = self._asked.pop(spec.number), self._prepared.files
         try:
-            tell(self._study, trial, result, self._budget.objective, self._prepared.protocol.target)
+            ranks_stopped = not stops_trials(self._prepared.config.sampler)
+            tell(self._study, trial, result, self._budget.objective, self._prepared.protocol.target, ranks_stopped)
         except StudyError:  # the storage is gone: the same command stores it
             with files.unstored.open("a", encoding="utf-8") as file:
                 file.write(result.to_json() + "\n")

@@ -52,6 +52,12 @@ TRIES = 2  # of one point, if its trials fail by themselves; then the sampler su
 CUT_SHORT = "the process ended before the trial did; it is asked again"
 REPORTED = 1  # step of the one value that is reported to Optuna
 REPLICATE_LIMIT = 2  # times the steps of the trial that it replicates, or those predicted
+METRIC_NAMES: Mapping[Objective, list[str]] = {  # of the values that Optuna gets, for its dashboard and plots
+    "time": ["seconds to target"],
+    "steps": ["steps to target"],
+    "both": ["steps to target", "seconds to target"],
+    "curve": ["examples to target"],
+}
 Asked = tuple[optuna.Trial, TrialSpec]
 Trials = optuna.Study | Sequence[FrozenTrial]  # of a study, read now; or its trials as they were read before
 
@@ -80,6 +86,8 @@ def open_study(
                 _check_continued(study, frozen_settings)
                 _check_output(study, output)
                 return study
+        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+            study.set_metric_names(METRIC_NAMES[objective])
         made = {FORMAT: FORMAT_VERSION, STUDY_ID: uuid.uuid4().hex, OUTPUT: str(output), DEVICE: device}
         made |= {ARGUMENTS: list(arguments), FROZEN_SETTINGS: dump_json(frozen_settings)}  # the last one: it is made
         for key, value in made.items():
@@ -440,8 +448,7 @@ def finish_abandoned(study: optuna.Study, objective: Objective, gone: Callable[[
         if record is None:
             _end(study, trial._trial_id, TrialState.FAIL)
         else:
-            reported = trial.intermediate_values.get(REPORTED)
-            _tell(study, trial._trial_id, TrialResult.from_json(record), objective, reported)
+            _tell(study, trial._trial_id, TrialResult.from_json(record), objective)
 
 
 def store_unstored(study: optuna.Study, files: Output) -> None:
@@ -456,20 +463,36 @@ def store_unstored(study: optuna.Study, files: Output) -> None:
     files.unstored.unlink()
 
 
-def tell(study: optuna.Study, trial: optuna.Trial, result: TrialResult, objective: Objective, target: Target) -> None:
-    """Store a trial's record, and tell Optuna its value: reached is COMPLETE, failed is FAIL, the others are PRUNED."""
-    values, reported = [value for _, value in result.history if value is not None], None
-    if values and not result.reached and objective != "both":  # Optuna reports no values to two objectives
+def tell(
+    study: optuna.Study,
+    trial: optuna.Trial,
+    result: TrialResult,
+    objective: Objective,
+    target: Target,
+    ranks_stopped: bool = True,
+) -> None:
+    """Store a trial's record, and tell Optuna its value: reached is COMPLETE, failed is FAIL, the others are PRUNED.
+
+    ``ranks_stopped``: whether the sampler ranks trials without a value by what was reported, as TPE does.
+    """
+    values = [value for _, value in result.history if value is not None]
+    if ranks_stopped and values and not result.reached and objective != "both":  # two objectives have no such values
         # TPE ranks pruned trials by their last reported step, then by the value there. Steps mean different things at
         # different batch sizes, so all get the same one: the gap to the target ranks them.
-        reported = target.gap(values[-1])
-        trial.report(reported, step=REPORTED)
+        trial.report(target.gap(values[-1]), step=REPORTED)
+    # For Optuna's dashboard and plots. A stopped trial has no steps to target.
+    seconds = result.time_to_target
+    shown = {"status": result.status, "lr": result.lr}
+    shown |= {"steps": result.steps} if result.reached else {"stopped at step": result.steps}
+    shown |= {} if seconds is None else {"seconds": seconds}
     try:
+        for name, value in shown.items():
+            trial.set_user_attr(name, value)
         trial.set_user_attr(RECORD, result.to_json())  # from here on a killed process loses nothing of the trial
     except UpdateFinishedTrialError:
         logger.warning("trial %d ran out of its lease and was given to another process: it is dropped", trial.number)
         return
-    _tell(study, trial._trial_id, result, objective, reported)
+    _tell(study, trial._trial_id, result, objective)
 
 
 def _end(study: optuna.Study, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> None:
@@ -478,9 +501,7 @@ def _end(study: optuna.Study, trial_id: int, state: TrialState, values: Sequence
         study._storage.set_trial_state_values(trial_id, state, values)  # study.tell() reads the trial twice besides
 
 
-def _tell(
-    study: optuna.Study, trial_id: int, result: TrialResult, objective: Objective, reported: float | None
-) -> None:
+def _tell(study: optuna.Study, trial_id: int, result: TrialResult, objective: Objective) -> None:
     time_to_target, steps = result.time_to_target, float(result.steps)
     if result.status == "failed":
         _end(study, trial_id, TrialState.FAIL)
@@ -495,8 +516,8 @@ def _tell(
     values = [value for value in by_objective[objective] if value is not None]
     if result.reached and len(values) == len(by_objective[objective]):
         _end(study, trial_id, TrialState.COMPLETE, values)
-    else:  # the value that was reported last is a pruned trial's, as Optuna has it
-        _end(study, trial_id, TrialState.PRUNED, None if reported is None or math.isnan(reported) else [reported])
+    else:  # it has no value: what it was stopped at is not one
+        _end(study, trial_id, TrialState.PRUNED)
 
 
 def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution]:

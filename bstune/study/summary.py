@@ -1,4 +1,4 @@
-"""A study's results in one mapping, the content of ``curve.json``, and the live table of its trials."""
+"""A study's results in one mapping, the content of ``curve.json``."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,24 +6,17 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
-from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.curve import CurveFit, FrontierPoint, frontier_points, log_slope
-from bstune.core.records import STATUSES, Merit, Target, TrialResult
+from bstune.core.records import STATUSES, Budget, Merit, Target, TrialResult
 from bstune.report.rows import REGIMES, WINNERS, Row, Summary, trial_row
 from bstune.search.posterior import noise_scale_row
 from bstune.study.critical import CriticalBatch
 from bstune.study.replicates import Winner, confirmed_row, time_order
 
-STATUS_COLOURS = {"reached": "green", "censored": "yellow", "diverged": "red", "oom": "magenta", "failed": "bold red"}
 SMALL_END_SPAN = 4.0  # the slope at the small end is taken over this factor of batch size, and at least three points
-WHAT_TO_CHANGE = (
-    "more trials (search.trials), a larger budget (budget.steps, budget.examples), an easier target "
-    "(workload.target.value) or another reference learning rate (scaling.lr)"
-)
+IMPROVEMENT = 0.05  # of its distance to the target, over the last half of its steps: a trial that still improves ...
+CLEARLY_EASIER = 1.05  # ... and times that distance: a target that the closest trial would have met
 
 
 def summarize(
@@ -34,26 +27,35 @@ def summarize(
     stop_reason: str | None = None,
     critical: CriticalBatch | None = None,
     best: Mapping[Merit, Winner] | None = None,
+    budget: Budget | None = None,
 ) -> Summary:
     """Return the content of ``curve.json``: ``critical`` is the one answer that every trial informs, ``best`` wins.
 
     ``fit``, the curve through the frontier's points or why there is none, and the noise scale are diagnostics.
+    ``budget``: of one trial.
     """
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
     fitted = None if isinstance(fit, str) else fit
     last = _last_parts(trials)
-    reached = any(trial.reached for trial in trials)
     rows: dict[str, Any] = dict.fromkeys(WINNERS)
     rows |= {name: winner_row(best[one.merit]) for name, one in WINNERS.items() if best and one.merit in best}
     return {
         "target": str(target),
-        "devices": sorted({trial.device for trial in trials}),
+        "metric": target.metric,
+        "goal": target.value,
+        "mode": target.mode,
+        "devices": sorted({trial.device for trial in trials if trial.device}),
         "stop_reason": stop_reason,
         "trials": len(last),
         "continued": len(trials) - len(last),
+        "spend": {
+            "runs": len(last),
+            "seconds": sum(trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials),
+            "examples": sum(trial.examples for trial in last),
+        },
         "statuses": {status: sum(trial.status == status for trial in last) for status in STATUSES},
-        "note": None if reached else _never_reached(trials, target),
+        "unreached": _unreached(trials, target, budget),
         "points": [_point_row(point, trials) for point in points],
         "critical": None if critical is None else asdict(critical),
         "regimes": [] if critical is None else _regimes(critical),
@@ -65,7 +67,6 @@ def summarize(
         ),
         "lr_exponent": lr_exponent,
         **rows,
-        "warnings": [text for name, row in rows.items() for text in _unreliable(WINNERS[name].heading, row)],
         "pareto": [_trial_row(trial) for trial in pareto_front(trials)],
     }
 
@@ -105,15 +106,6 @@ def winner_row(winner: Winner) -> dict[str, Any]:
     return {**row, "horizon": winner.horizon, **expected, "confirmed": fresh, "single_run": single}
 
 
-def _unreliable(heading: str, row: Row | None) -> list[str]:
-    """Return a line if a winner missed the target on a fresh seed."""
-    fresh = None if row is None else row["confirmed"]
-    if row is None or fresh is None or fresh["reached"] == fresh["runs"]:
-        return []
-    place = f"B = {format_count(row['batch_size'])} at lr = {format_number(row['lr'])}"
-    return [f"{heading}, {place}: reached the target on {fresh['reached']} of {plural(fresh['runs'], 'fresh seed')}"]
-
-
 def _point_row(point: FrontierPoint, trials: Sequence[TrialResult]) -> dict[str, Any]:
     status, field = ("censored", "steps_low") if point.censored else ("reached", "steps")
     wanted = (point.batch_size, status, point.steps)
@@ -146,37 +138,40 @@ def _regimes(critical: CriticalBatch) -> list[dict[str, Any]]:
     return [{"name": name, "from": first, "to": last} for name, (first, last) in rows if first < last]
 
 
-def _never_reached(trials: Sequence[TrialResult], target: Target) -> str:
-    if not trials:
-        return f"no trial has run, so {target} was not reached"
-    count = plural(len(_last_parts(trials)), "trial")
+def _unreached(trials: Sequence[TrialResult], target: Target, budget: Budget | None) -> dict[str, Any] | None:
+    """Return what tells why no trial reached the target; None if one did, or none has run.
+
+    Of the trials that were stopped: how many still improved over the last half of their steps, and had spent their
+    budget by then. ``easier`` is a target that the closest value would have met.
+    """
+    if not trials or any(trial.reached for trial in trials):
+        return None
     seen = [(value, step, trial) for trial in trials for step, value in trial.history if value is not None]
-    if not seen:
-        return f"{target} was never reached in {count}, and no evaluation gave a finite value: try {WHAT_TO_CHANGE}"
-    value, step, trial = min(seen, key=lambda entry: target.gap(entry[0]))
-    place = f"batch size {format_count(trial.batch_size)} and learning rate {format_number(trial.lr)}"
-    closest = f"the closest value seen was {format_number(value)}, at {place} after {format_count(step)} steps"
-    return f"{target} was never reached in {count}; {closest}: try {WHAT_TO_CHANGE}"
+    value, step, trial = min(seen, key=lambda entry: target.gap(entry[0]), default=(None, 0, None))
+    closest = None
+    if trial is not None:
+        kept = {name: getattr(trial, name) for name in ("number", "batch_size", "lr")}
+        closest = {"value": value, "steps": step, **kept}
+    stopped = [trial for trial in _last_parts(trials) if trial.status == "censored"]
+    improving = [trial for trial in stopped if _improves(trial, target)]
+    ends = [trial for trial in improving if budget is not None and trial.steps >= budget.last_step(trial.batch_size)]
+    return {
+        "closest": closest,
+        "easier": None if value is None else target.value + CLEARLY_EASIER * (value - target.value),
+        "stopped": len(stopped),
+        "improving": len(improving),
+        "improving_at_budget": len(ends),
+        "budget_steps": None if budget is None else budget.steps,
+        "budget_examples": None if budget is None else budget.examples,
+        "smallest_diverged_lr": min((trial.lr for trial in trials if trial.status == "diverged"), default=None),
+        "message": next((trial.message for trial in reversed(trials) if trial.message), None),
+    }
 
 
-def trials_table(trials: Sequence[TrialResult], target: Target, rows: int = 12) -> Table:
-    """Return the live view: the last ``rows`` trials, newest last; it fits 80 columns."""
-    reached = sum(trial.reached for trial in trials)
-    title = f"target {target}: reached by {reached} of {plural(len(_last_parts(trials)), 'trial')}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("trial", "batch", "lr", "status", "steps", "time", "s/step", "last value"):
-        table.add_column(name, justify="left" if name == "status" else "right", no_wrap=True)
-    for trial in trials[max(0, len(trials) - rows) :]:
-        last = trial.history[-1][1] if trial.history else None
-        bound = f"> {format_count(trial.steps_low)}" if trial.status == "censored" else "-"
-        table.add_row(
-            str(trial.number),
-            format_count(trial.batch_size),
-            format_number(trial.lr),
-            Text(trial.status, style=STATUS_COLOURS[trial.status]),
-            format_count(trial.steps) if trial.reached else bound,
-            format_seconds(trial.time_to_target),
-            format_number(trial.seconds_per_step),
-            format_number(last),
-        )
-    return table
+def _improves(trial: TrialResult, target: Target) -> bool:
+    """Return whether a trial came clearly closer to the target over the last half of its steps."""
+    gaps = [(step, target.gap(value)) for step, value in trial.history if value is not None]
+    if len(gaps) < 2:
+        return True  # it was stopped before it could be seen
+    before = min((gap for step, gap in gaps if 2 * step <= gaps[-1][0]), default=gaps[0][1])
+    return gaps[-1][1] < (1.0 - IMPROVEMENT) * before

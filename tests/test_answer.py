@@ -1,0 +1,347 @@
+"""What a study answers, in words: of whole studies, of what is not known, and of what went wrong."""
+
+from dataclasses import replace
+
+import pytest
+from toolbox import best_of, hand_critical, make_trial
+
+from bstune.core.records import Budget, Target
+from bstune.report.answer import (
+    MAX_LINES,
+    WIDTH,
+    answer,
+    block,
+    critical_text,
+    expected_text,
+    trust,
+    verdict,
+)
+from bstune.study.critical import NextTrial
+from bstune.study.summary import summarize
+
+TARGET = Target("val/error", 0.1, "min")
+LUCKY, STEADY = make_trial(0, 64, 0.1, steps=400), make_trial(1, 256, 0.4, steps=420)
+SEARCH = {"trials": 32, "replicates": 3, "limit": None}
+EXPONENT = {
+    "exponent": 0.22,
+    "low": 0.16,
+    "high": 0.27,
+    "start": 4,
+    "end": 1024,
+    "reached": 9,
+    "octaves": 7.0,
+    "identified": True,
+    "rules": {"none": 0.0, "sqrt": 0.5, "linear": 1.0},
+    "below_b_crit": None,
+}
+
+
+def fresh(number, steps=440, of=LUCKY, **changes):
+    return make_trial(number, of.batch_size, of.lr, steps=steps, replicate_of=of.number, **changes)
+
+
+def summary_of(trials, target=TARGET, critical=None, budget=None, stop_reason=None, exponent=None, **more):
+    """Return a study's mapping as report.py completes it."""
+    found = summarize(trials, target, "no fit", exponent, stop_reason, critical, best_of(trials), budget)
+    use = next((name for name in ("best_by_time", "best_by_steps") if found[name]), None)
+    return {"study": "s", "workload": "digits", "use": use, "search": SEARCH, "notes": [], **found, **more}
+
+
+def texts(summary, label):
+    return dict(answer(summary).lines).get(label, ())
+
+
+CONFIRMED = [LUCKY, STEADY, make_trial(2, 4096, 0.8, steps=90, tau=0.1)]
+CONFIRMED += [fresh(3 + i, steps) for i, steps in enumerate((440, 460, 480))]
+CONFIRMED += [fresh(6 + i, steps, STEADY) for i, steps in enumerate((430, 450, 410))]
+WHOLE = summary_of(
+    CONFIRMED,
+    critical=hand_critical(67.0, 41.0, 110.0, 5, 1114),
+    stop_reason="the plan is done: search.trials=32",
+    exponent=EXPONENT,
+    train="bstune +workload=digits trial.batch_size=256 trial.lr=0.4",
+    load={"low": 1.0, "high": 1.4},
+    seed_scatter={"scatter": 0.17, "low": 0.1, "high": 0.2, "level": 0.9},
+    scale_out={
+        "ideal": [{"devices": n, "efficiency": share} for n, share in ((1, 1.0), (2, 0.62), (4, 0.39), (8, 0.2))],
+        "with_all_reduce": [],
+    },
+)
+
+
+def test_a_whole_study_reads_as_one_block():
+    assert block(answer(WHOLE), [("report", ("outputs/digits/report.html",))]) == [
+        "digits · val/error <= 0.1 · NVIDIA H200 · 9 runs",
+        "",
+        "USE       batch size 256, learning rate 0.4",
+        "          4.30 s, 430 steps (3 of 3 fresh seeds: 4.1 to 4.5 s, 410 to 450 steps)",
+        "CRITICAL  batch size 67 (90%: 41 to 110)",
+        "          below 7.4 twice the batch halves the steps; above 600 it gains nothing",
+        "FEWEST    90 steps at batch size 4096, learning rate 0.8 (predicted)",
+        "LR        grew as B^0.22 (0.16 to 0.27): slower than the square root",
+        "DEVICES   2 at 62% efficiency, 4 at 39%, without an all-reduce (hardware.scale_out.show=true shows the plan)",
+        "RUNS      9 reached the target; the plan is done: search.trials=32",
+        "TRUST     curve: 5 sizes over 5 to 4096, good; both its ends seen; winner: 3 of 3 fresh seeds, "
+        "steps scatter by 17%;",
+        "          seconds: noisy machine (steps at one size differ by 40%)",
+        "",
+        "train it  bstune +workload=digits trial.batch_size=256 trial.lr=0.4",
+        "more      search.trials=64 narrows the interval",
+        "report    outputs/digits/report.html",
+    ]
+    headline = "digits: use B = 256, lr = 0.4; more pays up to B = 67 (41 to 110)"
+    assert answer(WHOLE).headline == headline
+
+
+NARROWER = (NextTrial(8, 0.011, 2310.0, 12.3), NextTrial(4096, 0.5, 81.0, None))
+
+
+@pytest.mark.parametrize(
+    ("critical", "text", "regimes"),
+    [
+        (
+            hand_critical(300.0, 190.0, 480.0),
+            "300 (90%: 190 to 480)",
+            "below 33 twice the batch halves the steps; above 2700 it gains nothing",
+        ),
+        (  # what lies outside of the batch sizes that reached the target is not claimed
+            hand_critical(300.0, 190.0, None, 64, 512),
+            "300 (90%: above 190)",
+            "sizes 64 to 512 do not show where twice the batch halves the steps or where it gains nothing",
+        ),
+        (
+            hand_critical(300.0, None, 480.0, 8, 512),
+            "300 (90%: below 480)",
+            "below 33 twice the batch halves the steps; sizes 8 to 512 do not show where it gains nothing",
+        ),
+        (
+            hand_critical(300.0, 190.0, 480.0, 64, 8192),
+            "300 (90%: 190 to 480)",
+            "above 2700 a larger batch gains nothing; sizes 64 to 8192 do not show where it halves the steps",
+        ),
+        (hand_critical(None, 450.0, None), "undetermined (90%: above 450)", None),
+        (hand_critical(None, None, None), "undetermined (90% interval open at both ends)", None),
+    ],
+)
+def test_the_critical_batch_size_and_its_regimes(critical, text, regimes):
+    summary = summary_of([LUCKY, STEADY], critical=critical)
+    assert critical_text(summary["critical"]) == text
+    expected = [f"batch size {text}"] + [] * (regimes is None)
+    assert list(texts(summary, "CRITICAL")) == expected + ([] if regimes is None else [regimes])
+    found = answer(summary).headline
+    assert ("more pays up to B = 300 (" in found) != ("up to where more pays is not known" in found)
+
+
+def test_what_else_is_known_of_the_critical_batch_size():
+    critical = replace(hand_critical(300.0, None, 480.0), b_opt=40.0, b_opt_low=30.0, b_opt_high=55.0)
+    noise = {"noise_scale": 99.4, "low": 91.0, "high": 110.0, "level": 0.9}
+    found = texts(summary_of([LUCKY], critical=critical) | {"noise_scale": noise}, "CRITICAL")
+    assert found[2:] == (
+        "fewest examples at batch size 40 (90%: 30 to 55); smaller batches need more of them",
+        "gradient noise scale 99 (90%: 91 to 110), a hint at it",
+    )
+    undetermined = noise | {"noise_scale": None}
+    assert len(texts(summary_of([LUCKY]) | {"noise_scale": undetermined}, "CRITICAL")) == 0
+
+
+CENSORED = {"status": "censored", "steps": 800}
+
+
+@pytest.mark.parametrize(
+    ("runs", "text", "warning"),
+    [
+        ([], "4.00 s, 400 steps (predicted, not run again on fresh seeds)", None),
+        (
+            [fresh(3), fresh(4), fresh(5, 500)],
+            "4.40 s, 440 steps (3 of 3 fresh seeds: 4.4 to 5 s, 440 to 500 steps)",
+            None,
+        ),
+        (
+            [fresh(3), fresh(4, 460), fresh(5, **CENSORED)],
+            "4.60 s, 460 steps (2 of 3 fresh seeds: 4.4 s and more, 440 steps and more)",
+            "only 2 of 3 fresh seeds reached the target at batch size 64, learning rate 0.1",
+        ),
+        (
+            [fresh(3), *(fresh(n, **CENSORED) for n in (4, 5))],
+            "not known: only 1 of 3 fresh seeds reached the target (4.4 s and more, 440 steps and more)",
+            "only 1 of 3 fresh seeds reached the target at batch size 64, learning rate 0.1",
+        ),
+        (
+            [fresh(3, 8, status="diverged")],
+            "not known: 0 of 1 fresh seed reached the target",
+            "only 0 of 1 fresh seed reached the target at batch size 64, learning rate 0.1",
+        ),
+    ],
+)
+def test_a_winner_is_shown_by_its_fresh_seeds(runs, text, warning):
+    summary = summary_of([LUCKY, *runs])
+    assert expected_text(summary["best_by_time"]) == text
+    assert texts(summary, "USE")[1] == text
+    assert texts(summary, "WARNING") == (() if warning is None else (warning,))
+    seeds = next(one for one in trust(summary) if one.name == "seeds")
+    assert seeds.good == (bool(runs) and warning is None)
+
+
+def test_hyperparameters_horizon_and_test_metrics_stand_with_the_winner():
+    trial = make_trial(0, 64, hyperparameters={"momentum": 0.9}, horizon=500)
+    found = texts(summary_of([trial], test={"best_by_time": {"test/error": 0.1012}}), "USE")
+    assert found[0] == "batch size 64, learning rate 0.1, momentum 0.9, a schedule of 500 steps"
+    assert found[2] == "test/error 0.101 of one run, on data that took no part in the choice"
+
+
+def test_a_study_for_steps_says_which_point_is_the_fastest():
+    summary = summary_of(CONFIRMED) | {"use": "best_by_steps"}
+    assert texts(summary, "USE")[0] == "batch size 4096, learning rate 0.8"
+    assert texts(summary, "FASTEST") == ("4.30 s at batch size 256, learning rate 0.4 (3 of 3 fresh seeds)",)
+    assert texts(summary, "FEWEST") == ()
+
+
+STOPPED = make_trial(0, 64, status="censored", steps=100, history=((10, 0.5), (100, 0.2)))
+FLAT = make_trial(1, 64, status="censored", steps=100, history=((10, 0.5), (50, 0.201), (100, 0.2)))
+
+
+@pytest.mark.parametrize(
+    ("trials", "why", "change"),
+    [
+        (
+            [STOPPED],
+            "1 of 1 stopped trial still improved when the search ended and stopped them",
+            "search.trials=128: the same command continues them",
+        ),
+        (
+            [replace(STOPPED, steps=400)],
+            "1 of 1 stopped trial still improved at the end of their budget",
+            "a larger budget: budget.steps=1600 budget.examples=4",
+        ),
+        (
+            [FLAT],
+            "1 of 1 stopped trial no longer improved when they were stopped",
+            "an easier target (workload.target.value=0.21) or another learning rate (scaling.lr)",
+        ),
+        (
+            [make_trial(0, lr=0.3, status="diverged"), make_trial(1, lr=0.9, status="diverged"), STOPPED],
+            "2 of 3 trials diverged",
+            "smaller learning rates: scaling.lr=0.03",
+        ),
+        (
+            [make_trial(0, status="oom", history=())],
+            "1 of 1 trial ran out of memory",
+            "a smaller search.batch_size.high",
+        ),
+        (
+            [make_trial(0, status="failed", history=(), message="ValueError: x")],
+            "1 of 1 trial failed, the last one with ValueError: x",
+            "mend what fails; the same command goes on",
+        ),
+    ],
+)
+def test_advice_follows_the_cause(trials, why, change):
+    summary = summary_of(trials, budget=Budget(400, 1))
+    assert texts(summary, "WHY") == (why,)
+    assert texts(summary, "TRY")[0].startswith(change)
+    assert texts(summary, "RESULT")[0].startswith(f"val/error <= 0.1 was not reached in {len(trials)} run")
+    assert not {"USE", "CRITICAL", "FEWEST"} & {label for label, _ in answer(summary).lines}
+    limited = summary | {"search": SEARCH | {"limit": "search.seconds"}}
+    assert ("more of search.seconds" in texts(limited, "TRY")[0]) == (trials == [STOPPED])
+
+
+def test_the_closest_value_is_named_with_its_trial():
+    closest = make_trial(7, 256, 0.4, status="censored", history=((300, 0.1324),))
+    found = texts(summary_of([STOPPED, closest]), "RESULT")
+    assert found == (
+        "val/error <= 0.1 was not reached in 2 runs; the closest was 0.132, at batch size 256, learning rate 0.4, "
+        "after 300 steps (trial 7)",
+    )
+    assert texts(summary_of([]), "RESULT") == ("no trial has run, so val/error <= 0.1 was not reached",)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (-0.1, 0.2, "as a constant rate"),
+        (0.5, 0.5, "as the square root"),
+        (0.75, 1.4, "the saturating rule and linear scaling both fit"),
+        (0.3, 1.1, "the surge rule, the square root, the saturating rule and linear scaling all fit"),
+        (0.55, 0.65, "between the square root and the saturating rule"),
+        (0.05, 0.2, "slower than the surge rule"),
+        (1.1, 1.3, "faster than linear scaling"),
+        (-0.5, -0.1, "slower than a constant rate"),
+    ],
+)
+def test_what_an_interval_says_of_the_rules(low, high, text):
+    assert verdict(low, high, {"none": 0.0, "surge": 0.3, "sqrt": 0.5, "saturating": 0.8, "linear": 1.0}) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "grew as B^0.22 (0.16 to 0.27): slower than the square root"),
+        (
+            {"exponent": -0.3, "low": -0.5, "high": -0.1},
+            "fell as B^-0.30 (-0.50 to -0.10): slower than a constant rate",
+        ),
+        (
+            {"identified": False, "reached": 2, "octaves": 1.0},
+            "not known: 2 trials over 1.0 octaves of batch size reached the target",
+        ),
+        (
+            {"below_b_crit": EXPONENT | {"exponent": 0.5, "low": 0.4, "high": 0.6, "end": 67.0}},
+            "grew as B^0.22 (0.16 to 0.27): slower than the square root; up to the critical batch size grew as "
+            "B^0.50 (0.40 to 0.60): as the square root",
+        ),
+    ],
+)
+def test_how_the_learning_rate_grew(changes, text):
+    assert texts(summary_of([LUCKY], exponent=EXPONENT | changes), "LR") == (text,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "actions"),
+    [
+        ({}, []),
+        ({"b_crit_high": 200.0}, ["search.trials=64 narrows the interval"]),
+        (
+            {"b_crit_low": None, "next_trials": NARROWER},
+            ["search.trials=64 closes the interval (first at batch sizes 8 and 4096)"],
+        ),
+        ({"note": "the interval reaches beyond the search"}, ["the interval reaches beyond the search"]),
+    ],
+)
+def test_what_would_tell_more(changes, actions):
+    critical = replace(hand_critical(100.0, 90.0, 120.0), **changes)
+    assert list(dict(answer(summary_of(CONFIRMED, critical=critical)).actions).get("more", ())) == actions
+
+
+def test_what_was_not_run_again_is_advised():
+    left = {"batch_size": 32, "lr": 0.3, "candidates": 2}
+    summary = summary_of([LUCKY], not_run_again=left, search=SEARCH | {"replicates": 0})
+    assert dict(answer(summary).actions)["more"] == (
+        "search.replicates=3 runs the winner again on fresh seeds",
+        "search.candidates=3 runs batch size 32, learning rate 0.3 again too, predicted to be better",
+    )
+
+
+def test_devices_are_named_only_where_the_curve_is_known():
+    assert texts(WHOLE | {"critical": WHOLE["critical"] | {"b_crit": None}}, "DEVICES") == ()
+    assert texts(WHOLE | {"scale_out": {"ideal": [{"devices": 1, "efficiency": 1.0}]}}, "DEVICES") == ()
+
+
+NAMES = ("two words/and a path", "<b>bold</b> & co", "[red]markup[/red]", "größe 数据", "x" * 200)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("base", [WHOLE, summary_of([]), summary_of([STOPPED] * 3)], ids=["whole", "none", "stopped"])
+def test_the_block_has_at_most_25_lines_of_120_columns_whatever_is_in_it(base, name):
+    notes = [f"note {i} with {name[:60]} " + "and more words " * 12 for i in range(30)]
+    lines = block(answer(base | {"workload": name, "notes": notes}), [("report", (f"outputs/{name}/report.html",))])
+    assert len(lines) <= MAX_LINES
+    assert any("further notes in curve.json" in line for line in lines)
+    assert all(len(line) <= WIDTH for line in lines if "x" * 100 not in line and "report" not in line)
+    assert f"outputs/{name}/report.html" in "\n".join(lines)  # unbroken: it gets copied
+
+
+@pytest.mark.parametrize("kept", [(), ("workload",), ("workload", "target", "trials"), ("workload", "best_by_time")])
+def test_an_older_mapping_is_answered_with_what_it_has(kept):
+    found = answer({name: WHOLE[name] for name in kept})
+    assert ("use B = 256, lr = 0.4" in found.headline) == ("best_by_time" in kept)
+    assert block(found)
