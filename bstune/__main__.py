@@ -41,6 +41,7 @@ VERBS = {  # each is called with what stands after it, and raises what ends it
     "survey": "bstune.hardware.report:main",
     "fit": "bstune.__main__:fit",
     "plan": "bstune.__main__:plan",
+    "report": "bstune.study.retarget:main",
     "compare": "bstune.__main__:compare",
     "record": "bstune.study.record:main",
     "sweep": "bstune.sweeps.harness:main",
@@ -65,6 +66,7 @@ Examples
   bstune +workload=digits trial.batch_size=64 trial.lr=0.5   one trial instead of a study
   bstune --config-dir my_configs +workload=mine          your own workload, my_configs/workload/mine.yaml
   bstune survey +workload=digits                         what the hardware allows, without a search
+  bstune report outputs/digits target=0.12               what its trials say of another target, without training
 
 Options that matter most
   search.objective=time    time, steps, both, or curve (the critical batch size)
