@@ -281,7 +281,10 @@ def test_what_is_given_stays_where_the_table_would_say_otherwise():
         ("+workload.nope=1", "unknown option workload.nope"),
         ("workload.table=[1]", "workload.table must be a valid string, but got [1]"),
         ("workload.budget.steps=x", "workload.budget.steps must be a valid integer, but got 'x'"),
-        ("search.workers=2", "search.workers=2: workload replay is answered from recorded runs, which need no"),
+        (
+            "search.workers=2",
+            "search.workers=2: workload replay-fashion_mlp is answered from recorded runs, which need",
+        ),
         ("schedule=linear", "a replayed workload is not trained, so it has no schedule"),
     ],
 )

@@ -5,6 +5,7 @@ import pytest
 from toolbox import entries, table_rows, write_rows
 
 REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "search.objective=steps")
+REPLAY += ("workload.name=replay",)  # by itself it would be of the table
 REPLAY += ("search.trials=2", "search.replicates=0", "mlflow.enabled=false")
 DIGITS = ("workload=digits", "hardware.seconds=1", "mlflow.enabled=false")
 SINGLE = ("trial.batch_size=32", "trial.lr=0.16")

@@ -145,7 +145,9 @@ def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "t.jsonl", table_rows())
     options = ("workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false", "search.replicates=1")
-    config = compose_checked(["workload=replay", *options, f"sampler={sampler}", "search.trials=3"])
+    config = compose_checked(
+        ["workload=replay", "workload.name=replay", *options, f"sampler={sampler}", "search.trials=3"]
+    )
     prepared = prepare(config, backend=OwnBackend())
     assert prepared.frozen_settings == {**frozen_settings(prepared.config), "cluster": "A"}
     console = Console(record=True, width=200)
@@ -196,7 +198,11 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
     options = ("workload.table=t.jsonl", "workload.target.value=0.14", "search.replicates=0", "search.trials=3")
     options += ("hardware.scale_out.show=true",)
     console = Console(record=True, width=200)
-    run_study(prepare(compose_checked(["workload=replay", *options]), backend=Untestable()), [], console)
+    run_study(
+        prepare(compose_checked(["workload=replay", "workload.name=replay", *options]), backend=Untestable()),
+        [],
+        console,
+    )
     lines = console.export_text().splitlines()
     for line in (
         "no test metrics of trial 2: FileNotFoundError: no test set (test_prepare.py:",
@@ -216,7 +222,7 @@ def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
     write_rows(tmp_path / "t.jsonl", table_rows())
     monkeypatch.setitem(sys.modules, "bstune.study.tracking.address", None)
     options = ("workload.table=t.jsonl", "workload.target.value=0.14")
-    prepared = prepare(compose_checked(["workload=replay", *options]), backend=OwnBackend())
+    prepared = prepare(compose_checked(["workload=replay", "workload.name=replay", *options]), backend=OwnBackend())
     assert not prepared.config.mlflow.enabled
     assert prepared.notes[0].startswith("not logged in MLflow, which cannot be imported: ModuleNotFoundError: ")
 

@@ -24,7 +24,13 @@ from bstune.study.search import MAX_STATES, worth_continuing
 from bstune.study.storage import SPEC
 from bstune.trial.workers import InProcess
 
-REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")
+REPLAY = (
+    "workload=replay",
+    "workload.table=t.jsonl",
+    "workload.target.value=0.14",
+    "mlflow.enabled=false",
+    "workload.name=replay",
+)
 STEPS = "search.objective=steps"  # its costs are counted in examples: no clock decides anything
 DIGITS = ("workload=digits", "mlflow.enabled=false", "search.batch_size.low=32", "search.batch_size.high=512")
 DIGITS += ("search.workers=0",)  # the tests look into the process that trains

@@ -133,7 +133,8 @@ def test_a_study_plans_what_the_law_says(bstune, tmp_path, write_table):
     target = ("workload.table=law.jsonl", "workload.target.metric=error", "workload.target.value=0.1")
     wait = "{" + ", ".join(f"{count}: {seconds}" for count, seconds in WAIT.items()) + "}"
     status, out, err = bstune(
-        "+workload=replay", *target, "mlflow.enabled=false", f"hardware.scale_out.devices={DEVICES}",
+        "+workload=replay", "workload.name=replay", *target, "mlflow.enabled=false",
+        f"hardware.scale_out.devices={DEVICES}",
         "search.objective=curve", "search.trials=60", "search.precision=null",
         f"hardware.scale_out.all_reduce.seconds={wait}",
     )  # fmt: skip

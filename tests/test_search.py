@@ -32,7 +32,13 @@ from bstune.trial.backend import TrialBackend
 from bstune.trial.workers import InProcess, failed
 
 OPTIONS = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "mlflow.enabled=false")
-OPTIONS += ("search.objective=steps", "search.replicates=1", "search.precision=null", "sampler=random")
+OPTIONS += (
+    "workload.name=replay",
+    "search.objective=steps",
+    "search.replicates=1",
+    "search.precision=null",
+    "sampler=random",
+)
 
 
 class Answers(TrialBackend):

@@ -114,7 +114,7 @@ SECRETS = (
     f'+trainer.nested={{root: "https://me:{PASSWORDS["data"]}@host/data", n: 1}}',
 )
 REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "search.trials=3")
-REPLAY += ("search.replicates=0", "search.objective=steps", *SECRETS)
+REPLAY += ("workload.name=replay", "search.replicates=0", "search.objective=steps", *SECRETS)
 
 
 def leaks(folder: Path, *printed: str) -> list[str]:

@@ -1,8 +1,10 @@
 """The tables that ship, and their index."""
 
+import re
 import shlex
 import shutil
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +69,22 @@ def test_a_copy_is_anyones_table(monkeypatch, tmp_path):
     shutil.copy(find_table("fashion_mlp"), "fashion_mlp")
     with pytest.raises(ConfigError, match=r"workload.target.value is missing: give the value to reach"):
         compose_checked(["+workload=replay", "workload.table=fashion_mlp"])
+
+
+def test_two_tables_are_two_studies(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text = find_table("fashion_mlp").read_text().splitlines(keepends=True)
+    files = {"a/mine.jsonl": text, "b/mine.jsonl": text[:-1], "tab <b>ü$x.jsonl": text}
+    for name, lines in files.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("".join(lines))
+    tables = [*INDEX, str(find_table("cifar_mlp")), *files]
+    configs = [
+        compose_checked(["+workload=replay", "workload.target.value=0.3", f"workload.table='{table}'"])
+        for table in tables
+    ]
+    names = [config.study for config in configs]
+    assert names[:4] == [*(f"replay-{name}" for name in INDEX), "replay-cifar_mlp"]
+    assert all(re.fullmatch(r"replay-(mine|tab-b-ü-x)-[0-9a-f]{6}", name) for name in names[4:]), names
+    assert len(set(names[4:])) == 3
+    assert all(config.output == f"outputs/{config.study}" for config in configs)

@@ -11,6 +11,7 @@ fill a rectangle.
 import hashlib
 import json
 import math
+import re
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -324,11 +325,25 @@ def read_index() -> dict[str, Source]:
     }
 
 
+def _name_of(path: Path) -> str:
+    """Return the name of a table's workload, and so of its study: of a file's name and content, if it does not ship."""
+    if path.resolve().parent == SHIPPED.resolve():
+        return f"replay-{path.stem}"
+    stem = re.sub(r"[^\w.-]+", "-", path.stem)[:40]
+    return f"replay-{stem}-{_content(path)[:6]}"
+
+
+def _content(path: Path) -> str:
+    """Return what tells a table's content from another's, wherever it lies."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
 def complete(config: DictConfig) -> DictConfig:
     """Return a replayed workload's config with what it leaves open (``???``) taken from its table.
 
-    These are the range of batch sizes; the reference, the geometric middle of batch sizes and of learning rates; a
-    budget that no recorded run exceeds, so that it is the records that end trials; and a shipped table's target.
+    These are its name, so that two tables are two studies; the range of batch sizes; the reference, the geometric
+    middle of batch sizes and of learning rates; a budget that no recorded run exceeds, so that it is the records that
+    end trials; and a shipped table's target.
     """
     config = config.copy()
     config.device = DEVICE
@@ -336,6 +351,8 @@ def complete(config: DictConfig) -> DictConfig:
         raise ConfigError("workload.table is missing: name a file of recorded runs, workload.table=FILE")
     path = find_table(str(config.workload.table))
     table = read_table(path)
+    if OmegaConf.is_missing(config.workload, "name"):
+        config.workload.name = _name_of(path)
     low, high = table.batch_sizes[0], table.batch_sizes[-1]
     # The least budget that no run exceeds: the longest run's steps at the largest batch size, or the most examples of a
     # run that took more steps.
@@ -380,8 +397,7 @@ class ReplayBackend(TrialBackend):
         self.description = f"recorded runs ({path.stem})"
         self.versions = {"bstune": bstune.__version__}
         self.lr_range = lrs[0], lrs[-1]
-        content = hashlib.sha256(path.read_bytes()).hexdigest()[:16]  # the same table wherever it lies
-        self.frozen_settings = {"workload.table": f"sha256 {content}", "device": DEVICE}
+        self.frozen_settings = {"workload.table": f"sha256 {_content(path)}", "device": DEVICE}
         self.notes = (
             f"answered from {len(self.table.runs)} recorded runs at {len(sizes)} batch sizes and {len(lrs)} learning "
             "rates: seconds are simulated, and a trial also ends where its record does",

@@ -19,6 +19,7 @@ from bstune.core.secrets import redact_values
 from bstune.report.rows import Summary
 from bstune.study.prepare import PreparedStudy
 
+KIND = "bstune.kind"  # tag of a run: of a study, or of a trial
 Value = tuple[str, int, float | None]  # a metric's name, its step and its value
 # mlflow.utils.validation: names of 250 characters, parameters of 6000; tags of 5000 before mlflow 3 and 8000 since.
 KEY_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6000, 5000

@@ -34,11 +34,12 @@ from bstune.study.prepare import PreparedStudy
 from bstune.study.storage import STUDY_ID, results
 from bstune.study.tracking import content, saved_view
 from bstune.study.tracking.address import database_path, opening, tracking_uri
+from bstune.study.tracking.content import KIND
 from bstune.study.tracking.database import make_database
 from bstune.study.tracking.exchange import Exchanges
 from bstune.study.tracking.model import send_model
 
-STUDY_TAG, KIND, PARENT = "bstune.study_id", "bstune.kind", "mlflow.parentRunId"
+STUDY_TAG, PARENT = "bstune.study_id", "mlflow.parentRunId"
 TRIALS = "bstune.trials"  # on a trial's run: its number, then those of the trials that continued it
 LAYOUT, OWN_LAYOUT = "bstune.layout", "2"  # a former version had none
 RESULTS_BEGUN = "bstune.results_begun"  # on a study's run: some of its results may be there, or still come
