@@ -25,7 +25,7 @@ def test_the_package_and_its_core_stay_light():
 
 
 def test_replayed_studies_need_no_training_library():
-    modules = ("bstune.__main__", "bstune.study.run", "bstune.study.record", "bstune.trial.replay")
+    modules = ("bstune.__main__", "bstune.study.run", "bstune.study.record", "bstune.study.retarget")
     assert {*HEAVY, "optuna"} & loaded(*modules)[0] == {"optuna"}
 
 

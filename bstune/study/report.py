@@ -25,7 +25,9 @@ from bstune.core.records import Merit, TrialResult, TrialSpec, dump_json
 from bstune.core.secrets import redact_patterns, reference
 from bstune.report.answer import INDENT, Answer, Line, answer, block
 from bstune.report.figure import draw_curve
+from bstune.report.page import write_page
 from bstune.report.rows import WINNERS, Summary
+from bstune.report.study_folder import read_study
 from bstune.search.acquisition import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
 from bstune.study.critical import INTERVAL, ROOM, CriticalBatch, critical_batch, no_easier_target, over_targets
@@ -91,6 +93,8 @@ def report_study(
     summary["notes"] = [*notes, *missing]
     write_text(files.curve, dump_json(summary, indent=2) + "\n")
     write_text(files.best, best_yaml(best, arguments, prepared))
+    with optional("no page of the study", missing):
+        write_page(read_study(files.root), files.report)
     mlflow: list[str] = []
     if tracking is not None:
         with optional("MLflow lacks the results", missing):
@@ -238,7 +242,9 @@ def _track(prepared: PreparedStudy, tracking: "Tracking", summary: Summary, band
 
     files = prepared.files
     kept = [files.trials, files.curve, files.best, files.config]
-    kept += [path for path in (files.figure, files.scale_out, files.survey, files.roofline) if path.exists()]
+    kept += [
+        path for path in (files.figure, files.report, files.scale_out, files.survey, files.roofline) if path.exists()
+    ]
     tracking.finish_study(curves(summary, band), scalars(summary), kept)
     return ui_command(tracking_uri(prepared.config.mlflow))
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from bstune.core.errors import StudyError
 from bstune.core.figures import figure_of
-from bstune.core.files import write_text
 from bstune.core.records import TrialSpec
 from bstune.report.answer import answer, block
 from bstune.report.figure import FIGURE_INCHES, paint_curve
+from bstune.report.page import write_page
 from bstune.report.rows import WINNERS
+from bstune.report.study_folder import read_study
 from bstune.study.replicates import MERITS
 from bstune.study.report import Findings
 from bstune.trial.loop import Workload
@@ -30,23 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ALT = "steps and time to target over batch size"
-PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<title>{title}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em }}
-img {{ max-width: 100% }}
-pre, table {{ font-size: 13px; overflow-x: auto }}
-table {{ border-collapse: collapse }}
-td, th {{ border: 1px solid #ddd; padding: 0.2em 0.6em; text-align: right }}
-</style>
-<h1>{title}</h1>
-{answer}
-<h2>Trials</h2>
-{trials}
-</html>
-"""
 
 
 @dataclass(frozen=True)
@@ -146,14 +130,8 @@ class Result:
         return figure_of(lambda figure: paint_curve(figure, done, summary, band, summary["workload"]), FIGURE_INCHES)
 
     def report(self, path: str | Path) -> Path:
-        """Write one HTML file with the answer, the curve and the trials, and return its path."""
-        shown = self.trials.drop(columns=["history", "noise_scale"], errors="ignore")
-        page = PAGE.format(
-            title=html.escape(f"bstune: {self.findings.prepared.config.study}"),
-            answer=self._repr_html_(),
-            trials=shown.to_html(index=False, na_rep="", float_format="{:.4g}".format, border=0),
-        )
-        write_text(Path(path), page)
+        """Write the study's page, one HTML file that needs no network, and return its path."""
+        write_page(read_study(self.folder), Path(path))
         return Path(path)
 
     def _repr_html_(self) -> str:

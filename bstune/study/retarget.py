@@ -1,0 +1,201 @@
+"""``bstune report``: a finished study's page, and what its trials' histories answer for another target, untrained.
+
+A trial that passed an easier target on its way is a trial of that target, ended there. One that reached the study's
+own target bounds the steps to a harder one, and its history is extrapolated as a stopped trial's is.
+"""
+
+import argparse
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from bstune.config import is_replayed
+from bstune.core.console import format_count, format_number, format_seconds
+from bstune.core.errors import ConfigError, StudyError
+from bstune.core.files import Output
+from bstune.core.records import Target, TrialResult
+from bstune.core.step_time import fit_step_model
+from bstune.report.answer import answer
+from bstune.report.page import write_page
+from bstune.report.rows import Row
+from bstune.report.study_folder import StudyFolder, completed, read_files, read_study
+from bstune.search.acquisition import best_learning_rate, steps_band
+from bstune.search.observations import Posterior
+from bstune.study.critical import INTERVAL, passing, too_few_passed
+from bstune.study.model import REPORT_PARTICLES, study_posterior
+from bstune.study.prepare import PreparedStudy, search_budget
+from bstune.study.report import show, summary_of
+from bstune.trial.backend import TrialBackend, make_protocol, make_space
+from bstune.trial.replay import ReplayBackend
+
+LADDER = 33  # batch sizes among which extrapolation seeks the best
+
+
+def main(arguments: list[str]) -> None:
+    """Print a study's answer and write its page, for its own target or for another one."""
+    parser = argparse.ArgumentParser(
+        prog="bstune report",
+        description="Prints the answer of a finished study and writes its page, report.html, without training. With "
+        "target=VALUE: what the same trials say of another target, and what would have to be run for it.",
+    )
+    parser.add_argument("study", type=Path, metavar="STUDY", help="its output folder, such as outputs/digits")
+    parser.add_argument("target", nargs="?", metavar="target=VALUE", help="another goal of the study's metric")
+    options = parser.parse_args(arguments)
+    goal = None if options.target is None else _goal(options.target)
+    study, page = _study(options.study, goal)
+    write_page(study, page)
+    console = Console()
+    for note in study.notes:
+        console.print(note, soft_wrap=True, highlight=False, markup=False)
+    show(answer(study.summary), [("report", (str(page),))], console)
+
+
+def _goal(argument: str) -> float:
+    name, _, value = argument.partition("=")
+    if name != "target":
+        raise ConfigError(f"bstune report takes target=VALUE after the study, but got {argument}")
+    try:
+        goal = float(value)
+    except ValueError:
+        goal = math.nan
+    if not math.isfinite(goal):
+        raise ConfigError(f"target must be a finite number, but got {argument}")
+    return goal
+
+
+def _study(path: Path, goal: float | None) -> tuple[StudyFolder, Path]:
+    """Return the study to show, and the path of its page."""
+    files = Output(path.parent if path.is_file() else path)
+    if goal is not None:
+        return at_target(files, goal), files.root / f"report-{goal:g}.html"
+    if files.curve.exists() or not files.trials.exists():
+        return read_study(path), files.report
+    study = at_target(files, None)
+    notes = "the study has not ended: this is what its trials say so far", *study.notes
+    return replace(study, notes=notes), files.report
+
+
+def at_target(files: Output, goal: float | None) -> StudyFolder:
+    """Return a study as if its target's value had been ``goal`` (None: its own), from what its trials recorded.
+
+    StudyError where its files do not tell, or where its schedules end with the trial.
+    """
+    found = read_files(files)
+    if not found.trials or found.config is None:
+        raise StudyError(f"{files.root} does not tell what its trials were: {'; '.join(found.notes)}")
+    try:
+        prepared, own = _prepared(files, found, goal)
+    except (OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise StudyError(f"{files.config} is of another version of bstune: {reason}") from error
+    target, notes = prepared.protocol.target, list[str]()
+    if target != own and prepared.backend.horizon:
+        raise StudyError(
+            f"{files.root}: its schedules end with the trial, so that what they did before {own} tells nothing of "
+            f"{target}: run that, workload.target.value={target.value:g}"
+        )
+    trials = list(found.trials) if target == own else ended_at(found.trials, target)
+    posterior = study_posterior(prepared, trials, REPORT_PARTICLES)
+    summary, _, _ = summary_of(prepared, trials, posterior, None, notes)
+    if target == own:
+        return replace(found, summary=completed(summary | {"notes": [*prepared.caveats, *notes]}), trials=tuple(trials))
+    notes = [*_what_to_run(prepared, trials, posterior, found.summary["arguments"]), *notes]
+    summary |= {"notes": [*prepared.caveats, *notes], "over_target": _over_target(found, own)}
+    if summary["unreached"] is not None:  # why a trial was stopped was another target
+        summary["unreached"] = {"closest": summary["unreached"]["closest"]}
+    return replace(found, summary=completed(summary), trials=tuple(trials), best=None)
+
+
+def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]:
+    """Return the records as they would stand had each trial ended where it first met ``target``.
+
+    What continues a trial that met it is left out; one that met an easier target only is a stopped one.
+    """
+    ended, beyond = list[TrialResult](), set[int]()
+    for trial in sorted(trials, key=lambda trial: trial.number):
+        if trial.resumed_from in beyond:
+            beyond.add(trial.number)
+            continue
+        record = passing(trial, target)
+        if record is not trial:
+            beyond.add(trial.number)
+        elif trial.reached:
+            record = replace(trial, status="censored", steps_low=trial.steps)
+        ended.append(record)
+    return ended
+
+
+def _over_target(found: StudyFolder, own: Target) -> list[Row]:
+    """Return the critical batch sizes that the study has found at its own target and at easier ones."""
+    critical, rows = found.summary["critical"], list[Row](found.summary["over_target"])
+    reached = found.summary["statuses"]["reached"]
+    return rows if critical is None else [*rows, {"target": own.value, "passed": reached, **critical}]
+
+
+def _prepared(files: Output, found: StudyFolder, goal: float | None) -> tuple[PreparedStudy, Target]:
+    """Return the study as its files describe it, to be asked and not to be run, and its own target."""
+    config = OmegaConf.load(files.config)
+    assert isinstance(config, DictConfig)  # noqa: S101 (read_files has seen a mapping)
+    config.trainer = {}  # what a Trainer takes may be classes of the user's, which nobody needs here
+    config.workload.pop("trainer", None)
+    own = make_protocol(config).target
+    if goal is not None:
+        config.workload.target.value = goal
+    protocol = make_protocol(config)
+    backend = ReplayBackend(config, protocol) if is_replayed(config) else _surveyed(found)
+    backend.horizon = any(trial.horizon is not None for trial in found.trials)
+    space = make_space(config, backend.lr_range)
+    if found.hardware is not None:
+        ceiling = found.hardware["ceiling"]
+        space = replace(space, low=ceiling["smallest"], high=ceiling["at"]["batch_size"])
+    budget = search_budget(config)
+    prepared = PreparedStudy(
+        config, budget, space, protocol, backend, files, None, {}, None, None, [], elapsed=lambda: 0.0
+    )
+    return prepared, own
+
+
+def _surveyed(found: StudyFolder) -> TrialBackend:
+    """Return a backend that knows the seconds per step that the survey measured, or else those of the trials."""
+    if found.hardware is not None:
+        pairs = [(row["batch_size"], row["seconds"]) for row in found.hardware["measured"]["timings"]]
+    else:
+        pairs = sorted({trial.batch_size: trial.seconds_per_step for trial in found.trials}.items())
+    pairs = [(size, seconds) for size, seconds in pairs if seconds]
+    backend = TrialBackend()
+    backend.step_time = fit_step_model(pairs) if len(pairs) > 1 else None  # type: ignore[assignment]
+    return backend
+
+
+def _what_to_run(
+    prepared: PreparedStudy, trials: Sequence[TrialResult], posterior: Posterior, arguments: Sequence[str] | None
+) -> list[str]:
+    """Return, where the histories do not suffice for a target, why, what it would take, and the command."""
+    target, space = prepared.protocol.target, prepared.space
+    why = too_few_passed(trials, target)
+    if why is None:
+        return []
+    lines = [f"the histories do not suffice for {target}: {why}"]
+    ratio = space.high / space.low
+    sizes = sorted({round(space.low * ratio ** (i / (LADDER - 1))) for i in range(LADDER)})
+    band = steps_band(posterior, sizes, INTERVAL)
+    in_seconds = prepared.budget.objective != "steps" and any(trial.seconds_per_step for trial in trials)
+    cost = band.steps * posterior.tau(band.batch_size) if in_seconds else band.steps
+    i = int(cost.argmin())
+    steps, low, high = (format_number(float(values[i]), 2) for values in (band.steps, band.low, band.high))
+    seconds = f", {format_seconds(float(cost[i]))}" if in_seconds else ""
+    place = f"B = {format_count(sizes[i])}, lr = {format_number(best_learning_rate(posterior, sizes[i]))}"
+    lines.append(f"by extrapolation it takes {steps} steps{seconds} at {place} (90%: {low} to {high} steps)")
+    options = [f"workload.target.value={target.value:g}", f"study={prepared.config.study}-{target.value:g}"]
+    if arguments is not None:
+        kept = [one for one in arguments if not one.lstrip("+~").startswith(("study=", "output=", options[0][:22]))]
+        lines.append(f"run it: {shlex.join(['bstune', *kept, *options])}")
+    else:
+        lines.append(f"run it: the study's command with {' '.join(options)}")
+    return lines

@@ -1,0 +1,186 @@
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+from toolbox import best_of, hand_critical, make_trial
+
+from bstune.core.records import Target
+from bstune.report.page import CURVE_POINTS, study_page, write_page
+from bstune.report.study_folder import StudyFolder, completed
+from bstune.study.summary import summarize
+
+TARGET = Target("val/error", 0.1, "min")
+NASTY = "</script><script>alert(1)</script><b>x</b> \"'& ü/批"
+SIZES = (16, 64, 256, 1024)
+CURVE = {
+    "batch_size": [16.0, 128.0, 1024.0],
+    **{name: [at * s for s in (700.0, 150.0, 80.0)] for name, at in (("low", 0.9), ("steps", 1.0), ("high", 1.1))},
+    "seconds_per_step": [0.01, 0.01, 0.02],
+    **{name: [at * lr for lr in (0.1, 0.3, 0.5)] for name, at in (("lr_low", 0.5), ("lr", 1.0), ("lr_high", 2.0))},
+}
+HARDWARE = {
+    "device": "cpu",
+    "precision": "32-true",
+    "high": 1024,
+    "ceiling": {
+        "smallest": 16,
+        "at": {"limit": 2**30},
+        "model": {"base": 1e8, "per_example": 1e4},
+        "probes": [{"batch_size": 16, "outcome": "fits", "peak_bytes": 2**27}],
+    },
+    "measured": {"timings": [{"batch_size": b, "seconds": 0.01, "low": 0.009, "high": 0.011} for b in SIZES]},
+    "limits": {"flops_per_second": 1e12, "bytes_per_second": 1e11},
+    "derived": {
+        "achieved": [{"batch_size": b, "share_of_peak": 0.1, "intensity": b / 10} for b in SIZES],
+        "advice": ["pad the batch"],
+    },
+}
+
+
+class Page(HTMLParser):
+    """What a browser sees of a page: its headings, texts, tags, charts and rows of the table of trials."""
+
+    def __init__(self, whole):
+        super().__init__()
+        self.tags, self.texts, self.headings, self.charts = [], [], [], []
+        self._tag = ""
+        self.feed(whole)
+        inside = re.findall(r'<figure class="chart">.*?<script type="application/json">(.*?)</script>', whole)
+        self.charts = [json.loads(one) for one in inside]
+        self.names = {trace.get("name") for one in self.charts for trace in one["data"]}
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self._tag = tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self._tag == "h2":
+            self.headings.append(data)
+            self._tag = ""
+
+
+def study_of(trials, critical=None, path="/nowhere", notes=(), hardware=None, **changes):
+    """Return the study of these trials, its summary as a study's is, with ``changes``."""
+    best = best_of(trials) if any(trial.reached for trial in trials) else None
+    summary = summarize(trials, TARGET, "no fit", critical=critical, best=best)
+    values = {"study": "s", "workload": "w", **summary, **changes}
+    return StudyFolder(
+        path, completed(values), tuple(trials), hardware, {"seed": 0}, {"best_by_time": {"lr": 1}}, notes
+    )
+
+
+def whole_study(**changes):
+    trials = [make_trial(i, size, steps=round(60 * (1 + 100 / size))) for i, size in enumerate(SIZES)]
+    trials += [make_trial(4, 64, status="censored", steps=90, steps_low=90)]
+    trials += [make_trial(5, 64, status="censored", steps=150, steps_low=150, resumed_from=4)]
+    trials += [make_trial(6, 16, lr=9.0, status="diverged", steps=3, steps_low=3)]
+    trials += [make_trial(7, 64, steps=170, replicate_of=1)]
+    rows = [{"target": 0.2, "passed": 9, "b_crit": 70.0, "b_crit_low": 50.0, "b_crit_high": None}]
+    plan = dict.fromkeys(("devices", "batch_size", "device_batch_size", "steps", "lr", "seconds", "device_seconds"), 1)
+    plan |= {"seconds_low": 1, "seconds_high": 1, "seconds_per_step": 1, "speed_up": 1.0, "efficiency": 1.0}
+    known = {"curve": CURVE, "over_target": rows, "scale_out": {"ideal": [plan], "with_all_reduce": []}}
+    known |= {"reference": {"batch_size": 64, "lr": 0.2, "rule": "sqrt"}}
+    return study_of(trials, hand_critical(100.0, 60.0, 150.0), hardware=HARDWARE, **{**known, **changes})
+
+
+def test_a_whole_study_shows_all_that_is_known():
+    found = Page(study_page(whole_study()))
+    assert found.headings == [
+        "Steps and time to target",
+        "Learning rate",
+        "Critical batch size over the target",
+        "Learning curves",
+        "Progress of the search",
+        "Hardware",
+        "Several devices",
+        "Trials",
+        "Config and versions",
+        "Glossary",
+    ]
+    assert len(found.charts) == 9
+    assert {"S*(B), all trials", "reached the target", "stopped before it", "best by time", "rule sqrt"} <= found.names
+    steps = found.charts[0]
+    reached = next(trace for trace in steps["data"] if trace["name"] == "reached the target")
+    assert (reached["x"], reached["y"]) == ([*SIZES, 64], [435, 154, 83, 66, 170])
+    assert reached["text"][4].startswith("trial 7, 1 again on a fresh seed<br>B = 64, lr = 0.1<br>170 steps")
+    line = next(shape for shape in steps["layout"]["shapes"] if shape["type"] == "line")
+    assert line["x0"] == 100.0
+    assert steps["layout"]["annotations"][0]["x"] == math.log10(100.0)
+
+
+def test_learning_curves_are_joined_and_thinned():
+    history = tuple((step, 1.0 / step) for step in range(1, 2000))
+    trials = [make_trial(0, 64, status="censored", steps=90, steps_low=90), make_trial(1, 64, resumed_from=0)]
+    trials += [make_trial(2, 128, steps=1999, history=history)]
+    curves = next(
+        one for one in Page(study_page(study_of(trials))).charts if "steps" in one["layout"]["xaxis"]["title"]["text"]
+    )
+    assert len(curves["data"]) == 2
+    x, y = (curves["data"][1][name] for name in "xy")
+    assert len(x) <= CURVE_POINTS + 1
+    assert (x[0], x[-1], y[-1]) == (1, 1999, pytest.approx(1 / 1999, rel=1e-3))
+    assert x == sorted(set(x))
+
+
+@pytest.mark.parametrize("place", ["workload", "study", "target", "metric", "devices", "notes", "stop_reason"])
+def test_a_name_in_the_summary_is_text(place):
+    value = [NASTY] if place in ("devices", "notes") else NASTY
+    assert_text(study_page(whole_study(**{place: value})), shown=place not in ("study", "metric"))
+
+
+def test_a_name_in_a_trial_or_a_file_is_text():
+    trials = [make_trial(0, device=NASTY, versions={NASTY: NASTY}, message=NASTY, hyperparameters={NASTY: 1.0})]
+    study = study_of(trials, notes=(NASTY,), hardware={**HARDWARE, "device": NASTY, "derived": {"advice": [NASTY]}})
+    assert_text(study_page(study))
+
+
+def assert_text(whole, shown=True):
+    found = Page(whole)
+    assert "b" not in [tag for tag in found.tags if tag not in ("body", "button")] or found.tags.count("b") <= 4
+    assert "alert(1)</script>" not in whole.replace("&lt;", "<") or "<script>alert" not in whole
+    assert "<script>alert" not in whole
+    assert "<b>x" not in whole
+    assert "\\u003cscript" not in whole  # in a chart it is escaped for plotly, too
+    assert any(NASTY in text for text in found.texts) or not shown
+
+
+@pytest.mark.parametrize(
+    ("trials", "absent"),
+    [
+        ([], {"Steps and time to target", "Learning rate", "Learning curves", "Trials"}),
+        ([make_trial(0, status="failed", steps=0, steps_low=0, tau=None, history=())], {"Learning curves"}),
+        ([make_trial(i, 2**i, status="censored", steps=9, steps_low=9) for i in range(5)], {"Progress of the search"}),
+        ([make_trial(i, status="diverged", steps=2, steps_low=0, history=((2, None),)) for i in range(2)], set()),
+        ([make_trial(i, 64, lr=0.1 * 2**i) for i in range(3)], set()),
+        ([make_trial(0, tau=None)], set()),
+        ([make_trial(0, history=((1, 0.0), (400, -2.0)))], set()),
+    ],
+)
+def test_what_there_is_is_shown(trials, absent):
+    found = Page(study_page(study_of(trials)))
+    assert not absent & set(found.headings)
+    assert "Glossary" in found.headings
+    for one in found.charts:
+        assert one["data"]
+
+
+def test_a_study_of_a_former_version_is_shown_with_what_it_has():
+    row = {"number": 0, "batch_size": 64, "lr": 0.1, "hyperparameters": {}, "steps": 40, "time_to_target": 0.4}
+    old = {"study": "s", "workload": "w", "target": "e <= 1", "points": [], "best_by_time": row}
+    old |= {"critical": {"b_crit": 60.0, "smallest": 8, "largest": 64}, "hardware": None}
+    study = StudyFolder("/nowhere", completed(old), (), None, None, None, ("trials.jsonl is missing",))
+    found = Page(study_page(study))
+    assert "trials.jsonl is missing" in found.texts
+    assert any("64" in text for text in found.texts)
+
+
+def test_the_page_of_200_trials_is_small(tmp_path):
+    history = tuple((step, 2.0 / (1 + step)) for step in range(1, 300))
+    trials = [make_trial(i, 8 + i, steps=299, history=history) for i in range(200)]
+    path = tmp_path / "report.html"
+    write_page(study_of(trials), path)
+    assert path.stat().st_size < 5_000_000
+    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]

@@ -1,0 +1,168 @@
+import json
+import shutil
+
+import pytest
+from toolbox import make_trial, table_rows, trials_of, write_rows
+
+from bstune.__main__ import main
+from bstune.core.errors import ConfigError, StudyError
+from bstune.core.files import Output
+from bstune.core.records import Target
+from bstune.study import retarget
+from bstune.study.retarget import at_target, ended_at
+
+TARGET = Target("val/error", 0.1, "min")
+HISTORY = ((5, 0.5), (10, 0.3), (20, 0.15), (40, 0.09))
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory):
+    """Return the folder of a replayed study of error 0.14; its table is beside it."""
+    folder = tmp_path_factory.mktemp("studied")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_rows(folder / "t.jsonl", table_rows())
+        options = ["workload.table=t.jsonl", "workload.target.value=0.14", "search.trials=16", "sampler=random"]
+        arguments = ["workload=replay", "study=s", "mlflow.enabled=false", *options]
+        patch.setattr("sys.argv", ["bstune", *arguments])
+        assert main() == 0
+    return folder / "outputs" / "s"
+
+
+@pytest.fixture
+def folder(studied, tmp_path, monkeypatch):
+    """Return a copy of the study's folder, in the working directory that it was run from."""
+    monkeypatch.chdir(studied.parents[1])
+    return shutil.copytree(studied, tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("goal", "status", "steps", "steps_low"),
+    [
+        (0.5, "reached", 5, 0),
+        (0.2, "reached", 20, 10),
+        (0.15, "reached", 20, 10),
+        (0.1, "reached", 40, 20),
+        (0.05, "censored", 40, 40),
+    ],
+)
+def test_a_trial_ends_where_it_first_met_the_target(goal, status, steps, steps_low):
+    (found,) = ended_at([make_trial(0, steps=40, steps_low=20, history=HISTORY)], Target("e", goal, "min"))
+    assert (found.status, found.steps, found.steps_low) == (status, steps, steps_low)
+    assert found.examples == found.steps * found.batch_size
+
+
+def test_what_continues_a_trial_that_met_the_target_is_left_out():
+    parts = [
+        make_trial(0, status="censored", steps=20, steps_low=20, history=HISTORY[:3]),
+        make_trial(1, status="censored", steps=30, steps_low=30, history=HISTORY[:3], resumed_from=0),
+        make_trial(2, steps=40, steps_low=20, history=HISTORY, resumed_from=1),
+        make_trial(3, status="diverged", steps=5, steps_low=5, history=((5, 9.0),)),
+    ]
+    assert [(one.number, one.status) for one in ended_at(parts, Target("e", 0.2, "min"))] == [
+        (0, "reached"),
+        (3, "diverged"),
+    ]
+    assert [(one.number, one.status) for one in ended_at(parts, TARGET)] == [
+        (0, "censored"),
+        (1, "censored"),
+        (2, "reached"),
+        (3, "diverged"),
+    ]
+
+
+def test_its_own_target_has_the_answer_that_the_study_gave(folder):
+    told = json.loads((folder / "curve.json").read_text())
+    found = at_target(Output(folder), None).summary
+    for name in ("target", "points", "regimes", "best_by_time", "best_by_steps", "use", "curve", "statuses"):
+        assert json.loads(json.dumps(found[name])) == told[name], name
+    assert {**found["critical"], "next_trials": []} == {**told["critical"], "next_trials": []}
+
+
+def test_an_easier_target_is_answered_from_the_histories(folder, capsys):
+    retarget.main([str(folder), "target=0.2"])
+    printed = capsys.readouterr().out
+    found = at_target(Output(folder), 0.2)
+    assert found.summary["target"] == "val/error <= 0.2"
+    for trial in found.trials:
+        if trial.reached:
+            values = dict(trial.history)
+            assert values[trial.steps] <= 0.2 < min([v for s, v in values.items() if s < trial.steps], default=1.0)
+    own = json.loads((folder / "curve.json").read_text())
+    assert found.summary["statuses"]["reached"] >= own["statuses"]["reached"]
+    assert found.summary["best_by_time"]["steps"] < own["best_by_time"]["steps"]
+    assert "val/error <= 0.2" in printed
+    assert "<!doctype html>" in (folder / "report-0.2.html").read_text()
+    assert found.summary["over_target"][-1]["target"] == 0.14
+    assert not (folder / "report.html.partial").exists()
+
+
+def test_a_harder_target_says_what_would_have_to_be_run(folder, capsys):
+    retarget.main([str(folder), "target=0.05"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the histories do not suffice for val/error <= 0.05: 0 trials passed it, and it takes 8" in printed
+    assert "workload.target.value=0.05 study=s-0.05" in printed
+    assert "workload.target.value=0.14" not in printed.partition("run it:")[2]
+    assert "by extrapolation it takes" in printed
+
+
+def test_a_report_leaves_the_study_as_it_is(folder, capsys):
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    retarget.main([str(folder)])
+    after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert {name: after[name] for name in before if name != "report.html"} == {
+        name: text for name, text in before.items() if name != "report.html"
+    }
+    assert after.keys() - before.keys() <= {"report.html"}
+    assert str(folder / "report.html") in capsys.readouterr().out
+
+
+def test_a_half_written_study_is_shown_with_what_its_trials_say(folder, capsys):
+    (folder / "curve.json").unlink()
+    (folder / "best.yaml").unlink()
+    trials = (folder / "trials.jsonl").read_text()
+    (folder / "trials.jsonl").write_text(trials[: len(trials) // 2])
+    retarget.main([str(folder)])
+    printed = capsys.readouterr().out
+    assert "the study has not ended" in printed
+    assert "trials.jsonl: line" in printed
+    assert "the study has not ended" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("target=low", "target must be a finite number, but got target=low"),
+        ("target=nan", "target must be a finite number"),
+        ("target=", "target must be a finite number"),
+        ("0.12", "bstune report takes target=VALUE after the study, but got 0.12"),
+        ("goal=0.12", "but got goal=0.12"),
+    ],
+)
+def test_another_argument_is_refused(folder, argument, said):
+    with pytest.raises(ConfigError, match=said):
+        retarget.main([str(folder), argument])
+    assert not list(folder.glob("report-*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("trials.jsonl", "", "does not tell what its trials were"),
+        ("config.yaml", "a: [1", "config.yaml cannot be read"),
+        ("config.yaml", "seed: 0\n", "config.yaml is of another version of bstune"),
+    ],
+)
+def test_what_does_not_tell_enough_is_refused_in_one_line(folder, name, text, said):
+    (folder / name).write_text(text)
+    with pytest.raises(StudyError) as error:
+        retarget.main([str(folder), "target=0.2"])
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_schedules_that_end_with_the_trial_tell_nothing_of_another_target(folder):
+    trials = [json.loads(one.to_json()) | {"horizon": one.steps} for one in trials_of(folder)]
+    write_rows(folder / "trials.jsonl", trials)
+    with pytest.raises(StudyError, match=r"its schedules end with the trial.*workload\.target\.value=0\.2"):
+        at_target(Output(folder), 0.2)
