@@ -1,6 +1,7 @@
 """The command line from end to end, in this process: bad input, and whole small studies on the embedded data."""
 
 import json
+import re
 import shlex
 import sys
 from contextlib import redirect_stdout
@@ -14,7 +15,7 @@ from omegaconf import OmegaConf
 from toolbox import entries, trials_of
 
 from bstune import conf
-from bstune.__main__ import main
+from bstune.__main__ import VERBS, main
 from bstune.study.search import worth_continuing
 
 WORKLOADS = sorted(path.stem for path in (Path(conf.__file__).parent / "workload").glob("*.yaml"))
@@ -253,6 +254,20 @@ def test_another_folder_and_changed_settings_are_refused(study, bstune, monkeypa
 
 
 # What is no study
+
+
+def test_the_help_is_short_and_its_examples_compose(bstune):
+    status, out, err = bstune("--help")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 120
+    assert set(VERBS) - {"tune"} <= set(lines[1].split())
+    for name in WORKLOADS:
+        assert name in out.split("Workloads: ")[1]
+    options = [word for line in lines[11:] for word in line.split() if re.fullmatch(r"[a-z_.]+=[\w.-]+;?", word)]
+    assert len(options) > 10
+    OmegaConf.create(bstune("--cfg", "job", "+workload=digits", *(one.rstrip(";") for one in options))[1])
 
 
 @pytest.mark.parametrize("verb", [(), ("survey",), ("fit",), ("plan",), ("record",), ("sweep",)])
