@@ -23,7 +23,7 @@ from bstune.core.failures import optional
 from bstune.core.files import Output, write_text
 from bstune.core.records import Merit, TrialResult, TrialSpec, dump_json
 from bstune.core.secrets import redact_patterns, reference
-from bstune.report.answer import INDENT, Answer, Line, answer, block
+from bstune.report.answer import INDENT, WIDTH, Answer, Line, answer, block
 from bstune.report.figure import draw_curve
 from bstune.report.page import write_page
 from bstune.report.rows import WINNERS, Summary
@@ -45,6 +45,7 @@ TESTS = "bstune:tests"  # attribute in the storage: test metrics by trial number
 TARGET_PARTICLES = 400  # of the posterior at each easier target
 MIN_TIMED = 10  # trials, each of as many steps, that say how far steps at one batch size differ
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
+MIN_WIDTH = 60  # columns of the answer on a terminal, however narrow it is
 OF_A_STUDY = ("trial.", "search.", "mlflow.", "hardware.", "sampler", "prior.", "seed=", "debug=")  # options
 
 
@@ -186,9 +187,11 @@ def _short(path: Path) -> str:
 
 def show(found: Answer, places: Sequence[Line], console: Console) -> None:
     """Print the answer, as at most 25 lines; its labels are bold on a terminal."""
-    for line in ("", *block(found, places)):
+    width = max(MIN_WIDTH, min(WIDTH, console.width)) if console.is_terminal else WIDTH
+    for line in ("", *block(found, places, width)):
         text = Text(line)
-        text.stylize("bold", 0, INDENT if line[:1].strip() and line != found.title else 0)
+        style = "bold red" if line.startswith("WARNING") else "bold"
+        text.stylize(style, 0, INDENT if line[:1].strip() and line != found.title else 0)
         console.print(text, soft_wrap=True, highlight=False)
 
 
