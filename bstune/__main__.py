@@ -67,6 +67,7 @@ Examples
   bstune --config-dir my_configs +workload=mine          your own workload, my_configs/workload/mine.yaml
   bstune survey +workload=digits                         what the hardware allows, without a search
   bstune report outputs/digits target=0.12               what its trials say of another target, without training
+  bstune compare outputs/*                               studies side by side: do their critical batch sizes differ
 
 Options that matter most
   search.objective=time    time, steps, both, or curve (the critical batch size)
