@@ -28,6 +28,7 @@ RULE_WORDS = {
     "saturating": "the saturating rule",
     "surge": "the surge rule",
 }
+POWERS = ("none", "sqrt", "linear")
 PREDICTED = "predicted, not run again on fresh seeds"
 NARROW, NARROW_ENOUGH = 1.5, 3.0  # times its low end: an interval this narrow is good, and good enough
 NOISY = 0.2  # by how much steps at one batch size may differ on a quiet machine
@@ -301,8 +302,9 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
         return f"{', '.join(fitting[:-1])} and {fitting[-1]} {'both' if len(fitting) == 2 else 'all'} fit"
     if fitting:
         return f"as {fitting[0]}"
-    below = [name for name, exponent in ordered if exponent < low]
-    above = [name for name, exponent in ordered if exponent > high]
+    powers = [(name, exponent) for name, exponent in ordered if name in POWERS]  # which everybody knows
+    below = [name for name, exponent in powers if exponent < low]
+    above = [name for name, exponent in powers if exponent > high]
     if not above:
         return f"faster than {RULE_WORDS[below[-1]]}"
     if not below or below[-1] == "none":
@@ -377,9 +379,9 @@ def _noise(summary: Row) -> Trust | None:
     machine = summary.get("load")
     if not machine:
         return None
-    differ = machine["high"] / machine["low"] - 1.0
-    what = f"steps at one size differ by {differ:.0%}"
-    noisy = differ > NOISY
+    ratio = machine["high"] / machine["low"]
+    noisy = ratio > 1.0 + NOISY
+    what = f"steps at one size differ by {f'{ratio - 1.0:.0%}' if ratio < 2.0 else f'{ratio:.1f} times'}"
     return Trust("noise", f"seconds: {f'noisy machine ({what})' if noisy else what}", not noisy)
 
 
