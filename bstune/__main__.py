@@ -403,7 +403,7 @@ def compare(arguments: list[str]) -> None:
     studies, left_out = comparing.read_studies(options.studies)
     if options.mlflow is not None:
         # mlflow: a second
-        from bstune.study.logged import logged_summaries
+        from bstune.study.tracking.logged import logged_summaries
 
         remember(options.uri)
         more, missing = comparing.logged_studies(logged_summaries(options.mlflow, options.uri))

@@ -6,6 +6,7 @@ import shlex
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -185,11 +186,41 @@ def test_mlflow_holds_the_study(study):
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{study[0]}/mlflow.db")
-    runs = client.search_runs([client.get_experiment_by_name("bstune").experiment_id])
-    assert len(runs) == len(trials_of(study[0] / "outputs" / "small")) + 1
-    parent = next(run for run in runs if "mlflow.parentRunId" not in run.data.tags)
-    assert parent.data.metrics["best_by_time/batch_size"] > 0
+    ids = [client.get_experiment_by_name(name).experiment_id for name in ("bstune", "bstune-trials")]
+    (parent,), children = (client.search_runs([experiment]) for experiment in ids)
+    trials = trials_of(study[0] / "outputs" / "small")
+    sent = [list(map(int, run.data.tags["bstune.trials"].split())) for run in children]
+    assert sorted(chain.from_iterable(sent)) == [trial.number for trial in trials]
+    assert len(sent) == sum(trial.resumed_from is None for trial in trials)
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert parent.data.metrics["best/batch_size"] > 0
     assert client.get_metric_history(parent.info.run_id, "curve/steps_to_target")
+    assert f"#/experiments/{ids[0]}/runs?" in study[1]
+    for run, numbers in zip(children, sent, strict=True):
+        history = client.get_metric_history(run.info.run_id, "val/loss")
+        assert [(one.step, one.value) for one in history] == [*trials[numbers[-1]].history]
+
+
+@pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning")  # mlflow.pyfunc, imported
+def test_the_winners_model_loads_back_from_mlflow(study):
+    """It predicts what the trial was evaluated on: the same loss on the same validation data."""
+    import torch
+    from mlflow import MlflowClient, pyfunc
+    from torch.nn.functional import cross_entropy
+
+    from bstune.trial.workload import load_data
+
+    client = MlflowClient(f"sqlite:///{study[0]}/mlflow.db")
+    (parent,) = client.search_runs([client.get_experiment_by_name("bstune").experiment_id])
+    logged = client.get_logged_model(parent.data.tags["bstune.model"])
+    assert (logged.status, logged.source_run_id) == ("READY", parent.info.run_id)
+    folder = study[0] / "outputs" / "small"
+    data = load_data(OmegaConf.merge(OmegaConf.load(folder / "config.yaml"), {"device": "cpu"}))
+    data.setup("fit")
+    ((images, labels),) = data.val_dataloader()
+    predicted = torch.from_numpy(pyfunc.load_model(logged.artifact_location).predict(images.numpy()))
+    winner = trials_of(folder)[yaml.safe_load((folder / "best.yaml").read_text())["best_by_steps"]["number"]]
+    assert cross_entropy(predicted, labels).item() == pytest.approx(winner.history[-1][1], rel=1e-5)
 
 
 def test_the_command_in_best_yaml_trains_the_winner_again(study, bstune, tmp_path):

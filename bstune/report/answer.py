@@ -83,7 +83,7 @@ def answer(summary: Row) -> Answer:
         "train it": [summary.get("train")],
         "more": list(_more(summary)) if use is not None else [],
     }
-    title = [summary.get("workload"), summary.get("target"), *map(_device_text, summary.get("devices") or ())]
+    title = [summary.get("workload"), summary.get("target"), *map(device_text, summary.get("devices") or ())]
     title += [plural(summary["trials"], "run")] if "trials" in summary else []
     return Answer(" · ".join(str(one) for one in title if one), _headline(summary), _only(lines), _only(actions))
 
@@ -148,7 +148,7 @@ def _headline(summary: Row) -> str:
     return f"{text}; more pays up to B = {format_number(critical['b_crit'], 2)} ({span})"
 
 
-def _device_text(device: str) -> str:
+def device_text(device: str) -> str:
     """Return ``cpu, 1 thread`` for ``cpu (1 thread)``."""
     return "replayed" if device == "replay" else device.replace(" (", ", ").removesuffix(")")
 

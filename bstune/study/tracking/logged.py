@@ -1,7 +1,4 @@
-"""Reads back what studies logged to MLflow: the ``curve.json`` of each one's run, found by its tags.
-
-Import this module late, as :mod:`bstune.study.tracking`, which it takes the address of MLflow from.
-"""
+"""Reads back what studies logged to MLflow: the ``curve.json`` of each one's run, found by its tags."""
 
 import json
 import os
@@ -18,10 +15,9 @@ from bstune.config import read_yaml
 from bstune.core.errors import StudyError
 from bstune.core.files import Output
 from bstune.core.secrets import redact
-from bstune.study.tracking import _FAILURES as FAILURES
-from bstune.study.tracking import KIND, check_uri, tracking_uri
-from bstune.study.tracking import _database_path as database_path
-from bstune.study.tracking import _short_requests as short_requests
+from bstune.study.tracking.address import check_uri, database_path, tracking_uri
+from bstune.study.tracking.content import KIND
+from bstune.study.tracking.exchange import FAILURES, short_requests
 
 CURVE = Output(Path()).curve.name
 
