@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bstune.core.errors import StudyError
 from bstune.core.figures import figure_of
 from bstune.core.records import TrialSpec
-from bstune.report.answer import answer, block
+from bstune.report.answer import answer, block, unreached_advice
 from bstune.report.figure import FIGURE_INCHES, paint_curve
 from bstune.report.page import write_page
 from bstune.report.rows import WINNERS
@@ -87,7 +87,7 @@ class Result:
         """The winner; StudyError where no trial reached the target."""
         row = self.summary[self._criterion]
         if row is None:
-            raise StudyError(answer(self.summary).headline)
+            raise StudyError(unreached_advice(self.summary))
         return Best(**{name: row[name] for name in Best.__dataclass_fields__})
 
     @property
