@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
@@ -42,6 +43,7 @@ VERBS = {  # each is called with what stands after it, and raises what ends it
     "fit": "bstune.__main__:fit",
     "plan": "bstune.__main__:plan",
     "report": "bstune.study.retarget:main",
+    "compare": "bstune.__main__:compare",
     "record": "bstune.study.record:main",
     "sweep": "bstune.sweeps.harness:main",
 }
@@ -60,16 +62,17 @@ HELP = """usage: bstune +workload=NAME [OPTION=VALUE ...]        a study: which 
        bstune {verbs} ...        --help after any of them
 
 Examples
-  bstune +workload=digits                                a study of some minutes, on a CPU
-  bstune +workload=digits search.trials=100              goes on with it
-  bstune +workload=digits trial.batch_size=64 trial.lr=0.5   one trial instead of a study
-  bstune --config-dir my_configs +workload=mine          your own workload, my_configs/workload/mine.yaml
-  bstune survey +workload=digits                         what the hardware allows, without a search
-  bstune report outputs/digits target=0.12               what its trials say of another target, without training
+  bstune +workload=digits                                       a study of a minute or two, on a CPU
+  bstune +workload=digits search.trials=100                     goes on with it
+  bstune +workload=digits trial.batch_size=64 trial.lr=0.5      one trial instead of a study
+  bstune --config-dir my_configs +workload=mine                 your own workload, my_configs/workload/mine.yaml
+  bstune survey +workload=digits                                what the hardware allows, without a search
+  bstune report outputs/digits target=0.12                      what its trials say of another target
+  bstune compare outputs/*                                      studies side by side
 
 Options that matter most
-  search.objective=time    time, steps, both, or curve (the critical batch size)
-  search.trials=64         how many points are tried; search.wall_seconds=600: how long it may take
+  search.objective=time                                  time, steps, both, or curve (the critical batch size)
+  search.trials=64 search.wall_seconds=600               how many points are tried; how long it may take
   search.batch_size.low=8 search.batch_size.high=1024    where it looks
   workload.target.value=0.1                              what has to be reached
   device=auto precision=32-true devices=1 sampler=frontier scaling=sqrt mlflow.enabled=true
@@ -167,7 +170,8 @@ def tune(arguments: list[str]) -> None:
     names = {argument.split("=", 1)[0].lstrip("+~") for argument in arguments}
     if names & {"--help", "-h"}:
         verbs = " | ".join(verb for verb in VERBS if verb != "tune")
-        sys.stdout.write(HELP.format(verbs=verbs, workloads=", ".join(workload_names())))
+        workloads = textwrap.fill(", ".join(workload_names()), 90, subsequent_indent=" " * 11)
+        sys.stdout.write(HELP.format(verbs=verbs, workloads=workloads))
         return None
     check_words(arguments)
     if not names & HYDRAS_OWN and not any(name.startswith("hydra.") for name in names):
@@ -372,6 +376,39 @@ def plan(arguments: list[str]) -> None:
         source = "" if reference == options.batch_size else f" ({options.scaling} from {options.lr:g} at {reference})"
         lines.append(f"learning rate     {lr:.6g}{source}: the global batch's, whatever the number of devices")
     print("\n".join(lines))
+
+
+def compare(arguments: list[str]) -> None:
+    """Compare studies: a page, a figure, and their numbers side by side."""
+    # numpy, which a mistake need not wait for
+    from rich.console import Console
+
+    from bstune.report import compare as comparing
+    from bstune.report.compare_console import write_comparison
+
+    parser = argparse.ArgumentParser(
+        prog="bstune compare",
+        description="Compares studies: steps to target, critical batch sizes and whether they differ, times to target. "
+        "Writes comparison.html and comparison.png.",
+    )
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help="a study's output folder, or its curve.json")
+    parser.add_argument("--mlflow", metavar="EXPERIMENT", help="the studies that were logged in it")
+    parser.add_argument("--uri", help="of MLflow (default: MLFLOW_TRACKING_URI, or mlflow.db in the working directory)")
+    parser.add_argument(
+        "--output", type=Path, default=Path(), metavar="FOLDER", help="of the two files (default: here)"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    if not options.studies and options.mlflow is None:
+        parser.error("name studies, such as outputs/*, or give --mlflow EXPERIMENT")
+    studies, left_out = comparing.read_studies(options.studies)
+    if options.mlflow is not None:
+        # mlflow: a second
+        from bstune.study.tracking.logged import logged_summaries
+
+        remember(options.uri)
+        more, missing = comparing.logged_studies(logged_summaries(options.mlflow, options.uri))
+        studies, left_out = [*studies, *more], [*left_out, *missing]
+    write_comparison(comparing.compare(studies, left_out), options.output, Console())
 
 
 if __name__ == "__main__":

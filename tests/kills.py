@@ -27,14 +27,14 @@ from toolbox import table_rows, write_rows
 
 from bstune.__main__ import main
 from bstune.study import report, run  # noqa: F401
-from bstune.study.tracking import make_database
+from bstune.study.tracking.database import make_database
 
 STUDY = ("workload=replay", "workload.target.value=0.14", "search.trials=5", "study=s", "output=outputs")
 STUDY += ("search.lease_seconds=3600",)  # no beats, so that two runs commit the same
 SAMPLERS, OBJECTIVES = ("frontier", "random", "tpe"), ("steps", "time", "both", "curve")
 OWN_DATABASE = 5  # every so many studies make MLflow's database, which takes seconds; the others find it made
 UNEQUAL = ("wall_seconds", "eval_seconds", "startup_seconds")  # from run to run
-TRIAL, DONE = "bstune.trial", "bstune.result_trials"
+TRIALS, DONE = "bstune.trials", "bstune.result_trials"
 
 
 class Killer:
@@ -126,9 +126,10 @@ def complete(folder: Path) -> bool:
     with closing(sqlite3.connect(folder / "mlflow.db")) as database:
         active = database.execute("SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active'").fetchall()
         tags = database.execute("SELECT run_uuid, key, value FROM tags").fetchall()
-    values = {key: [one for of, name, one in tags if name == key and of in dict(active)] for key in (TRIAL, DONE)}
+    values = {key: [one for of, name, one in tags if name == key and of in dict(active)] for key in (TRIALS, DONE)}
     ended = all(status != "RUNNING" for _, status in active)
-    return ended and sorted(map(int, values[TRIAL])) == numbers and values[DONE] == [str(len(numbers))]
+    sent = sorted(int(number) for chain in values[TRIALS] for number in chain.split())
+    return ended and sent == numbers and values[DONE] == [str(len(numbers))]
 
 
 def left(folder: Path) -> list[str]:

@@ -1,10 +1,12 @@
 """The command line from end to end, in this process: bad input, and whole small studies on the embedded data."""
 
 import json
+import re
 import shlex
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from omegaconf import OmegaConf
 from toolbox import entries, trials_of
 
 from bstune import conf
-from bstune.__main__ import main
+from bstune.__main__ import VERBS, main
 from bstune.study.search import worth_continuing
 
 WORKLOADS = sorted(path.stem for path in (Path(conf.__file__).parent / "workload").glob("*.yaml"))
@@ -100,7 +102,8 @@ def refused(bstune, folder, message, *arguments):
             "workload=digits search.tune=[h] '+workload.tunable.h={key: budget.examples, low: 1000, high: 9000}'",
             "no schedule of digits ends with its budget",
         ),
-        ("survey workload=replay workload.table=fashion_mlp", "there is no hardware to survey"),
+        ("survey workload=replay workload.table=fashion_mlp", "recorded runs have no hardware to survey: name a"),
+        ("survey workload=replay", "recorded runs have no hardware to survey: name a"),
         ("fit nowhere.csv", "cannot read nowhere.csv"),
         ("sweep nope", "there is no sweep 'nope'"),
     ],
@@ -183,11 +186,41 @@ def test_mlflow_holds_the_study(study):
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{study[0]}/mlflow.db")
-    runs = client.search_runs([client.get_experiment_by_name("bstune").experiment_id])
-    assert len(runs) == len(trials_of(study[0] / "outputs" / "small")) + 1
-    parent = next(run for run in runs if "mlflow.parentRunId" not in run.data.tags)
-    assert parent.data.metrics["best_by_time/batch_size"] > 0
+    ids = [client.get_experiment_by_name(name).experiment_id for name in ("bstune", "bstune-trials")]
+    (parent,), children = (client.search_runs([experiment]) for experiment in ids)
+    trials = trials_of(study[0] / "outputs" / "small")
+    sent = [list(map(int, run.data.tags["bstune.trials"].split())) for run in children]
+    assert sorted(chain.from_iterable(sent)) == [trial.number for trial in trials]
+    assert len(sent) == sum(trial.resumed_from is None for trial in trials)
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert parent.data.metrics["best/batch_size"] > 0
     assert client.get_metric_history(parent.info.run_id, "curve/steps_to_target")
+    assert f"#/experiments/{ids[0]}/runs?" in study[1]
+    for run, numbers in zip(children, sent, strict=True):
+        history = client.get_metric_history(run.info.run_id, "val/loss")
+        assert [(one.step, one.value) for one in history] == [*trials[numbers[-1]].history]
+
+
+@pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning")  # mlflow.pyfunc, imported
+def test_the_winners_model_loads_back_from_mlflow(study):
+    """It predicts what the trial was evaluated on: the same loss on the same validation data."""
+    import torch
+    from mlflow import MlflowClient, pyfunc
+    from torch.nn.functional import cross_entropy
+
+    from bstune.trial.workload import load_data
+
+    client = MlflowClient(f"sqlite:///{study[0]}/mlflow.db")
+    (parent,) = client.search_runs([client.get_experiment_by_name("bstune").experiment_id])
+    logged = client.get_logged_model(parent.data.tags["bstune.model"])
+    assert (logged.status, logged.source_run_id) == ("READY", parent.info.run_id)
+    folder = study[0] / "outputs" / "small"
+    data = load_data(OmegaConf.merge(OmegaConf.load(folder / "config.yaml"), {"device": "cpu"}))
+    data.setup("fit")
+    ((images, labels),) = data.val_dataloader()
+    predicted = torch.from_numpy(pyfunc.load_model(logged.artifact_location).predict(images.numpy()))
+    winner = trials_of(folder)[yaml.safe_load((folder / "best.yaml").read_text())["best_by_steps"]["number"]]
+    assert cross_entropy(predicted, labels).item() == pytest.approx(winner.history[-1][1], rel=1e-5)
 
 
 def test_the_command_in_best_yaml_trains_the_winner_again(study, bstune, tmp_path):
@@ -221,6 +254,20 @@ def test_another_folder_and_changed_settings_are_refused(study, bstune, monkeypa
 
 
 # What is no study
+
+
+def test_the_help_is_short_and_its_examples_compose(bstune):
+    status, out, err = bstune("--help")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 120
+    assert set(VERBS) - {"tune"} <= set(lines[1].split())
+    for name in WORKLOADS:
+        assert name in out.split("Workloads: ")[1]
+    options = [word for line in lines[11:] for word in line.split() if re.fullmatch(r"[a-z_.]+=[\w.-]+;?", word)]
+    assert len(options) > 10
+    OmegaConf.create(bstune("--cfg", "job", "+workload=digits", *(one.rstrip(";") for one in options))[1])
 
 
 @pytest.mark.parametrize("verb", [(), ("survey",), ("fit",), ("plan",), ("record",), ("sweep",)])

@@ -16,9 +16,10 @@ from bstune.core.files import Output
 from bstune.core.records import TrialSpec
 from bstune.hardware import survey as hardware_survey
 from bstune.report.answer import INDENT
-from bstune.study import report, tracking
+from bstune.study import report
 from bstune.study.prepare import compose_checked, frozen_settings, open_trials, prepare
 from bstune.study.run import run_study
+from bstune.study.tracking import runs
 from bstune.trial.backend import TrialBackend
 from bstune.trial.workload import resolve, resolve_precision
 
@@ -193,7 +194,7 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
 
     for name in ("draw_curve", "draw_scale_out", "over_targets"):
         monkeypatch.setattr(report, name, fail)
-    monkeypatch.setattr(tracking, "Tracking", fail)
+    monkeypatch.setattr(runs, "Tracking", fail)
     options = ("workload.table=t.jsonl", "workload.target.value=0.14", "search.replicates=0", "search.trials=3")
     options += ("hardware.scale_out.show=true",)
     console = Console(record=True, width=200)
@@ -219,7 +220,7 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
 def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "t.jsonl", table_rows())
-    monkeypatch.setitem(sys.modules, "bstune.study.tracking", None)
+    monkeypatch.setitem(sys.modules, "bstune.study.tracking.address", None)
     options = ("workload.table=t.jsonl", "workload.target.value=0.14")
     prepared = prepare(compose_checked(["workload=replay", "workload.name=replay", *options]), backend=OwnBackend())
     assert not prepared.config.mlflow.enabled

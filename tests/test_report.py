@@ -5,15 +5,12 @@ import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
-from toolbox import best_of, hand_critical, make_result, make_trial
+from toolbox import make_result, make_trial
 
-from bstune.core.curve import CurveBand
 from bstune.core.files import Output
-from bstune.core.records import Target
 from bstune.report.answer import trust
 from bstune.study.replicates import Winner
-from bstune.study.report import best_yaml, curves, load, missing_in_trials, scalars
-from bstune.study.summary import summarize
+from bstune.study.report import best_yaml, load, missing_in_trials
 
 
 @pytest.mark.parametrize(
@@ -40,21 +37,6 @@ def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(tmp_path, sto
     assert (row["number"], row["hyperparameters"], row["horizon"], row["checkpoint"]) == (0, {}, again or horizon, None)
     assert (row["steps"], row["time_to_target"]) == pytest.approx((110.0, 1.1))
     assert row["single_run"] == {"steps": 100, "time_to_target": 1.0}
-
-
-def test_curves_and_scalars_to_track():
-    trials = [make_trial(0, 64, steps=500), make_trial(1, 256, steps=200), make_trial(2, 1024, status="censored")]
-    band = CurveBand(*np.array([[64, 256, 1024], [500, 210, 130], [400, 200, 100], [600, 300, 200]], dtype=float))
-    critical = hand_critical(300.0, 190.0, 480.0)
-    summary = summarize(trials, Target("val/error", 0.1, "min"), "no fit", critical=critical, best=best_of(trials))
-    found = curves(summary, band)
-    assert found["steps_to_target"] == [(64, 500), (256, 200)]
-    assert found["examples_to_target"] == [(64, 32000), (256, 51200)]
-    assert found["steps_to_target_fit"] == [(64, 500.0), (256, 210.0), (1024, 130.0)]
-    assert found["examples_to_target_fit"][1] == (256, 256 * 210.0)
-    assert curves(summary, None).keys() == {"steps_to_target", "time_to_target", "examples_to_target"}
-    numbers = scalars(summary)
-    assert (numbers["b_crit"], numbers["best_by_steps/steps"], numbers["best_by_time/batch_size"]) == (300.0, 200, 256)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search.posterior import sample_posterior
 from bstune.study.model import REPORT_PARTICLES
 from bstune.study.prepare import compose_checked, prepare
-from bstune.study.run import Progress
+from bstune.study.run import Progress, trial_line
 from bstune.study.search import MAX_STATES, worth_continuing
 from bstune.study.storage import SPEC
 from bstune.trial.workers import InProcess
@@ -158,6 +158,39 @@ def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
     assert [line.split("  ")[0] for line in lines] == [
         "trial 2", "trial 1", "trial 4", "trial 3"
     ]  # fmt: skip
+
+
+def test_one_live_line_on_a_terminal(capsys):
+    console = Console(width=100, force_terminal=True)
+    trials = [make_trial(0, status="censored"), make_trial(1, 256, steps=80), make_trial(2, 64, tau=None)]
+    progress = Progress(5, Target("val/error", 0.1, "min"), console)
+    with progress.live:
+        for count in range(4):
+            progress.show(trials[:count])
+            assert len(console.render_lines(progress.live.get_renderable())) == 1
+        assert progress.live.tasks[0].completed == 3
+        text = progress.live.tasks[0].description
+    assert text == "best 800 ms at B 256, lr 0.1; trial 2: B 64, lr 0.1, reached"
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "trial 3  point 4 of 5  B 64  lr 0.1  reached at val/error 0.0995 after 400 steps, 4.00 s"),
+        (
+            {"status": "censored", "resumed_from": 1, "horizon": 500},
+            "trial 3  continues 1  B 64  lr 0.1  stopped at val/error 0.0995 after 400 steps of 500",
+        ),
+        (
+            {"status": "diverged", "message": "the loss is not finite", "hyperparameters": {"momentum": 0.9}},
+            "trial 3  point 4 of 5  B 64  lr 0.1  momentum 0.9  diverged after 400 steps: the loss is not finite",
+        ),
+        ({"status": "oom", "history": ()}, "trial 3  point 4 of 5  B 64  lr 0.1  out of memory after 400 steps"),
+    ],
+)
+def test_a_trial_as_a_line(changes, line):
+    assert trial_line(make_trial(3, **changes), "val/error", "point 4 of 5") == line
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import optuna
 import pytest
 from omegaconf import OmegaConf
 from optuna.samplers import RandomSampler
+from optuna.visualization import plot_optimization_history
 from toolbox import FakeTime, make_result
 
 from bstune.core import scaling
@@ -212,9 +213,32 @@ def test_what_optuna_stores(opened, objective, status, state, values):
     trial = study.get_trials()[0]
     assert trial.state.name == state
     assert TrialResult.from_json(trial.user_attrs[RECORD]) == result
-    assert values is None or trial.values == values
+    assert trial.values == values, "a stopped trial has none"
     gap = {} if status in ("reached", "oom") or objective == "both" else {1: pytest.approx(0.15)}
     assert trial.intermediate_values == gap
+    shown = {name: value for name, value in trial.user_attrs.items() if ":" not in name}
+    reached = {"steps": 100, "seconds": 2.0} if status == "reached" else {"stopped at step": 100}
+    assert shown == {"status": status, "lr": 0.1} | reached
+    names = {"time": ["seconds"], "steps": ["steps"], "both": ["steps", "seconds"], "curve": ["examples"]}[objective]
+    assert study.metric_names == [f"{name} to target" for name in names]
+
+
+def test_optunas_own_tools_show_no_value_of_a_stopped_trial(opened):
+    study = opened(objective="steps")
+    for index, status in enumerate(("reached", "censored", "diverged", "failed", "reached")):
+        result = make_result(status=status, steps=100 + index, history=((90, 0.4), (100, 0.25)))
+        tell(study, asked(study, index)[0], result, "steps", TARGET, ranks_stopped=False)
+    frame = study.trials_dataframe()
+    assert (
+        frame["value_steps to target"].dropna().tolist()
+        == [100.0, 104.0]
+        == frame["user_attrs_steps"].dropna().tolist()
+    )
+    assert frame["user_attrs_stopped at step"].dropna().tolist() == [101.0, 102.0, 103.0]
+    assert frame["user_attrs_status"].tolist() == ["reached", "censored", "diverged", "failed", "reached"]
+    assert not any(trial.intermediate_values for trial in study.get_trials())
+    history = plot_optimization_history(study)
+    assert list(history.data[0].y) == [100.0, 104.0]
 
 
 def test_a_trial_that_continues_another_has_its_point_and_its_seed(study):

@@ -1,5 +1,7 @@
+import base64
 import contextlib
 import io
+import json
 import logging
 import math
 import os
@@ -11,11 +13,14 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
+import mlflow
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
@@ -24,14 +29,19 @@ from toolbox import FakeTime, entries, make_result
 
 from bstune.core.noise_scale import moving_estimate
 from bstune.core.records import Target, TrialResult
-from bstune.study.tracking import Tracking, make_database, tracking_uri, ui_command
+from bstune.study.prepare import compose_checked
+from bstune.study.tracking.address import opening, tracking_uri
+from bstune.study.tracking.content import note, trial_name
+from bstune.study.tracking.database import make_database
+from bstune.study.tracking.exchange import Exchanges
+from bstune.study.tracking.runs import Tracking
 
 PYTHON = shlex.quote(sys.executable)
-EXPERIMENT = "bstune"
+EXPERIMENTS = {"study": "bstune", "trial": "bstune-trials"}
 HISTORY = [(50, 0.3), (95, 0.11), (100, 0.09)]
 LIMITS = {"request_seconds": 5, "retries": 0, "seconds": 60.0, "study_seconds": 120.0}
 STUDY = "0b54d07e-3f0e-4f7d-9a71-1b8d6f3a2c11"
-CONFIG = {"study": "digits-first", "workload": {"name": "digits", "lr": 0.1}, "data": "digits"}
+CONFIG = {"study": "digits-first", "workload": {"name": "digits", "lr": 0.1}, "data": {"root": "/data"}}
 CONFIG |= {"trial": {"lr": 0.2}, "storage": "sqlite://", "debug": False}  # are not logged
 
 
@@ -52,14 +62,15 @@ def _join_senders() -> None:
 
 
 def opened(uri: str, study: str = STUDY, changes: Mapping[str, object] = CONFIG, **limits: float) -> Tracking:
-    settings = {"uri": uri, "experiment": EXPERIMENT, **LIMITS, **limits}
+    settings = {"uri": uri, "experiment": EXPERIMENTS["study"], **LIMITS, **limits}
+    versions = {"torch": "2.13.0"}
     prepared = SimpleNamespace(
         config=OmegaConf.create({**CONFIG, **changes, "mlflow": settings}),
         protocol=SimpleNamespace(target=Target("val/error", 0.1, "min")),
-        backend=SimpleNamespace(device="cpu", versions={"torch": "2.13.0"}),
+        backend=SimpleNamespace(device="cpu", versions=versions, frozen_settings={}, train_examples=1000),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bstune.study.tracking._git_commit", lambda: "0123abc")
+        patch.setattr("bstune.study.tracking.runs._git_commit", lambda: "0123abc")
         return Tracking(prepared, study)
 
 
@@ -82,11 +93,11 @@ def uri(created, tmp_path):
 
 def runs(uri: str, kind: str, study: str = STUDY, view: int = ViewType.ACTIVE_ONLY) -> list:
     client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name(EXPERIMENT)
+    experiment = client.get_experiment_by_name(EXPERIMENTS[kind])
     where = f"tags.`bstune.study_id` = '{study}' and tags.`bstune.kind` = '{kind}'"
     return sorted(
         client.search_runs([experiment.experiment_id], where, run_view_type=view),
-        key=lambda run: (int(run.data.tags.get("bstune.trial", 0)), run.info.start_time),
+        key=lambda run: ([*map(int, run.data.tags.get("bstune.trials", "0").split())], run.info.start_time),
     )
 
 
@@ -137,18 +148,22 @@ def test_tracking_uri(configured, environment, expected, tmp_path, monkeypatch):
         ("sqlite:////my runs/mlflow.db", f"{PYTHON} -m mlflow ui --backend-store-uri 'sqlite:////my runs/mlflow.db'"),
         ("postgresql://me:secret@host/db", f'{PYTHON} -m mlflow ui --backend-store-uri "$MLFLOW_TRACKING_URI"'),
         ("http://localhost:5000", "http://localhost:5000"),
-        ("https://me:secret@host/mlflow", "https://host/mlflow"),
+        ("https://me:secret@host/mlflow/", "https://host/mlflow"),
     ],
 )
-def test_ui_command(uri, expected):
-    assert ui_command(uri) == expected
+def test_what_opens_a_page(uri, expected):
+    assert opening(uri) == (expected,)
+    served = (f"{expected}/#/",) if uri.startswith("http") else (expected, "http://127.0.0.1:5000/#/")
+    assert opening(uri, "#/") == served
 
 
 def test_creating_the_database_prints_nothing_and_leaves_only_the_database(created):
     path, printed, files = created
     assert (printed, files) == ("", ["mlflow.db"])
-    experiment = MlflowClient(f"sqlite:///{path}").get_experiment_by_name(EXPERIMENT)
-    assert experiment.artifact_location == str(path.parent / "mlruns" / "bstune")
+    for name in EXPERIMENTS.values():
+        experiment = MlflowClient(f"sqlite:///{path}").get_experiment_by_name(name)
+        assert experiment.artifact_location == str(path.parent / "mlruns" / name)
+        assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
 
 EMPTIED = "DELETE FROM runs; DELETE FROM experiments WHERE experiment_id != 0"
@@ -181,8 +196,8 @@ def quick_tables(created, tmp_path, monkeypatch):
         files.extend(entries(tmp_path))
         shutil.copy(created[0], engine.url.database)
 
-    monkeypatch.setattr("bstune.study.tracking.mlflow_database._initialize_tables", copy)
-    monkeypatch.setattr("bstune.study.tracking._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("bstune.study.tracking.database.mlflow_database._initialize_tables", copy)
+    monkeypatch.setattr("bstune.study.tracking.database._LOOK_SECONDS", 0.0)
     return files
 
 
@@ -224,7 +239,7 @@ def test_a_database_is_there_once_it_is_whole(tmp_path, monkeypatch, quick_table
             Path(engine.url.database).write_text("half of it")
             raise KeyboardInterrupt
 
-        patch.setattr("bstune.study.tracking.mlflow_database._initialize_tables", end)
+        patch.setattr("bstune.study.tracking.database.mlflow_database._initialize_tables", end)
         with pytest.raises(KeyboardInterrupt):
             make_database(path)
     assert not path.exists()
@@ -236,7 +251,7 @@ def test_a_database_is_there_once_it_is_whole(tmp_path, monkeypatch, quick_table
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_as_it_makes_the_database_breaks_nothing(tmp_path):
-    code = f"import bstune.study.tracking as t; t.make_database(t.Path({str(tmp_path / 'mlflow.db')!r}))"
+    code = f"import bstune.study.tracking.database as t; t.make_database(t.Path({str(tmp_path / 'mlflow.db')!r}))"
     for size in (1, 400_000):
         process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
         partial = tmp_path / "mlflow.db.partial"
@@ -255,35 +270,49 @@ def test_an_experiment_that_another_process_makes_meanwhile_is_taken(uri, monkey
 
     def late(client: MlflowClient, name: str) -> object:
         looks.append(name)
-        return whole(client, name) if len(looks) > 1 else None
+        return whole(client, name) if looks.count(name) > 1 else None
 
     monkeypatch.setattr(MlflowClient, "get_experiment_by_name", late)
     opened(uri, "other").send_trial(trial(0))
     assert len(runs(uri, "trial", "other")) == 1
 
 
-def test_parent_holds_config_versions_device_and_commit(uri):
+def test_the_run_of_a_study_says_what_it_is(uri):
     parent = parent_of(uri)
-    assert parent.info.run_name == "digits-first"
-    config = {"study": "digits-first", "workload.name": "digits", "workload.lr": "0.1", "data": "digits"}
-    ran_on = {"run.device": "cpu", "run.git_commit": "0123abc", "run.versions.torch": "2.13.0"}
-    assert parent.data.params == config | ran_on
+    assert parent.info.run_name == "digits-first · cpu · val/error<=0.1"
+    ran = {"target": "val/error <= 0.1", "device": "cpu", "git_commit": "0123abc"}
+    assert parent.data.params == {"study": "digits-first", "workload": "digits", **ran}
     expected = {"bstune.study_id": STUDY, "bstune.workload": "digits", "bstune.metric": "val/error"}
-    assert {**expected, "mlflow.source.git.commit": "0123abc"}.items() <= parent.data.tags.items()
+    expected |= {"mlflow.source.git.commit": "0123abc", "bstune.version.torch": "2.13.0"}
+    assert expected.items() <= parent.data.tags.items()
+    (used,) = parent.inputs.dataset_inputs
+    assert (used.dataset.name, json.loads(used.dataset.profile)["train_examples"]) == ("digits", 1000)
 
 
-def test_params_keep_to_the_limits_of_mlflow(uri):
-    many = {f"many.{i}": str(i) for i in range(250)}
-    opened(uri, "long", {**many, "long": "x" * 7000, "list[0]": 1, "/a//b": 2, "k" * 300: 3})
-    params = parent_of(uri, "long").data.params
-    cut = "x" * (6000 - len(" ... (cut)")) + " ... (cut)"
-    assert params.items() >= {**many, "long": cut, "list_0_": "1", "a/b": "2", "k" * 250: "3"}.items()
+def test_parameters_are_a_composed_studys_main_ones_without_its_secrets(uri):
+    config = compose_checked(["workload=digits", "+workload.data.token=s3cret", "device=cpu"])
+    opened(uri, "composed", OmegaConf.to_container(config, resolve=False))
+    parent = parent_of(uri, "composed")
+    params, (used,) = parent.data.params, parent.inputs.dataset_inputs
+    assert 14 <= len(params) <= 18
+    main = {"workload": "digits", "objective": "time", "scaling": "sqrt", "sampler": "FrontierSampler", "trials": "64"}
+    assert main.items() <= params.items()
+    assert "load_digits" in used.dataset.source
+    assert "s3cret" not in f"{params} {used.dataset.source}"
+
+
+def test_names_keep_to_the_limits_of_mlflow(uri):
+    opened(uri, "long", {"study": "x" * 7000, "workload": {"name": "ü <b>/:"}})
+    parent = parent_of(uri, "long")
+    assert len(parent.info.run_name) == 250
+    assert parent.data.params["workload"] == "ü <b>/:"
+    assert len(parent.data.params["study"]) == 6000
 
 
 def test_trial_is_readable_back(uri, monkeypatch):
     tracking = opened(uri)
     with monkeypatch.context() as patch:
-        patch.setattr("bstune.study.tracking.time.time", lambda: 1_700_000_000.0)
+        patch.setattr("bstune.study.tracking.runs.time.time", lambda: 1_700_000_000.0)
         tracking.send_trial(trial(3, hyperparameters={"momentum": 0.9}, wall_seconds=4.0))
     (child,) = runs(uri, "trial")
     params = {"batch_size": "256", "lr": "0.1", "delta": "0.0", "seed": "1", "trial_index": "3", "momentum": "0.9"}
@@ -294,7 +323,7 @@ def test_trial_is_readable_back(uri, monkeypatch):
     assert child.data.metrics == metrics
     assert points(uri, child, "val/error") == HISTORY
     assert (child.info.start_time, child.info.end_time) == (1_699_999_996_000, 1_700_000_000_000)
-    tags = {"mlflow.parentRunId": parent_of(uri).info.run_id, "bstune.trial": "3", "bstune.version.torch": "2.13.0"}
+    tags = {"mlflow.parentRunId": parent_of(uri).info.run_id, "bstune.trials": "3", "bstune.version.torch": "2.13.0"}
     assert tags.items() <= child.data.tags.items()
 
 
@@ -314,19 +343,85 @@ def test_status_and_relations_of_trials(uri):
     changes = (
         {"status": "failed", "message": "m" * 9000},
         {"status": "censored"},
-        {"resumed_from": 1},
         {"replicate_of": 2},
     )
     for number, change in enumerate(changes):
         tracking.send_trial(trial(number, **change))
     children = runs(uri, "trial")
-    relations = [run.data.params.keys() & {"resumed_from", "replicate_of"} for run in children]
-    assert relations == [set(), set(), {"resumed_from"}, {"replicate_of"}]
-    assert [run.info.status for run in children] == ["FAILED", "FINISHED", "FINISHED", "FINISHED"]
-    assert [run.data.tags["bstune.status"] for run in children] == ["failed", "censored", "reached", "reached"]
-    assert [len(run.data.tags.get("bstune.message", "")) for run in children] == [5000, 0, 0, 0]
+    assert [run.data.params.get("replicate_of") for run in children] == [None, None, "2"]
+    assert [run.info.status for run in children] == ["FAILED", "FINISHED", "FINISHED"]
+    assert [run.data.tags["bstune.status"] for run in children] == ["failed", "censored", "reached"]
+    assert [len(run.data.tags.get("bstune.message", "")) for run in children] == [5000, 0, 0]
     for name in ("steps_to_target", "time_to_target"):
-        assert [name in run.data.metrics for run in children] == [False, False, True, True]
+        assert [name in run.data.metrics for run in children] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "B 32 · lr 0.1 · reached 100 steps"),
+        ({"status": "censored", "steps": 12345}, "B 32 · lr 0.1 · stopped at 12,345 steps"),
+        ({"status": "diverged"}, "B 32 · lr 0.1 · diverged at 100 steps"),
+        ({"status": "oom"}, "B 32 · lr 0.1 · out of memory"),
+        ({"status": "failed"}, "B 32 · lr 0.1 · failed"),
+        ({"replicate_of": 0}, "B 32 · lr 0.1 · fresh seed · reached 100 steps"),
+    ],
+)
+def test_names_of_trials(changes, name):
+    assert trial_name(trial(0, **changes)) == name
+
+
+PARTS = [  # of a trial that is stopped twice and continued
+    {"status": "censored", "steps": 50, "steps_low": 50, "history": HISTORY[:1], "wall_seconds": 2.0},
+    {"status": "censored", "steps": 95, "steps_low": 95, "history": HISTORY[:2], "wall_seconds": 3.0},
+    {"wall_seconds": 4.0},
+]
+
+
+def parts() -> list[TrialResult]:
+    chain = [None, 0, 1]
+    return [trial(n, batch_size=32, resumed_from=chain[n], **part) for n, part in enumerate(PARTS)]
+
+
+def test_a_continued_trial_goes_on_in_one_run(uri):
+    tracking = opened(uri)
+    for part in parts():
+        tracking.send_trial(part)
+    assert tracking.sent == {0, 1, 2}
+    (run,) = runs(uri, "trial")
+    assert (run.info.run_name, run.data.tags["bstune.trials"]) == ("B 32 · lr 0.1 · reached 100 steps", "0 1 2")
+    assert points(uri, run, "val/error") == HISTORY
+    assert run.data.metrics.items() >= {"steps": 100, "wall_seconds": 9.0, "time_to_target": 1.0}.items()
+    assert run.info.end_time - run.info.start_time == 9000
+    assert run.data.tags["bstune.status"] == "reached"
+    assert opened(uri).sent == {0, 1, 2}
+
+
+def test_a_continuation_that_failed_has_a_run_of_its_own(uri):
+    first, again, last = parts()
+    tracking = opened(uri)
+    for one in (first, replace(again, status="failed"), replace(last, resumed_from=0)):
+        tracking.send_trial(one)
+    assert [run.data.tags["bstune.trials"] for run in runs(uri, "trial")] == ["0 2", "1"]
+    assert [run.info.status for run in runs(uri, "trial")] == ["FINISHED", "FAILED"]
+
+
+@pytest.mark.parametrize("method", ["log_batch", "set_terminated", "set_tag"])
+def test_a_continuation_half_sent_is_sent_again_and_stands_once(uri, method, monkeypatch, caplog):
+    tracking = opened(uri)
+    tracking.send_trial(parts()[0])
+    with monkeypatch.context() as patch:
+        break_method(patch, method)
+        tracking.send_trial(parts()[1])
+    assert "could not send trial 1 (OSError: the line was cut)" in caplog.text
+    again = opened(uri)
+    assert again.sent == {0}
+    for part in parts():
+        again.send_trial(part)
+    (run,) = runs(uri, "trial")
+    assert points(uri, run, "val/error") == HISTORY
+    assert sorted(points(uri, run, "steps")) == [(0, 50.0), (0, 95.0), (0, 100.0)]
+    assert run.data.metrics["steps"] == 100.0
 
 
 def test_what_does_not_exist_is_left_out_of_a_history_longer_than_one_request(uri):
@@ -348,7 +443,7 @@ def test_next_run_sends_what_is_missing(uri):
     for number in (0, 1, 2):
         second.send_trial(trial(number))
     assert second.sent == {0, 1, 2}
-    assert [run.data.tags["bstune.trial"] for run in runs(uri, "trial", view=ViewType.ALL)] == ["0", "1", "2"]
+    assert [run.data.tags["bstune.trials"] for run in runs(uri, "trial", view=ViewType.ALL)] == ["0", "1", "2"]
     assert len(runs(uri, "study", view=ViewType.ALL)) == 1
     other = opened(uri, "other")  # studies do not mix
     assert other.sent == set()
@@ -386,29 +481,109 @@ def test_a_request_that_was_repeated_leaves_nothing_twice(uri, monkeypatch):
     assert [run.info.status for run in runs(uri, "trial")] == ["FINISHED"]
 
 
-CURVES = {
-    "steps_to_target": [(32, 1000.0), (64, 512.0), (64, 600.0), (100, None), (128, math.nan)],
-    "time_to_target": [(32, 0.0), (33, 0.25)],
+FRESH = {"time_low": 0.9, "time_high": None, "steps_low": 90, "steps_high": None, "reached": 2, "runs": 3}
+BEST = {"number": 0, "batch_size": 32, "lr": 0.1, "steps": 100, "time_to_target": 1.0, "confirmed": FRESH}
+COLUMNS = ("batch_size", "steps", "time_to_target", "examples", "censored")
+POINTS = [(32, 1000, 2.0, 32000, False), (64, 512, None, 32768, False), (64, 600, 3.0, 38400, False)]
+POINTS += [(128, None, None, None, True)]
+SUMMARY = {
+    "use": "best_by_time",
+    "train": None,
+    "best_by_time": BEST,
+    "critical": {"b_crit": 181.5, "b_crit_low": 90.0, "b_crit_high": None},
+    "test": {"best_by_time": {"test/error": 0.1, "other": 2.0}},
+    "points": [dict(zip(COLUMNS, point, strict=True)) for point in POINTS],
+    "curve": {"batch_size": [32.0, 64.4], "steps": [990.0, 600.0], "seconds_per_step": [0.5, None]},
 }
+UNREACHED = {"use": None, "train": None, "critical": None, "test": {}, "points": [], "curve": None}
 
 
-def finish(tracking: Tracking) -> None:
-    tracking.finish_study(CURVES, {"b_crit": 181.5, "s_min": None}, [Path(__file__)])
+def finish(tracking: Tracking, summary: Mapping[str, object] = SUMMARY) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bstune.study.tracking.runs.answer", lambda summary: None)
+        patch.setattr("bstune.study.tracking.runs.block", lambda answer: ["USE  batch size 32 ```", "", "<b>"])
+        tracking.finish_study(summary, [Path(__file__)])
 
 
-def test_curve_has_batch_size_as_its_step(uri):
+def test_results_are_metrics_of_the_study(uri):
     tracking = opened(uri)
     tracking.send_trial(trial(0))
     finish(tracking)
     parent = parent_of(uri)
     assert points(uri, parent, "curve/steps_to_target") == [(32, 1000.0), (64, 512.0)]
-    assert points(uri, parent, "curve_log2/steps_to_target") == [(500, math.log2(1000)), (600, 9.0)]
-    assert points(uri, parent, "curve/time_to_target") == [(32, 0.0), (33, 0.25)]
-    assert points(uri, parent, "curve_log2/time_to_target") == [(504, -2.0)]
-    assert parent.data.metrics["b_crit"] == 181.5
-    assert "s_min" not in parent.data.metrics
+    assert points(uri, parent, "curve/time_to_target") == [(32, 2.0), (64, 3.0)]
+    assert points(uri, parent, "curve/steps_to_target_fit") == [(32, 990.0), (64, 600.0)]
+    assert points(uri, parent, "curve/time_to_target_fit") == [(32, 495.0)]
+    assert points(uri, parent, "curve/examples_to_target_fit") == [(32, 31680.0), (64, 38400.0)]
+    others = {name: value for name, value in parent.data.metrics.items() if not name.startswith("curve/")}
+    assert others == {
+        "critical_batch/value": 181.5,
+        "critical_batch/low": 90.0,
+        "best/batch_size": 32,
+        "best/lr": 0.1,
+        "best/steps": 100,
+        "best/seconds": 1.0,
+        "best/seconds_low": 0.9,
+        "best/reached_of_n": pytest.approx(2 / 3),
+        "test/error": 0.1,
+        "test/other": 2.0,
+    }
     assert parent.info.status == "FINISHED"
     assert [file.path for file in MlflowClient(uri).list_artifacts(parent.info.run_id)] == ["test_tracking.py"]
+
+
+def test_a_study_that_never_reached_the_target_has_no_metrics(uri):
+    tracking = opened(uri)
+    tracking.send_trial(trial(0, status="censored"))
+    finish(tracking, UNREACHED)
+    parent = parent_of(uri)
+    assert (parent.data.metrics, parent.info.status) == ({}, "FINISHED")
+
+
+def test_the_note_is_the_answer_as_text_with_the_figure_and_a_link_to_the_trials(uri):
+    tracking = opened(uri)
+    finish(tracking)
+    written = parent_of(uri).data.tags["mlflow.note.content"]
+    assert written.startswith("````text\nUSE  batch size 32 ```\n\n<b>\n````\n\n[the study's trials](#/experiments/")
+    shown = note("n" * 9000, "abc", "a b.png", "#/x")
+    assert len(shown) <= 5000
+    assert shown.endswith("(get-artifact?path=a+b.png&run_uuid=abc)\n\n[the study's trials](#/x)")
+
+
+def test_runs_of_a_former_version_are_left_as_they_are(uri, caplog):
+    client, tags = MlflowClient(uri), {"bstune.study_id": "old", "bstune.kind": "study"}
+    experiment = client.get_experiment_by_name("bstune").experiment_id
+    former = client.create_run(experiment, tags=tags).info.run_id
+    child = {**tags, "bstune.kind": "trial", "bstune.trial": "0", "mlflow.parentRunId": former}
+    child = client.create_run(experiment, tags=child).info.run_id
+    tracking = opened(uri, "old")
+    (line,) = caplog.messages
+    assert "a former version of bstune logged this study in experiment 'bstune'" in line
+    tracking.send_trial(trial(0))
+    finish(tracking)
+    assert [client.get_run(run).info.lifecycle_stage for run in (former, child)] == ["active", "active"]
+    assert client.get_run(child).data.tags["mlflow.parentRunId"] == former
+    assert len(runs(uri, "study", "old")) == 2
+    assert opened(uri, "old").sent == {0}
+    assert len(caplog.messages) == 1
+
+
+def test_the_saved_view_is_of_the_version_that_it_was_tried_with(uri):
+    """Another one: look at the address that a study prints, then at tests/test_browser.py, then change it here."""
+    assert mlflow.__version__ == "3.17.2"
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("bstune")
+    view = json.loads(experiment.tags["mlflow.sharedViewState.bstune-1"])
+    assert isinstance(view["createdAt"], int)
+    state = json.loads(zlib.decompress(base64.b64decode(view["state"].removeprefix("deflate;"))))
+    assert state["searchFilter"] == "tags.`bstune.kind` = 'study'"
+    lines = [chart for chart in state["compareRunCharts"] if chart["type"] == "LINE"]
+    assert {(chart["xAxisScaleType"], chart["scaleType"]) for chart in lines} == {("log", "log")}
+    sections = {section["uuid"] for section in state["compareRunSections"]}
+    assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} == sections
+    client.set_experiment_tag(experiment.experiment_id, "mlflow.sharedViewState.bstune-1", "somebody's own")
+    opened(uri)
+    assert client.get_experiment_by_name("bstune").tags["mlflow.sharedViewState.bstune-1"] == "somebody's own"
 
 
 def test_the_results_of_a_continued_study_are_written_anew(uri):
@@ -418,12 +593,12 @@ def test_the_results_of_a_continued_study_are_written_anew(uri):
     finish(tracking)  # nothing new: nothing is sent
     old = parent_of(uri)
     assert len(points(uri, old, "curve/steps_to_target")) == 2
-    tracking = opened(uri, changes={"data": "more digits"})
+    tracking = opened(uri, changes={"search": {"trials": 2}})
     tracking.send_trial(trial(1))
     finish(tracking)
     new = parent_of(uri)
     assert new.info.run_id != old.info.run_id
-    assert new.data.params == {**old.data.params, "data": "more digits"}
+    assert new.data.params == {**old.data.params, "trials": "2"}
     assert new.data.tags["bstune.result_trials"] == "2"
     assert [run.data.tags["mlflow.parentRunId"] for run in runs(uri, "trial")] == [new.info.run_id] * 2
     assert len(points(uri, new, "curve/steps_to_target")) == 2
@@ -489,8 +664,7 @@ def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd
 
 def test_all_waits_of_a_run_take_the_seconds_of_the_study_at_most(uri, monkeypatch, caplog):
     tracking, time = opened(uri, study_seconds=60.0), FakeTime()
-    tracking._clock = time
-    tracking._left = 60.0  # opening took the system's
+    tracking._exchanges = Exchanges(tracking._settings, time)
     whole = MlflowClient.create_run
 
     def slow(*args: object, **kwargs: object) -> object:
@@ -555,7 +729,7 @@ def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatc
         with monkeypatch.context() as patch:
             for method in methods:
                 patch.setattr(MlflowClient, method, counted(method, getattr(MlflowClient, method)))
-            patch.setattr("bstune.study.tracking.threading.Thread", Thread)
+            patch.setattr("bstune.study.tracking.exchange.threading.Thread", Thread)
             small_study(target)
         if not hangs.is_set():
             break
@@ -569,7 +743,9 @@ def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatc
             small_study(target)
         parent = parent_of(target, "slow")
         children = runs(target, "trial", "slow")
-        assert [(run.data.tags["bstune.trial"], run.info.status) for run in children] == [(n, "FINISHED") for n in "01"]
+        assert [(run.data.tags["bstune.trials"], run.info.status) for run in children] == [
+            (n, "FINISHED") for n in "01"
+        ]
         assert all(run.data.tags["mlflow.parentRunId"] == parent.info.run_id for run in children)
         assert [points(target, run, "val/error") for run in children] == [HISTORY, HISTORY]
         assert (parent.data.tags["bstune.result_trials"], parent.info.status) == ("2", "FINISHED")

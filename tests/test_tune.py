@@ -270,7 +270,7 @@ def test_the_result_is_drawn_and_written(studied, tmp_path):
     assert len(result.plot().axes) >= 2
     path = result.report(tmp_path / "elsewhere.html")
     assert path.read_text() == (result.folder / "report.html").read_text()
-    assert repr(result) == "Result(study='studied', 6 trials)"
+    assert repr(result).startswith(f"Result(Net: use B = {result.best.batch_size}, lr = ")
 
 
 def test_the_winner_trains_again_to_the_same_weights(studied):

@@ -131,8 +131,7 @@ def compose_survey(arguments: Sequence[str]) -> DictConfig:
     """Return the config of a command line; a workload that is not trained is refused."""
 
     def refuse(config: DictConfig) -> DictConfig:
-        text = "is answered from recorded runs: there is no hardware to survey; name a workload that is trained"
-        raise ConfigError(f"workload {config.workload.name} {text}")
+        raise ConfigError("recorded runs have no hardware to survey: name a workload that is trained")
 
     return compose(arguments, refuse)
 

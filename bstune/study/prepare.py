@@ -132,7 +132,7 @@ def prepare(
     notes: list[str] = []
     if config.mlflow.enabled and trial is None:
         try:
-            from bstune.study.tracking import check_uri, tracking_uri  # mlflow takes seconds to import
+            from bstune.study.tracking.address import check_uri, tracking_uri  # mlflow takes seconds to import
         except ImportError as error:
             config = config.copy()
             config.mlflow.enabled = False

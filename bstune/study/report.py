@@ -24,7 +24,7 @@ from bstune.core.failures import optional
 from bstune.core.files import Output, write_text
 from bstune.core.records import Merit, TrialResult, TrialSpec, dump_json
 from bstune.core.secrets import redact_patterns, reference
-from bstune.report.answer import INDENT, Answer, Line, answer, block
+from bstune.report.answer import INDENT, WIDTH, Answer, Line, answer, block
 from bstune.report.figure import draw_curve
 from bstune.report.page import write_page
 from bstune.report.rows import WINNERS, Summary
@@ -40,12 +40,13 @@ from bstune.study.storage import results, trained_by
 from bstune.study.summary import summarize, winner_row
 
 if TYPE_CHECKING:
-    from bstune.study.tracking import Tracking
+    from bstune.study.tracking.runs import Tracking
 
 TESTS = "bstune:tests"  # attribute in the storage: test metrics by trial number
 TARGET_PARTICLES = 400  # of the posterior at each easier target
 MIN_TIMED = 10  # trials, each of as many steps, that say how far steps at one batch size differ
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
+MIN_WIDTH = 60  # columns of the answer on a terminal, however narrow it is
 OF_A_STUDY = ("trial.", "search.", "mlflow.", "hardware.", "sampler", "prior.", "seed=", "debug=")  # options
 
 
@@ -96,10 +97,10 @@ def report_study(
     write_text(files.best, best_yaml(best, arguments, prepared))
     with optional("no page of the study", missing):
         write_page(read_study(files.root), files.report)
-    mlflow: list[str] = []
+    mlflow: Sequence[str] = ()
     if tracking is not None:
         with optional("MLflow lacks the results", missing):
-            mlflow = [_track(prepared, tracking, summary, band)]
+            mlflow = _track(prepared, tracking, summary)
     summary["notes"] = [*notes, *missing]  # of what failed since, too
     show(answer(summary), _places(files, mlflow), console)
     return Findings(prepared, done, summary, band)
@@ -194,9 +195,11 @@ def _short(path: Path) -> str:
 
 def show(found: Answer, places: Sequence[Line], console: Console) -> None:
     """Print the answer, as at most 25 lines; its labels are bold on a terminal."""
-    for line in ("", *block(found, places)):
+    width = max(MIN_WIDTH, min(WIDTH, console.width)) if console.is_terminal else WIDTH
+    for line in ("", *block(found, places, width)):
         text = Text(line)
-        text.stylize("bold", 0, INDENT if line[:1].strip() and line != found.title else 0)
+        style = "bold red" if line.startswith("WARNING") else "bold"
+        text.stylize(style, 0, INDENT if line[:1].strip() and line != found.title else 0)
         console.print(text, soft_wrap=True, highlight=False)
 
 
@@ -244,17 +247,13 @@ def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
     return [f"{message} (in {plural(count, 'trial')})" for message, count in messages.items()]
 
 
-def _track(prepared: PreparedStudy, tracking: "Tracking", summary: Summary, band: CurveBand | None) -> str:
-    """Send the curves, numbers and files to MLflow; return the command that opens its UI."""
-    from bstune.study.tracking import tracking_uri, ui_command  # mlflow takes seconds to import
-
+def _track(prepared: PreparedStudy, tracking: "Tracking", summary: Summary) -> tuple[str, ...]:
+    """Send the results and files to MLflow; return what opens its page of the studies."""
     files = prepared.files
-    kept = [files.trials, files.curve, files.best, files.config]
-    kept += [
-        path for path in (files.figure, files.report, files.scale_out, files.survey, files.roofline) if path.exists()
-    ]
-    tracking.finish_study(curves(summary, band), scalars(summary), kept)
-    return ui_command(tracking_uri(prepared.config.mlflow))
+    kept = [files.figure, files.trials, files.curve, files.best, files.config]
+    kept += [files.report, files.scale_out, files.survey, files.roofline]
+    tracking.finish_study(summary, [path for path in kept if path.exists()])
+    return tracking.opening
 
 
 def _elsewhere(prepared: PreparedStudy, study: optuna.Study, best: Mapping[Merit, Winner]) -> list[str]:
@@ -376,33 +375,3 @@ def _without_secret(argument: str) -> str:
     """Return an argument as it is, or with a reference to the environment for its secret value."""
     option = argument.split("=", 1)[0]
     return argument if redact_patterns(argument) == argument else f"{option}={reference(option)}"
-
-
-def curves(summary: Summary, band: CurveBand | None) -> dict[str, list[tuple[int, float | None]]]:
-    """Return the curves to track over batch size: the frontier points', and S*(B) as all trials have it."""
-    points = [point for point in summary["points"] if not point["censored"]]
-    fields = {"steps_to_target": "steps", "time_to_target": "time_to_target", "examples_to_target": "examples"}
-    named: dict[str, list[tuple[int, float | None]]] = {
-        name: [(point["batch_size"], point[field]) for point in points] for name, field in fields.items()
-    }
-    if band is not None:
-        sizes = map(round, band.batch_size.tolist())
-        fitted = list(zip(sizes, band.steps.tolist(), strict=True))
-        named["steps_to_target_fit"] = [*fitted]
-        named["examples_to_target_fit"] = [(size, size * steps) for size, steps in fitted]
-    return named
-
-
-def scalars(summary: Summary) -> dict[str, float | None]:
-    """Return the numbers of a study to track: the critical batch size and what goes with it, and the winners'."""
-    critical = summary["critical"] or {}
-    names = ("s_min", "b_crit", "b_crit_low", "b_crit_high", "e_min", "b_opt")
-    named = {name: critical.get(name) for name in names}
-    named["seed_scatter"] = (summary.get("seed_scatter") or {}).get("scatter")
-    for winner in WINNERS:
-        row = summary[winner] or {}
-        for field in ("batch_size", "lr", "steps", "time_to_target"):
-            named[f"{winner}/{field}"] = row.get(field)
-        for field in ("steps_low", "steps_high", "time_low", "time_high", "reached", "runs"):  # on fresh seeds
-            named[f"{winner}/{field}"] = (row.get("confirmed") or {}).get(field)
-    return named

@@ -128,14 +128,13 @@ class Progress:
 def live_text(done: Sequence[TrialResult]) -> str:
     """Return what the trials have come to, as one line: the last of them, and the best."""
     if not done:
-        return "trials"
+        return "no trial yet"
     last, reached = done[-1], [trial for trial in done if trial.reached]
-    texts = [f"trials, trial {last.number}: {_place(last)}, {STATUS_WORDS[last.status]}"]
+    texts = [f"trial {last.number}: {_place(last)}, {STATUS_WORDS[last.status]}"]
     if reached:
         best = min(reached, key=lambda trial: (trial.time_to_target or math.inf, trial.steps))
-        taken = [plural(best.steps, "step")]
-        taken += [] if best.time_to_target is None else [format_seconds(best.time_to_target)]
-        texts.append(f"{len(reached)} reached the target, the fastest in {', '.join(taken)} ({_place(best)})")
+        taken = plural(best.steps, "step") if best.time_to_target is None else format_seconds(best.time_to_target)
+        texts.insert(0, f"best {taken} at {_place(best)}")
     return "; ".join(texts)
 
 
@@ -150,7 +149,7 @@ def trial_line(result: TrialResult, metric: str, place: str = "") -> str:
     elif result.resumed_from is not None:
         place = f"continues {result.resumed_from}"
     last = next((value for _, value in reversed(result.history) if value is not None), None)
-    seen = "" if last is None else f" at {metric} {format_number(last)}"
+    seen = "" if last is None or result.message else f" at {metric} {format_number(last)}"
     steps = plural(result.steps, "step") + (f" of {result.horizon}" if result.horizon is not None else "")
     time = "" if result.time_to_target is None else f", {format_seconds(result.time_to_target)}"
     values = "".join(f"  {name} {format_number(value)}" for name, value in result.hyperparameters.items())
@@ -203,7 +202,7 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str] | None, console:
             write_survey(prepared.survey, files, missing)
         tracking = None
         if config.mlflow.enabled:
-            from bstune.study.tracking import open_tracking  # mlflow takes seconds to import
+            from bstune.study.tracking.runs import open_tracking  # mlflow takes seconds to import
 
             with optional("MLflow", missing):
                 tracking = open_tracking(prepared, study)

@@ -50,7 +50,7 @@ from bstune.trial.backend import stops_trials
 from bstune.trial.workers import Finished, Runner, with_step_time
 
 if TYPE_CHECKING:
-    from bstune.study.tracking import Tracking
+    from bstune.study.tracking.runs import Tracking
 
 MIN_REACHED = 6  # trials before the search may end by search.precision
 PRECISION_PARTICLES = 400  # of the posterior while the search goes on

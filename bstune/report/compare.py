@@ -1,0 +1,378 @@
+"""Several studies side by side: their critical batch sizes, how well one law fits all, and their times to target.
+
+**Collapse.** If S(B) = S_min (1 + B_crit/B) holds, then the curves of all studies are one, S/S_min over B/B_crit. How
+well they are is the root mean square of log(S*(B)/S_min) - log(1 + B_crit/B) over the batch sizes that reached the
+target, evenly in log B, each study counting alike. S*(B) is the posterior's, at the best learning rate, with what a
+smooth curve may add to the law; where trials are few it is drawn to the law. So beside it stands at which share of the
+batch sizes the law lies in the study's own interval of S*(B): far below the interval's level, the trials speak against
+the law.
+
+**Whether two critical batch sizes differ.** The studies are independent, and the posterior of log B_crit is taken to be
+normal on either side of its median, as wide as the interval says. So the ratio of two has an interval, from the halves
+that face each other; they differ where it leaves out 1. Of several pairs each gets its share of the error (Bonferroni),
+so that all the intervals hold together at the stated level. Where an interval is open two studies are said to differ
+only if the intervals do not overlap.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstune.core.console import format_count, format_number, format_seconds, plural
+from bstune.core.errors import StudyError
+from bstune.core.files import Output
+from bstune.report.answer import answer, critical_text, device_text, expected_text
+from bstune.report.rows import WINNERS, Row, Summary
+from bstune.report.study_folder import completed, read_study
+
+LEVEL = 0.9  # of the intervals of the ratios, all of them together
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A batch size of the frontier, in examples, and the steps and seconds that it took to the target."""
+
+    batch_size: float
+    steps: float
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a study says to use; seconds and their range are those of fresh seeds, None where they are not known."""
+
+    batch_size: float
+    lr: float
+    seconds: float | None  # median, or predicted
+    low: float | None
+    high: float | None
+    reached: int  # of the runs on fresh seeds
+    runs: int
+    text: str  # what it takes, in words
+
+    @property
+    def reliable(self) -> bool:
+        """Whether every fresh seed reached the target."""
+        return self.reached == self.runs
+
+    def __str__(self) -> str:
+        return f"B = {format_count(self.batch_size)}, lr = {format_number(self.lr)}"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A study as a comparison has it; None where the study does not say."""
+
+    name: str  # unique in the comparison
+    source: str  # the folder or run that it was read from
+    workload: str
+    target: str
+    device: str
+    points: tuple[Point, ...]  # that reached the target, in order of batch sizes
+    batch_size: Array  # of the fitted curve, shape (n,) ...
+    steps: Array  # ... S*(B) there, and its interval: all empty where there is none
+    steps_low: Array
+    steps_high: Array
+    seconds: Array  # T(B) = S*(B) tau(B); empty where tau(B) is not known
+    b_crit: float | None
+    b_crit_low: float | None
+    b_crit_high: float | None
+    level: float  # of that interval
+    critical: str  # the same, in words
+    s_min: float | None
+    exponent: float | None  # of lr*(B), if it is identified
+    exponent_text: str
+    spend_seconds: float | None
+    spend: str
+    use: Use | None
+    notes: tuple[str, ...]  # such as that nothing reached the target
+
+    @property
+    def mark(self) -> tuple[float, float] | None:
+        """Where B_crit lies on the curve, (B, S); None where there is no B_crit or no curve."""
+        if self.b_crit is None or not self.batch_size.size:
+            return None
+        log_steps = np.interp(math.log(self.b_crit), np.log(self.batch_size), np.log(self.steps))
+        return self.b_crit, float(np.exp(log_steps))
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """How well the curves of several studies lie on 1 + B_crit/B, as shares: 0.1 is 10%."""
+
+    deviation: float  # root mean square over the studies
+    by_study: Mapping[str, float]  # of each study
+    inside: float  # share of the batch sizes at which the law lies in a study's interval ...
+    level: float  # ... of this level
+    smallest: float  # B/B_crit
+    largest: float
+
+    def __str__(self) -> str:
+        span = f"{format_number(self.smallest, 2)} to {format_number(self.largest, 2)}"
+        text = f"S*(B) lies within {self.deviation:.0%} of it (root mean square, B/B_crit = {span}"
+        if len(self.by_study) > 1:
+            best, worst = (pick(self.by_study, key=self.by_study.__getitem__) for pick in (min, max))
+            text += f"; {self.by_study[best]:.0%} for {best}, {self.by_study[worst]:.0%} for {worst}"
+        return f"{text}); {self.level:.0%} intervals of S*(B) hold it at {self.inside:.0%} of the batch sizes"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two studies' critical batch sizes, the larger first; None where an end is open."""
+
+    larger: str
+    smaller: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+    differ: bool | None  # None: not known
+
+    @property
+    def interval(self) -> str:
+        """The interval of the ratio, in words."""
+        low, high = (format_number(end, 2) for end in (self.low, self.high))
+        if self.low is None or self.high is None:
+            return "open" if self.low is self.high else f"above {low}" if self.high is None else f"below {high}"
+        return f"{low} to {high}"
+
+    @property
+    def verdict(self) -> str:
+        """Whether they differ, in words."""
+        return {True: "differ", False: "not shown to differ", None: "not known"}[self.differ]
+
+    def __str__(self) -> str:
+        ratio = "" if self.ratio is None else f"{format_number(self.ratio, 2)} times "
+        return f"{self.larger} over {self.smaller}: {ratio}({self.interval}), {self.verdict}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is shown of several studies."""
+
+    studies: tuple[Compared, ...]
+    collapse: Collapse | None  # None: no study has a critical batch size
+    pairs: tuple[Pair, ...]
+    notes: tuple[str, ...]  # what differs between the studies, and what was left out
+
+    @property
+    def title(self) -> str:
+        """How many studies of what, on what."""
+        counts = {name: len({getattr(one, name) for one in self.studies}) for name in ("workload", "target", "device")}
+        count = len(self.studies)
+        return " · ".join(
+            [f"{count} {'study' if count == 1 else 'studies'}", *(plural(n, one) for one, n in counts.items())]
+        )
+
+    @property
+    def judged(self) -> str:
+        """How the pairs were judged, in words."""
+        together = f", of all {len(self.pairs)} pairs together (Bonferroni)," if len(self.pairs) > 1 else ""
+        return (
+            f"Two critical batch sizes differ where the {LEVEL:.0%} interval of their ratio{together} leaves out 1: "
+            "studies are independent, and log B_crit is normal on either side of its median, as wide as its interval "
+            "says. Where an interval is open, two differ if the intervals do not overlap."
+        )
+
+
+def compare(studies: Sequence[Compared], left_out: Sequence[str] = ()) -> Comparison:
+    """Return the comparison of at least one study; StudyError of none, with a line for each that was left out."""
+    if not studies:
+        raise StudyError("\n".join(["there is no study to compare", *left_out]))
+    named = _with_unique_names(studies)
+    return Comparison(tuple(named), collapse(named), tuple(pairs(named)), (*_differences(named), *left_out))
+
+
+def read_studies(paths: Sequence[str]) -> tuple[list[Compared], list[str]]:
+    """Return the studies in folders, or ``curve.json`` files, and a line for each that cannot be read.
+
+    A folder that is given twice counts once; StudyError for one that is not there, as its name may be mistyped.
+    """
+    studies, left_out, seen = list[Compared](), list[str](), set[Path]()
+    for path in paths:
+        if not Path(path).exists():
+            raise StudyError(f"there is no {path}: give studies' output folders, such as outputs/digits")
+        try:
+            study = read_study(path)
+        except StudyError as error:
+            left_out.append(f"left out: {error}")
+            continue
+        file = Output(Path(path)).curve.resolve() if Path(path).is_dir() else Path(path).resolve()
+        if file not in seen:
+            studies.append(compared(study.summary, path))
+        seen.add(file)
+    return studies, left_out
+
+
+def logged_studies(logged: Sequence[tuple[str, str | dict[str, Any]]]) -> tuple[list[Compared], list[str]]:
+    """Return the studies of (run, summary or why there is none), and a line for each without a summary."""
+    studies = [compared(completed(found), run) for run, found in logged if not isinstance(found, str)]
+    return studies, [f"left out: {run}: {found}" for run, found in logged if isinstance(found, str)]
+
+
+def compared(summary: Summary, source: str) -> Compared:
+    """Return a study from the content of its ``curve.json``, with all its keys (see ``study_folder.completed``)."""
+    critical, exponent = summary["critical"] or {}, summary["lr_exponent"] or {}
+    spend = summary.get("spend") or {}
+    points = [
+        Point(row["batch_size"], row["steps"], row.get("time_to_target")) for row in summary["points"] if row["steps"]
+    ]
+    points.sort(key=lambda point: point.batch_size)
+    ends: dict[str, Any] = {name: critical.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high")}
+    identified = bool(exponent.get("identified"))
+    parts = [plural(spend["runs"], "run")] if "runs" in spend else []
+    parts += [format_seconds(spend["seconds"])] if "seconds" in spend else []
+    return Compared(
+        name=str(summary["study"]),
+        source=source,
+        workload=str(summary["workload"]),
+        target=str(summary["target"]),
+        device=", ".join(map(device_text, summary["devices"])) or "-",
+        points=tuple(points),
+        **_curve(summary),
+        **ends,
+        level=critical.get("level", LEVEL),
+        critical=critical_text(critical) if any(ends.values()) else "not known",
+        s_min=critical.get("s_min"),
+        exponent=exponent["exponent"] if identified else None,
+        exponent_text=f"{exponent['exponent']:z.2f} ({exponent['low']:z.2f} to {exponent['high']:z.2f})"
+        if identified
+        else "not known",
+        spend_seconds=spend.get("seconds"),
+        spend=", ".join(parts) or "-",
+        use=_use(summary),
+        notes=tuple(_notes(summary, points)),
+    )
+
+
+def _curve(summary: Summary) -> dict[str, Any]:
+    """Return S*(B) and its interval, by the names of the fields; empty where a study has none, as an older one."""
+    fields = {"batch_size": "batch_size", "steps": "steps", "steps_low": "low", "steps_high": "high"}
+    curve = summary["curve"] or dict.fromkeys(fields.values(), ())
+    found = {name: np.array(curve[key], dtype=np.float64) for name, key in fields.items()}
+    tau = curve.get("seconds_per_step")
+    return {**found, "seconds": found["steps"] * np.array(tau, dtype=np.float64) if tau else np.empty(0)}
+
+
+def _use(summary: Summary) -> Use | None:
+    """Return the winner by the study's objective; of an older version, by time before steps."""
+    name = summary.get("use") or next((name for name in WINNERS if summary[name]), None)
+    row: Row | None = summary[name] if name else None
+    if row is None:
+        return None
+    fresh = row["confirmed"] or {}
+    ends = (fresh.get("time_low"), fresh.get("time_high"))
+    runs = (fresh.get("reached", 0), fresh.get("runs", 0))
+    return Use(row["batch_size"], row["lr"], row["time_to_target"], *ends, *runs, expected_text(row))
+
+
+def _notes(summary: Summary, points: Sequence[Point]) -> list[str]:
+    """Return what a reader has to know of a study."""
+    lines = [text for name, texts in answer(summary).lines if name in ("WARNING", "RESULT") for text in texts]
+    if points and summary["critical"] is None:
+        lines.append("its curve.json has no critical batch size, as of an older version: run the same command again")
+    elif points and points[0].batch_size == points[-1].batch_size:
+        lines.append("the target was reached at one batch size, so there is no curve")
+    return lines
+
+
+def _with_unique_names(studies: Sequence[Compared]) -> list[Compared]:
+    """Return the studies, those that share a name with where they were read from in it."""
+    count = Counter(study.name for study in studies)
+    return [
+        study if count[study.name] == 1 else replace(study, name=f"{study.name} ({study.source})") for study in studies
+    ]
+
+
+def _differences(studies: Sequence[Compared]) -> list[str]:
+    """Return a line for each thing, beside the workload, in which the studies differ, and what that means."""
+    lines = []
+    if len({study.target for study in studies}) > 1:
+        lines.append("the targets differ, and B_crit grows as a target gets harder: each stands beside its study")
+    if len({study.device for study in studies}) > 1:
+        lines.append("the devices differ: seconds are each device's own, steps and B_crit do not depend on it")
+    return lines
+
+
+def collapse(studies: Sequence[Compared]) -> Collapse | None:
+    """Return how well the studies' curves lie on the law; None where no study has a curve, B_crit and S_min."""
+    squares: dict[str, float] = {}
+    inside, ends, levels = list[float](), list[float](), set[float]()
+    for study in studies:
+        if study.b_crit is None or study.s_min is None or not study.steps.size:
+            continue
+        law = study.s_min * (1.0 + study.b_crit / study.batch_size)
+        squares[study.name] = float(np.mean(np.log(study.steps / law) ** 2))
+        inside.append(float(np.mean((study.steps_low <= law) & (law <= study.steps_high))))
+        ends += [float(end) / study.b_crit for end in (study.batch_size[0], study.batch_size[-1])]
+        levels.add(study.level)
+    if not squares:
+        return None
+    return Collapse(
+        deviation=_share(sum(squares.values()) / len(squares)),
+        by_study={name: _share(square) for name, square in squares.items()},
+        inside=sum(inside) / len(inside),
+        level=min(levels),
+        smallest=min(ends),
+        largest=max(ends),
+    )
+
+
+def collapsed(study: Compared) -> tuple[Array, Array] | None:
+    """Return B/B_crit and S/S_min of a study's points, shape (n,); None where either scale or a point is missing."""
+    if study.b_crit is None or study.s_min is None or not study.points:
+        return None
+    size, steps = (np.array([getattr(one, name) for one in study.points]) for name in ("batch_size", "steps"))
+    return size / study.b_crit, steps / study.s_min
+
+
+def _share(square: float) -> float:
+    """Return a mean square of logarithms as a share."""
+    return math.expm1(math.sqrt(square))
+
+
+def pairs(studies: Sequence[Compared], level: float = LEVEL) -> list[Pair]:
+    """Return each two studies' critical batch sizes as a ratio with its interval, all of them at one joint level."""
+    both = list(combinations(studies, 2))
+    return [_pair(one, other, (1.0 - level) / len(both)) for one, other in both]
+
+
+def _pair(one: Compared, other: Compared, error: float) -> Pair:
+    """Return the two in order; ``error`` is the chance that the interval of their ratio leaves out the truth."""
+    large, small = sorted((one, other), key=_order, reverse=True)
+    if large.b_crit is None or small.b_crit is None:
+        low = None
+        if large.b_crit_low is not None and small.b_crit_high is not None and large.b_crit_low > small.b_crit_high:
+            low = large.b_crit_low / small.b_crit_high
+        return Pair(large.name, small.name, None, low, None, None if low is None else True)
+    ratio, high = large.b_crit / small.b_crit, None
+    falls = _width(large.b_crit_low, large.b_crit, large.level), _width(small.b_crit, small.b_crit_high, small.level)
+    rises = _width(large.b_crit, large.b_crit_high, large.level), _width(small.b_crit_low, small.b_crit, small.level)
+    low, high = (
+        None if None in widths else ratio * math.exp(sign * _deviations(error) * math.hypot(*widths))  # type: ignore[arg-type]
+        for sign, widths in ((-1.0, falls), (1.0, rises))
+    )
+    return Pair(large.name, small.name, ratio, low, high, None if low is None else low > 1.0)
+
+
+def _order(study: Compared) -> float:
+    """Return what orders a study by B_crit: an end of its interval where that is all there is."""
+    return study.b_crit or study.b_crit_low or study.b_crit_high or 0.0
+
+
+def _width(low: float | None, high: float | None, level: float) -> float | None:
+    """Return the standard deviation of log B_crit on one side of its median, from the interval's half; None if open."""
+    return None if low is None or high is None else math.log(high / low) / _deviations(1.0 - level)
+
+
+def _deviations(error: float) -> float:
+    """Return how many standard deviations a two-sided interval of that error reaches from the median."""
+    return NormalDist().inv_cdf(1.0 - error / 2.0)

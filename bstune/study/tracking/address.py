@@ -1,0 +1,61 @@
+"""Where MLflow is: the URI that a study logs to, and the command and the address that open its pages."""
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mlflow import MlflowClient
+from mlflow.store.db.db_types import DATABASE_ENGINES
+from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
+from omegaconf import DictConfig
+from sqlalchemy.engine import make_url
+
+from bstune.core.errors import ConfigError
+from bstune.core.secrets import redact_patterns
+from bstune.study.tracking.exchange import FAILURES
+
+UI = "http://127.0.0.1:5000"  # of `mlflow ui`
+
+
+def tracking_uri(settings: DictConfig) -> str:
+    """Return the URI in the config, or ``MLFLOW_TRACKING_URI``, or of ``mlflow.db``; SQLite paths are made absolute."""
+    uri: str = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    path = uri.removeprefix("sqlite:///")
+    if path in (uri, "", ":memory:") or "?" in path:
+        return uri
+    # Not mlflow's own conversion: it writes a space as %20, which SQLAlchemy 2.0 takes for a part of the name.
+    return f"sqlite:///{Path(path).absolute().as_posix()}"
+
+
+def check_uri(uri: str) -> None:
+    """Check that MLflow has a store for this kind of URI, without connecting; ConfigError if it has none."""
+    if urlsplit(uri).scheme.partition("+")[0] in ("http", "https", *DATABASE_ENGINES):
+        return
+    try:
+        MlflowClient(uri)
+    except UnsupportedModelRegistryStoreURIException as error:
+        accepted = "the http address of an MLflow server or a database such as sqlite:///mlflow.db"
+        raise ConfigError(f"MLFLOW_TRACKING_URI or mlflow.uri must be {accepted}, but got {uri!r}") from error
+    except FAILURES:
+        return  # known, but not there now: sending says so once, and the study goes on
+
+
+def database_path(uri: str) -> Path | None:
+    """Return the path of a SQLite database; None for a server, or a database in memory."""
+    database = make_url(uri).database if uri.startswith("sqlite:///") and "?" not in uri else None
+    return Path(database).absolute() if database and database != ":memory:" else None
+
+
+def opening(uri: str, page: str = "") -> tuple[str, ...]:
+    """Return what opens a page of MLflow's UI, such as ``#/experiments/1``, in a line or two; none shows a password.
+
+    That is the command that serves a database, and the address.
+    """
+    if uri.startswith(("http://", "https://")):
+        return (f"{re.sub('//[^/]*@', '//', redact_patterns(uri)).rstrip('/')}{'/' if page else ''}{page}",)
+    shown = shlex.quote(uri) if redact_patterns(uri) == uri else '"$MLFLOW_TRACKING_URI"'
+    command = f"{shlex.quote(sys.executable)} -m mlflow ui --backend-store-uri {shown}"
+    return (command, f"{UI}/{page}") if page else (command,)

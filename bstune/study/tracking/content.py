@@ -1,0 +1,173 @@
+"""What MLflow is given of a study and its trials: names, parameters, metrics, the note and the data set."""
+
+import hashlib
+import json
+import math
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from urllib.parse import urlencode
+
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
+from omegaconf import OmegaConf
+
+from bstune.config import to_dict
+from bstune.core.console import format_count, format_number
+from bstune.core.noise_scale import moving_estimate
+from bstune.core.records import TrialResult
+from bstune.core.secrets import redact_values
+from bstune.report.rows import Summary
+from bstune.study.prepare import PreparedStudy
+
+KIND = "bstune.kind"  # tag of a run: of a study, or of a trial
+Value = tuple[str, int, float | None]  # a metric's name, its step and its value
+# mlflow.utils.validation: names of 250 characters, parameters of 6000; tags of 5000 before mlflow 3 and 8000 since.
+KEY_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6000, 5000
+TRIAL_PARAMS = ("batch_size", "lr", "delta", "seed", "trial_index", "replicate_of")
+_SECONDS = ("train_seconds", "eval_seconds", "startup_seconds", "wall_seconds")  # of a trial without those it continues
+_ENDS = {"reached": "reached {} steps", "censored": "stopped at {} steps", "diverged": "diverged at {} steps"}
+_ENDS |= {"oom": "out of memory", "failed": "failed"}
+# Parameters of a study by the options that they are of; the whole config is an artifact.
+_OPTIONS = {
+    "workload": "workload.name",
+    "study": "study",
+    "seed": "seed",
+    "objective": "search.objective",
+    "trials": "search.trials",
+    "batch_size.low": "search.batch_size.low",
+    "batch_size.high": "search.batch_size.high",
+    "budget.steps": "budget.steps",
+    "budget.examples": "budget.examples",
+    "reference.batch_size": "scaling.batch_size",
+    "reference.lr": "scaling.lr",
+    "scaling": "scaling.rule._target_",
+    "sampler": "sampler._target_",
+    "precision": "precision",
+    "devices": "devices",
+}
+_POINTS = {"steps_to_target": "steps", "time_to_target": "time_to_target", "examples_to_target": "examples"}
+
+
+def study_name(prepared: PreparedStudy) -> str:
+    """Return ``digits · cpu · val/loss<=0.1``."""
+    target = str(prepared.protocol.target).replace(" ", "")
+    return cut(f"{prepared.config.study} · {prepared.backend.device} · {target}", KEY_LENGTH)
+
+
+def study_params(prepared: PreparedStudy, commit: str | None) -> dict[str, str]:
+    """Return what a study is, in a few parameters, without passwords."""
+    values = {name: OmegaConf.select(prepared.config, option) for name, option in _OPTIONS.items()}
+    values = {name: value for name, value in redact_values(values).items() if value is not None}
+    for name in ("scaling", "sampler"):
+        if name in values:
+            values[name] = str(values[name]).rpartition(".")[2]
+    values |= {"target": str(prepared.protocol.target), "device": prepared.backend.device}
+    values |= {} if commit is None else {"git_commit": commit}
+    return {name: cut(str(value), PARAM_LENGTH) for name, value in values.items()}
+
+
+def study_values(summary: Summary) -> list[Value]:
+    """Return a study's metrics: its critical batch size, its winner on fresh seeds, its tests and its curves."""
+    critical, name = summary["critical"] or {}, summary["use"]
+    ends = {"value": "b_crit", "low": "b_crit_low", "high": "b_crit_high"}
+    named = {f"critical_batch/{end}": critical.get(key) for end, key in ends.items()}
+    if name is not None:
+        row = summary[name]
+        fresh = row["confirmed"] or {}
+        named |= {f"best/{field}": row[field] for field in ("batch_size", "lr", "steps")}
+        named["best/seconds"] = row["time_to_target"]
+        named |= {f"best/seconds_{end}": fresh.get(f"time_{end}") for end in ("low", "high")}
+        named["best/reached_of_n"] = fresh["reached"] / fresh["runs"] if fresh else None
+        tests = summary["test"].get(name, {})
+        named |= {f"test/{metric.removeprefix('test/')}": value for metric, value in tests.items()}
+    return [*((metric, 0, value) for metric, value in named.items()), *_curves(summary)]
+
+
+def _curves(summary: Summary) -> Iterator[Value]:
+    """Yield the curves, whose step is the batch size: the frontier's points, and S*(B) as all trials have it."""
+    points = [point for point in summary["points"] if not point["censored"]]
+    for name, field in _POINTS.items():
+        finite = [(point["batch_size"], point[field]) for point in points if point[field] is not None]
+        lowest = dict(sorted(finite, key=lambda point: -point[1]))  # of a batch size's, the last one stays
+        yield from ((f"curve/{name}", size, value) for size, value in sorted(lowest.items()))
+    fitted = summary["curve"]
+    if fitted is not None:
+        rows = zip(fitted["batch_size"], fitted["steps"], fitted["seconds_per_step"], strict=True)
+        for size, (steps, tau) in {round(size): rest for size, *rest in rows}.items():
+            yield "curve/steps_to_target_fit", size, steps
+            yield "curve/time_to_target_fit", size, None if tau is None else steps * tau
+            yield "curve/examples_to_target_fit", size, steps * size
+
+
+def note(answer: str, run_id: str, figure: str | None, trials_page: str) -> str:
+    """Return a study's description in Markdown: the answer as it is printed, the figure, a link to the trials."""
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", answer)), default=0))
+    parts = [f"{fence}text\n{{}}\n{fence}"]
+    if figure is not None:
+        query = urlencode({"path": figure, "run_uuid": run_id})
+        parts.append(f"![steps and seconds to target over batch size](get-artifact?{query})")
+    parts.append(f"[the study's trials]({trials_page})")
+    text = "\n\n".join(parts)
+    return text.format(cut(answer, TAG_LENGTH - len(text)))
+
+
+def trial_name(result: TrialResult) -> str:
+    """Return ``B 204 · lr 1.13 · reached 56 steps``."""
+    end = _ENDS[result.status].format(format_count(result.steps))
+    seed = ["fresh seed"] if result.replicate_of is not None else []
+    return " · ".join([f"B {format_count(result.batch_size)}", f"lr {format_number(result.lr)}", *seed, end])
+
+
+def trial_values(chain: Sequence[TrialResult], metric: str) -> list[Value]:
+    """Return the metrics of a trial, the last one of ``chain``; the others are those that it continues.
+
+    What they have sent of its history is left out, its seconds are those of all of them.
+    """
+    result, before = chain[-1], chain[-2] if len(chain) > 1 else None
+    names = ("steps", "steps_low", "examples", "time_to_target", "seconds_per_step")
+    values: list[Value] = [(name, 0, getattr(result, name)) for name in names]
+    values += [(name, 0, sum(getattr(one, name) for one in chain)) for name in _SECONDS]
+    if result.reached:
+        values += [("steps_to_target", 0, result.steps), ("examples_to_target", 0, result.examples)]
+    values += [(metric, step, value) for step, value in result.history[len(before.history) if before else 0 :]]
+    for last in range(1 + len(before.noise_scale) if before else 1, 1 + len(result.noise_scale)):
+        estimate = moving_estimate(result.noise_scale[:last])
+        estimated = {"": estimate.noise_scale, "_low": estimate.low, "_high": estimate.high}
+        values += [(f"noise_scale{end}", result.noise_scale[last - 1][0], value) for end, value in estimated.items()]
+    return values
+
+
+def metrics(values: Iterable[Value], milliseconds: int) -> list[Metric]:
+    """Return MLflow's metrics of (name, step, value); a value that is None or not finite is left out."""
+    finite = [(name, step, value) for name, step, value in values if value is not None and math.isfinite(value)]
+    return [Metric(key(name), float(value), milliseconds, step) for name, step, value in finite]
+
+
+def data_set(prepared: PreparedStudy) -> DatasetInput:
+    """Return the training data as MLflow's data set: what reads it, and a digest of that, not of its bytes."""
+    config = prepared.config.copy()
+    config.data.root = ""  # where the data lie does not matter: their checksums are pinned
+    workload = config.workload
+    read_by = {"workload": workload.name} if "data" not in workload else to_dict(workload.data)
+    if table := prepared.backend.frozen_settings.get("workload.table"):  # a replayed study's
+        read_by = {"table": table}
+    source = json.dumps(redact_values(read_by), default=str)
+    digest = hashlib.sha256(source.encode()).hexdigest()[:8]
+    profile = json.dumps(
+        {"train_examples": prepared.backend.train_examples, "digest": "of the source, not of the data"}
+    )
+    name = cut(workload.name, KEY_LENGTH)
+    return DatasetInput(
+        Dataset(name, digest, "bstune", source, profile=profile), [InputTag("mlflow.data.context", "training")]
+    )
+
+
+def key(name: str) -> str:
+    """Return ``name`` as MLflow allows it: letters, digits and ``_-. /`` in a path that is already normal."""
+    return posixpath.normpath(re.sub(r"[^/\w.\- ]", "_", name)).lstrip("./")[:KEY_LENGTH] or "_"
+
+
+def cut(text: str, length: int) -> str:
+    """Return a text of at most ``length`` letters, which says so where it was cut."""
+    mark = " ... (cut)"
+    return text if len(text) <= length else text[: length - len(mark)] + mark

@@ -1,0 +1,84 @@
+"""MLflow's SQLite database, made whole or not at all."""
+
+import logging
+import sqlite3
+import time
+from contextlib import closing, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from alembic.script import ScriptDirectory
+from filelock import FileLock
+from mlflow.store.db import utils as mlflow_database
+from mlflow.store.db.base_sql_model import Base
+
+_CONTENTS = ("runs", "registered_models", "trace_info")  # tables that hold what is not to be lost, but for experiments
+_JOURNALS = ("-journal", "-wal", "-shm")
+_LOOK_SECONDS = 1.0  # between two looks at a database that another program may be making
+_log = logging.getLogger(__name__)
+
+
+def make_database(path: Path) -> None:
+    """Make MLflow's SQLite database under another name, then rename it; nothing if it is there.
+
+    One that was not made to its end would break every later study: it is moved aside, if nothing is in it.
+    """
+    if path.exists() and not _half_made(path):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock, partial = (path.with_name(path.name + end) for end in (".lock", ".partial"))
+    with FileLock(lock):
+        broken = path.exists() and _half_made(path) and not _being_made(path)
+        if broken or not path.exists():
+            for end in ("", *_JOURNALS):  # of a process that was killed as it made it
+                partial.with_name(partial.name + end).unlink(missing_ok=True)
+            engine = mlflow_database.create_sqlalchemy_engine_with_retry(f"sqlite:///{partial}")  # type: ignore[no-untyped-call]
+            mlflow_database._initialize_tables(engine)  # type: ignore[no-untyped-call]
+            engine.dispose()
+            aside = next(one for i in count(1) if not (one := path.with_name(f"{path.name}.incomplete-{i}")).exists())
+            _rename(path, aside)  # a journal by itself, too: it would be taken for the new database's
+            partial.rename(path)
+            if broken:
+                what = "was not made to its end and holds no runs: it is now"
+                _log.warning("MLflow: the database %s %s %s, and a new one was made", path, what, aside.name)
+        lock.unlink(missing_ok=True)  # who waits for it finds the database and makes none
+
+
+def _rename(path: Path, name: Path) -> None:
+    """Rename what there is of a SQLite database and its journals."""
+    for end in (*_JOURNALS, ""):
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + end).rename(name.with_name(name.name + end))
+
+
+def _being_made(path: Path) -> bool:
+    """Return whether another program, as ``mlflow ui``, changes the file."""
+    before = path.stat()
+    time.sleep(_LOOK_SECONDS)
+    after = path.stat()
+    return (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size)
+
+
+def _half_made(path: Path) -> bool:
+    """Return whether a SQLite file is what MLflow leaves if it is ended as it makes its tables, with nothing in it."""
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=_LOOK_SECONDS)) as connection:
+
+            def rows(what: str) -> list[Any]:
+                return [row[0] for row in connection.execute(f"SELECT {what}")]
+
+            tables = set(rows("name FROM sqlite_master WHERE type = 'table'"))
+            versions = rows("version_num FROM alembic_version") if "alembic_version" in tables else []
+            config = mlflow_database._get_alembic_config("")  # type: ignore[no-untyped-call]
+            scripts = ScriptDirectory.from_config(config)
+            if versions:
+                known = {script.revision for script in scripts.walk_revisions()}
+                own = not {*versions} & {*scripts.get_heads()} and {*versions} <= known
+            else:
+                own = tables <= {*Base.metadata.tables, "alembic_version"}
+            contents = [f"1 FROM {table}" for table in _CONTENTS if table in tables]
+            contents += ["1 FROM experiments WHERE experiment_id != 0"] if "experiments" in tables else []
+            return own and not any(rows(what + " LIMIT 1") for what in contents)
+    except sqlite3.Error:  # locked, or no database: MLflow says what is wrong with it
+        return False

@@ -1,0 +1,95 @@
+"""Exchanges with MLflow, each in a thread that is waited for so long at most: none ever stops a study.
+
+Left alone its client retries for minutes. So every exchange is waited for ``mlflow.study_seconds`` in all, over the
+whole run; the first failure is logged as one line and ends sending.
+"""
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from alembic.util import CommandError
+from mlflow.exceptions import MlflowException
+from mlflow.utils.logging_utils import suppress_logs_in_thread
+from omegaconf import DictConfig
+from sqlalchemy.exc import SQLAlchemyError
+
+from bstune.core.secrets import redact
+
+# Of a server that is down, a locked or newer database, a full disk, a missing driver; those of requests are OSErrors.
+FAILURES = (MlflowException, SQLAlchemyError, CommandError, OSError, ImportError, json.JSONDecodeError)
+THREAD = "bstune-mlflow"
+_log = logging.getLogger(__name__)
+# What mlflow's HTTP client says of its retries; mlflow's own loggers are silenced as the thread runs.
+logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.threadName != THREAD)
+
+
+class Exchanges:
+    """A run's exchanges with MLflow, one after the other; after one that failed, nothing more is to be sent."""
+
+    def __init__(self, settings: DictConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings, self._clock, self._left = settings, clock, settings.study_seconds
+        self.failed = False
+
+    def run(self, what: str, work: Callable[[], None], seconds: float = math.inf) -> None:
+        """Run ``work`` in a thread and wait ``seconds`` for it; after a failure log one line and end sending."""
+        outcome: Future[None] = Future()
+
+        def run() -> None:
+            with suppress_logs_in_thread():
+                try:
+                    work()
+                    outcome.set_result(None)
+                except Exception as error:  # noqa: BLE001 (the thread's end would print its passwords)
+                    outcome.set_exception(error)
+
+        # A daemon: one that hangs must not keep the process from ending.
+        thread = threading.Thread(target=run, name=THREAD, daemon=True)
+        allowed, start = min(seconds, self._left), self._clock()
+        total = f"what was left of mlflow.study_seconds={self._settings.study_seconds:g}"
+        limit = f"mlflow.seconds={seconds:g}" if seconds < self._left else total
+        with short_requests(self._settings):
+            if allowed > 0:
+                thread.start()
+                thread.join(allowed)
+        self._left -= self._clock() - start
+        trace = ""
+        if allowed <= 0 or thread.is_alive():
+            reason = f"no answer within {max(0.0, allowed):.3g} s, {limit}"
+        elif (error := outcome.exception()) is not None:
+            reason = redact(f"{type(error).__name__}: {error}").splitlines()[0]
+            if not isinstance(error, FAILURES):
+                trace = "\n" + redact("".join(traceback.format_exception(error)))
+        else:
+            return
+        self.failed = True
+        then = "The next run of the same command sends what is missing, if MLflow answers by then."
+        _log.warning("MLflow: could not %s (%s). %s%s", what, reason, then, trace)
+
+
+@contextmanager
+def short_requests(settings: DictConfig) -> Iterator[None]:
+    """Give MLflow's HTTP client short limits while the context is open: it reads the environment at each request."""
+    values = {
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(settings.request_seconds),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(settings.retries),
+        "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
+        "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
+        "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",  # an overloaded server may ask for minutes
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    }
+    before = {name: os.environ.pop(name) for name in values if name in os.environ}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del os.environ[name]
+        os.environ.update(before)

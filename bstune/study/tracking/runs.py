@@ -1,0 +1,274 @@
+"""A study's runs in MLflow: one of the study, in an experiment of studies, and one a trial, in another beside it.
+
+What was sent is found by searching the server for the study's id, so the next run of a command sends what is missing.
+A trial's run counts as whole once it has ended; one whose sender died before that is deleted and sent again. A stopped
+trial that is continued goes on in its run: its metrics have the times that follow from the records, so that sending
+them twice is sending them once, and the run names the trial last of all. Metrics are append-only, so the results of a
+continued study go to a new run, and the old one is deleted. One process at a time may send a study's runs: the caller
+holds the study's lock.
+
+A request that is answered late is sent again, and may have been done twice: what was written twice, or not to its end,
+is deleted when the study is opened and when it is finished. Runs that a former version of bstune sent, with the trials
+beside the studies, are left as they are.
+"""
+
+import logging
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+import optuna
+from mlflow import MlflowClient
+from mlflow.entities import Param, Run, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.store.tracking import SEARCH_MAX_RESULTS_THRESHOLD
+
+from bstune.core.records import TrialResult
+from bstune.core.secrets import redact
+from bstune.report.answer import answer, block
+from bstune.report.rows import Summary
+from bstune.study.prepare import PreparedStudy
+from bstune.study.storage import STUDY_ID, results
+from bstune.study.tracking import content, saved_view
+from bstune.study.tracking.address import database_path, opening, tracking_uri
+from bstune.study.tracking.content import KIND
+from bstune.study.tracking.database import make_database
+from bstune.study.tracking.exchange import Exchanges
+from bstune.study.tracking.model import send_model
+
+STUDY_TAG, PARENT = "bstune.study_id", "mlflow.parentRunId"
+TRIALS = "bstune.trials"  # on a trial's run: its number, then those of the trials that continued it
+LAYOUT, OWN_LAYOUT = "bstune.layout", "2"  # a former version had none
+RESULTS_BEGUN = "bstune.results_begun"  # on a study's run: some of its results may be there, or still come
+RESULT_TRIALS = "bstune.result_trials"  # how many trials the results in it are of; set once they are all there
+MODEL = "bstune.model"  # on a study's run: the id of the winner's model
+# Pages that show experiments of this kind begin with their runs, others with traces.
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+_log = logging.getLogger(__name__)
+
+
+def open_tracking(prepared: PreparedStudy, study: optuna.Study) -> "Tracking":
+    """Open MLflow and send the trials that it lacks."""
+    tracking = Tracking(prepared, study.user_attrs[STUDY_ID])
+    for result in results(study):
+        tracking.send_trial(result)
+    return tracking
+
+
+class Tracking:
+    """A study's runs in MLflow. Nothing here raises because of MLflow: after a failure, nothing more is sent."""
+
+    _client: MlflowClient
+    _experiments: Mapping[str, str]  # ids by kind of run
+    _parent: Run  # the study's
+
+    def __init__(self, prepared: PreparedStudy, study_id: str) -> None:
+        """Find what was sent before of the study with this uuid."""
+        config, self._backend, self._metric = prepared.config, prepared.backend, prepared.protocol.target.metric
+        self._prepared, self._settings, self._uri = prepared, config.mlflow, tracking_uri(config.mlflow)
+        self._commit = _git_commit()
+        self._tags = {STUDY_TAG: study_id, "bstune.study": config.study, "bstune.workload": config.workload.name}
+        self._page = ""  # of MLflow's UI with the studies
+        self._results: dict[int, TrialResult] = {}  # of the trials that were to be sent, by number
+        self._whole: dict[int, tuple[str, int]] = {}  # of the trials that MLflow has whole: their run's id and start
+        self._exchanges = Exchanges(config.mlflow)
+        self._exchanges.run("open the study", self._find)
+
+    @property
+    def sent(self) -> set[int]:
+        """Numbers of the trials that MLflow has whole."""
+        return set(self._whole)
+
+    @property
+    def opening(self) -> tuple[str, ...]:
+        """What opens the page of the studies: the command that serves a database, and the address."""
+        return opening(self._uri, self._page)
+
+    def send_trial(self, result: TrialResult) -> None:
+        """Send one trial whole, unless MLflow has it; what a trial short of the target lacks is left out."""
+        self._results[result.number] = result
+        if not self._exchanges.failed and result.number not in self._whole:
+            work = partial(self._write_trial, result, round(1000 * time.time()))
+            self._exchanges.run(f"send trial {result.number}", work, self._settings.seconds)
+
+    def finish_study(self, summary: Summary, artifacts: Sequence[Path]) -> None:
+        """Send a completed study's results to its run, and end that run; nothing if it has as many trials'.
+
+        ``artifacts`` are files; the one with the suffix png that comes first is shown in the run's note.
+        """
+        if not self._exchanges.failed and self._parent.data.tags.get(RESULT_TRIALS) != str(len(self.sent)):
+            self._exchanges.run("send the results", partial(self._write_results, summary, artifacts))
+        if not self._exchanges.failed and MODEL not in self._parent.data.tags:
+            self._exchanges.run("send the winner's model", partial(self._write_model, summary))
+
+    def _find(self) -> None:
+        """Find or create the experiments and the study's run, and repair what a process that died left behind."""
+        if (path := database_path(self._uri)) is not None:
+            make_database(path)
+        self._client = MlflowClient(self._uri)
+        name = self._settings.experiment
+        view = {saved_view.TAG: saved_view.saved_view(round(1000 * time.time()))}
+        tags = {"study": EXPERIMENT_TAGS | view, "trial": EXPERIMENT_TAGS}
+        names = {"study": name, "trial": f"{name}-trials"}
+        self._experiments = {kind: _experiment(self._client, self._uri, names[kind], tags[kind]) for kind in names}
+        self._page = saved_view.page(self._experiments["study"])
+        # The newest with all its results: a newer one with half of them is what a process that died left.
+        found = self._runs("study")
+        parents = [run for run in found if run.data.tags.get(LAYOUT) == OWN_LAYOUT]
+        if found and not parents:
+            _log.warning(
+                "MLflow: a former version of bstune logged this study in experiment %r, its trials beside it: these "
+                "runs are left as they are, and all of the study is sent anew",
+                name,
+            )
+        parent = max(parents, key=lambda run: (RESULT_TRIALS in run.data.tags, run.info.start_time), default=None)
+        self._parent = parent or self._create_parent()
+        self._describe_parent(self._parent)
+        for child in self._runs("trial"):
+            if child.info.status in ("FINISHED", "FAILED"):
+                for number in child.data.tags[TRIALS].split():
+                    self._whole.setdefault(int(number), (child.info.run_id, child.info.start_time))
+        self._delete_strays()
+        self._make_only_parent(self._parent.info.run_id)
+
+    def _runs(self, kind: str) -> list[Run]:
+        """Return the study's runs of a kind that were not deleted, the oldest first, 50,000 at most."""
+        where = f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}' and tags.`{KIND}` = '{kind}'"
+        limit, order = SEARCH_MAX_RESULTS_THRESHOLD, ["start_time"]
+        return list(self._client.search_runs([self._experiments[kind]], where, max_results=limit, order_by=order))
+
+    def _create_parent(self) -> Run:
+        backend = self._backend
+        tags = self._run_tags("study", backend.device, backend.versions) | {"bstune.metric": self._metric}
+        tags |= {"mlflow.source.git.commit": self._commit} if self._commit else {}
+        name = content.study_name(self._prepared)
+        run: Run = self._client.create_run(self._experiments["study"], tags=tags, run_name=name)
+        return run
+
+    def _describe_parent(self, parent: Run) -> None:
+        """Send the parameters and the data set as far as the study's run lacks them: what it has cannot be changed."""
+        params = content.study_params(self._prepared, self._commit)
+        missing = [Param(name, value) for name, value in params.items() if name not in parent.data.params]
+        self._client.log_batch(parent.info.run_id, params=missing)
+        if parent.inputs is None or not parent.inputs.dataset_inputs:
+            self._client.log_inputs(parent.info.run_id, [content.data_set(self._prepared)])
+
+    def _make_only_parent(self, parent_id: str) -> None:
+        """Move all the study's trials to this parent, then delete its other ones but a former version's."""
+        for child in self._runs("trial"):
+            if child.data.tags[PARENT] != parent_id:
+                self._client.set_tag(child.info.run_id, PARENT, parent_id)
+        for run in self._runs("study"):
+            if run.info.run_id != parent_id and run.data.tags.get(LAYOUT) == OWN_LAYOUT:
+                self._client.delete_run(run.info.run_id)
+
+    def _delete_strays(self) -> None:
+        """Delete the trials' runs that a process that died, or a repeated request, left beside those that are whole."""
+        whole = {run_id for run_id, _ in self._whole.values()}
+        for child in self._runs("trial"):
+            if child.info.run_id not in whole:
+                self._client.delete_run(child.info.run_id)
+
+    def _write_trial(self, result: TrialResult, now: int) -> None:
+        chain = self._chain(result)
+        if len(chain) > 1:
+            self._continue_run(chain)
+            return
+        tags = self._run_tags("trial", result.device, result.versions) | self._trial_tags(result)
+        tags |= {TRIALS: str(result.number), PARENT: self._parent.info.run_id}
+        start = now - round(1000 * result.wall_seconds)
+        name = content.trial_name(result)
+        run_id = self._client.create_run(self._experiments["trial"], start, tags, name).info.run_id
+        values = {name: getattr(result, name) for name in content.TRIAL_PARAMS} | dict(result.hyperparameters)
+        params = [Param(content.key(name), str(value)) for name, value in values.items() if value is not None]
+        # The client itself splits what is past the limits of one request: 1000 metrics, 100 parameters.
+        self._client.log_batch(run_id, content.metrics(content.trial_values(chain, self._metric), now), params)
+        # Last, because a run that has ended counts as sent.
+        self._client.set_terminated(run_id, "FAILED" if result.status == "failed" else "FINISHED", now)
+        self._whole[result.number] = run_id, start
+
+    def _chain(self, result: TrialResult) -> list[TrialResult]:
+        """Return the trials whose run this one goes on in, itself last; one that failed has a run of its own."""
+        chain = [result]
+        while (number := chain[0].resumed_from) is not None and result.status != "failed" and number in self._whole:
+            chain.insert(0, self._results[number])
+        return chain
+
+    def _continue_run(self, chain: Sequence[TrialResult]) -> None:
+        """Go on with the run of the trials that the last one of ``chain`` continues."""
+        result = chain[-1]
+        run_id, start = self._whole[chain[-2].number]
+        end = start + round(1000 * sum(one.wall_seconds for one in chain))
+        tags = self._trial_tags(result) | {"mlflow.runName": content.trial_name(result)}
+        values = content.metrics(content.trial_values(chain, self._metric), end)
+        self._client.log_batch(run_id, values, tags=[RunTag(*pair) for pair in tags.items()])
+        self._client.set_terminated(run_id, "FINISHED", end)
+        self._client.set_tag(run_id, TRIALS, " ".join(str(one.number) for one in chain))
+        self._whole[result.number] = run_id, start
+
+    def _write_results(self, summary: Summary, artifacts: Sequence[Path]) -> None:
+        client = self._client
+        # Results of fewer trials, or half sent, perhaps still on their way.
+        again = bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
+        parent = self._create_parent() if again else self._parent
+        run_id = parent.info.run_id
+        client.set_tag(run_id, RESULTS_BEGUN, "true")
+        self._describe_parent(parent)
+        client.log_batch(run_id, content.metrics(content.study_values(summary), round(1000 * time.time())))
+        for path in artifacts:
+            client.log_artifact(run_id, str(path))
+        figure = next((path.name for path in artifacts if path.suffix == ".png"), None)
+        where = quote(f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}'")
+        trials = f"#/experiments/{self._experiments['trial']}/runs?workflowType=machine_learning&searchFilter={where}"
+        text = redact("\n".join(block(answer(summary))))
+        client.set_tag(run_id, "mlflow.note.content", content.note(text, run_id, figure, trials))
+        client.set_terminated(run_id, "FINISHED")
+        client.set_tag(run_id, RESULT_TRIALS, str(len(self.sent)))  # from here on it is the parent that stays
+        self._delete_strays()
+        self._make_only_parent(run_id)
+        self._parent = client.get_run(run_id)
+
+    def _write_model(self, summary: Summary) -> None:
+        run_id = self._parent.info.run_id
+        model_id = send_model(self._client, self._experiments["study"], run_id, self._prepared, self._results, summary)
+        if model_id is not None:
+            self._client.set_tag(run_id, MODEL, model_id)
+
+    def _run_tags(self, kind: str, device: str, versions: Mapping[str, str]) -> dict[str, str]:
+        tags = self._tags | {KIND: kind, LAYOUT: OWN_LAYOUT, "bstune.device": device, "mlflow.source.name": "bstune"}
+        return tags | {content.key(f"bstune.version.{package}"): version for package, version in versions.items()}
+
+    def _trial_tags(self, result: TrialResult) -> dict[str, str]:
+        tags: dict[str, str] = {"bstune.status": result.status}
+        tags |= {} if result.resumed_from is None else {"bstune.resumed_from": str(result.resumed_from)}
+        message = content.cut(redact(result.message), content.TAG_LENGTH) if result.message else None
+        return tags | ({} if message is None else {"bstune.message": message})
+
+
+def _experiment(client: MlflowClient, uri: str, name: str, tags: Mapping[str, str]) -> str:
+    """Return the id of the experiment with these tags, created where it is missing; a tag that is there stays."""
+    if (found := client.get_experiment_by_name(name)) is None:
+        # Left to MLflow, the artifacts of a database would lie below whatever the working directory is.
+        path = database_path(uri)
+        location = None if path is None else str(path.parent / "mlruns" / quote(name, safe=" "))
+        try:
+            return str(client.create_experiment(name, location, dict(tags)))
+        except MlflowException:  # another process has just made it, or this one, if the request was repeated
+            if (found := client.get_experiment_by_name(name)) is None:
+                raise
+    for key, value in tags.items():
+        if key not in found.tags:
+            client.set_experiment_tag(found.experiment_id, key, value)
+    return str(found.experiment_id)
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the working directory's repository; None where there is none, or no git."""
+    try:
+        command = ["git", "rev-parse", "HEAD"]  # the git of whoever runs the study
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=5).strip()  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None

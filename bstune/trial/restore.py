@@ -1,0 +1,43 @@
+"""A trained module from a folder with its study's config, its trial and its checkpoint, as MLflow keeps a winner."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from omegaconf import OmegaConf
+
+from bstune.core.records import TrialSpec
+from bstune.trial.workload import build_module
+
+CONFIG, TRIAL = "config.yaml", "trial.json"  # beside the checkpoint, whose name the latter has
+
+
+class Restored:
+    """A module with a checkpoint's weights, in evaluation mode on the CPU."""
+
+    def __init__(self, module: LightningModule) -> None:
+        self.module = module.eval()
+
+    def predict(self, inputs: Any, params: Any = None) -> np.ndarray:
+        """Return what the module's ``forward`` makes of an array as its own data give it, such as normalised images."""
+        batch = torch.as_tensor(np.asarray(inputs))
+        batch = batch.to(self.module.dtype) if batch.is_floating_point() else batch
+        with torch.no_grad():
+            outputs: torch.Tensor = self.module(batch)
+        return outputs.float().numpy()
+
+
+def _load_pyfunc(path: str) -> Restored:
+    """Return what is in a folder that :mod:`bstune.study.tracking.model` wrote; MLflow's pyfunc flavour calls this."""
+    folder = Path(path)
+    written: dict[str, Any] = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
+    config = OmegaConf.load(folder / CONFIG)
+    config.device = "cpu"
+    module = build_module(config, TrialSpec(**written["spec"]))  # type: ignore[arg-type]  # a mapping, as it was composed
+    checkpoint = torch.load(folder / written["checkpoint"], map_location="cpu", weights_only=True)
+    module.on_load_checkpoint(checkpoint)
+    module.load_state_dict(checkpoint["state_dict"])
+    return Restored(module)

@@ -1,0 +1,90 @@
+"""Debian's Chromium without a window, driven by selenium, and a server of MLflow for it to look at."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync")
+OPTIONS += ("--disable-background-networking", "--disable-component-update", "--hide-scrollbars")
+SECONDS = 120  # that a page, or the server, may take to be there on a busy machine
+
+
+def skip_without_chromium() -> Any:
+    """Return selenium; skip the test where it, or Debian's chromium or chromium-driver, is not installed."""
+    missing = [name for name, path in (("chromium", CHROMIUM), ("chromium-driver", DRIVER)) if path is None]
+    if missing:
+        pytest.skip(f"needs Debian's {' and '.join(missing)}")
+    return pytest.importorskip("selenium.webdriver", reason="needs pip install 'bstune[browser]'")
+
+
+@contextmanager
+def opened_browser(profile: Path, width: int, height: int) -> Iterator[Any]:
+    """Open a browser whose pages are so many pixels wide and high, with an empty profile in a new folder."""
+    webdriver = skip_without_chromium()
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for option in (*OPTIONS, f"--user-data-dir={profile}", f"--window-size={width},{height}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        # Chromium's windows are at least 500 pixels wide; what a page is shown in may be narrower.
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        yield driver
+    finally:
+        driver.quit()
+
+
+def errors(driver: Any) -> list[str]:
+    """Return what the pages' consoles have shown as errors since this was last asked."""
+    return [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def awaited(driver: Any, script: str) -> Any:
+    """Return what a script comes to on the page, once that is something."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(driver, SECONDS).until(lambda driver: driver.execute_script(script))
+
+
+@contextmanager
+def mlflow_server(folder: Path) -> Iterator[str]:
+    """Serve ``mlflow.db`` in a folder on loopback; the server's address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    with (folder / "server.log").open("w") as log:
+        server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + SECONDS
+        while not _answers(address):
+            assert server.poll() is None, (folder / "server.log").read_text()
+            assert time.monotonic() < deadline, (folder / "server.log").read_text()
+            time.sleep(0.2)
+        yield address
+    finally:
+        os.killpg(server.pid, 15)  # its workers too
+        server.wait()
+
+
+def _answers(address: str) -> bool:
+    try:
+        with urlopen(f"{address}/health", timeout=5) as answer:  # noqa: S310 (an address of its own)
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False

@@ -1,0 +1,257 @@
+"""Studies side by side: made ones of a known law, and whatever a folder may hold."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+from bstune.core.errors import StudyError
+from bstune.core.figures import figure_of
+from bstune.report.compare import collapse, compare, compared, pairs, read_studies
+from bstune.report.compare_figure import INCHES_WIDE, paint_comparison
+from bstune.report.compare_page import comparison_page
+from bstune.report.study_folder import completed
+
+ODD = 'a b/<b>é</b> & "ü" $x^2$ 日本'
+SIZES = np.geomspace(8, 4096, 19)
+
+
+def summary(study="a", b_crit=100.0, low=50.0, high=200.0, s_min=80.0, bend=0.0, **changes):
+    """Return the curve.json of a study whose S*(B) is the law times B^bend, with an interval of 10%."""
+    curve = None
+    if b_crit is not None:
+        steps = s_min * (1 + b_crit / SIZES) * SIZES**bend
+        curve = {"batch_size": SIZES.tolist(), "steps": steps.tolist()}
+        curve |= {"low": (0.9 * steps).tolist(), "high": (1.1 * steps).tolist()}
+    points = [] if curve is None else [
+        {"batch_size": round(size), "steps": round(value), "time_to_target": 0.01 * value, "censored": False}
+        for size, value in zip(curve["batch_size"][::3], curve["steps"][::3], strict=True)
+    ]  # fmt: skip
+    fresh = {"reached": 3, "runs": 3, "time_low": 1.0, "time_high": 3.0, "steps_low": 90, "steps_high": 130}
+    winner = {"number": 4, "batch_size": 128, "lr": 0.1, "steps": 110, "time_to_target": 2.0, "confirmed": fresh}
+    critical = {"b_crit": b_crit, "b_crit_low": low, "b_crit_high": high, "s_min": s_min, "level": 0.9}
+    critical |= {"smallest": 8, "largest": 4096}
+    whole = {"study": study, "workload": "digits", "target": "val/loss <= 0.1", "devices": ["cpu (1 thread)"]}
+    whole |= {"points": points, "curve": curve, "critical": critical, "use": "best_by_time", "best_by_time": winner}
+    return {**whole, "spend": {"runs": 40, "seconds": 12.0, "examples": 1000}, **changes}
+
+
+def studies(*summaries):
+    return [compared(completed(one), f"outputs/{i}") for i, one in enumerate(summaries)]
+
+
+UNREACHED = {"points": [], "curve": None, "critical": None, "best_by_time": None, "use": None}
+ONE_SIZE = {"points": [{"batch_size": 8, "steps": 90, "time_to_target": None, "censored": False}], "curve": None}
+ALL_STOPPED = UNREACHED | {"points": [{"batch_size": 8, "steps": None, "steps_low": 90, "censored": True}]}
+FEW = {"reached": 2, "runs": 3, "time_low": 1.0, "time_high": None, "steps_low": 90, "steps_high": None}
+OLD = {"study": "old", "workload": "digits", "points": ONE_SIZE["points"]}
+
+
+@pytest.mark.parametrize(
+    ("bends", "deviation", "inside"),
+    [((0.0,), 0.0, 1.0), ((0.0, 0.0), 0.0, 1.0), ((0.2,), None, 0.0), ((0.0, 0.2), None, 0.5)],
+)
+def test_the_collapse_says_how_far_curves_are_from_the_law(bends, deviation, inside):
+    found = collapse(studies(*(summary(str(i), 100.0 * (i + 1), bend=bend) for i, bend in enumerate(bends))))
+    square = sum(np.mean((bend * np.log(SIZES)) ** 2) for bend in bends) / len(bends)
+    assert found.deviation == pytest.approx(math.expm1(math.sqrt(square)) if deviation is None else deviation, abs=1e-9)
+    assert found.inside == pytest.approx(inside)
+    assert (found.smallest, found.largest) == pytest.approx((8 / 100.0 / len(bends), 40.96))
+    assert found.by_study.keys() == {str(i) for i in range(len(bends))}
+
+
+# Both intervals are the median times or over a factor. The ratio's is wider by the root of the sum of squares.
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ((400, 200, 800), (100, 50, 200), (4.0, 4 / 2**2**0.5, 4 * 2**2**0.5, True)),
+        ((100, 50, 200), (200, 100, 400), (2.0, 2 / 2**2**0.5, 2 * 2**2**0.5, False)),
+        ((400, 100, 500), (100, 95, 105), (4.0, 0.9991, 5.029, False)),  # the halves that face each other
+        ((400, 390, 4000), (100, 10, 110), (4.0, 3.624, 103.8, True)),
+        ((400, None, 800), (100, 50, 200), (4.0, None, 4 * 2**2**0.5, None)),
+        ((None, 400, None), (100, 50, 200), (None, 2.0, None, True)),
+        ((None, 400, None), (300, 150, 600), (None, None, None, None)),
+        ((None, None, 40), (300, 150, 600), (None, 3.75, None, True)),
+        ((None, None, None), (300, 150, 600), (None, None, None, None)),
+    ],
+)
+def test_two_critical_batch_sizes_differ_where_the_ratio_is_not_one(one, other, expected):
+    (pair,) = pairs(studies(summary("a", *one), summary("b", *other)))
+    assert pair.differ is expected[3]
+    for value, wanted in zip((pair.ratio, pair.low, pair.high), expected[:3], strict=True):
+        assert value == (None if wanted is None else pytest.approx(wanted, rel=2e-3))
+
+
+def test_of_three_equal_ones_two_differ_as_often_as_it_says():
+    rng, wrong, deviations = np.random.default_rng(0), 0, 1.6449
+    for _ in range(400):
+        middles = np.exp(math.log(100.0) + rng.normal(0.0, (0.2, 0.4, 0.6)))
+        ends = [
+            (m, m * math.exp(-deviations * s), m * math.exp(deviations * s))
+            for m, s in zip(middles, (0.2, 0.4, 0.6), strict=True)
+        ]
+        found = pairs(studies(*(summary(str(i), *end) for i, end in enumerate(ends))))
+        wrong += any(pair.differ for pair in found)
+    assert 0.03 < wrong / 400 < 0.13  # 0.1, less as the three pairs depend on each other
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        (UNREACHED, "reached"),
+        (ALL_STOPPED, "reached"),
+        (ONE_SIZE | {"critical": None}, "no critical batch size"),
+        (ONE_SIZE, "at one batch size"),
+        ({"best_by_time": summary()["best_by_time"] | {"confirmed": FEW}}, "2 of 3"),
+    ],
+)
+def test_what_a_study_lacks_is_said_beside_what_there_is(changes, note, tmp_path):
+    found = compare(studies(summary("a"), summary("b", **changes)))
+    assert any(note in line for line in found.studies[1].notes), found.studies[1].notes
+    assert f"b: {found.studies[1].notes[0]}" in comparison_page(found).replace("&lt;", "<")
+    figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 7.0)).draw_without_rendering()
+
+
+def test_names_are_text_and_differ():
+    changed = summary(ODD, workload=ODD, target="val/acc >= 0.9", devices=["H200"])
+    found = compare(studies(summary(), changed, changed, summary("c" * 300), summary("$x^2$ 日本")))
+    names = [study.name for study in found.studies]
+    assert names[:3] == ["a", f"{ODD} (outputs/1)", f"{ODD} (outputs/2)"]
+    page = comparison_page(found)
+    assert "<b>é" not in page
+    assert "a b/&lt;b&gt;é&lt;/b&gt; &amp; &quot;ü&quot; $x^2$ 日本" in page
+    assert [line.split(":")[0].split(",")[0] for line in found.notes] == ["the targets differ", "the devices differ"]
+    drawn = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 7.0))
+    texts = [text.get_text() for axes in drawn.findobj(match=lambda one: hasattr(one, "texts")) for text in axes.texts]
+    assert all(
+        any(part in text for text in texts)
+        for part in ("a b/<b>é</b>", "outputs/1)", "$x^2$ 日本", "val/acc >= 0.9", "H200")
+    )
+
+
+def test_labels_of_curves_cover_no_point_and_no_other_label():
+    found = compare(studies(*(summary(f"workload {i}", 30.0 * 2**i, s_min=60.0 + 25 * i) for i in range(6))))
+    figure = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 8.0))
+    figure.draw_without_rendering()
+    axes = figure.subfigs[0].axes[0]
+    boxes = [type(label).__mro__[1].get_window_extent(label) for label in axes.texts]
+    assert len(boxes) == 6
+    points = axes.transData.transform([(one.batch_size, one.steps) for study in found.studies for one in study.points])
+    for i, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:i])
+        assert not any(box.contains(*point) for point in points)
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Return a function that writes studies' folders below outputs/, each with the curve.json of its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(**texts):
+        for name, text in texts.items():
+            folder = tmp_path / "outputs" / name
+            folder.mkdir(parents=True)
+            if text is not None:
+                (folder / "curve.json").write_text(text if isinstance(text, str) else json.dumps(text))
+        return [f"outputs/{name}" for name in texts]
+
+    return write
+
+
+def test_what_is_no_study_is_left_out_with_a_line(folders):
+    paths = folders(a=summary("a"), empty=None, half='{"study": ', list="[]", old=OLD)
+    (a, old), left_out = read_studies([*paths, "outputs/a/", "outputs/a/curve.json"])
+    assert (a.name, old.name, old.target, old.critical) == ("a", "old", "?", "not known")
+    assert [line.startswith("left out: outputs/") for line in left_out] == [True] * 3
+    found = compare([a, old], left_out)
+    assert all(line.split("outputs/")[1][:4] in comparison_page(found) for line in left_out)
+    with pytest.raises(StudyError, match=r"no study to compare\nleft out: outputs/empty has no curve.json"):
+        compare(*read_studies(["outputs/empty"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name studies, such as outputs/"),
+        (("outputs/nowhere",), "error: there is no outputs/nowhere: give studies' output folders"),
+        (("outputs/a", "--output", "outputs/a/curve.json"), "--output outputs/a/curve.json"),
+        (("--mlflow", "bstune"), "error: there is no MLflow database"),
+    ],
+)
+def test_bad_input_ends_in_one_line_with_nothing_written(bstune, folders, tmp_path, arguments, message):
+    folders(a=summary())
+    status, out, err = bstune("compare", *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert not [*tmp_path.rglob("comparison*"), *tmp_path.rglob("*.db")]
+
+
+def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path):
+    folders(a=summary("a"), b=summary("b", 900.0, 800.0, 1000.0), broken="{")
+    status, out, err = bstune("compare", "outputs/a", "outputs/b", "outputs/broken", "--output", "shown")
+    assert (status, err) == (0, "")
+    for line in (
+        "a · digits · val/loss <= 0.1 · cpu, 1 thread",
+        "use B = 128, lr = 0.1: 2.00 s, 110 steps (3 of 3 fresh seeds: 1 to 3 s, 90 to 130 steps)",
+        "B_crit 900 (90%: 800 to 1000); exponent of lr*(B) not known; spent 40 runs, 12.0 s",
+        "LAW       S = S_min (1 + B_crit/B): S*(B) lies within 0% of it",
+        "B_CRIT    b over a: 9 times (4.5 to 18), differ",
+        "left out: outputs/broken/curve.json cannot be read",
+        "page      shown/comparison.html",
+    ):
+        assert line in out, out
+    assert (tmp_path / "shown/comparison.png").read_bytes()[:4] == b"\x89PNG"
+    assert "</html>" in (tmp_path / "shown/comparison.html").read_text()
+
+
+def test_comparing_imports_no_training_library(folders, tmp_path):
+    paths = folders(a=summary("a"), b=summary("b"))
+    script = (
+        f"import sys; from bstune.__main__ import main; sys.argv = ['bstune', 'compare', *{paths}]; status = main(); "
+        "assert (status, {'torch', 'lightning', 'mlflow', 'optuna', 'hydra'} & set(sys.modules)) == (0, set())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow  # MLflow makes its database in seconds
+def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(uri)
+    experiment = client.create_experiment(ODD, artifact_location=str(tmp_path / "artifacts"))
+    for name, kind, text in (
+        ("a", "study", json.dumps(summary("a"))),
+        ("b", "study", json.dumps(summary("b", 900.0, 800.0, 1000.0))),
+        ("a", "study", json.dumps(summary("a"))),
+        ("running", "study", None),
+        ("half", "study", '{"study": '),
+        ("list", "study", "[]"),
+        ("trial 0", "trial", None),
+    ):
+        run = client.create_run(experiment, tags={"bstune.kind": kind}, run_name=name)
+        if text is not None:
+            client.log_text(run.info.run_id, text, "curve.json")
+    capfd.readouterr()  # what MLflow says as it makes a database
+    status, out, err = bstune("compare", "--mlflow", ODD, "--output", "shown")
+    assert (status, err) == (0, "")
+    assert out.startswith("3 studies · 1 workload")
+    assert out.count("a (MLflow run ") >= 2
+    assert [out.count(text) for text in ("no curve.json", "is no JSON", "holds no study", "trial 0")] == [1, 1, 1, 0]
+    assert (tmp_path / "shown/comparison.html").exists()
+    for arguments, message in (
+        (("--mlflow", "none"), "has no experiment 'none', but "),
+        (("--mlflow", "Default"), "the experiment 'Default' of MLflow at sqlite:///"),
+        (
+            ("--mlflow", ODD, "--uri", "http://me:hidden-word@127.0.0.1:9"),
+            "MLflow at http://me:***@127.0.0.1:9 does not answer",
+        ),
+        (("--mlflow", ODD, "--uri", "foo://x"), "must be the http address of an MLflow server or a database"),
+    ):
+        status, _, err = bstune("compare", *arguments)
+        assert (status, err.count("\n")) == (2, 1)
+        assert message in err
+        assert "hidden-word" not in err
