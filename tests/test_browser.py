@@ -1,4 +1,4 @@
-"""What people see in a browser: the studies' curves in MLflow. Read from the pages, not from what was sent."""
+"""What people see in a browser: the studies' curves in MLflow, and the report. Read from the pages alone."""
 
 import contextlib
 import io
@@ -28,7 +28,7 @@ OF_MLFLOW = ("/users/current", "ResizeObserver loop")
 
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory):
-    """Replay three studies and serve them; return MLflow's address and the page that each study printed."""
+    """Replay three studies and serve them; return MLflow's address, the page that each printed, and the folder."""
     skip_without_chromium()
     folder, printed = tmp_path_factory.mktemp("studies"), []
     with pytest.MonkeyPatch.context() as patch:
@@ -42,11 +42,11 @@ def studies(tmp_path_factory):
             printed += [word for word in out.getvalue().split() if "/#/experiments/" in word]
     assert len({*printed}) == 1
     with mlflow_server(folder) as address:
-        yield address, printed[0].partition("/#")[2]
+        yield address, printed[0].partition("/#")[2], folder
 
 
 def test_the_view_that_a_study_prints_shows_the_curves_over_each_other_on_log_axes(studies, tmp_path):
-    address, page = studies
+    address, page, _ = studies
     with opened_browser(tmp_path / "profile", 1280, 1000) as driver:
         driver.get(f"{address}/#{page}")
         charts = awaited(driver, CHARTS, lambda found: sum(len(chart["drawn"]) for chart in found) >= 4 * len(TABLES))
@@ -61,7 +61,7 @@ def test_the_view_that_a_study_prints_shows_the_curves_over_each_other_on_log_ax
 
 
 def test_a_studys_run_shows_the_answer_and_the_figure(studies, tmp_path):
-    address, page = studies
+    address, page, _ = studies
     with opened_browser(tmp_path / "profile", 1280, 1000) as driver:
         driver.get(f"{address}/#{page}")
         run = awaited(driver, "return document.querySelector('a[href*=\"/runs/\"]')?.href")
@@ -74,3 +74,20 @@ def test_a_studys_run_shows_the_answer_and_the_figure(studies, tmp_path):
         link = 'return [...document.links].find(link => link.innerText == "the study\'s trials").href'
         driver.get(driver.execute_script(link))
         assert awaited(driver, "return [...document.links].some(link => /^B [0-9,]+ · lr /.test(link.innerText))")
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_report_opens_offline_without_errors_at_any_width(studies, tmp_path, width):
+    report = studies[2] / "outputs" / "fashion_mlp" / "report.html"
+    with opened_browser(tmp_path / "profile", width, 900) as driver:
+        driver.execute_cdp_cmd("Network.enable", {})
+        offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        driver.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+        driver.get(report.as_uri())
+        undrawn = "document.querySelectorAll('figure.chart:not(:has(svg.main-svg))').length"
+        assert awaited(driver, f"return document.querySelectorAll('svg.main-svg').length > 4 && !{undrawn}")
+        asked = driver.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+        assert [name for name in asked if not name.startswith(("data:", "blob:"))] == []
+        assert errors(driver) == []
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        assert "USE" in driver.find_element("tag name", "body").text
