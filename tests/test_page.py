@@ -111,6 +111,13 @@ def test_a_whole_study_shows_all_that_is_known():
     assert steps["layout"]["annotations"][0]["x"] == math.log10(100.0)
 
 
+def test_a_curve_that_was_not_timed_is_shown_in_steps_alone():
+    found = Page(study_page(whole_study(curve={**CURVE, "seconds_per_step": [None] * 3})))
+    assert "S*(B), all trials" in found.names
+    assert "S*(B) tau(B)" not in found.names
+    assert "form" not in found.tags
+
+
 def test_learning_curves_are_joined_and_thinned():
     history = tuple((step, 1.0 / step) for step in range(1, 2000))
     trials = [make_trial(0, 64, status="censored", steps=90, steps_low=90), make_trial(1, 64, resumed_from=0)]

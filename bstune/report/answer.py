@@ -7,7 +7,6 @@ lacks, as one of an older version does, is left out.
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
 from bstune.report.rows import REGIMES, WINNERS, Row
@@ -74,7 +73,7 @@ def answer(summary: Row) -> Answer:
         "TRY": [_cause(summary)[1]] if use is None else [],
         "CRITICAL": _critical_texts(summary),
         _other_label(summary): [] if other is None else [_other_text(summary, other)],
-        "LR": [_lr_text(summary.get("lr_exponent") or {})],
+        "LR": [] if use is None else [_lr_text(summary.get("lr_exponent") or {})],
         "DEVICES": [_devices_text(summary)],
         "RUNS": [_runs_text(summary)],
         "TRUST": ["; ".join(one.text for one in trust(summary))],
@@ -94,28 +93,30 @@ def _only(lines: Mapping[str, Iterable[str | None]]) -> tuple[Line, ...]:
     return tuple((label, some) for label, some in texts.items() if some)
 
 
-def block(found: Answer, further: Sequence[Line] = ()) -> list[str]:
-    """Return an answer as at most 25 lines of the console; ``further`` are paths and commands, which are not broken."""
-    answered = [line for one in found.lines if one[0] != "NOTE" for line in _rows(*one)]
+def block(found: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> list[str]:
+    """Return an answer as at most 25 lines of the console, of so many columns.
+
+    ``further`` are paths and commands: they are not broken, nor is the command that trains the winner.
+    """
+    answered = [line for one in found.lines if one[0] != "NOTE" for line in _rows(*one, width)]
     notes = next((texts for label, texts in found.lines if label == "NOTE"), ())
-    done = [line for one in (*found.actions, *further) for line in _rows(*one, width=None)]
-    fixed = [*_rows("", (found.title,), indent=0), "", *answered]
+    done = [line for one in (*found.actions, *further) for line in _rows(*one, width if one[0] == "more" else None)]
+    fixed = [*_wrapped(found.title, width), "", *answered]
     kept = len(notes)
-    while kept and len(fixed) + len(_notes(notes, kept)) + 1 + len(done) > MAX_LINES:
+    while kept and len(fixed) + len(_notes(notes, kept, width)) + 1 + len(done) > MAX_LINES:
         kept -= 1
-    return [*fixed, *_notes(notes, kept), "", *done]
+    return [*fixed, *_notes(notes, kept, width), "", *done]
 
 
-def _notes(notes: Sequence[str], kept: int) -> list[str]:
+def _notes(notes: Sequence[str], kept: int, width: int) -> list[str]:
     left = [NOTES_LEFT.format(plural(len(notes) - kept, "further note" if kept else "note"))] * (kept < len(notes))
-    return _rows("NOTE", (*notes[:kept], *left)) if notes else []
+    return _rows("NOTE", (*notes[:kept], *left), width) if notes else []
 
 
-def _rows(label: str, texts: Sequence[str], indent: int = INDENT, width: int | None = WIDTH) -> list[str]:
+def _rows(label: str, texts: Sequence[str], width: int | None) -> list[str]:
     """Return a labelled line with its texts below each other, wrapped to the width; None: not wrapped."""
-    room = None if width is None else width - indent
-    wrapped = chain.from_iterable([text] if room is None else _wrapped(text, room) for text in texts)
-    return [f"{label if i == 0 else '':<{indent}}{row}" for i, row in enumerate(wrapped)]
+    rows = texts if width is None else [row for text in texts for row in _wrapped(text, width - INDENT)]
+    return [f"{label if i == 0 else '':<{INDENT}}{row}" for i, row in enumerate(rows)]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -243,6 +244,9 @@ def _critical_texts(summary: Row) -> Iterator[str]:
     critical = summary.get("critical")
     if not critical:
         return
+    if critical["smallest"] == critical["largest"]:
+        yield f"not known, as batch size {format_count(critical['smallest'])} alone reached the target"
+        return
     yield f"batch size {critical_text(critical)}"
     if critical["b_crit"] is not None:
         yield regimes_text(summary.get("regimes") or (), critical)
@@ -301,7 +305,7 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
     if len(fitting) > 1:
         return f"{', '.join(fitting[:-1])} and {fitting[-1]} {'both' if len(fitting) == 2 else 'all'} fit"
     if fitting:
-        return f"as {fitting[0]}"
+        return f"{fitting[0]} fits"
     powers = [(name, exponent) for name, exponent in ordered if name in POWERS]  # which everybody knows
     below = [name for name, exponent in powers if exponent < low]
     above = [name for name, exponent in powers if exponent > high]
@@ -345,7 +349,7 @@ def trust(summary: Row) -> tuple[Trust, ...]:
 
 def _range(summary: Row) -> Trust | None:
     critical = summary.get("critical")
-    if not critical:
+    if not critical or critical["smallest"] == critical["largest"]:
         return None
     sizes = {point["batch_size"] for point in summary.get("points") or () if not point["censored"]}
     sizes |= {critical["smallest"], critical["largest"]}

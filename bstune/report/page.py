@@ -64,7 +64,7 @@ def study_page(study: StudyFolder) -> str:
     ]
     calculator = files(__package__).joinpath("calculator.js").read_text(encoding="utf-8")
     shown = [section for section in sections if section.body]
-    return page(found.title, shown, [calculator] if study.summary["curve"] else [])
+    return page(found.title, shown, [calculator] if _timed(study.summary["curve"]) else [])
 
 
 def _answer(found: Answer, trusted: Sequence[Trust], notes: Sequence[str]) -> str:
@@ -112,7 +112,7 @@ def _frontier(study: StudyFolder, merit: str, value: Callable[[TrialResult], flo
     stopped = [trial for trial in trials if trial.status == "censored" and trial.steps_low > 0]
     traces: list[dict[str, Any]] = []
     curve = summary["curve"]
-    if curve:
+    if curve and (merit == "steps" or _timed(curve)):
         tau = curve["seconds_per_step"] if merit == "time" else [1.0] * len(curve["batch_size"])
         low, middle, high = (
             [a * b for a, b in zip(curve[name], tau, strict=True)] for name in ("low", "steps", "high")
@@ -140,6 +140,10 @@ def _frontier(study: StudyFolder, merit: str, value: Callable[[TrialResult], flo
         **_critical_marks(summary["critical"]),
     }
     return chart(traces, layout)
+
+
+def _timed(curve: Row | None) -> bool:
+    return bool(curve) and None not in curve["seconds_per_step"]  # type: ignore[index]
 
 
 def _critical_marks(critical: Row | None) -> dict[str, Any]:
@@ -501,7 +505,7 @@ def _devices(summary: Row) -> str:
     ]
     link = "with the all-reduce that the config states" if plans.get("with_all_reduce") else "without an all-reduce"
     words = paragraph(f"Predicted from S*(B) and tau(B), each device as fast as this one, {link}.")
-    return words + (_calculator(curve) if curve else "") + table(heads, cells, sortable=False)
+    return words + (_calculator(curve) if _timed(curve) else "") + table(heads, cells, sortable=False)
 
 
 def _calculator(curve: Row) -> str:

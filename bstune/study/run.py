@@ -128,14 +128,13 @@ class Progress:
 def live_text(done: Sequence[TrialResult]) -> str:
     """Return what the trials have come to, as one line: the last of them, and the best."""
     if not done:
-        return "trials"
+        return "no trial yet"
     last, reached = done[-1], [trial for trial in done if trial.reached]
-    texts = [f"trials, trial {last.number}: {_place(last)}, {STATUS_WORDS[last.status]}"]
+    texts = [f"trial {last.number}: {_place(last)}, {STATUS_WORDS[last.status]}"]
     if reached:
         best = min(reached, key=lambda trial: (trial.time_to_target or math.inf, trial.steps))
-        taken = [plural(best.steps, "step")]
-        taken += [] if best.time_to_target is None else [format_seconds(best.time_to_target)]
-        texts.append(f"{len(reached)} reached the target, the fastest in {', '.join(taken)} ({_place(best)})")
+        taken = plural(best.steps, "step") if best.time_to_target is None else format_seconds(best.time_to_target)
+        texts.insert(0, f"best {taken} at {_place(best)}")
     return "; ".join(texts)
 
 

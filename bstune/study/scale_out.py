@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
@@ -59,9 +60,9 @@ def scale_out(prepared: PreparedStudy, posterior: Posterior, largest: int) -> tu
     """
     settings, space, backend = prepared.config.hardware.scale_out, prepared.space, prepared.backend
     sizes = [size for size in candidates(space.high, space.multiple, settings.candidate_ratio) if size >= space.low]
-    # What was measured before the study, corrected by its trials, at least one of which reached the target.
-    timed = [(2.0**one.x, one.seconds_per_step) for one in posterior.observations if one.seconds_per_step is not None]
-    tau = fit_step_times(timed, float(space.high), backend.step_time)
+    tau = step_times(posterior, space.high, backend.step_time)
+    if tau is None:
+        return [], []
     reduce = settings.all_reduce
     planned = partial(
         plan,
@@ -80,6 +81,14 @@ def scale_out(prepared: PreparedStudy, posterior: Posterior, largest: int) -> tu
         link = (float(backend.gradient_bytes), reduce.bytes_per_second, reduce.latency)
         return planned(), planned(lambda count: ring_all_reduce(count, *link))
     return planned(), []
+
+
+def step_times(
+    posterior: Posterior, high: int, surveyed: Callable[[float], float] | None
+) -> Callable[[NDArray[np.float64]], NDArray[np.float64]] | None:
+    """Return tau(B) in seconds: what was surveyed, corrected by the trials; None where nothing was timed."""
+    timed = [(2.0**one.x, one.seconds_per_step) for one in posterior.observations if one.seconds_per_step is not None]
+    return fit_step_times(timed, float(high), surveyed) if timed or surveyed is not None else None
 
 
 def ring_all_reduce(devices: int, gradient_bytes: float, bytes_per_second: float, latency: float) -> float:
