@@ -139,7 +139,7 @@ def test_labels_of_curves_cover_no_point_and_no_other_label():
     figure = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 8.0))
     figure.draw_without_rendering()
     axes = figure.subfigs[0].axes[0]
-    boxes = [type(label).__mro__[1].get_window_extent(label) for label in axes.texts]
+    boxes = [label.get_window_extent() for label in axes.texts]
     assert len(boxes) == 6
     points = axes.transData.transform([(one.batch_size, one.steps) for study in found.studies for one in study.points])
     for i, box in enumerate(boxes):
