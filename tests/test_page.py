@@ -7,7 +7,8 @@ import pytest
 from toolbox import best_of, hand_critical, make_trial
 
 from bstune.core.records import Target
-from bstune.report.page import CURVE_POINTS, study_page, write_page
+from bstune.report.charts import CURVE_POINTS
+from bstune.report.page import study_page, write_page
 from bstune.report.study_folder import StudyFolder, completed
 from bstune.study.summary import summarize
 
