@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from browser import awaited, errors, opened_browser
 from mlflow import MlflowClient
 
 from bstune.core.errors import StudyError
@@ -138,7 +139,7 @@ def test_labels_of_curves_cover_no_point_and_no_other_label():
     figure = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 8.0))
     figure.draw_without_rendering()
     axes = figure.subfigs[0].axes[0]
-    boxes = [type(label).__mro__[1].get_window_extent(label) for label in axes.texts]
+    boxes = [label.get_window_extent() for label in axes.texts]
     assert len(boxes) == 6
     points = axes.transData.transform([(one.batch_size, one.steps) for study in found.studies for one in study.points])
     for i, box in enumerate(boxes):
@@ -255,3 +256,20 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd):
         assert (status, err.count("\n")) == (2, 1)
         assert message in err
         assert "hidden-word" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(bstune, folders, tmp_path, width):
+    folders(a=summary(ODD), b=summary("b", 900.0, 800.0, 1000.0), c=summary("c", **UNREACHED), d=OLD)
+    assert bstune("compare", *(f"outputs/{name}" for name in "abcd"))[0] == 0
+    with opened_browser(tmp_path / "profile", width, 900) as driver:
+        driver.get((tmp_path / "comparison.html").as_uri())
+        drawn = "return [...document.querySelectorAll('figure.chart')].every(one => one.querySelector('svg.main-svg'))"
+        assert awaited(driver, drawn)
+        assert errors(driver) == []
+        assert driver.execute_script("return document.documentElement.scrollWidth") == width
+        fetched = driver.execute_script("return performance.getEntriesByType('resource').map(one => one.name)")
+        assert not [name for name in fetched if not name.startswith(("data:", "blob:"))]
+        shown = driver.find_element("tag name", "body").text
+        assert all(text in shown for text in (ODD, "c: ", "d: ", "differ"))

@@ -83,9 +83,12 @@ def save_figure(
             temporary.unlink(missing_ok=True)
 
 
-def log_axis(axes: "Axes", name: str, limits: tuple[float, float]) -> None:
-    """Make the axis ``x`` (of batch sizes) or ``y`` logarithmic from low to high, its ticks round numbers as text."""
-    every, ticks = _batch_ticks(*limits) if name == "x" else _decimal_ticks(*limits)
+def log_axis(axes: "Axes", name: str, limits: tuple[float, float], decimal: bool = False) -> None:
+    """Make the axis ``x`` or ``y`` logarithmic from low to high, its ticks round numbers as text.
+
+    On ``x`` these are batch sizes, powers of two, unless they are to be ``decimal``.
+    """
+    every, ticks = _batch_ticks(*limits) if name == "x" and not decimal else _decimal_ticks(*limits)
     axes.set(**{f"{name}scale": "log", f"{name}lim": limits})
     axis = axes.xaxis if name == "x" else axes.yaxis
     axis.set_ticks(ticks, [format_number(tick, 6) for tick in ticks])

@@ -258,8 +258,8 @@ def _curve(summary: Summary) -> dict[str, Any]:
     fields = {"batch_size": "batch_size", "steps": "steps", "steps_low": "low", "steps_high": "high"}
     curve = summary["curve"] or dict.fromkeys(fields.values(), ())
     found = {name: np.array(curve[key], dtype=np.float64) for name, key in fields.items()}
-    tau = curve.get("seconds_per_step")
-    return {**found, "seconds": found["steps"] * np.array(tau, dtype=np.float64) if tau else np.empty(0)}
+    tau = np.array(curve.get("seconds_per_step", ()), dtype=np.float64)  # not a number where it is not known
+    return {**found, "seconds": found["steps"] * tau if tau.size and np.isfinite(tau).all() else np.empty(0)}
 
 
 def _use(summary: Summary) -> Use | None:

@@ -35,7 +35,7 @@ from bstune.trial.backend import TrialBackend, make_protocol, make_space
 from bstune.trial.replay import ReplayBackend
 
 LADDER = 33  # batch sizes among which extrapolation seeks the best
-# By how much the extrapolated steps were too low, at the place of least time: 1.9 for fashion_mlp from 0.16 to 0.14, 3.5
+# By how much the steps were too low, at the place of least time: 1.9 for fashion_mlp from 0.16 to 0.14, 3.5
 # for cifar_mlp from 0.6 to 0.55, against a study of the harder target.
 TOO_LOW = "2 to 4 times"
 
