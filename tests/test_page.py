@@ -7,7 +7,8 @@ import pytest
 from toolbox import best_of, hand_critical, make_trial
 
 from bstune.core.records import Target
-from bstune.report.page import CURVE_POINTS, study_page, write_page
+from bstune.report.charts import CURVE_POINTS
+from bstune.report.page import study_page, write_page
 from bstune.report.study_folder import StudyFolder, completed
 from bstune.study.summary import summarize
 
@@ -145,13 +146,10 @@ def test_a_name_in_a_trial_or_a_file_is_text():
 
 
 def assert_text(whole, shown=True):
-    found = Page(whole)
-    assert "b" not in [tag for tag in found.tags if tag not in ("body", "button")] or found.tags.count("b") <= 4
-    assert "alert(1)</script>" not in whole.replace("&lt;", "<") or "<script>alert" not in whole
     assert "<script>alert" not in whole
     assert "<b>x" not in whole
     assert "\\u003cscript" not in whole  # in a chart it is escaped for plotly, too
-    assert any(NASTY in text for text in found.texts) or not shown
+    assert any(NASTY in text for text in Page(whole).texts) or not shown
 
 
 @pytest.mark.parametrize(

@@ -403,6 +403,13 @@ def unreached_text(summary: Row) -> str:
     return f"{target} was not reached in {count}; the closest was {value}, at {where}, after {after} (trial {number})"
 
 
+def unreached_advice(summary: Row) -> str:
+    """Return that the target was not reached, why, and what to try, in one line."""
+    why, change = _cause(summary)
+    texts = (unreached_text(summary), why, change and f"try {change}")
+    return "; ".join(text for text in texts if text)
+
+
 def _cause(summary: Row) -> tuple[str | None, str | None]:
     """Return why no trial reached the target, and what to change."""
     row = summary.get("unreached")

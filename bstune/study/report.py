@@ -196,11 +196,11 @@ def _short(path: Path) -> str:
 def show(found: Answer, places: Sequence[Line], console: Console) -> None:
     """Print the answer, as at most 25 lines; its labels are bold on a terminal."""
     width = max(MIN_WIDTH, min(WIDTH, console.width)) if console.is_terminal else WIDTH
-    for line in ("", *block(found, places, width)):
-        text = Text(line)
-        style = "bold red" if line.startswith("WARNING") else "bold"
-        text.stylize(style, 0, INDENT if line[:1].strip() and line != found.title else 0)
-        console.print(text, soft_wrap=True, highlight=False)
+    lines = [Text(line) for line in ("", *block(found, places, width))]
+    for text in lines[2:]:  # below the title
+        style = "bold red" if text.plain.startswith("WARNING") else "bold"
+        text.stylize(style, 0, INDENT if text.plain[:1].strip() else 0)
+    console.print(Text("\n").join(lines), soft_wrap=True, highlight=False)
 
 
 def _show_plan(prepared: PreparedStudy, summary: Summary, missing: list[str], console: Console) -> None:
