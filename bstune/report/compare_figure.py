@@ -165,7 +165,7 @@ def _time_row(study: Compared) -> Row:
     use = study.use
     if use is None or use.seconds is None:
         return Row(None, None, None, "target not reached" if use is None else f"seconds not known; {use}")
-    few = "" if use.reliable else f" on {use.reached} of {use.runs} seeds"
+    few = "" if use.reliable else f" ({use.reached} of {use.runs})"
     return Row(use.seconds, use.low, use.high, f"{format_seconds(use.seconds)}{few}: {use}", use.reliable)
 
 
@@ -196,11 +196,14 @@ def _write(axes: "Axes", x: float, row: float, text: str, colour: str, **style: 
 
 
 def _name_curves(figure: "Figure", axes: "Axes", drawn: Sequence[Look]) -> None:
-    """Write each study's name and B_crit near its mark."""
+    """Write each study's name near its B_crit, and that; near its curve or its points, where it has none."""
     figure.draw_without_rendering()
-    labels = [
-        Label(f"{one.name}: {format_number(one.study.b_crit, 2)}", np.array([one.study.mark]), one.colour)
-        for one in drawn
-        if one.study.mark
-    ]
+    labels = []
+    for look in drawn:
+        study, points = look.study, [(point.batch_size, point.steps) for point in look.study.points]
+        if study.mark is not None:
+            text, at = f"{look.name}: {format_number(study.b_crit, 2)}", [study.mark]
+        else:
+            text, at = look.name, [*zip(study.batch_size, study.steps, strict=True)] or points
+        labels += [Label(text, np.array(at), look.colour)] if at else []
     place_labels(axes, labels, 7.5)
