@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> None:
         console.print("kept from before; measure again with hardware.refresh=true")
     for path in (output.survey, output.roofline):
         if path.exists():
-            console.print(f"written {path}", soft_wrap=True)
+            console.print(f"written {path}", soft_wrap=True, highlight=False, markup=False)
 
 
 def survey_json(survey: Survey) -> str:

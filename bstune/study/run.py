@@ -230,7 +230,8 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
     with leases.acquired(), owned(prepared.files, identity):
         store_unstored(study, prepared.files)
         lives = [lease.name for lease in leases.others() if lease.role == "owner"]
-        console.print(f"joins study {study.study_name}, run by {', '.join(lives) or 'nobody now'}", soft_wrap=True)
+        joins = f"joins study {study.study_name}, run by {', '.join(lives) or 'nobody now'}"
+        console.print(joins, soft_wrap=True, highlight=False, markup=False)
         if prepared.backend.device_kind != study.user_attrs[DEVICE]:
             console.print(
                 f"its seconds are those of {study.user_attrs[DEVICE]}: trials on {prepared.backend.device_kind} give "
@@ -265,5 +266,5 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     if result.reached:
         for name, value in prepared.backend.test(spec, files).items():
             console.print(f"{name} {value:.4g}")
-    console.print(f"record {files.record}", soft_wrap=True)
+    console.print(f"record {files.record}", soft_wrap=True, highlight=False, markup=False)
     return result
