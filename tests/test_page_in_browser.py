@@ -16,7 +16,7 @@ DRAWN = "return !document.querySelector('figure.chart:not(:has(svg.main-svg))')"
 @pytest.fixture
 def driver(tmp_path):
     """Return a browser at the page of a study whose every name is markup."""
-    study = whole_study(**{name: NASTY for name in ("study", "workload", "target", "metric")}, devices=[NASTY])
+    study = whole_study(**dict.fromkeys(("study", "workload", "target", "metric"), NASTY), devices=[NASTY])
     named = {"device": NASTY, "message": NASTY, "versions": {NASTY: NASTY}, "hyperparameters": {NASTY: 1.0}}
     trials = tuple(replace(trial, **named) for trial in study.trials)
     write_page(replace(study, trials=trials, notes=(NASTY,)), tmp_path / "report.html")
