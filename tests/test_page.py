@@ -119,6 +119,27 @@ def test_a_curve_that_was_not_timed_is_shown_in_steps_alone():
     assert "form" not in found.tags
 
 
+def plan_rows(*seconds):
+    names = ("batch_size", "device_batch_size", "steps", "lr", "device_seconds", "speed_up", "efficiency")
+    return [{**dict.fromkeys(names, 1), "devices": 2**i, "seconds": one} for i, one in enumerate(seconds)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "critical", "shown"),
+    [
+        (plan_rows(4.0, 3.0, 2.0), hand_critical(100.0, 60.0, 150.0), ["1", "2", "4"]),
+        (plan_rows(4.0, 3.0, 3.5, 2.0), hand_critical(100.0, 60.0, 150.0), ["1", "2", "8"]),
+        (plan_rows(4.0, 5.0, 6.0), hand_critical(100.0, 60.0, 150.0), ["1"]),
+        (plan_rows(4.0, 3.0), hand_critical(None, None, None), []),
+        ([], hand_critical(100.0, 60.0, 150.0), []),
+    ],
+)
+def test_no_plan_has_more_devices_that_are_slower(rows, critical, shown):
+    study = study_of([make_trial(0)], critical, scale_out={"ideal": rows, "with_all_reduce": []})
+    section = study_page(study).partition('<section id="several-devices">')[2].partition("</section>")[0]
+    assert re.findall(r'<tr><td data-value="(\d+)"', section) == shown
+
+
 def test_learning_curves_are_joined_and_thinned():
     history = tuple((step, 1.0 / step) for step in range(1, 2000))
     trials = [make_trial(0, 64, status="censored", steps=90, steps_low=90), make_trial(1, 64, resumed_from=0)]

@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
     console = Console()
     for note in study.notes:
         console.print(note, soft_wrap=True, highlight=False, markup=False)
-    show(answer(study.summary), [("report", (str(page),))], console)
+    show(answer(study.summary), [("report", (shlex.quote(str(page)),))], console)
 
 
 def _goal(argument: str) -> float:
@@ -95,7 +95,7 @@ def at_target(files: Output, goal: float | None) -> StudyFolder:
     try:
         prepared, own = _prepared(files, found, goal)
     except (OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise StudyError(f"{files.config} is of another version of bstune: {reason}") from error
     target, notes = prepared.protocol.target, list[str]()
     if target != own and prepared.backend.horizon:
