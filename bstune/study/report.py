@@ -201,7 +201,7 @@ def show(found: Answer, places: Sequence[Line], console: Console) -> None:
     for text in lines[2:]:  # below the title
         style = "bold red" if text.plain.startswith("WARNING") else "bold"
         text.stylize(style, 0, INDENT if text.plain[:1].strip() else 0)
-    console.print(Text("\n").join(lines), soft_wrap=True, highlight=False)
+    console.print(Text("\n").join(lines), soft_wrap=True)
 
 
 def _show_plan(prepared: PreparedStudy, summary: Summary, missing: list[str], console: Console) -> None:
