@@ -192,7 +192,7 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
 def test_one_batch_size_claims_neither_a_slope_nor_a_critical_batch_size():
     left = curve_figure(*STUDIES["one batch size"]).axes[0]
     assert [text.get_text().partition(":")[0] for text in left.texts] == ["use"]
-    assert not left.lines
+    assert not any(line.get_linestyle() == "--" for line in left.lines)
 
 
 def test_stopped_trials_are_shown_only_where_they_bound_the_curve():
