@@ -145,8 +145,8 @@ def _draw_collapse(axes: "Axes", drawn: Sequence[Look], collapse: Collapse | Non
     log_axis(axes, "x", (float(x[0]), float(x[-1])), decimal=True)
     log_axis(axes, "y", log_limits(np.concatenate([*heights, 1.0 + 1.0 / x]), (0.05, 0.08)))
     axes.grid(**GRID)
-    within = f"curves within {collapse.deviation:.0%} of it (rms)"
-    title = f"One law for all: {within}, inside {collapse.inside:.0%} of their {collapse.level:.0%} intervals"
+    inside = f"inside {collapse.inside:.0%} of the curves' {collapse.level:.0%} intervals"
+    title = f"Does one law fit all? Within {collapse.deviation:.0%} (rms), {inside}"
     axes.set_title(title, fontsize=9.0, loc="left")
     axes.annotate("S/S_min = 1 + B_crit/B", (0.98, 0.94), xycoords="axes fraction", ha="right", va="top", color=INK)
 
