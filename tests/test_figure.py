@@ -51,12 +51,12 @@ def summed(trials, critical=None, name="digits", **further):
     timed = all(trial.seconds_per_step for trial in trials if trial.reached)
     curve = None
     if sizes:
-        x = np.geomspace(min(sizes), max(sizes), 20)
+        x = np.unique(np.geomspace(min(sizes), max(sizes), 20).round())
         bands = {"steps": 100.0 * (1.0 + 300.0 / x), "lr": 0.1 * np.sqrt(x / 256)}
         bands |= {"low": 0.9 * bands["steps"], "high": 1.1 * bands["steps"]}
         bands |= {"batch_size": x, "lr_low": 0.7 * bands["lr"], "lr_high": 1.4 * bands["lr"]}
         curve = {key: values.tolist() for key, values in bands.items()}
-        curve["seconds_per_step"] = (0.004 + x / 40000).tolist() if timed else [None] * 20
+        curve["seconds_per_step"] = (0.004 + x / 40000).tolist() if timed else [None] * len(x)
         critical = critical or hand_critical(300.0, 190.0, 480.0, min(sizes), max(sizes))
     best = best_of(trials)
     found = summarize(trials, TARGET, "no fit", EXPONENT if sizes else None, critical=critical, best=best)
@@ -187,6 +187,12 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
     assert any(
         "only 2 of 3 fresh seeds" in text.get_text() for text in curve_figure(*STUDIES["a seed missed"]).axes[1].texts
     )
+
+
+def test_one_batch_size_claims_neither_a_slope_nor_a_critical_batch_size():
+    left = curve_figure(*STUDIES["one batch size"]).axes[0]
+    assert [text.get_text().partition(":")[0] for text in left.texts] == ["use"]
+    assert not any(line.get_linestyle() == "--" for line in left.lines)
 
 
 def test_stopped_trials_are_shown_only_where_they_bound_the_curve():

@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from io import StringIO
 from types import SimpleNamespace
 
@@ -6,13 +7,16 @@ import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from recorded.draw import recorded
 from rich.console import Console
 from toolbox import make_result, make_trial
 
+from bstune.core.curve import CurveBand
 from bstune.core.files import Output
 from bstune.report.answer import answer, trust
 from bstune.study.replicates import Winner
-from bstune.study.report import best_yaml, load, missing_in_trials, places, show, train_command
+from bstune.study.report import best_yaml, curve_rows, load, missing_in_trials, places, show, train_command
+from bstune.study.scale_out import step_times
 
 
 @pytest.mark.parametrize(
@@ -59,6 +63,20 @@ def test_a_machine_whose_steps_differ_is_said(ratios, steps, said):
     ]
     noisy = [one for one in trust({"load": load(trials)}) if not one.good]
     assert [one.text for one in noisy] == ["seconds: noisy machine (steps at one size differ by 40%)"] * said
+
+
+def test_the_curves_seconds_per_step_are_the_trials_where_the_objective_is_steps():
+    trials, posterior, _ = recorded()
+    sizes = [float(trial.batch_size) for trial in trials]
+    assert posterior.tau(np.array(sizes)) == pytest.approx(sizes)  # costs are in examples
+    band = CurveBand(*[np.array(sizes)] * 4)
+    rows = curve_rows(posterior, band, step_times(posterior, 1024, None))
+    assert rows["seconds_per_step"] == pytest.approx([trial.seconds_per_step for trial in trials], rel=0.1)
+    assert rows["batch_size"] == sizes
+    assert curve_rows(posterior, band, None)["seconds_per_step"] == [None] * len(sizes)
+    untimed = replace(posterior, observations=())
+    assert step_times(untimed, 1024, None) is None
+    assert step_times(untimed, 1024, lambda size: 0.5)(np.array([64.0])) == 0.5
 
 
 def test_what_trials_went_on_without_is_said_once():

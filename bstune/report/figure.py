@@ -278,7 +278,7 @@ def _draw_guides(axes: "Axes", summary: Summary) -> list[Label]:
     critical, curve = summary.get("critical") or {}, _curve(summary, _Quantity("steps", "", "", "", 1.0, str))
     first = next((row["examples"] for row in summary.get("points") or () if row.get("examples")), None)
     examples = critical.get("e_min") or first
-    if examples and axes.has_data():
+    if examples and axes.has_data() and len(summary.get("points") or ()) > 1:
         limits = axes.get_xlim(), axes.get_ylim()
         x = np.geomspace(*limits[0], 200)
         axes.plot(x, examples / x, color=INK, linewidth=0.8, linestyle="--", zorder=1.6, gid=GUIDE)
@@ -298,8 +298,8 @@ def _draw_guides(axes: "Axes", summary: Summary) -> list[Label]:
 def _draw_critical(axes: "Axes", summary: Summary, named: bool) -> list[Label]:
     """Draw B_crit with its interval; return its label, at the upper end of its line."""
     critical = summary.get("critical")
-    if critical is None or not axes.has_data():
-        return []
+    if critical is None or not axes.has_data() or critical.get("smallest") == critical.get("largest"):
+        return []  # one batch size says nothing of it
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     value, low, high = (critical.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high"))
     if value is not None:
