@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,15 @@ def errors(driver: Any) -> list[str]:
     return [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
 
 
-def awaited(driver: Any, script: str) -> Any:
-    """Return what a script comes to on the page, once that is something."""
+def awaited(driver: Any, script: str, enough: Callable[[Any], Any] = bool) -> Any:
+    """Return what a script comes to on the page, once that is enough."""
     from selenium.webdriver.support.ui import WebDriverWait
 
-    return WebDriverWait(driver, SECONDS).until(lambda driver: driver.execute_script(script))
+    def look(driver: Any) -> Any:
+        found = driver.execute_script(script)
+        return [found] if enough(found) else None
+
+    return WebDriverWait(driver, SECONDS).until(look)[0]
 
 
 @contextmanager

@@ -132,6 +132,12 @@ def test_the_critical_batch_size_and_its_regimes(critical, text, regimes):
     assert ("more pays up to B = 300 (" in found) != ("up to where more pays is not known" in found)
 
 
+def test_one_batch_size_tells_nothing_of_a_curve():
+    summary = summary_of([LUCKY], critical=hand_critical(None, None, None, 64, 64))
+    assert texts(summary, "CRITICAL") == ("not known, as batch size 64 alone reached the target",)
+    assert not {"range", "coverage"} & {one.name for one in trust(summary)}
+
+
 def test_what_else_is_known_of_the_critical_batch_size():
     critical = replace(hand_critical(300.0, None, 480.0), b_opt=40.0, b_opt_low=30.0, b_opt_high=55.0)
     noise = {"noise_scale": 99.4, "low": 91.0, "high": 110.0, "level": 0.9}
@@ -258,8 +264,8 @@ def test_the_closest_value_is_named_with_its_trial():
 @pytest.mark.parametrize(
     ("low", "high", "text"),
     [
-        (-0.1, 0.2, "as a constant rate"),
-        (0.5, 0.5, "as the square root"),
+        (-0.1, 0.2, "a constant rate fits"),
+        (0.5, 0.5, "the square root fits"),
         (0.75, 1.4, "the saturating rule and linear scaling both fit"),
         (0.3, 1.1, "the surge rule, the square root, the saturating rule and linear scaling all fit"),
         (0.55, 0.65, "between the square root and linear scaling"),
@@ -287,7 +293,7 @@ def test_what_an_interval_says_of_the_rules(low, high, text):
         (
             {"below_b_crit": EXPONENT | {"exponent": 0.5, "low": 0.4, "high": 0.6, "end": 67.0}},
             "grew as B^0.22 (0.16 to 0.27): slower than the square root; up to the critical batch size grew as "
-            "B^0.50 (0.40 to 0.60): as the square root",
+            "B^0.50 (0.40 to 0.60): the square root fits",
         ),
     ],
 )
@@ -322,7 +328,7 @@ def test_what_was_not_run_again_is_advised():
 
 
 def test_devices_are_named_only_where_the_curve_is_known():
-    assert texts(WHOLE | {"critical": WHOLE["critical"] | {"b_crit": None}}, "DEVICES") == ()
+    assert texts(WHOLE | {"critical": WHOLE["critical"] | {"b_crit_high": None}}, "DEVICES") == ()
     assert texts(WHOLE | {"scale_out": {"ideal": [{"devices": 1, "efficiency": 1.0}]}}, "DEVICES") == ()
 
 
@@ -333,8 +339,10 @@ NAMES = ("two words/and a path", "<b>bold</b> & co", "[red]markup[/red]", "gr√∂√
 @pytest.mark.parametrize("base", [WHOLE, summary_of([]), summary_of([STOPPED] * 3)], ids=["whole", "none", "stopped"])
 def test_the_block_has_at_most_25_lines_of_120_columns_whatever_is_in_it(base, name):
     notes = [f"note {i} with {name[:60]} " + "and more words " * 12 for i in range(30)]
-    lines = block(answer(base | {"workload": name, "notes": notes}), [("report", (f"outputs/{name}/report.html",))])
-    assert len(lines) <= MAX_LINES
+    found = answer(base | {"workload": name, "notes": notes})
+    report = [("report", (f"outputs/{name}/report.html",))]
+    lines = block(found, report)
+    assert max(len(lines), len(block(found, report, 80))) <= MAX_LINES
     assert any("further notes in curve.json" in line for line in lines)
     assert all(len(line) <= WIDTH for line in lines if "x" * 100 not in line and "report" not in line)
     assert f"outputs/{name}/report.html" in "\n".join(lines)  # unbroken: it gets copied

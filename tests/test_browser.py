@@ -1,4 +1,4 @@
-"""What people see in a browser: the studies' curves in MLflow. Read from the pages, not from what was sent."""
+"""What people see in a browser: the studies' curves in MLflow, and the report. Read from the pages alone."""
 
 import contextlib
 import io
@@ -11,14 +11,15 @@ from bstune.__main__ import main
 
 pytestmark = pytest.mark.slow
 TABLES = ("fashion_mlp", "cifar_mlp", "mnist_cnn")
-# Of each chart: its title, the kinds of its axes, and for each run how many points of its curve lie apart on the page.
+# Of each chart: its title, the kinds of its axes, and for each run how many pixels its curve spans, across and down.
 CHARTS = """
 return [...document.querySelectorAll('.js-plotly-plot')].filter(plot => plot._fullLayout).map(plot => ({
-  title: plot.closest('[data-testid="experiment-view-compare-runs-card"]')?.innerText.split('\\n')[0],
+  title: plot.closest('[data-testid="experiment-view-compare-runs-card"]').innerText.split('\\n')[0],
   axes: [plot._fullLayout.xaxis.type, plot._fullLayout.yaxis.type],
-  drawn: Object.fromEntries([...plot.querySelectorAll('.scatterlayer .trace')].map(trace => [
-    trace.__data__[0].trace.name, trace.querySelector('path.js-line').getAttribute('d').split(/[LHV]/).length
-  ])),
+  drawn: Object.fromEntries([...plot.querySelectorAll('.scatterlayer .trace')].map(trace => {
+    const box = trace.querySelector('path.js-line').getBoundingClientRect();
+    return [trace.__data__[0].trace.name.split(' · ')[0], [box.width, box.height]];
+  })),
 }))
 """
 # What pages of MLflow 3.17.2 log as errors on a server without users, and of sizes that change as they are drawn.
@@ -27,7 +28,7 @@ OF_MLFLOW = ("/users/current", "ResizeObserver loop")
 
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory):
-    """Replay three studies and serve them; return MLflow's address and the page that each study printed."""
+    """Replay three studies and serve them; return MLflow's address, the page that each printed, and the folder."""
     skip_without_chromium()
     folder, printed = tmp_path_factory.mktemp("studies"), []
     with pytest.MonkeyPatch.context() as patch:
@@ -41,27 +42,26 @@ def studies(tmp_path_factory):
             printed += [word for word in out.getvalue().split() if "/#/experiments/" in word]
     assert len({*printed}) == 1
     with mlflow_server(folder) as address:
-        yield address, printed[0].partition("/#")[2]
+        yield address, printed[0].partition("/#")[2], folder
 
 
 def test_the_view_that_a_study_prints_shows_the_curves_over_each_other_on_log_axes(studies, tmp_path):
-    address, page = studies
+    address, page, _ = studies
     with opened_browser(tmp_path / "profile", 1280, 1000) as driver:
         driver.get(f"{address}/#{page}")
-        ready = "return document.querySelectorAll('.js-plotly-plot .scatterlayer .trace').length >= 12"
-        awaited(driver, ready)
-        charts = {chart["title"]: chart for chart in driver.execute_script(CHARTS)}
-        steps = charts["curve/steps_to_target_fit"]
-        assert steps["axes"] == ["log", "log"]
-        assert sorted(name.split(" · ")[0] for name in steps["drawn"]) == sorted(TABLES)
-        assert all(points > 10 for points in steps["drawn"].values())
-        assert charts["curve/time_to_target_fit"]["axes"] == ["log", "log"]
+        charts = awaited(driver, CHARTS, lambda found: sum(len(chart["drawn"]) for chart in found) >= 4 * len(TABLES))
+        drawn = {chart["title"]: chart["drawn"] for chart in charts}
+        assert {*drawn} == {f"curve/{name}_to_target{fit}" for name in ("steps", "time") for fit in ("", "_fit")}
+        for chart in charts:
+            assert chart["axes"] == ["log", "log"]
+            assert sorted(name.removeprefix("replay-") for name in chart["drawn"]) == sorted(TABLES)
+            assert all(min(pixels) > 20 for pixels in chart["drawn"].values())
         assert "bstune: curves over batch size" in driver.find_element("tag name", "body").text
         assert [line for line in errors(driver) if not any(one in line for one in OF_MLFLOW)] == []
 
 
 def test_a_studys_run_shows_the_answer_and_the_figure(studies, tmp_path):
-    address, page = studies
+    address, page, _ = studies
     with opened_browser(tmp_path / "profile", 1280, 1000) as driver:
         driver.get(f"{address}/#{page}")
         run = awaited(driver, "return document.querySelector('a[href*=\"/runs/\"]')?.href")
@@ -71,6 +71,23 @@ def test_a_studys_run_shows_the_answer_and_the_figure(studies, tmp_path):
         assert "CRITICAL" in note
         picture = "return [...document.images].find(image => image.src.includes('curve.png'))?.naturalWidth"
         assert awaited(driver, picture) >= 900
-        trials = driver.find_element("partial link text", "the study's trials")
-        driver.get(trials.get_attribute("href"))
-        assert awaited(driver, "return [...document.links].some(link => /^B \\\\d+ · lr /.test(link.innerText))")
+        link = 'return [...document.links].find(link => link.innerText == "the study\'s trials").href'
+        driver.get(driver.execute_script(link))
+        assert awaited(driver, "return [...document.links].some(link => /^B [0-9,]+ · lr /.test(link.innerText))")
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_report_opens_offline_without_errors_at_any_width(studies, tmp_path, width):
+    report = studies[2] / "outputs" / "fashion_mlp" / "report.html"
+    with opened_browser(tmp_path / "profile", width, 900) as driver:
+        driver.execute_cdp_cmd("Network.enable", {})
+        offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        driver.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+        driver.get(report.as_uri())
+        undrawn = "document.querySelectorAll('figure.chart:not(:has(svg.main-svg))').length"
+        assert awaited(driver, f"return document.querySelectorAll('svg.main-svg').length > 4 && !{undrawn}")
+        asked = driver.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+        assert [name for name in asked if not name.startswith(("data:", "blob:"))] == []
+        assert errors(driver) == []
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        assert "USE" in driver.find_element("tag name", "body").text

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from browser import awaited, errors, opened_browser
 from mlflow import MlflowClient
 
 from bstune.core.errors import StudyError
@@ -86,6 +87,21 @@ def test_two_critical_batch_sizes_differ_where_the_ratio_is_not_one(one, other, 
         assert value == (None if wanted is None else pytest.approx(wanted, rel=2e-3))
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "text"),
+    [
+        ((400, 200, 800), (100, 50, 200), "a over b: 4 times (1.5 to 11), differ"),
+        ((100, 50, 200), (200, 100, 400), "b over a: 2 times (0.75 to 5.3), not shown to differ"),
+        ((400, None, 800), (100, 50, 200), "a over b: 4 times (below 11), not known"),
+        ((400, None, None), (100, None, None), "a over b: 4 times (open), not known"),
+        ((None, 400, None), (100, 50, 200), "a over b: above 2 times, differ"),
+        ((None, None, None), (100, 50, 200), "b over a: not known"),
+    ],
+)
+def test_a_pair_in_words(one, other, text):
+    assert str(*pairs(studies(summary("a", *one), summary("b", *other)))) == text
+
+
 def test_of_three_equal_ones_two_differ_as_often_as_it_says():
     rng, wrong, deviations = np.random.default_rng(0), 0, 1.6449
     for _ in range(400):
@@ -138,7 +154,7 @@ def test_labels_of_curves_cover_no_point_and_no_other_label():
     figure = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 8.0))
     figure.draw_without_rendering()
     axes = figure.subfigs[0].axes[0]
-    boxes = [type(label).__mro__[1].get_window_extent(label) for label in axes.texts]
+    boxes = [label.get_window_extent() for label in axes.texts]
     assert len(boxes) == 6
     points = axes.transData.transform([(one.batch_size, one.steps) for study in found.studies for one in study.points])
     for i, box in enumerate(boxes):
@@ -195,9 +211,9 @@ def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path)
     status, out, err = bstune("compare", "outputs/a", "outputs/b", "outputs/broken", "--output", "shown")
     assert (status, err) == (0, "")
     for line in (
-        "a · digits · val/loss <= 0.1 · cpu (1 thread)",
+        "a · digits · val/loss <= 0.1 · cpu, 1 thread",
         "use B = 128, lr = 0.1: 2.00 s, 110 steps (3 of 3 fresh seeds: 1 to 3 s, 90 to 130 steps)",
-        "B_crit 900 (90%: 800 to 1000); lr*(B) as B^ -; spent 40 runs, 12.0 s",
+        "B_crit 900 (90%: 800 to 1000); exponent of lr*(B) not known; spent 40 runs, 12.0 s",
         "LAW       S = S_min (1 + B_crit/B): S*(B) lies within 0% of it",
         "B_CRIT    b over a: 9 times (4.5 to 18), differ",
         "left out: outputs/broken/curve.json cannot be read",
@@ -255,3 +271,20 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd):
         assert (status, err.count("\n")) == (2, 1)
         assert message in err
         assert "hidden-word" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(bstune, folders, tmp_path, width):
+    folders(a=summary(ODD), b=summary("b", 900.0, 800.0, 1000.0), c=summary("c", **UNREACHED), d=OLD)
+    assert bstune("compare", *(f"outputs/{name}" for name in "abcd"))[0] == 0
+    with opened_browser(tmp_path / "profile", width, 900) as driver:
+        driver.get((tmp_path / "comparison.html").as_uri())
+        drawn = "return [...document.querySelectorAll('figure.chart')].every(one => one.querySelector('svg.main-svg'))"
+        assert awaited(driver, drawn)
+        assert errors(driver) == []
+        assert driver.execute_script("return document.documentElement.scrollWidth") == width
+        fetched = driver.execute_script("return performance.getEntriesByType('resource').map(one => one.name)")
+        assert not [name for name in fetched if not name.startswith(("data:", "blob:"))]
+        shown = driver.find_element("tag name", "body").text
+        assert all(text in shown for text in (ODD, "c: ", "d: ", "differ"))

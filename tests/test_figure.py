@@ -4,23 +4,24 @@ import random
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import chain, combinations, pairwise
 
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
+from matplotlib.collections import LineCollection, PathCollection
 from toolbox import best_of, hand_critical, make_trial
 
-from bstune.core.console import format_number
-from bstune.core.curve import CurveBand
-from bstune.core.figures import FIGURE_DPI
+from bstune.core.figures import GUIDE, Label, figure_of, log_axis, place_labels
 from bstune.core.records import Target
-from bstune.report.answer import critical_text
-from bstune.report.figure import FIGURE_INCHES, draw_curve, paint_curve
+from bstune.report.answer import answer
+from bstune.report.figure import SLOPE_TEXT, USE_TEXT, curve_figure, draw_curve
 from bstune.study.summary import summarize
 
 TARGET = Target("val/error", 0.1, "min")
+RULES = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+EXPONENT = {"exponent": 0.5, "low": 0.4, "high": 0.6, "identified": True, "end": 9e9, "rules": RULES}
 
 
 def simulated(n=40, seed=1, largest=8192, budget=8000, all_censored=False, with_delta=True):
@@ -44,140 +45,211 @@ def simulated(n=40, seed=1, largest=8192, budget=8000, all_censored=False, with_
     return trials
 
 
-def answered(trials):
-    """Return the critical batch size and the band of the law that simulated() follows, if trials reached the target."""
+def summed(trials, critical=None, name="digits", **further):
+    """Return the summary of trials that follow the law of simulated(), as far as they reached the target."""
     sizes = [trial.batch_size for trial in trials if trial.reached]
-    if not sizes:
-        return None, None
-    x = np.geomspace(min(sizes), max(sizes), 20)
-    steps = 100.0 * (1.0 + 300.0 / x)
-    return hand_critical(300.0, 190.0, 480.0, min(sizes), max(sizes)), CurveBand(x, steps, 0.9 * steps, 1.1 * steps)
+    timed = all(trial.seconds_per_step for trial in trials if trial.reached)
+    curve = None
+    if sizes:
+        x = np.unique(np.geomspace(min(sizes), max(sizes), 20).round())
+        bands = {"steps": 100.0 * (1.0 + 300.0 / x), "lr": 0.1 * np.sqrt(x / 256)}
+        bands |= {"low": 0.9 * bands["steps"], "high": 1.1 * bands["steps"]}
+        bands |= {"batch_size": x, "lr_low": 0.7 * bands["lr"], "lr_high": 1.4 * bands["lr"]}
+        curve = {key: values.tolist() for key, values in bands.items()}
+        curve["seconds_per_step"] = (0.004 + x / 40000).tolist() if timed else [None] * len(x)
+        critical = critical or hand_critical(300.0, 190.0, 480.0, min(sizes), max(sizes))
+    best = best_of(trials)
+    found = summarize(trials, TARGET, "no fit", EXPONENT if sizes else None, critical=critical, best=best)
+    use = next((key for key in ("best_by_time", "best_by_steps") if found[key]), None)
+    reference = {"batch_size": 256, "lr": 0.1, "rule": "sqrt"}
+    return found | {"workload": name, "use": use, "curve": curve, "reference": reference} | further
 
 
-def drawn(trials, critical=None):
-    known, band = answered(trials)
-    summary = summarize(trials, TARGET, "no fit", critical=critical or known, best=best_of(trials))
-    figure = Figure(figsize=FIGURE_INCHES, dpi=FIGURE_DPI, layout="constrained")
-    paint_curve(figure, trials, summary, band, "a workload")
-    return summary, figure
+def fresh_range(summary, reached=3):
+    """Return the summary with fresh runs of its winners around what was predicted of them."""
+    rows = {}
+    for name in ("best_by_time", "best_by_steps"):
+        row = summary[name]
+        ends = {f"{of}_{end}": row[key] * by for of, key in (("time", "time_to_target"), ("steps", "steps"))
+                for end, by in (("low", 0.8), ("high", 1.5))}  # fmt: skip
+        rows[name] = {**row, "confirmed": {"reached": reached, "runs": 3, **ends}}
+    return summary | rows
 
 
-def test_figure_has_the_curve_the_points_and_their_labels():
-    trials = simulated(budget=1500)
-    summary, figure = drawn(trials)
-    left, right = figure.axes[:2]
-    for axes in (left, right):
-        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-        assert axes.get_xlabel() == "batch size B (examples per optimizer step)"
-        assert {"8", "32", "128", "512", "2048", "8192"} <= {label.get_text() for label in axes.get_xticklabels()}
-    assert left.get_ylabel() == "steps to target S (optimizer steps)"
-    assert right.get_ylabel() == "time to target T = S x tau(B) (s of training)"
-    counts = {status: n for status, n in summary["statuses"].items() if n}
-    assert set(counts) == {"reached", "censored", "diverged", "oom"}
-    marks, timed = (dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) for axes in (left, right))
-    censored = [[point["batch_size"], point["steps_low"]] for point in summary["points"] if point["censored"]]
-    assert len(censored) == 3
-    assert marks["frontier bound: target not reached by then"].get_offsets().tolist() == censored
-    for label, count in {
-        "frontier point, (last miss, first hit]": len(summary["points"]) - len(censored),
-        "trial that reached the target": counts["reached"],
-        "trial stopped before the target": counts["censored"],
-        "diverged (at the foot)": counts["diverged"],
-        "out of memory (at the foot)": counts["oom"],
-    }.items():
-        assert len(marks[label].get_offsets()) == count
-    critical = marks[f"critical batch size {critical_text(summary['critical'])}"]
-    assert list(critical.get_xdata()) == [300.0, 300.0]
-    guide = marks["perfect scaling: slope -1"].get_xydata()
-    assert guide[:, 0] * guide[:, 1] == pytest.approx(30_000.0)
-    best = summary["best_by_time"]
-    assert f"B = {best['batch_size']}, lr = {format_number(best['lr'])}" in right.texts[0].get_text()
-    assert timed["winner, predicted, not run again on fresh seeds"].get_offsets().tolist() == [
-        [best["batch_size"], best["time_to_target"]]
-    ]
-    title = figure.get_suptitle()
-    assert title.startswith("a workload\ntarget val/error <= 0.1; NVIDIA H200; 29 reached the target, 7 stopped before")
+def u_shaped(trials):
+    critical = replace(hand_critical(300.0, 190.0, 480.0), b_opt=30.0, b_opt_low=20.0, b_opt_high=50.0)
+    return summed(trials, critical)
 
 
-@pytest.mark.parametrize("ends", [(None, None, None), (None, 190.0, None), (300.0, 190.0, None)])
-def test_the_legend_has_the_critical_batch_size_however_little_is_known(ends):
-    summary, figure = drawn(simulated(), hand_critical(*ends))
-    _, labels = figure.axes[0].get_legend_handles_labels()
-    assert labels.count(f"critical batch size {critical_text(summary['critical'])}") == 1
+RICH = simulated(budget=1500)
+STOPPED = simulated(20, seed=4, all_censored=True)
+LONG = r"Größe_x $\nosuch$ <b>日本</b> " + "a/rather long name " * 8
+STUDIES = {
+    "rich": (RICH, fresh_range(summed(RICH))),
+    "a seed missed": (RICH, fresh_range(summed(RICH), 2)),
+    "200 trials": (many := simulated(200), fresh_range(summed(many))),
+    "fewest examples": (RICH, u_shaped(RICH)),
+    "open interval": (RICH, summed(RICH, hand_critical(300.0, 190.0, None))),
+    "undetermined": (RICH, summed(RICH, hand_critical(None, None, None))),
+    "beyond the plot": (RICH, summed(RICH, hand_critical(1e6, 9e5, None))),
+    "few": (few := simulated(4, seed=2), summed(few)),
+    "names": (RICH, summed(RICH, name=LONG) | {"target": r"val_$\loss$_é <= 0.1"}),
+    "all stopped": (STOPPED, summed(STOPPED)),
+    "one batch size": (same := [make_trial(i, 64, 0.05 * 2**i, steps=300 + 40 * i) for i in range(5)], summed(same)),
+    "one trial": ([make_trial()], summed([make_trial()])),
+    "first evaluation hit": (first := [make_trial(steps=1, steps_low=0)], summed(first)),
+    "no step time": (untimed := [make_trial(tau=None), make_trial(1, 128, status="censored", tau=None)],
+                     summed(untimed)),
+    "nothing measured": (oom := [make_trial(status="oom", steps=0, steps_low=0, tau=None)], summed(oom)),
+    "none": ([], summed([])),
+    "an older version's": (RICH, {key: value for key, value in summed(RICH).items()
+                                  if key not in ("workload", "use", "curve", "reference", "lr_exponent")}),
+}  # fmt: skip
 
 
-def test_intervals_span_last_miss_to_first_hit():
-    trials = [make_trial(0, 64, steps=400, steps_low=300), make_trial(1, 512, steps=90, steps_low=80)]
-    _, figure = drawn(trials)
-    (lines,) = (artist for artist in figure.axes[0].collections if hasattr(artist, "get_segments"))
-    assert [line.tolist() for line in lines.get_segments()] == [[[64, 300], [64, 400]], [[512, 80], [512, 90]]]
-
-
-CASES = {
-    "rich": simulated(),
-    "budget": simulated(budget=1500),
-    "open": simulated(24, seed=6, largest=64),
-    "few": simulated(4, seed=2),
-    "learning rate as colour": simulated(9, seed=5, with_delta=False),
-    "all censored": simulated(20, seed=4, all_censored=True),
-    "one": [make_trial()],
-    "first evaluation hit": [make_trial(steps=1, steps_low=0)],
-    "no step time": [make_trial(tau=None), make_trial(1, 128, status="censored", tau=None)],
-    "nothing measured": [make_trial(status="oom", steps=0, steps_low=0, tau=None)],
-    "none": [],
-}
+def boxes_of_data(axes):
+    """Return the boxes, in pixels, of marks and of pieces of curves, guides left out."""
+    boxes = []
+    for some in axes.collections:
+        if isinstance(some, PathCollection):
+            half = math.sqrt(some.get_sizes()[0]) / 2.0 * axes.figure.dpi / 72.0 * 0.7
+            boxes += [(x - half, y - half, x + half, y + half) for x, y in axes.transData.transform(some.get_offsets())]
+        elif isinstance(some, LineCollection):
+            boxes += [tuple(axes.transData.transform(segment).ravel()) for segment in some.get_segments()]
+    for line in axes.lines:
+        if line.get_gid() != GUIDE:
+            for start, end in pairwise(axes.transData.transform(line.get_xydata())):
+                pieces = np.linspace(start, end, 20)
+                boxes += [(*pieces[i], *pieces[i]) for i in range(20)]
+    return boxes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_no_text_is_clipped_and_regime_names_do_not_collide(name):
-    trials = CASES[name]
-    _, figure = drawn(trials)
+@pytest.mark.parametrize("name", STUDIES)
+def test_no_label_covers_data_or_another_label_and_no_text_is_clipped(name):
+    figure = curve_figure(*STUDIES[name])
     figure.draw_without_rendering()
-    left, right = figure.axes[:2]
-    ticks = [axis.get_ticklabels() for axes in (left, right) for axis in (axes.xaxis, axes.yaxis)]
-    texts = [*left.texts, *right.texts, *figure.texts, left.yaxis.label, right.yaxis.label, *chain(*ticks)]
     width, height = figure.bbox.size
-    for shown in [*figure.legends, *(text for text in texts if text.get_text())]:
+    assert width == 900
+    panels = [axes for axes in figure.axes if axes.axison]
+    for axes in panels:
+        labels = [text for text in axes.texts if text.get_text()]
+        extents = [text.get_window_extent() for text in labels]
+        assert not any(a.overlaps(b) for a, b in combinations(extents, 2)), name
+        inside = axes.get_window_extent()
+        for text, box in zip(labels, extents, strict=True):
+            assert inside.x0 <= box.x0 <= box.x1 <= inside.x1, text
+            assert inside.y0 <= box.y0 <= box.y1 <= inside.y1, text
+            covered = [one for one in boxes_of_data(axes)
+                       if one[0] < box.x1 and one[2] > box.x0 and one[1] < box.y1 and one[3] > box.y0]  # fmt: skip
+            assert not covered, text
+        for axis in (axes.xaxis, axes.yaxis):
+            ticks = [label.get_window_extent() for label in axis.get_ticklabels() if label.get_text()]
+            assert not any(a.overlaps(b) for a, b in pairwise(ticks))
+    titles = [axes.get_title(loc="left") for axes in panels]
+    assert all(titles)
+    texts = [*figure.texts, *chain.from_iterable((axes.xaxis.label, axes._left_title) for axes in panels)]
+    for shown in [*texts, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]:
         box = shown.get_window_extent()
         assert 0 <= box.x0 <= box.x1 <= width, shown
         assert 0 <= box.y0 <= box.y1 <= height, shown
-    for labels in ticks:
-        boxes = [label.get_window_extent() for label in labels if label.get_text()]
-        assert len(boxes) >= 2
-        assert not any(a.overlaps(b) for a, b in pairwise(boxes))
-    boxes = [text.get_window_extent() for text in left.texts if "B = " not in text.get_text()]
-    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
-@pytest.mark.parametrize(
-    ("smallest", "largest", "first", "last"), [(4, 16384, 0, 3), (30, 16384, 1, 3), (30, 2800, 1, 2)]
-)
-def test_a_regime_name_wider_than_its_span_is_left_out(smallest, largest, first, last):
-    trials = [make_trial(i, b, steps=s) for i, (b, s) in enumerate([(smallest, 1100), (300, 200), (largest, 110)])]
-    _, figure = drawn(trials)
-    names = ["perfect\nscaling", "diminishing\nreturns", "maximal\ndata parallelism"][first:last]
-    assert [text.get_text() for text in figure.axes[0].texts if "B = " not in text.get_text()] == names
+def shown_marks(axes):
+    return dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
 
 
-def test_curve_is_written_as_a_png_and_nothing_else(tmp_path):
-    trials = simulated()
-    critical, band = answered(trials)
-    summary = summarize(trials, TARGET, "no fit", critical=critical)
+def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
+    trials, summary = STUDIES["rich"]
+    figure = curve_figure(trials, summary)
+    found = answer(summary)
+    assert " ".join(figure.get_suptitle().split()) == f"{found.headline} {found.title}".replace("digits · ", "")
+    left, right, rates, _ = figure.axes
+    curve = summary["curve"]
+    steps, seconds = (axes.lines[0].get_ydata() for axes in (left, right))
+    assert steps == pytest.approx(curve["steps"])
+    assert seconds == pytest.approx(np.multiply(curve["steps"], curve["seconds_per_step"]))
+    reached = [point for point in summary["points"] if not point["censored"]]
+    points = shown_marks(left)["fewest examples near its batch size;\nbar: last miss to first hit"]
+    assert points.get_offsets().tolist() == [[point["batch_size"], point["steps"]] for point in reached]
+    others = shown_marks(left)["other trial that reached the target"]
+    assert len(others.get_offsets()) == summary["statuses"]["reached"] - len(reached)
+    texts = {axes: [text.get_text() for text in axes.texts] for axes in (left, right, rates)}
+    assert SLOPE_TEXT in texts[left]
+    assert "critical batch size\n300 (90%: 190 to 480)" in texts[left]
+    assert {"a constant rate", "the square root", "linear scaling"} == set(texts[rates])
+    use, star = summary["best_by_time"], shown_marks(right)[USE_TEXT]
+    assert star.get_offsets().tolist() == [[use["batch_size"], use["time_to_target"]]]
+    assert any(text.startswith("use: ") and f"\nB = {use['batch_size']}, lr = " in text for text in texts[right])
+    guide = next(line for line in left.lines if line.get_linestyle() == "--").get_xydata()
+    assert guide[:, 0] * guide[:, 1] == pytest.approx(30_000.0)
+    assert rates.get_title(loc="left").startswith("learning rate grew as B^0.50 (0.40 to 0.60)")
+    assert any(
+        "only 2 of 3 fresh seeds" in text.get_text() for text in curve_figure(*STUDIES["a seed missed"]).axes[1].texts
+    )
+
+
+def test_one_batch_size_claims_neither_a_slope_nor_a_critical_batch_size():
+    left = curve_figure(*STUDIES["one batch size"]).axes[0]
+    assert [text.get_text().partition(":")[0] for text in left.texts] == ["use"]
+    assert not any(line.get_linestyle() == "--" for line in left.lines)
+
+
+def test_stopped_trials_are_shown_only_where_they_bound_the_curve():
+    trials = [make_trial(0, 64, steps=500), make_trial(1, 512, steps=150), make_trial(2, 64, 9.0, "censored", 300)]
+    trials += [make_trial(3, 200, 0.1, "censored", 900, 900), make_trial(4, 300, 0.1, "censored", 3, 3)]
+    trials += [make_trial(5, 8, 0.1, "censored", 700, 700)]  # beyond the batch sizes that reached the target
+    marks = shown_marks(curve_figure(trials, summed(trials)).axes[0])
+    assert (
+        "stopped before the target: it takes more" not in marks
+    )  # 900 steps at B = 200 are no news where 500 were enough
+    trials[3] = make_trial(3, 200, 0.1, "censored", 400, 400)
+    marks = shown_marks(curve_figure(trials, summed(trials)).axes[0])
+    assert marks["stopped before the target: it takes more"].get_offsets().tolist() == [[200, 400]]
+    marks = shown_marks(curve_figure(*STUDIES["all stopped"]).axes[0])
+    assert len(marks["stopped before the target: it takes more"].get_offsets()) == len(
+        STUDIES["all stopped"][1]["points"]
+    )
+
+
+def test_a_label_is_beside_its_mark_and_says_where_there_is_no_room():
+    found = []
+
+    def paint(figure):
+        axes = figure.add_subplot()
+        for name in "xy":
+            log_axis(axes, name, (1.0, 100.0))
+        axes.scatter([10.0], [10.0], s=30)
+        figure.draw_without_rendering()
+        at = np.array([[10.0, 10.0]])
+        found.extend(
+            place_labels(axes, [Label(text, at, "black")], 9.0)[1] for text in ("a mark", "\n".join(["x" * 80] * 40))
+        )
+
+    axes = figure_of(paint, (4.0, 4.0)).axes[0]
+    box, (x, y) = axes.texts[0].get_window_extent(), axes.transData.transform((10.0, 10.0))
+    assert not box.contains(x, y)
+    assert math.hypot(box.x0 + box.width / 2 - x, box.y0 + box.height / 2 - y) < 80
+    assert found == [True, False]
+
+
+def test_the_curve_is_written_as_a_png_and_as_svg_and_nothing_else(tmp_path):
+    trials, summary = STUDIES["names"]
     before = dict(matplotlib.rcParams)
-    path = tmp_path / "curve.png"
-    path.write_bytes(b"an older figure")
-    draw_curve(trials, summary, band, r"a title is text, not mathematics: $\nosuch$", path)
-    head = path.read_bytes()[:24]
+    paths = tmp_path / "curve.png", tmp_path / "curve.svg"
+    paths[0].write_bytes(b"an older figure")
+    draw_curve(trials, summary, *paths)
+    head = paths[0].read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", head[16:24]) == (1950, 975)
-    assert os.listdir(tmp_path) == ["curve.png"]
+    assert struct.unpack(">II", head[16:24]) == (900, 720)
+    assert paths[1].read_text().startswith("<?xml")
+    assert sorted(os.listdir(tmp_path)) == ["curve.png", "curve.svg"]
     assert dict(matplotlib.rcParams) == before
-    path.unlink()
-    path.mkdir()  # which cannot be written
-    with pytest.raises(OSError, match=r"curve\.png"):
-        draw_curve([], summarize([], TARGET, "no fit"), None, "a workload", path)
-    assert os.listdir(tmp_path) == ["curve.png"]
+    paths[1].unlink()
+    paths[1].mkdir()  # which cannot be written
+    with pytest.raises(OSError, match=r"curve\.svg"):
+        draw_curve(*STUDIES["none"], *paths)
+    assert sorted(os.listdir(tmp_path)) == ["curve.png", "curve.svg"]
 
 
 def test_a_figure_needs_no_display_and_an_import_no_matplotlib(tmp_path):
@@ -186,7 +258,7 @@ def test_a_figure_needs_no_display_and_an_import_no_matplotlib(tmp_path):
         "from bstune.core.records import Target\n"
         "loaded = {'matplotlib', 'torch', 'lightning'} & sys.modules.keys()\n"
         "summary = s.summarize([], Target('val/error', 0.1, 'min'), 'no points')\n"
-        "f.draw_curve([], summary, None, 'none', pathlib.Path(sys.argv[1]))\n"
+        "f.draw_curve([], summary, pathlib.Path(sys.argv[1]))\n"
         "print(loaded | {'matplotlib.pyplot', 'torch', 'lightning'} & sys.modules.keys())"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "curve.png")]

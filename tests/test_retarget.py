@@ -103,7 +103,7 @@ def test_a_harder_target_says_what_would_have_to_be_run(folder, capsys):
     assert "the histories do not suffice for val/error <= 0.05: 0 trials passed it, and it takes 8" in printed
     assert "workload.target.value=0.05 study=s-0.05" in printed
     assert "workload.target.value=0.14" not in printed.partition("run it:")[2]
-    assert "by extrapolation it takes" in printed
+    assert "by extrapolation, 2 to 4 times too low where it was checked, it takes" in printed
 
 
 def test_a_report_leaves_the_study_as_it_is(folder, capsys):

@@ -170,9 +170,7 @@ def test_one_live_line_on_a_terminal(capsys):
             assert len(console.render_lines(progress.live.get_renderable())) == 1
         assert progress.live.tasks[0].completed == 3
         text = progress.live.tasks[0].description
-    assert text == (
-        "trials, trial 2: B 64, lr 0.1, reached; 2 reached the target, the fastest in 80 steps, 800 ms (B 256, lr 0.1)"
-    )
+    assert text == "best 800 ms at B 256, lr 0.1; trial 2: B 64, lr 0.1, reached"
     capsys.readouterr()
 
 

@@ -134,7 +134,7 @@ def test_a_study_plans_what_the_law_says(bstune, tmp_path, write_table):
     wait = "{" + ", ".join(f"{count}: {seconds}" for count, seconds in WAIT.items()) + "}"
     status, out, err = bstune(
         "+workload=replay", "workload.name=replay", *target, "mlflow.enabled=false",
-        f"hardware.scale_out.devices={DEVICES}",
+        f"hardware.scale_out.devices={DEVICES}", "hardware.scale_out.show=true",
         "search.objective=curve", "search.trials=60", "search.precision=null",
         f"hardware.scale_out.all_reduce.seconds={wait}",
     )  # fmt: skip
@@ -158,3 +158,10 @@ def test_a_study_plans_what_the_law_says(bstune, tmp_path, write_table):
             assert 0.5 < row["lr"] / LAW.best_lr(row["batch_size"]) < 2.0
     assert "several devices, each as fast as this one, with the all-reduce" in out
     assert (folder / "scale_out.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_more_devices_are_never_slower_than_fewer():
+    slow = PLAN([1, 2, 4, 8, 16, 64], SIZES, lambda count: 1e-3 * count**2)
+    seconds = [row.seconds for row in slow]
+    assert seconds == sorted(seconds, reverse=True)
+    assert 1 < len(slow) < 6

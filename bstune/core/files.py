@@ -68,6 +68,7 @@ class Output:
     trials = _Inside("trials.jsonl")  # one record a trial, in order of their numbers
     curve = _Inside("curve.json")  # points, fit, regimes and winners
     figure = _Inside("curve.png")  # steps and time to target over batch size
+    vector_figure = _Inside("curve.svg")  # the same, for print
     report = _Inside("report.html")  # the page: answer, charts, trials
     config = _Inside("config.yaml")  # the composed config
     best = _Inside("best.yaml")  # the winners, with the command that trains each again

@@ -7,7 +7,6 @@ lacks, as one of an older version does, is left out.
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
 from bstune.report.rows import REGIMES, WINNERS, Row
@@ -74,7 +73,7 @@ def answer(summary: Row) -> Answer:
         "TRY": [_cause(summary)[1]] if use is None else [],
         "CRITICAL": _critical_texts(summary),
         _other_label(summary): [] if other is None else [_other_text(summary, other)],
-        "LR": [_lr_text(summary.get("lr_exponent") or {})],
+        "LR": [] if use is None else [_lr_text(summary.get("lr_exponent") or {})],
         "DEVICES": [_devices_text(summary)],
         "RUNS": [_runs_text(summary)],
         "TRUST": ["; ".join(one.text for one in trust(summary))],
@@ -84,7 +83,7 @@ def answer(summary: Row) -> Answer:
         "train it": [summary.get("train")],
         "more": list(_more(summary)) if use is not None else [],
     }
-    title = [summary.get("workload"), summary.get("target"), *map(_device_text, summary.get("devices") or ())]
+    title = [summary.get("workload"), summary.get("target"), *map(device_text, summary.get("devices") or ())]
     title += [plural(summary["trials"], "run")] if "trials" in summary else []
     return Answer(" · ".join(str(one) for one in title if one), _headline(summary), _only(lines), _only(actions))
 
@@ -94,28 +93,30 @@ def _only(lines: Mapping[str, Iterable[str | None]]) -> tuple[Line, ...]:
     return tuple((label, some) for label, some in texts.items() if some)
 
 
-def block(found: Answer, further: Sequence[Line] = ()) -> list[str]:
-    """Return an answer as at most 25 lines of the console; ``further`` are paths and commands, which are not broken."""
-    answered = [line for one in found.lines if one[0] != "NOTE" for line in _rows(*one)]
+def block(found: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> list[str]:
+    """Return an answer as at most 25 lines of the console, of so many columns.
+
+    ``further`` are paths and commands: they are not broken, nor is the command that trains the winner.
+    """
+    answered = [line for one in found.lines if one[0] != "NOTE" for line in _rows(*one, width)]
     notes = next((texts for label, texts in found.lines if label == "NOTE"), ())
-    done = [line for one in (*found.actions, *further) for line in _rows(*one, width=None)]
-    fixed = [*_rows("", (found.title,), indent=0), "", *answered]
+    done = [line for one in (*found.actions, *further) for line in _rows(*one, width if one[0] == "more" else None)]
+    fixed = [*_wrapped(found.title, width), "", *answered]
     kept = len(notes)
-    while kept and len(fixed) + len(_notes(notes, kept)) + 1 + len(done) > MAX_LINES:
+    while kept and len(fixed) + len(_notes(notes, kept, width)) + 1 + len(done) > MAX_LINES:
         kept -= 1
-    return [*fixed, *_notes(notes, kept), "", *done]
+    return [*fixed, *_notes(notes, kept, width), "", *done]
 
 
-def _notes(notes: Sequence[str], kept: int) -> list[str]:
+def _notes(notes: Sequence[str], kept: int, width: int) -> list[str]:
     left = [NOTES_LEFT.format(plural(len(notes) - kept, "further note" if kept else "note"))] * (kept < len(notes))
-    return _rows("NOTE", (*notes[:kept], *left)) if notes else []
+    return _rows("NOTE", (*notes[:kept], *left), width) if notes else []
 
 
-def _rows(label: str, texts: Sequence[str], indent: int = INDENT, width: int | None = WIDTH) -> list[str]:
+def _rows(label: str, texts: Sequence[str], width: int | None) -> list[str]:
     """Return a labelled line with its texts below each other, wrapped to the width; None: not wrapped."""
-    room = None if width is None else width - indent
-    wrapped = chain.from_iterable([text] if room is None else _wrapped(text, room) for text in texts)
-    return [f"{label if i == 0 else '':<{indent}}{row}" for i, row in enumerate(wrapped)]
+    rows = texts if width is None else [row for text in texts for row in _wrapped(text, width - INDENT)]
+    return [f"{label if i == 0 else '':<{INDENT}}{row}" for i, row in enumerate(rows)]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -147,7 +148,7 @@ def _headline(summary: Row) -> str:
     return f"{text}; more pays up to B = {format_number(critical['b_crit'], 2)} ({span})"
 
 
-def _device_text(device: str) -> str:
+def device_text(device: str) -> str:
     """Return ``cpu, 1 thread`` for ``cpu (1 thread)``."""
     return "replayed" if device == "replay" else device.replace(" (", ", ").removesuffix(")")
 
@@ -243,6 +244,9 @@ def _critical_texts(summary: Row) -> Iterator[str]:
     critical = summary.get("critical")
     if not critical:
         return
+    if critical["smallest"] == critical["largest"]:
+        yield f"not known, as batch size {format_count(critical['smallest'])} alone reached the target"
+        return
     yield f"batch size {critical_text(critical)}"
     if critical["b_crit"] is not None:
         yield regimes_text(summary.get("regimes") or (), critical)
@@ -301,7 +305,7 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
     if len(fitting) > 1:
         return f"{', '.join(fitting[:-1])} and {fitting[-1]} {'both' if len(fitting) == 2 else 'all'} fit"
     if fitting:
-        return f"as {fitting[0]}"
+        return f"{fitting[0]} fits"
     powers = [(name, exponent) for name, exponent in ordered if name in POWERS]  # which everybody knows
     below = [name for name, exponent in powers if exponent < low]
     above = [name for name, exponent in powers if exponent > high]
@@ -313,10 +317,10 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
 
 
 def _devices_text(summary: Row) -> str | None:
-    """Return ``2 at 62% efficiency, 4 at 39%``; None where the critical batch size is not known."""
+    """Return ``2 at 62% efficiency, 4 at 39%``; None where an end of the critical batch size's interval is open."""
     plans, critical = summary.get("scale_out") or {}, summary.get("critical") or {}
     rows = [row for row in plans.get("with_all_reduce") or plans.get("ideal") or () if row["devices"] > 1]
-    if not rows or critical.get("b_crit") is None:
+    if not rows or None in (critical.get("b_crit_low"), critical.get("b_crit_high")):
         return None
     pay = [row for row in rows if row["efficiency"] >= HALF]
     shown = [*pay[-2:], *[row for row in rows if row["efficiency"] < HALF][:1]]
@@ -345,7 +349,7 @@ def trust(summary: Row) -> tuple[Trust, ...]:
 
 def _range(summary: Row) -> Trust | None:
     critical = summary.get("critical")
-    if not critical:
+    if not critical or critical["smallest"] == critical["largest"]:
         return None
     sizes = {point["batch_size"] for point in summary.get("points") or () if not point["censored"]}
     sizes |= {critical["smallest"], critical["largest"]}
@@ -381,7 +385,7 @@ def _noise(summary: Row) -> Trust | None:
         return None
     ratio = machine["high"] / machine["low"]
     noisy = ratio > 1.0 + NOISY
-    what = f"steps at one size differ by {f'{ratio - 1.0:.0%}' if ratio < 2.0 else f'{ratio:.1f} times'}"
+    what = f"steps at one size differ by {f'{ratio - 1.0:.0%}' if ratio < 2.0 else f'a factor of {ratio:.1f}'}"
     return Trust("noise", f"seconds: {f'noisy machine ({what})' if noisy else what}", not noisy)
 
 
@@ -397,6 +401,13 @@ def unreached_text(summary: Row) -> str:
     where = f"batch size {format_count(closest['batch_size'])}, learning rate {format_number(closest['lr'])}"
     after = plural(closest["steps"], "step")
     return f"{target} was not reached in {count}; the closest was {value}, at {where}, after {after} (trial {number})"
+
+
+def unreached_advice(summary: Row) -> str:
+    """Return that the target was not reached, why, and what to try, in one line."""
+    why, change = _cause(summary)
+    texts = (unreached_text(summary), why, change and f"try {change}")
+    return "; ".join(text for text in texts if text)
 
 
 def _cause(summary: Row) -> tuple[str | None, str | None]:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.errors import StudyError
 from bstune.core.files import Output
-from bstune.report.answer import answer, critical_text, expected_text
+from bstune.report.answer import answer, critical_text, device_text, expected_text
 from bstune.report.rows import WINNERS, Row, Summary
 from bstune.report.study_folder import completed, read_study
 
@@ -82,6 +82,7 @@ class Compared:
     steps: Array  # ... S*(B) there, and its interval: all empty where there is none
     steps_low: Array
     steps_high: Array
+    seconds: Array  # T(B) = S*(B) tau(B); empty where tau(B) is not known
     b_crit: float | None
     b_crit_low: float | None
     b_crit_high: float | None
@@ -149,8 +150,10 @@ class Pair:
         return {True: "differ", False: "not shown to differ", None: "not known"}[self.differ]
 
     def __str__(self) -> str:
-        ratio = "" if self.ratio is None else f"{format_number(self.ratio, 2)} times "
-        return f"{self.larger} over {self.smaller}: {ratio}({self.interval}), {self.verdict}"
+        what = f"{self.larger} over {self.smaller}"
+        if self.ratio is not None:
+            return f"{what}: {format_number(self.ratio, 2)} times ({self.interval}), {self.verdict}"
+        return f"{what}: {self.verdict if self.low is None else f'{self.interval} times, {self.verdict}'}"
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,7 @@ def compared(summary: Summary, source: str) -> Compared:
         source=source,
         workload=str(summary["workload"]),
         target=str(summary["target"]),
-        device=", ".join(map(str, summary["devices"])) or "-",
+        device=", ".join(map(device_text, summary["devices"])) or "-",
         points=tuple(points),
         **_curve(summary),
         **ends,
@@ -244,7 +247,7 @@ def compared(summary: Summary, source: str) -> Compared:
         exponent=exponent["exponent"] if identified else None,
         exponent_text=f"{exponent['exponent']:z.2f} ({exponent['low']:z.2f} to {exponent['high']:z.2f})"
         if identified
-        else "-",
+        else "not known",
         spend_seconds=spend.get("seconds"),
         spend=", ".join(parts) or "-",
         use=_use(summary),
@@ -256,7 +259,9 @@ def _curve(summary: Summary) -> dict[str, Any]:
     """Return S*(B) and its interval, by the names of the fields; empty where a study has none, as an older one."""
     fields = {"batch_size": "batch_size", "steps": "steps", "steps_low": "low", "steps_high": "high"}
     curve = summary["curve"] or dict.fromkeys(fields.values(), ())
-    return {name: np.array(curve[key], dtype=np.float64) for name, key in fields.items()}
+    found = {name: np.array(curve[key], dtype=np.float64) for name, key in fields.items()}
+    tau = np.array(curve.get("seconds_per_step", ()), dtype=np.float64)  # not a number where it is not known
+    return {**found, "seconds": found["steps"] * tau if tau.size and np.isfinite(tau).all() else np.empty(0)}
 
 
 def _use(summary: Summary) -> Use | None:

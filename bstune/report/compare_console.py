@@ -41,7 +41,7 @@ def print_comparison(found: Comparison, console: Console) -> None:
     for one in found.studies:
         asked = [*([] if one.workload == one.name else [one.workload]), one.target, one.device]
         use = [] if one.use is None else [f"use {one.use}: {one.use.text}"]
-        numbers = f"B_crit {one.critical}; lr*(B) as B^ {one.exponent_text}; spent {one.spend}"
+        numbers = f"B_crit {one.critical}; exponent of lr*(B) {one.exponent_text}; spent {one.spend}"
         lines += [("", []), (" · ".join([one.name, *asked]), []), ("", [*use, numbers, *one.notes])]
     law = [] if found.collapse is None else [f"S = S_min (1 + B_crit/B): {found.collapse}"]
     labelled = {"LAW": law, "B_CRIT": _pairs(found.pairs), "NOTE": list(found.notes)}

@@ -1,9 +1,5 @@
-"""The figure ``comparison.png``: S(B) of several studies, their collapse, their B_crit and their times to target.
+"""The figure ``comparison.png``: S(B) of several studies, their collapse, their B_crit and their times to target."""
 
-matplotlib is imported in functions here, once a figure is drawn: it takes 0.4 s.
-"""
-
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +8,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bstune.core.console import format_number, format_seconds
-from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
+from bstune.core.figures import (
+    BLUE,
+    GREY,
+    INK,
+    PURPLE,
+    VERMILION,
+    Label,
+    log_axis,
+    log_limits,
+    place_labels,
+    save_figure,
+)
 from bstune.report.compare import Collapse, Compared, Comparison, collapsed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.backend_bases import RendererBase
     from matplotlib.figure import Figure
-    from matplotlib.text import Annotation
-    from matplotlib.transforms import BboxBase
 
 INCHES_WIDE, TOP_INCHES, FOOT_INCHES, ROW_INCHES = 6.0, 5.0, 0.7, 0.4
 COLOURS = (BLUE, VERMILION, "#009E73", PURPLE, "#E69F00", "#56B4E9", INK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LONGEST = 26  # characters of a name
-DISTANCES, TURNS = (8.0, 14.0, 22.0, 32.0, 44.0, 60.0), 16  # of a label from what it names, in points and directions
+GRID: dict[str, Any] = {"color": INK, "alpha": 0.07, "linewidth": 0.6}
 
 
 @dataclass(frozen=True)
@@ -90,18 +94,6 @@ def _shortened(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:half]}…{text[-half:]}"
 
 
-def _log_axis(axes: "Axes", name: str) -> None:
-    # as above
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.set(**{f"{name}scale": "log"})
-    axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(10.0, (1.0, 3.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
-    axis.set_minor_formatter(NullFormatter())
-    axes.grid(color=INK, alpha=0.07, linewidth=0.6)
-
-
 def _draw_curves(axes: "Axes", drawn: Sequence[Look]) -> None:
     """Draw S(B): points that reached the target, the curve, and B_crit on it with its interval."""
     axes.set(xlabel="batch size B (examples per optimizer step)", ylabel="steps to target S")
@@ -109,11 +101,12 @@ def _draw_curves(axes: "Axes", drawn: Sequence[Look]) -> None:
     if not any(look.study.points for look in drawn):
         _say(axes, "no study reached its target")
         return
-    for look in drawn:
+    for look in (look for look in drawn if look.study.points):
         study = look.study
         x, y = [point.batch_size for point in study.points], [point.steps for point in study.points]
         axes.scatter(x, y, s=12, color=look.colour, marker=look.marker, linewidths=0, alpha=0.7, zorder=3)
-        axes.plot(study.batch_size, study.steps, color=look.colour, linewidth=1.2, alpha=0.8, zorder=2)
+        if study.steps.size:
+            axes.plot(study.batch_size, study.steps, color=look.colour, linewidth=1.2, alpha=0.8, zorder=2)
         if study.mark is not None:
             ends, height = [study.b_crit_low or study.mark[0], study.b_crit_high or study.mark[0]], study.mark[1]
             axes.plot(ends, [height] * 2, color=look.colour, linewidth=3.0, alpha=0.45, zorder=4, solid_capstyle="butt")
@@ -125,9 +118,11 @@ def _draw_curves(axes: "Axes", drawn: Sequence[Look]) -> None:
                 "zorder": 5,
             }
             axes.scatter([study.mark[0]], [height], marker=look.marker, **style)
-    for name in "xy":
-        _log_axis(axes, name)
-    axes.margins(0.06, 0.1)
+    points = [point for look in drawn for point in look.study.points]
+    curves = np.concatenate([look.study.steps for look in drawn])
+    log_axis(axes, "x", log_limits([point.batch_size for point in points], (0.05, 0.05)))
+    log_axis(axes, "y", log_limits([*(point.steps for point in points), *curves], (0.2, 0.08)))
+    axes.grid(**GRID)
 
 
 def _draw_collapse(axes: "Axes", drawn: Sequence[Look], collapse: Collapse | None) -> None:
@@ -136,21 +131,22 @@ def _draw_collapse(axes: "Axes", drawn: Sequence[Look], collapse: Collapse | Non
     if collapse is None:
         _say(axes, "no study has a critical batch size")
         return
+    heights = [np.ones(1)]
     for look in drawn:
         study = look.study
         if (placed := collapsed(study)) is not None:
+            heights.append(placed[1])
             axes.scatter(*placed, s=12, color=look.colour, marker=look.marker, linewidths=0, alpha=0.5, zorder=3)
         if study.b_crit is not None and study.s_min is not None:
             x, y = study.batch_size / study.b_crit, study.steps / study.s_min
             axes.plot(x, y, color=look.colour, linewidth=1.6, zorder=4)
     x = np.geomspace(collapse.smallest / 1.5, collapse.largest * 1.5, 100)
     axes.plot(x, 1.0 + 1.0 / x, color=INK, linewidth=1.0, linestyle="--", zorder=5)
-    for name in "xy":
-        _log_axis(axes, name)
-    title = (
-        f"One law for all: curves within {collapse.deviation:.0%} of it (rms), inside {collapse.inside:.0%} of their "
-    )
-    title += f"{collapse.level:.0%} intervals"
+    log_axis(axes, "x", (float(x[0]), float(x[-1])), decimal=True)
+    log_axis(axes, "y", log_limits(np.concatenate([*heights, 1.0 + 1.0 / x]), (0.05, 0.08)))
+    axes.grid(**GRID)
+    inside = f"inside {collapse.inside:.0%} of the curves' {collapse.level:.0%} intervals"
+    title = f"Does one law fit all? Within {collapse.deviation:.0%} (rms), {inside}"
     axes.set_title(title, fontsize=9.0, loc="left")
     axes.annotate("S/S_min = 1 + B_crit/B", (0.98, 0.94), xycoords="axes fraction", ha="right", va="top", color=INK)
 
@@ -169,7 +165,7 @@ def _time_row(study: Compared) -> Row:
     use = study.use
     if use is None or use.seconds is None:
         return Row(None, None, None, "target not reached" if use is None else f"seconds not known; {use}")
-    few = "" if use.reliable else f" on {use.reached} of {use.runs} seeds"
+    few = "" if use.reliable else f" ({use.reached} of {use.runs})"
     return Row(use.seconds, use.low, use.high, f"{format_seconds(use.seconds)}{few}: {use}", use.reliable)
 
 
@@ -180,8 +176,8 @@ def _draw_rows(axes: "Axes", drawn: Sequence[Look], row_of: Callable[[Compared],
     axes.set_title(title, fontsize=9.0, loc="left")
     axes.set(yticks=[], ylim=(len(drawn) - 0.5, -0.75), xticks=[])
     if values:
-        axes.set_xlim(min(values) / 1.5, max(values) * 1.5)
-        _log_axis(axes, "x")
+        log_axis(axes, "x", log_limits(values, (0.12, 0.12)), decimal=True)
+        axes.grid(axis="x", **GRID)
     left, right = axes.get_xlim()
     for i, (look, row) in enumerate(zip(drawn, rows, strict=True)):
         if row.low is not None or row.high is not None:
@@ -200,40 +196,14 @@ def _write(axes: "Axes", x: float, row: float, text: str, colour: str, **style: 
 
 
 def _name_curves(figure: "Figure", axes: "Axes", drawn: Sequence[Look]) -> None:
-    """Write each study's name and B_crit near its mark, where the label covers least of the data and other labels."""
+    """Write each study's name near its B_crit, and that; near its curve or its points, where it has none."""
     figure.draw_without_rendering()
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]  # of Agg
-    inside, placed = axes.get_window_extent(), list["BboxBase"]()
-    corners = [(point.batch_size, point.steps) for look in drawn for point in look.study.points]
-    corners += [pair for look in drawn for pair in zip(look.study.batch_size, look.study.steps, strict=True)]
-    covered = axes.transData.transform(np.array(corners).reshape(-1, 2))
-    offsets = [
-        (far * math.cos(angle), far * math.sin(angle))
-        for far in DISTANCES
-        for angle in (math.pi * (0.25 + 2.0 * turn / TURNS) for turn in range(TURNS))
-    ]
+    labels = []
     for look in drawn:
-        if look.study.mark is None:
-            continue
-        arrow = {"arrowstyle": "-", "color": look.colour, "linewidth": 0.6, "shrinkA": 0.0, "shrinkB": 3.0}
-        text = f"{look.name}: {format_number(look.study.b_crit, 2)}"
-        style: dict[str, Any] = {"textcoords": "offset points", "color": look.colour, "fontsize": 8.0, "zorder": 6}
-        label = axes.annotate(text, look.study.mark, xytext=(0.0, 0.0), arrowprops=arrow, parse_math=False, **style)
-
-        def cost(offset: tuple[float, float], label: "Annotation" = label) -> float:
-            box = _place(label, offset, renderer)
-            dots = ((covered > (box.x0, box.y0)) & (covered < (box.x1, box.y1))).all(axis=1).sum()
-            outside = not (inside.x0 < box.x0 and box.x1 < inside.x1 and inside.y0 < box.y0 and box.y1 < inside.y1)
-            return float(dots + 100 * sum(box.overlaps(other) for other in placed) + 1000 * outside)
-
-        placed.append(_place(label, min(offsets, key=cost), renderer))
-
-
-def _place(label: "Annotation", offset: tuple[float, float], renderer: "RendererBase") -> "BboxBase":
-    """Move a label to an offset from what it names; return the box of its text, with a margin, in pixels."""
-    # as above
-    from matplotlib.text import Text
-
-    label.set(position=offset, ha="left" if offset[0] > 0.0 else "right", va="bottom" if offset[1] > 0.0 else "top")
-    label.update_positions(renderer)
-    return Text.get_window_extent(label, renderer).padded(2.0)  # an annotation's own extent has its arrow in it
+        study, points = look.study, [(point.batch_size, point.steps) for point in look.study.points]
+        if study.mark is not None:
+            text, at = f"{look.name}: {format_number(study.b_crit, 2)}", [study.mark]
+        else:
+            text, at = look.name, [*zip(study.batch_size, study.steps, strict=True)] or points
+        labels += [Label(text, np.array(at), look.colour)] if at else []
+    place_labels(axes, labels, 7.5)

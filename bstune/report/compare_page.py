@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bstune.core.console import format_count, format_number, format_seconds
-from bstune.report.compare import Compared, Comparison, collapsed
+from bstune.report.compare import Array, Compared, Comparison, collapsed
 from bstune.report.html import Cell, Section, axis, chart, label, page, paragraph, table
 
 COLOURS = ("--blue", "--vermilion", "--green", "--purple", "--orange", "--sky", "--ink")
@@ -23,7 +23,7 @@ def comparison_page(found: Comparison) -> str:
         Section("", "\n".join(paragraph(line, "warning") for line in notes)),
         Section("Studies", _table(studies)),
         Section("Steps to target", _curves(studies)),
-        Section("One law for all", _collapse(found)),
+        Section("Does one law fit all?", _collapse(found)),
         Section("Critical batch sizes", _critical(found)),
         Section("Time to target", _times(studies)),
     ]
@@ -31,7 +31,7 @@ def comparison_page(found: Comparison) -> str:
 
 
 def _table(studies: Sequence[Compared]) -> str:
-    heads = ("study", "workload", "target", "device", "use B", "learning rate", "time", "B_crit", "lr*(B) as B^",
+    heads = ("study", "workload", "target", "device", "use B", "learning rate", "time", "B_crit", "exponent of lr*(B)",
              "spent", "to the target, of fresh seeds")  # fmt: skip
     rows: list[list[Cell | str]] = []
     for one in studies:
@@ -66,6 +66,12 @@ def _dots(study: Compared, i: int, x: Sequence[float], y: Sequence[float | None]
     return {**common, "x": list(x), "y": list(y), **_hover(texts), **changes}
 
 
+def _line(i: int, x: Array, y: Array) -> Trace:
+    """Return the trace of a study's curve, which goes with its points."""
+    line = {"x": x.tolist(), "y": y.tolist(), "mode": "lines", "line": {"color": _look(i)["color"]}}
+    return {**line, "legendgroup": str(i), "showlegend": False, "hoverinfo": "skip"}
+
+
 def _hover(texts: Sequence[str]) -> Trace:
     return {"hovertext": [label(text) for text in texts], "hoverinfo": "text"}
 
@@ -75,8 +81,7 @@ def _curves(studies: Sequence[Compared]) -> str:
     for i, study in enumerate(studies):
         colour, hidden = {"color": _look(i)["color"]}, {"legendgroup": str(i), "showlegend": False}
         traces.append(_dots(study, i, [one.batch_size for one in study.points], [one.steps for one in study.points]))
-        line = {"x": study.batch_size.tolist(), "y": study.steps.tolist(), "mode": "lines", "line": colour}
-        traces.append({**hidden, **line, "hoverinfo": "skip"})
+        traces.append(_line(i, study.batch_size, study.steps))
         if study.mark is not None:
             marker = {**_look(i), "symbol": f"{_look(i)['symbol']}-open", "size": 14, "line": {"width": 2.5}}
             at = {
@@ -86,8 +91,7 @@ def _curves(studies: Sequence[Compared]) -> str:
                 "marker": marker,
                 "textfont": colour,
             }
-            named = label(f"{study.name}: {format_number(study.b_crit, 2)}")
-            name = {"text": [named], "textposition": "top right", "cliponaxis": False}
+            name = {"text": [f"B_crit {format_number(study.b_crit, 2)}"], "textposition": "top right"}
             traces.append({**hidden, **at, **name, **_hover([f"{study.name}: B_crit {study.critical}"])})
     axes = {"xaxis": axis(BATCH_SIZE), "yaxis": axis("steps to target S")}
     return chart(traces, axes, "Lines: S*(B) by all of a study's trials. Large and hollow: its critical batch size.")
@@ -103,13 +107,12 @@ def _collapse(found: Comparison) -> str:
         if (placed := collapsed(study)) is not None:
             traces.append(_dots(study, i, placed[0].tolist(), placed[1].tolist()))
         if study.b_crit is not None and study.s_min is not None:
-            at = {"x": (study.batch_size / study.b_crit).tolist(), "y": (study.steps / study.s_min).tolist()}
-            line = {"mode": "lines", "line": {"color": _look(i)["color"]}, "hoverinfo": "skip"}
-            traces.append({**at, **line, "legendgroup": str(i), "showlegend": False})
+            traces.append(_line(i, study.batch_size / study.b_crit, study.steps / study.s_min))
     axes = {"xaxis": axis("B / B_crit"), "yaxis": axis("S / S_min")}
     law = "If S(B) = S_min (1 + B_crit/B) holds, then the curves of all studies are one."
     caption = "Dots are single runs: above the lines where their learning rate was not the best."
-    return paragraph(f"{law} {found.collapse}.") + chart(traces, axes, caption)
+    against = f"Well below {found.collapse.level:.0%}, the trials speak against the law."
+    return paragraph(f"{law} {found.collapse}. {against}") + chart(traces, axes, caption)
 
 
 def _critical(found: Comparison) -> str:
@@ -125,7 +128,7 @@ def _critical(found: Comparison) -> str:
             shown = {"marker": {**_look(i), "size": 10}, "error_x": bar, "showlegend": False}
             hover = _hover([f"{study.name}: {study.critical}"])
             traces.append({"x": [middle], "y": [label(study.name)], "mode": "markers", **shown, **hover})
-    rows = {"xaxis": axis("B_crit (examples)"), "yaxis": {"automargin": True, "autorange": "reversed"}}
+    rows = {"xaxis": axis("B_crit (examples)"), "yaxis": axis("", log=False, type="category", autorange="reversed")}
     drawn = chart(traces, rows, height=130 + 34 * len(traces)) if traces else ""
     if not found.pairs:
         return drawn or paragraph("No study has a critical batch size.")
@@ -142,9 +145,10 @@ def _times(studies: Sequence[Compared]) -> str:
     for i, study in enumerate(studies):
         colour, use = _look(i)["color"], study.use
         if any(one.seconds is not None for one in study.points):
-            line = {"mode": "lines+markers", "line": {"color": colour, "width": 1}}
             sizes, seconds = [one.batch_size for one in study.points], [one.seconds for one in study.points]
-            traces.append(_dots(study, i, sizes, seconds, **line))
+            traces.append(_dots(study, i, sizes, seconds))
+        if study.seconds.size:
+            traces.append(_line(i, study.batch_size, study.seconds))
         if use is not None and use.seconds is not None:
             ends = {
                 "array": [(use.high or use.seconds) - use.seconds],
@@ -157,5 +161,8 @@ def _times(studies: Sequence[Compared]) -> str:
     if not traces:
         return paragraph("No study has a time to target.")
     axes = {"xaxis": axis(BATCH_SIZE), "yaxis": axis("time to target T (seconds of training)")}
-    caption = "Stars: what to use, the median and range over fresh seeds; hollow where one missed the target."
+    caption = (
+        "Lines: S*(B) times the seconds per step. Dots: single runs. Stars: what to use, the median and range over "
+        "fresh seeds; hollow where one missed the target."
+    )
     return chart(traces, axes, caption)

@@ -1,222 +1,391 @@
-"""The figure ``curve.png``: steps and time to target over batch size, from trial records, their summary and a fit.
+"""The figure ``curve.png``: steps and time to target, and the learning rate, over batch size.
 
-matplotlib is imported in functions here, once a figure is drawn: it takes 0.4 s.
+It is drawn from ``curve.json``'s mapping and the trials' records; its words are those of ``answer.py``. matplotlib is
+imported in functions here, once a figure is drawn: it takes 0.4 s.
 """
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bstune.core.console import format_count, format_number, time_unit
-from bstune.core.curve import CurveBand
-from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
+from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
+from bstune.core.figures import (
+    BLUE,
+    GREY,
+    GUIDE,
+    INK,
+    PAGE_DPI,
+    PAGE_INCHES,
+    PURPLE,
+    VERMILION,
+    Label,
+    figure_of,
+    log_axis,
+    log_limits,
+    place_labels,
+    save_figure,
+)
 from bstune.core.records import TrialResult
-from bstune.report.answer import PREDICTED, counts_text, critical_text, expected_text
-from bstune.report.rows import REGIMES, WINNERS, Row, Summary, trial_row
+from bstune.report.answer import RULE_WORDS, answer, critical_text, fresh_text, interval_text, range_text
+from bstune.report.rows import WINNERS, Row, Summary, trial_row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
+    from matplotlib.path import Path as Outline
 
-FIGURE_INCHES = (13.0, 6.5)
-REGIME_TINTS = dict(zip(REGIMES, ("#e6f0f8", "#f7f7f7", "#fcf1e2"), strict=True))
-CURVE_LABEL = "S*(B) by all trials, {:.0%} band"
-FOOT_MARKERS = {"diverged": ("x", "diverged"), "oom": ("s", "out of memory"), "failed": ("P", "failed")}
-COLOUR_LABELS = {"delta": "delta = log2(learning rate / rule(B)), in octaves", "lr": "learning rate"}
+FIGURE_INCHES = PAGE_INCHES, 7.2
+TITLE_SIZE, SIZE, SMALL = 10.5, 9.0, 8.0  # of letters, in points
+TITLE_WIDTHS = (112, 90, 70, 50, 40)  # in letters: the first that fits
+PANEL_WIDTH = 66
+POINT_TEXT = "fewest examples near its batch size;\nbar: last miss to first hit"
+NEAR = 4.0  # times the batch sizes that reached the target: a B_crit this near is in the figure
+GROWTH, MAX_GROWTHS = 0.15, 8  # of a panel's lower end, in shares of its height, until its labels have room
+USE_TEXT = "the one to use; bar: over fresh seeds, if any ran"
+SLOPE_TEXT = "twice the batch,\nhalf the steps"
+POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # of the batch size, by the rules that are drawn
 
 
-def draw_curve(trials: Sequence[TrialResult], summary: Summary, band: CurveBand | None, title: str, path: Path) -> None:
-    """Write ``curve.png``: steps to target over batch size on the left, time to target on the right."""
-    save_figure(lambda figure: paint_curve(figure, trials, summary, band, title), FIGURE_INCHES, path)
+@dataclass(frozen=True)
+class _Quantity:
+    """What a panel shows over batch size: fields of a row and of its fresh seeds, and the unit."""
+
+    merit: str
+    value: str
+    low: str
+    winner: str
+    unit: float
+    text: Callable[[float], str]
 
 
-def paint_curve(
-    figure: "Figure", trials: Sequence[TrialResult], summary: Summary, band: CurveBand | None, title: str
-) -> None:
-    """Draw what :func:`draw_curve` writes; target, device and number of trials are added to the title."""
-    left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.06})
+def draw_curve(trials: Sequence[TrialResult], summary: Summary, *paths: Path) -> None:
+    """Write ``curve.png``, 900 pixels wide, and ``curve.svg``, by the suffix of each path."""
+    save_figure(lambda figure: _paint(figure, trials, summary), FIGURE_INCHES, *paths, dots_per_inch=PAGE_DPI)
+
+
+def curve_figure(trials: Sequence[TrialResult], summary: Summary) -> "Figure":
+    """Return what :func:`draw_curve` writes."""
+    return figure_of(lambda figure: _paint(figure, trials, summary), FIGURE_INCHES, PAGE_DPI)
+
+
+def _paint(figure: "Figure", trials: Sequence[TrialResult], summary: Summary) -> None:
+    panels = figure.subplots(2, 2, gridspec_kw={"height_ratios": [1.0, 0.72]})
+    left, right, rates, key = panels.flat
     rows = [trial_row(trial) for trial in trials if trial.reached or trial.status == "censored"]
-    sizes = [float(trial.batch_size) for trial in trials] or [1.0]
-    times = [row["time_to_target"] or row["time_low"] for row in rows]
-    scale, unit = time_unit(min((time for time in times if time), default=1.0))
-    # B_crit is in the figure where it is near enough to leave the points room.
-    b_crit = (summary["critical"] or {}).get("b_crit")
-    near = [b_crit] if b_crit is not None and min(sizes) / 8.0 <= b_crit <= max(sizes) * 8.0 else []
-    _draw_panel(left, rows, summary, ("steps_low", "steps", "best_by_steps"), 1.0, [*sizes, *near])
-    _draw_panel(right, rows, summary, ("time_low", "time_to_target", "best_by_time"), scale, sizes)
-    left.set_ylabel("steps to target S (optimizer steps)")
-    right.set_ylabel(f"time to target T = S x tau(B) ({unit} of training)")
-    _draw_foot(left, trials)
-    _draw_curve(left, summary, band)
-    if rows:
-        from matplotlib.cm import ScalarMappable  # matplotlib takes 0.4 s to import
+    reached = [row for row in rows if not row["censored"]]
+    x_limits = _sizes([row["batch_size"] for row in reached or rows] or [trial.batch_size for trial in trials], summary)
+    times = [row["time_to_target"] or row["time_low"] for row in reached or rows]
+    unit, unit_name = time_unit(min((time for time in times if time), default=1.0))
+    steps = _Quantity("steps", "steps", "steps_low", "best_by_steps", 1.0, lambda value: plural(round(value), "step"))
+    time = _Quantity("time", "time_to_target", "time_low", "best_by_time", unit, format_seconds)
+    headed = {
+        left: f"steps to {summary.get('target', 'target')}, S(B)",
+        right: f"time to target, S(B) x tau(B), {unit_name} of training",
+        rates: textwrap.fill(f"learning rate {_lr_text(summary)}", PANEL_WIDTH),
+    }
+    labels = {
+        left: [*_draw_panel(left, rows, summary, steps, x_limits), *_draw_guides(left, summary)],
+        right: [*_draw_panel(right, rows, summary, time, x_limits), *_draw_critical(right, summary, named=False)],
+        rates: _draw_rates(rates, trials, summary, x_limits),
+    }
+    for axes, title in headed.items():
+        axes.set_title(title, loc="left", fontsize=SIZE, parse_math=False)
+        axes.set_xlabel("batch size B (examples per step)", fontsize=SIZE, labelpad=1.0)
+        axes.tick_params(labelsize=SMALL)
+        axes.grid(color=INK, alpha=0.07, linewidth=0.6)
+    _draw_key(key, (left, right, rates))
+    _set_title(figure, summary)
+    _place(figure, labels)
 
-        name, norm, colours = _colours(rows)
-        figure.colorbar(ScalarMappable(norm, colours), ax=right, label=COLOUR_LABELS[name], pad=0.02, aspect=40)
-    pairs = [pair for axes in (left, right) for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    legend = {label: handle for handle, label in pairs}
-    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
-    lines = [title, "; ".join([f"target {summary['target']}", *summary["devices"], counts_text(summary)])]
 
-    figure.suptitle("\n".join(textwrap.fill(line, 155) for line in lines), fontsize=10.5, parse_math=False)
-    _label_regimes(figure, left, summary["regimes"])
+def _place(figure: "Figure", labels: dict["Axes", list[Label]]) -> None:
+    """Write the labels where they cover no data; a panel without room for them gets more of it below."""
+    for attempt in range(MAX_GROWTHS + 1):
+        figure.draw_without_rendering()
+        written = {axes: place_labels(axes, some, SMALL) for axes, some in labels.items()}
+        crowded = [axes for axes, (_, room) in written.items() if not room]
+        if not crowded or attempt == MAX_GROWTHS:
+            break
+        for artist in chain.from_iterable(artists for artists, _ in written.values()):
+            artist.remove()
+        for axes in crowded:
+            low, high = axes.get_ylim()
+            log_axis(axes, "y", (low * (low / high) ** GROWTH, high))
+    figure.set_layout_engine("none")  # the places are those of this layout
 
 
-def _colours(rows: Sequence[Row]) -> tuple[str, "Normalize", "Colormap"]:
-    """Return what the dots' colour shows, its norm and colour map: delta where every row has one, else lr."""
-    # 0.4 s, once a figure is drawn
-    import matplotlib
-    from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+def _set_title(figure: "Figure", summary: Summary) -> None:
+    """Make the answer the title, broken where it would be wider than the figure; what was asked stands below it."""
+    found = answer(summary)
+    asked = found.title.removeprefix(f"{summary.get('workload')} · ")
+    title = figure.suptitle("", x=0.01, ha="left", fontsize=TITLE_SIZE, parse_math=False)
+    for width in TITLE_WIDTHS:
+        title.set_text("\n".join(textwrap.fill(line, width) for line in (found.headline, asked)))
+        if title.get_window_extent().width < 0.98 * figure.bbox.width:
+            break
 
-    deltas = [abs(row["delta"]) for row in rows if row["delta"] is not None]
-    if len(deltas) == len(rows) > 0:
-        reach = max(1.0, *deltas)
-        # grey in the middle: the usual white would vanish on the background
-        return "delta", Normalize(-reach, reach), LinearSegmentedColormap.from_list("delta", [BLUE, GREY, VERMILION])
-    rates = [row["lr"] for row in rows] or [1.0]
-    return "lr", LogNorm(min(rates) / 1.2, max(rates) * 1.2), matplotlib.colormaps["viridis"]
+
+def _lr_text(summary: Summary) -> str:
+    """Return what is known of the best learning rate over batch size, its first sentence."""
+    text = next((texts[0] for label, texts in answer(summary).lines if label == "LR"), "of the trials")
+    return text.partition("; ")[0]
+
+
+def _sizes(sizes: Sequence[float], summary: Summary) -> tuple[float, float]:
+    """Return the limits of the batch sizes: of what reached the target, and B_crit where it is near."""
+    sizes = sizes or [1.0]
+    b_crit = (summary.get("critical") or {}).get("b_crit")
+    near = [b_crit] if b_crit is not None and min(sizes) / NEAR <= b_crit <= max(sizes) * NEAR else []
+    return log_limits([*sizes, *near], (0.06, 0.06))
 
 
 def _draw_panel(
-    axes: "Axes", rows: Sequence[Row], summary: Summary, names: tuple[str, str, str], scale: float, sizes: list[float]
-) -> None:
-    """Draw trials as faint dots, frontier points with (last miss, first hit], bounds as triangles, and the winner."""
-    low, high, best = names
-    name, norm, colours = _colours(rows)
-
-    def draw(some: Sequence[Row], censored: bool, label: str, **style: Any) -> None:
-        end, marker = (low, "^") if censored else (high, "o")
-        kept = [row for row in some if row["censored"] == censored and row[end]]
-        if kept:
-            style |= {"c": [row[name] for row in kept], "norm": norm, "cmap": colours} if some is rows else {}
-            x, y = [row["batch_size"] for row in kept], [row[end] / scale for row in kept]
-            axes.scatter(x, y, marker=marker, label=label, **style)
-
-    ends = [row[high] or row[low] for row in rows]
-    _set_scale(axes, "x", sizes, (0.06, 0.06))
-    _set_scale(axes, "y", [end / scale for end in ends if end] or [1.0], (0.27, 0.07))
-    axes.set_xlabel("batch size B (examples per optimizer step)")
-    axes.grid(color=INK, alpha=0.07, linewidth=0.6)
-    draw(rows, False, "trial that reached the target", s=16, alpha=0.65, linewidths=0)
-    draw(rows, True, "trial stopped before the target", s=16, alpha=0.65, linewidths=0)
-    hit = [row for row in summary["points"] if row[high]]
-    starts, stops = [row[low] / scale for row in hit], [row[high] / scale for row in hit]
-    axes.vlines([row["batch_size"] for row in hit], starts, stops, colors=INK, linewidth=1.6, zorder=5.5)
-    point: dict[str, Any] = {"facecolor": INK, "edgecolor": "white", "linewidths": 0.9, "zorder": 5}
-    draw(hit, False, "frontier point, (last miss, first hit]", s=42, **point)
-    draw(summary["points"], True, "frontier bound: target not reached by then", s=70, **point)
-    if summary[best] is not None and summary[best][WINNERS[best].field]:
-        _draw_winner(axes, summary[best], scale, best)
-
-
-def _set_scale(axes: "Axes", name: str, values: Sequence[float], pads: tuple[float, float]) -> None:
-    """Make the axis logarithmic around ``values``, its lower and upper pad in lengths of their span, plain numbers."""
-    low, high = math.log(min(values)), math.log(max(values))
-    span = max(high - low, math.log(4.0))
-    middle = (low + high) / 2.0
-    limits = math.exp(middle - (0.5 + pads[0]) * span), math.exp(middle + (0.5 + pads[1]) * span)
-    every, ticks = _batch_ticks(*limits) if name == "x" else _decimal_ticks(*limits)
-    axes.set(**{f"{name}scale": "log", f"{name}lim": limits})
-    axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_ticks(ticks, [format_number(tick, 6) for tick in ticks])
-    axis.set_ticks(every, [""] * len(every), minor=True)
+    axes: "Axes", rows: Sequence[Row], summary: Summary, shown: _Quantity, x_limits: tuple[float, float]
+) -> list[Label]:
+    """Draw the trials, the curve with its band, and the winners; return their labels."""
+    log_axis(axes, "x", x_limits)
+    reached = [row for row in rows if row[shown.value]]
+    bounds = [row for row in rows if row["censored"] and row[shown.low]]
+    curve = _curve(summary, shown)
+    stars = _stars(summary, shown)
+    values = [row[shown.value] for row in reached] or [row[shown.low] for row in bounds]
+    values += [] if curve is None else curve["steps"].tolist()
+    values += [value for star in stars for value in (star.value, star.low, star.high) if value]
+    if not values:
+        _say(axes, "no seconds were measured" if rows and shown.merit == "time" else "no trial got far enough to show")
+        return []
+    limits = log_limits([value / shown.unit for value in values], (0.14, 0.06))
+    log_axis(axes, "y", limits)
+    points = summary.get("points") or []
+    hits = [row for row in points if row.get(shown.value)]
+    taken = {row["number"] for row in hits}
+    _dots(axes, [row for row in reached if row["number"] not in taken], shown)
+    if curve is not None:
+        x, (low, middle, high) = curve["batch_size"], (curve[name] / shown.unit for name in ("low", "steps", "high"))
+        axes.fill_between(x, low, high, color=BLUE, alpha=0.18, linewidth=0, zorder=1.5)
+        name = f"S(B) by all trials, {(summary.get('critical') or {}).get('level', 0.9):.0%} band"
+        axes.plot(x, middle, color=BLUE, linewidth=1.8, zorder=3, label=name)
+    ends = [[(row.get(name) or row[shown.value]) / shown.unit for row in hits] for name in (shown.low, shown.value)]
+    sizes = [row["batch_size"] for row in hits]
+    axes.vlines(sizes, ends[0], ends[1], colors=INK, linewidth=1.4, zorder=5.5)
+    if hits:
+        style: dict[str, Any] = {"facecolor": INK, "edgecolor": "white", "linewidths": 0.8, "zorder": 5}
+        axes.scatter(sizes, ends[1], s=30, label=POINT_TEXT, **style)
+    telling = [row for row in points if row["censored"] and row.get(shown.low) and _tells(row, curve, shown)]
+    telling = [row for row in telling if limits[0] <= row[shown.low] / shown.unit <= limits[1]]
+    telling = [row for row in telling if x_limits[0] <= row["batch_size"] <= x_limits[1]]
+    if telling:
+        at = [row["batch_size"] for row in telling], [row[shown.low] / shown.unit for row in telling]
+        style = {"facecolors": "none", "edgecolors": INK, "linewidths": 0.8, "zorder": 4}
+        axes.scatter(*at, marker=_arrow(), s=240, label="stopped before the target: it takes more", **style)
+    return [star.draw(axes, shown) for star in stars]
 
 
-def _batch_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
-    """Return the powers of two from ``low`` to ``high``, and the batch sizes, at most eight, that get a label."""
-    powers = range(max(0, math.ceil(math.log2(low))), math.floor(math.log2(high)) + 1)
-    every = [2.0**power for power in powers]
-    if len(every) > 3:
-        return every, every[:: math.ceil(len(every) / 8)]
-    halves = [3.0 * size for size in (2.0**power for power in range(powers.stop)) if low <= 3.0 * size <= high]
-    return every, sorted([*every, *halves])
+def _dots(axes: "Axes", rows: Sequence[Row], shown: _Quantity) -> None:
+    if rows:
+        at = [row["batch_size"] for row in rows], [row[shown.value] / shown.unit for row in rows]
+        axes.scatter(
+            *at, s=12, color=GREY, alpha=0.75, linewidths=0, zorder=2, label="other trial that reached the target"
+        )
 
 
-def _decimal_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
-    """Return the round numbers from ``low`` to ``high``, and those that get a label: 1-3, 1-2-5, or finer."""
-    decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
-
-    def within(digits: Iterable[float]) -> list[float]:
-        return [digit * 10.0**decade for decade in decades for digit in digits if low <= digit * 10.0**decade <= high]
-
-    choices = [within(digits) for digits in ((1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0))]
-    return within(range(1, 10)), next((ticks for ticks in choices if len(ticks) >= 5), choices[-1])
-
-
-def _draw_winner(axes: "Axes", winner: Row, scale: float, key: str) -> None:
-    """Mark what is expected of the winner and the range over fresh seeds, and write what it is below, where few are."""
-    criterion, fresh = WINNERS[key], winner["confirmed"]
-    x, y = winner["batch_size"], winner[criterion.field] / scale
-    if fresh is not None and fresh[f"{criterion.merit}_high"] is not None:
-        low, high = (fresh[f"{criterion.merit}_{end}"] / scale for end in ("low", "high"))
-        axes.vlines([x], [low], [high], colors=VERMILION, linewidth=1.6, zorder=5.8)
-    label = f"winner, {PREDICTED}" if fresh is None else "winner, median over fresh seeds"
-    axes.scatter([x], [y], marker="*", s=190, facecolor=VERMILION, edgecolor="white", zorder=6, label=label)
-    position = axes.transLimits.transform(axes.transScale.transform((x, y)))[0]
-    value = f"{criterion.heading}: {expected_text(winner)}"
-    text = f"{value}\nB = {format_count(x)}, lr = {format_number(winner['lr'])}"
-    side = "left" if position < 0.2 else "right" if position > 0.8 else "center"
-    style: dict[str, Any] = {"xytext": (0.0, -11.0), "textcoords": "offset points", "ha": side, "va": "top"}
-    style["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.0}
-    axes.annotate(text, (x, y), color=VERMILION, fontsize=8.5, zorder=7, **style)
+def _curve(summary: Summary, shown: _Quantity) -> dict[str, NDArray[np.float64]] | None:
+    """Return S(B), or S(B) x tau(B), with its band on its batch sizes; None where it is not known."""
+    curve = summary.get("curve")
+    if (
+        not curve
+        or len(curve["batch_size"]) < 2
+        or (shown.merit == "time" and None in (curve.get("seconds_per_step") or (None,)))
+    ):
+        return None
+    factor = np.array(curve["seconds_per_step"]) if shown.merit == "time" else 1.0
+    bands = {name: np.array(curve[name]) * factor for name in ("low", "steps", "high")}
+    return {"batch_size": np.array(curve["batch_size"]), **bands}
 
 
-def _draw_foot(axes: "Axes", trials: Sequence[TrialResult]) -> None:
-    """Mark at the axis's foot the batch sizes of trials whose status has no steps to target."""
-    style: dict[str, Any] = {"color": GREY, "s": 18, "linewidths": 1.0, "zorder": 4}
-    for status, (marker, label) in FOOT_MARKERS.items():
-        sizes = [trial.batch_size for trial in trials if trial.status == status]
-        if sizes:
-            style |= {"label": f"{label} (at the foot)", "transform": axes.get_xaxis_transform()}
-            axes.scatter(sizes, [0.025] * len(sizes), marker=marker, **style)
+def _tells(row: Row, curve: dict[str, NDArray[np.float64]] | None, shown: _Quantity) -> bool:
+    """Return whether a stopped trial went on past what the band says anyway."""
+    if curve is None:
+        return True
+    at = np.interp(math.log(row["batch_size"]), np.log(curve["batch_size"]), curve["low"])
+    return bool(row[shown.low] >= at)
 
 
-def _draw_curve(axes: "Axes", summary: Summary, band: CurveBand | None) -> None:
-    """Draw the regimes, B_crit with its interval, the curve with its band, and the slope of perfect scaling."""
-    limits = {"xlim": axes.get_xlim(), "ylim": axes.get_ylim()}
-    low, high = limits["xlim"]
-    examples = next((row["examples"] for row in summary["points"] if row["examples"]), None)
-    critical = summary["critical"]
-    for regime in summary["regimes"]:
-        axes.axvspan(regime["from"], regime["to"], color=REGIME_TINTS[regime["name"]], linewidth=0, zorder=-2)
-    if critical is not None:
-        label = f"critical batch size {critical_text(critical)}"
-        if critical["b_crit"] is not None:
-            off = "" if low <= critical["b_crit"] <= high else ", beyond this plot"
-            axes.axvline(critical["b_crit"], color=PURPLE, linewidth=1.5, zorder=3, label=label + off)
-        if critical["b_crit_low"] is not None or critical["b_crit_high"] is not None:
-            span: dict[str, Any] = {"color": PURPLE, "alpha": 0.1, "linewidth": 0, "zorder": -1}
-            name = label if critical["b_crit"] is None else "_interval"  # matplotlib's legend leaves out an underscore
-            axes.axvspan(critical["b_crit_low"] or low, critical["b_crit_high"] or high, label=name, **span)
-        else:
-            axes.plot([], [], " ", label=label)
-        examples = critical["e_min"] or examples
-    if band is not None and critical is not None:
-        axes.fill_between(band.batch_size, band.low, band.high, color=BLUE, alpha=0.2, linewidth=0, zorder=1.5)
-        label = CURVE_LABEL.format(critical["level"])
-        axes.plot(band.batch_size, band.steps, color=BLUE, linewidth=1.8, zorder=3, label=label)
-    if examples is not None:
-        x, label = np.geomspace(low, high, 200), "perfect scaling: slope -1"
-        axes.plot(x, examples / x, color=INK, linewidth=0.8, linestyle="--", label=label, zorder=1.6)
-    axes.set(**limits)
+@dataclass(frozen=True)
+class _Star:
+    """A winner in a panel: what is expected of it, and the range over fresh seeds; None where it is not known."""
+
+    winner: Row
+    heading: str
+    chosen: bool  # by the study's objective
+    value: float
+    low: float | None
+    high: float | None
+    how: str
+
+    def draw(self, axes: "Axes", shown: _Quantity) -> Label:
+        x, y = self.winner["batch_size"], self.value / shown.unit
+        if self.low is not None and self.high is not None:
+            low, high = self.low / shown.unit, self.high / shown.unit
+            axes.vlines([x], [low], [high], colors=VERMILION, linewidth=1.6, zorder=5.8)
+        face, label = (VERMILION, USE_TEXT) if self.chosen else ("white", self.heading)
+        axes.scatter([x], [y], marker="*", s=150, facecolor=face, edgecolor=VERMILION, zorder=6, label=label)
+        place = f"B = {format_count(x)}, lr = {format_number(self.winner['lr'])}"
+        text = "\n".join([f"{self.heading}: {shown.text(self.value)}", f"({self.how})", place])
+        return Label(text, np.array([[x, y]]), VERMILION)
 
 
-def _label_regimes(figure: "Figure", axes: "Axes", regimes: Sequence[Row]) -> None:
-    """Write each regime's name above its span; a name wider than the visible span is left out."""
-    low, high = axes.get_xlim()
-    spans = [(row["name"], max(row["from"], low), min(row["to"], high)) for row in regimes]
-    labels = [
-        (axes.text(math.sqrt(start * end), 1.01, name.replace(" ", "\n", 1), transform=axes.get_xaxis_transform(),
-                   ha="center", va="bottom", fontsize=8.5, color="#555555"), start, end)
-        for name, start, end in spans if start < end
+def _stars(summary: Summary, shown: _Quantity) -> list[_Star]:
+    """Return the winner by the study's objective, and this panel's own if it is another."""
+    names = dict.fromkeys(name for name in (summary.get("use"), shown.winner) if name and summary.get(name))
+    rows = {summary[name]["number"]: (name, summary[name]) for name in reversed(names)}
+    stars = []
+    for name, winner in reversed(rows.values()):
+        fresh = winner.get("confirmed")
+        low, high = (None if fresh is None else fresh.get(f"{shown.merit}_{end}") for end in ("low", "high"))
+        value = winner.get(shown.value) or low
+        if not value:
+            continue
+        how = "predicted" if fresh is None else range_text(shown.merit, fresh) or fresh_text(fresh)
+        if fresh is not None and fresh["reached"] < fresh["runs"]:
+            how = f"only {fresh_text(fresh)}"
+        chosen = name == summary.get("use")
+        stars.append(_Star(winner, "use" if chosen else WINNERS[name].heading, chosen, value, low, high, how))
+    return stars
+
+
+def _arrow() -> "Outline":
+    """Return the mark of a bound: a small circle around the point, and an arrow upwards from it."""
+    # as in core/figures.py
+    from matplotlib.path import Path as Outline
+
+    circle = Outline.circle((0.0, 0.0), 0.34)
+    corners = [(0.0, 0.34), (0.0, 1.4), (-0.3, 1.0), (0.0, 1.4), (0.3, 1.0)]
+    codes = [Outline.MOVETO, Outline.LINETO, Outline.MOVETO, Outline.LINETO, Outline.LINETO]
+    return Outline.make_compound_path(circle, Outline(corners, codes))
+
+
+def _draw_guides(axes: "Axes", summary: Summary) -> list[Label]:
+    """Draw B_crit, the slope of perfect scaling, and the batch size with the fewest examples; return their labels."""
+    labels = _draw_critical(axes, summary, named=True)
+    critical, curve = summary.get("critical") or {}, _curve(summary, _Quantity("steps", "", "", "", 1.0, str))
+    first = next((row["examples"] for row in summary.get("points") or () if row.get("examples")), None)
+    examples = critical.get("e_min") or first
+    if examples and axes.has_data() and len(summary.get("points") or ()) > 1:
+        limits = axes.get_xlim(), axes.get_ylim()
+        x = np.geomspace(*limits[0], 200)
+        axes.plot(x, examples / x, color=INK, linewidth=0.8, linestyle="--", zorder=1.6, gid=GUIDE)
+        axes.set(xlim=limits[0], ylim=limits[1])
+        inside = (examples / x > limits[1][0]) & (examples / x < limits[1][1])
+        if inside.any():
+            labels.append(Label(SLOPE_TEXT, np.stack([x, examples / x], axis=-1)[inside], INK))
+    b_opt = critical.get("b_opt")
+    if b_opt is not None and curve is not None:
+        y = float(np.exp(np.interp(math.log(b_opt), np.log(curve["batch_size"]), np.log(curve["steps"]))))
+        axes.scatter([b_opt], [y], marker="D", s=34, facecolor="white", edgecolor=BLUE, zorder=5.2)
+        text = f"fewest examples: B = {format_number(b_opt, 2)}\n({interval_text(critical, 'b_opt')})"
+        labels.append(Label(text, np.array([[b_opt, y]]), BLUE))
+    return labels
+
+
+def _draw_critical(axes: "Axes", summary: Summary, named: bool) -> list[Label]:
+    """Draw B_crit with its interval; return its label, at the upper end of its line."""
+    critical = summary.get("critical")
+    if critical is None or not axes.has_data() or critical.get("smallest") == critical.get("largest"):
+        return []  # one batch size says nothing of it
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    value, low, high = (critical.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high"))
+    if value is not None:
+        axes.axvline(value, color=PURPLE, linewidth=1.3, zorder=2.5, gid=GUIDE)
+    if low is not None or high is not None:
+        axes.axvspan(low or left, high or right, color=PURPLE, alpha=0.1, linewidth=0, zorder=-1)
+    axes.set_xlim(left, right)
+    if not named:
+        return []
+    at = min(max(value or low or high or left, left), right)
+    beyond = ", beyond this plot" if value is not None and not left <= value <= right else ""
+    heights = np.geomspace((bottom * top**3) ** 0.25, top, 20)
+    text = f"critical batch size{beyond}\n{critical_text(critical)}"
+    return [Label(text, np.stack([np.full(20, at), heights], axis=-1), PURPLE)]
+
+
+def _draw_rates(
+    axes: "Axes", trials: Sequence[TrialResult], summary: Summary, x_limits: tuple[float, float]
+) -> list[Label]:
+    """Draw learning rates over batch size: what reached the target, the best one, and rules through its middle."""
+    log_axis(axes, "x", x_limits)
+    curve, reference = summary.get("curve") or {}, summary.get("reference")
+    reached = [trial for trial in trials if trial.reached]
+    shown = reached or [trial for trial in trials if trial.status == "censored"] or trials
+    rates = [trial.lr for trial in shown] + list(curve.get("lr") or ())
+    if not rates:
+        _say(axes, "no trial has run")
+        return []
+    limits = log_limits(rates, (0.1, 0.1))
+    log_axis(axes, "y", limits)
+    points = {row["number"] for row in summary.get("points") or () if not row["censored"]}
+    kinds: list[tuple[list[TrialResult], dict[str, Any]]] = [
+        ([one for one in reached if one.number not in points],
+         {"s": 12, "color": GREY, "alpha": 0.75, "linewidths": 0}),
+        ([one for one in reached if one.number in points],
+         {"s": 30, "facecolor": INK, "edgecolor": "white", "linewidths": 0.8, "zorder": 5}),
+        ([one for one in trials if one.status == "diverged"],
+         {"marker": "x", "s": 16, "color": GREY, "linewidths": 1.0, "label": "diverged"}),
+        ([] if reached else [one for one in trials if one.status != "diverged"],
+         {"s": 14, "facecolors": "none", "edgecolors": INK, "linewidths": 0.8, "label": "did not reach the target"}),
     ]  # fmt: skip
-    figure.draw_without_rendering()
-    for label, start, end in labels:
-        left, right = (axes.transData.transform((edge, 1.0))[0] for edge in (start, end))
-        if label.get_window_extent().width > right - left:
-            label.remove()
+    for some, style in kinds:
+        kept = [one for one in some if limits[0] <= one.lr <= limits[1]]
+        if kept:
+            axes.scatter([one.batch_size for one in kept], [one.lr for one in kept], **style)
+    start = None if not reference else (reference["batch_size"], reference["lr"])
+    if curve.get("lr"):
+        x = np.array(curve["batch_size"])
+        axes.fill_between(x, curve["lr_low"], curve["lr_high"], color=BLUE, alpha=0.18, linewidth=0, zorder=1.5)
+        axes.plot(x, curve["lr"], color=BLUE, linewidth=1.8, zorder=3)
+        start = x[len(x) // 2], curve["lr"][len(x) // 2]
+    use = summary.get(summary.get("use") or "")
+    if use:
+        axes.scatter(
+            [use["batch_size"]], [use["lr"]], marker="*", s=150, facecolor=VERMILION, edgecolor=VERMILION, zorder=6
+        )
+    return [] if start is None else list(_draw_rules(axes, *start))
+
+
+def _draw_rules(axes: "Axes", start: float, lr: float) -> Iterator[Label]:
+    """Draw the powers that rules say, from the best learning rate at one batch size; yield their labels."""
+    limits = axes.get_xlim(), axes.get_ylim()
+    low, high = limits[1]
+    x = np.geomspace(*limits[0], 100)
+    for rule, power in POWERS.items():
+        y = lr * (x / start) ** power
+        axes.plot(x, y, color=INK, linewidth=0.8, linestyle=":", zorder=1.6, gid=GUIDE)
+        far = (y > low) & (y < high) & (np.abs(np.log(x / start)) >= 0.25 * math.log(limits[0][1] / limits[0][0]))
+        far = far if far.any() else (y > low) & (y < high)
+        if far.any():
+            yield Label(RULE_WORDS[rule], np.stack([x, y], axis=-1)[far], INK)
+    axes.set(xlim=limits[0], ylim=limits[1])
+
+
+def _draw_key(axes: "Axes", panels: Sequence["Axes"]) -> None:
+    """Say in a place of its own what the marks are."""
+    pairs = [pair for panel in panels for pair in zip(*panel.get_legend_handles_labels(), strict=True)]
+    axes.set_axis_off()
+    if pairs:
+        named = {label: handle for handle, label in pairs}
+        style: dict[str, Any] = {"fontsize": SIZE, "frameon": False, "labelspacing": 0.9}
+        axes.legend(named.values(), named.keys(), loc="center left", borderaxespad=0.0, **style)
+
+
+def _say(axes: "Axes", text: str) -> None:
+    """Write why a panel is empty."""
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY)
+    axes.set(xticks=[], yticks=[])
+    axes.minorticks_off()

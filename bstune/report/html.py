@@ -142,7 +142,7 @@ def axis(title: str, log: bool = True, **changes: Any) -> dict[str, Any]:
         "automargin": True,
         "exponentformat": "none",
         "separatethousands": True,
-        "dtick": "D2" if log else None,
+        **({"dtick": "D2", "tickformat": ",~r"} if log else {}),  # 20, 50, 100 in full: plotly writes 2, 5, 100
         **changes,
     }
 

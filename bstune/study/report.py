@@ -4,7 +4,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optuna
 import yaml
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
@@ -23,7 +24,7 @@ from bstune.core.failures import optional
 from bstune.core.files import Output, write_text
 from bstune.core.records import Merit, TrialResult, TrialSpec, dump_json
 from bstune.core.secrets import redact_patterns, reference
-from bstune.report.answer import INDENT, Answer, Line, answer, block
+from bstune.report.answer import INDENT, WIDTH, Answer, Line, answer, block
 from bstune.report.figure import draw_curve
 from bstune.report.page import write_page
 from bstune.report.rows import WINNERS, Summary
@@ -34,7 +35,7 @@ from bstune.study.critical import INTERVAL, ROOM, CriticalBatch, critical_batch,
 from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, seed_scatter, study_posterior
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import MERITS, Winner, left_out, winners
-from bstune.study.scale_out import ScaleOut, draw_scale_out, scale_out, scale_out_table
+from bstune.study.scale_out import ScaleOut, draw_scale_out, scale_out, scale_out_table, step_times
 from bstune.study.storage import results, trained_by
 from bstune.study.summary import summarize, winner_row
 
@@ -45,6 +46,7 @@ TESTS = "bstune:tests"  # attribute in the storage: test metrics by trial number
 TARGET_PARTICLES = 400  # of the posterior at each easier target
 MIN_TIMED = 10  # trials, each of as many steps, that say how far steps at one batch size differ
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
+MIN_WIDTH = 60  # columns of the answer on a terminal, however narrow it is
 OF_A_STUDY = ("trial.", "search.", "mlflow.", "hardware.", "sampler", "prior.", "seed=", "debug=")  # options
 
 
@@ -84,9 +86,9 @@ def report_study(
     if arguments is not None:
         summary["arguments"] = _again(arguments)
     if summary["use"] is not None and arguments is not None:
-        summary["train"] = _train(best[WINNERS[summary["use"]].merit], arguments, prepared)
+        summary["train"] = train_command(best[WINNERS[summary["use"]].merit], arguments, prepared)
     with optional("no figure of the curve", missing):
-        draw_curve(done, summary, band, summary["workload"], files.figure)
+        draw_curve(done, summary, files.figure, files.vector_figure)
     if prepared.config.hardware.scale_out.show:
         _show_plan(prepared, summary, missing, console)
     notes = [*prepared.caveats, *_elsewhere(prepared, study, best)]
@@ -100,7 +102,7 @@ def report_study(
         with optional("MLflow lacks the results", missing):
             mlflow = _track(prepared, tracking, summary)
     summary["notes"] = [*notes, *missing]  # of what failed since, too
-    show(answer(summary), _places(files, mlflow), console)
+    show(answer(summary), places(files, mlflow), console)
     return Findings(prepared, done, summary, band)
 
 
@@ -139,7 +141,9 @@ def summary_of(
         "arguments": None,
         "search": {"trials": budget.trials, "replicates": budget.replicates, "limit": _limit(stop_reason)},
         "reference": {"batch_size": config.scaling.batch_size, "lr": config.scaling.lr, "rule": rule},
-        "curve": None if band is None else _curve_rows(posterior, band),
+        "curve": None
+        if band is None
+        else curve_rows(posterior, band, step_times(posterior, space.high, prepared.backend.step_time)),
         "load": load(done),
         "seed_scatter": None if critical is None else seed_scatter(posterior),
         "not_run_again": _not_run_again(left_out(*ranking), budget.candidates),
@@ -152,13 +156,18 @@ def summary_of(
     return summary, band, best
 
 
-def _curve_rows(posterior: Posterior, band: CurveBand) -> dict[str, list[float]]:
-    """Return S*(B), tau(B) and the best learning rate with its interval, on the curve's ladder of batch sizes."""
+def curve_rows(
+    posterior: Posterior, band: CurveBand, tau: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None
+) -> dict[str, list[float | None]]:
+    """Return S*(B), tau(B) and the best learning rate with its interval, on the curve's ladder of batch sizes.
+
+    ``tau`` in seconds is not the posterior's, which counts examples where the objective is steps; None: not timed.
+    """
     rates = best_learning_rates(posterior, band.batch_size, INTERVAL)
     named = {"batch_size": band.batch_size, "steps": band.steps, "low": band.low, "high": band.high}
-    named |= {"seconds_per_step": posterior.tau(band.batch_size)}
     named |= dict(zip(("lr_low", "lr", "lr_high"), rates, strict=True))
-    return {name: np.asarray(values, dtype=float).tolist() for name, values in named.items()}
+    seconds = [None] * len(band.batch_size) if tau is None else tau(band.batch_size).tolist()
+    return {**{name: values.tolist() for name, values in named.items()}, "seconds_per_step": seconds}
 
 
 def _limit(stop_reason: str | None) -> str | None:
@@ -167,10 +176,11 @@ def _limit(stop_reason: str | None) -> str | None:
     return None if found is None else found[1]
 
 
-def _places(files: Output, mlflow: Sequence[str]) -> list[Line]:
+def places(files: Output, mlflow: Sequence[str]) -> list[Line]:
     """Return where the results are, as lines of the console's block."""
     root = _short(files.root)
-    kept = [path.name for path in (files.figure, files.curve, files.trials, files.best) if path.exists()]
+    own = (files.figure, files.vector_figure, files.curve, files.trials, files.best)
+    kept = [path.name for path in own if path.exists()]
     places: list[Line] = [("report", (_short(files.report),))] if files.report.exists() else []
     places.append(("files", (f"{root}/{{{','.join(kept)}}}",)))
     if any(path != files.curve for path in files.root.parent.glob("*/curve.json")):
@@ -186,10 +196,12 @@ def _short(path: Path) -> str:
 
 def show(found: Answer, places: Sequence[Line], console: Console) -> None:
     """Print the answer, as at most 25 lines; its labels are bold on a terminal."""
-    for line in ("", *block(found, places)):
-        text = Text(line)
-        text.stylize("bold", 0, INDENT if line[:1].strip() and line != found.title else 0)
-        console.print(text, soft_wrap=True, highlight=False)
+    width = max(MIN_WIDTH, min(WIDTH, console.width)) if console.is_terminal else WIDTH
+    lines = [Text(line) for line in ("", *block(found, places, width))]
+    for text in lines[2:]:  # below the title
+        style = "bold red" if text.plain.startswith("WARNING") else "bold"
+        text.stylize(style, 0, INDENT if text.plain[:1].strip() else 0)
+    console.print(Text("\n").join(lines), soft_wrap=True)
 
 
 def _show_plan(prepared: PreparedStudy, summary: Summary, missing: list[str], console: Console) -> None:
@@ -343,7 +355,7 @@ def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str] | None, pre
     return comment + yaml.safe_dump(values, sort_keys=False)
 
 
-def _train(winner: Winner, arguments: Sequence[str], prepared: PreparedStudy) -> str:
+def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedStudy) -> str:
     """Return the command that trains the winner's point, on the config's own seed, to the target."""
     trial, space = winner.trial, prepared.space
     kept = [one for one in _again(arguments) if not one.lstrip("+~").startswith(OF_A_STUDY)]

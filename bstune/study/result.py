@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bstune.core.errors import StudyError
-from bstune.core.figures import figure_of
 from bstune.core.records import TrialSpec
-from bstune.report.answer import answer, block
-from bstune.report.figure import FIGURE_INCHES, paint_curve
+from bstune.report.answer import answer, block, unreached_advice
+from bstune.report.figure import curve_figure
 from bstune.report.page import write_page
 from bstune.report.rows import WINNERS
 from bstune.report.study_folder import read_study
@@ -87,7 +86,7 @@ class Result:
         """The winner; StudyError where no trial reached the target."""
         row = self.summary[self._criterion]
         if row is None:
-            raise StudyError(answer(self.summary).headline)
+            raise StudyError(unreached_advice(self.summary))
         return Best(**{name: row[name] for name in Best.__dataclass_fields__})
 
     @property
@@ -126,8 +125,7 @@ class Result:
 
     def plot(self) -> "Figure":
         """Return ``curve.png`` as a matplotlib figure, which a notebook shows."""
-        done, summary, band = self.findings.trials, dict(self.summary), self.findings.band
-        return figure_of(lambda figure: paint_curve(figure, done, summary, band, summary["workload"]), FIGURE_INCHES)
+        return curve_figure(self.findings.trials, dict(self.summary))
 
     def report(self, path: str | Path) -> Path:
         """Write the study's page, one HTML file that needs no network, and return its path."""

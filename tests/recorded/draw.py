@@ -17,8 +17,10 @@ from bstune.search.acquisition import steps_band
 from bstune.search.observations import Posterior, fresh_steps
 from bstune.search.sampler import FrontierSampler
 from bstune.study.critical import INTERVAL, critical_batch
-from bstune.study.model import MOVES, REPORT_PARTICLES
+from bstune.study.model import MOVES, REPORT_PARTICLES, fit_lr_exponent
 from bstune.study.replicates import winners
+from bstune.study.report import curve_rows
+from bstune.study.scale_out import step_times
 from bstune.study.summary import summarize
 
 FOLDER = Path(__file__).parent
@@ -36,10 +38,14 @@ def recorded() -> tuple[list[TrialResult], Posterior, Summary]:
     posterior = sampler.posterior(trials, particles=REPORT_PARTICLES, moves=MOVES, rng=np.random.default_rng(0))
     fit, critical = fit_curve(frontier_points(trials)), critical_batch(posterior, in_seconds=False)
     best = winners(trials, fresh_steps(posterior), "steps", 3, 2)
-    return trials, posterior, summarize(trials, TARGET, fit, critical=critical, best=best)
+    exponent = fit_lr_exponent(posterior, LOW, HIGH, None if critical is None else critical.b_crit)
+    summary = {"workload": "fashion_cnn", "use": "best_by_steps"}
+    return trials, posterior, summary | summarize(trials, TARGET, fit, exponent, critical=critical, best=best)
 
 
 if __name__ == "__main__":
     trials, posterior, summary = recorded()
     sizes = sorted({round(size) for size in np.geomspace(39, 807, 49)})
-    draw_curve(trials, summary, steps_band(posterior, sizes, INTERVAL), "fashion_cnn", FOLDER / "fashion_cnn.png")
+    band = steps_band(posterior, sizes, INTERVAL)
+    summary["curve"] = curve_rows(posterior, band, step_times(posterior, HIGH, None))
+    draw_curve(trials, summary, FOLDER / "fashion_cnn.png")
