@@ -64,18 +64,14 @@ def figure_of(
 def save_figure(
     paint: Callable[["Figure"], None], inches: tuple[float, float], *paths: Path, dots_per_inch: int = FIGURE_DPI
 ) -> None:
-    """Write what ``paint`` draws on an empty figure of width x height ``inches``: as SVG by that suffix, else as PNG.
-
-    The same drawing is the same bytes.
-    """
+    """Write what ``paint`` draws on an empty figure of width x height ``inches``: SVG by that suffix, else PNG."""
     # as write_text: the next run replaces what a kill leaves
     partial = {path: path.with_name(path.name + ".partial") for path in paths}
     figure = figure_of(paint, inches, dots_per_inch)
     try:
         with _own_style():
             for path, temporary in partial.items():
-                kind, metadata = ("svg", {"Date": None}) if path.suffix == ".svg" else ("png", {})
-                figure.savefig(temporary, dpi=dots_per_inch, format=kind, metadata=metadata)
+                figure.savefig(temporary, dpi=dots_per_inch, format="svg" if path.suffix == ".svg" else "png")
         for path, temporary in partial.items():
             temporary.replace(path)
     finally:

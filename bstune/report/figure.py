@@ -153,7 +153,7 @@ def _draw_panel(
     log_axis(axes, "x", x_limits)
     reached = [row for row in rows if row[shown.value]]
     bounds = [row for row in rows if row["censored"] and row[shown.low]]
-    curve = _curve(summary, shown)
+    curve = _curve(summary, shown.merit == "time")
     stars = _stars(summary, shown)
     values = [row[shown.value] for row in reached] or [row[shown.low] for row in bounds]
     values += [] if curve is None else curve["steps"].tolist()
@@ -196,16 +196,12 @@ def _dots(axes: "Axes", rows: Sequence[Row], shown: _Quantity) -> None:
         )
 
 
-def _curve(summary: Summary, shown: _Quantity) -> dict[str, NDArray[np.float64]] | None:
+def _curve(summary: Summary, in_seconds: bool) -> dict[str, NDArray[np.float64]] | None:
     """Return S(B), or S(B) x tau(B), with its band on its batch sizes; None where it is not known."""
     curve = summary.get("curve")
-    if (
-        not curve
-        or len(curve["batch_size"]) < 2
-        or (shown.merit == "time" and None in (curve.get("seconds_per_step") or (None,)))
-    ):
+    if not curve or len(curve["batch_size"]) < 2 or (in_seconds and None in (curve.get("seconds_per_step") or (None,))):
         return None
-    factor = np.array(curve["seconds_per_step"]) if shown.merit == "time" else 1.0
+    factor = np.array(curve["seconds_per_step"]) if in_seconds else 1.0
     bands = {name: np.array(curve[name]) * factor for name in ("low", "steps", "high")}
     return {"batch_size": np.array(curve["batch_size"]), **bands}
 
@@ -275,7 +271,7 @@ def _arrow() -> "Outline":
 def _draw_guides(axes: "Axes", summary: Summary) -> list[Label]:
     """Draw B_crit, the slope of perfect scaling, and the batch size with the fewest examples; return their labels."""
     labels = _draw_critical(axes, summary, named=True)
-    critical, curve = summary.get("critical") or {}, _curve(summary, _Quantity("steps", "", "", "", 1.0, str))
+    critical, curve = summary.get("critical") or {}, _curve(summary, in_seconds=False)
     first = next((row["examples"] for row in summary.get("points") or () if row.get("examples")), None)
     examples = critical.get("e_min") or first
     if examples and axes.has_data() and len(summary.get("points") or ()) > 1:
