@@ -87,6 +87,21 @@ def test_two_critical_batch_sizes_differ_where_the_ratio_is_not_one(one, other, 
         assert value == (None if wanted is None else pytest.approx(wanted, rel=2e-3))
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "text"),
+    [
+        ((400, 200, 800), (100, 50, 200), "a over b: 4 times (1.5 to 11), differ"),
+        ((100, 50, 200), (200, 100, 400), "b over a: 2 times (0.75 to 5.3), not shown to differ"),
+        ((400, None, 800), (100, 50, 200), "a over b: 4 times (below 11), not known"),
+        ((400, None, None), (100, None, None), "a over b: 4 times (open), not known"),
+        ((None, 400, None), (100, 50, 200), "a over b: above 2 times, differ"),
+        ((None, None, None), (100, 50, 200), "b over a: not known"),
+    ],
+)
+def test_a_pair_in_words(one, other, text):
+    assert str(*pairs(studies(summary("a", *one), summary("b", *other)))) == text
+
+
 def test_of_three_equal_ones_two_differ_as_often_as_it_says():
     rng, wrong, deviations = np.random.default_rng(0), 0, 1.6449
     for _ in range(400):

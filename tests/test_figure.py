@@ -16,7 +16,7 @@ from toolbox import best_of, hand_critical, make_trial
 from bstune.core.figures import GUIDE, Label, figure_of, log_axis, place_labels
 from bstune.core.records import Target
 from bstune.report.answer import answer
-from bstune.report.figure import SLOPE_TEXT, curve_figure, draw_curve
+from bstune.report.figure import SLOPE_TEXT, USE_TEXT, curve_figure, draw_curve
 from bstune.study.summary import summarize
 
 TARGET = Target("val/error", 0.1, "min")
@@ -51,12 +51,12 @@ def summed(trials, critical=None, name="digits", **further):
     timed = all(trial.seconds_per_step for trial in trials if trial.reached)
     curve = None
     if sizes:
-        x = np.geomspace(min(sizes), max(sizes), 20)
+        x = np.unique(np.geomspace(min(sizes), max(sizes), 20).round())
         bands = {"steps": 100.0 * (1.0 + 300.0 / x), "lr": 0.1 * np.sqrt(x / 256)}
         bands |= {"low": 0.9 * bands["steps"], "high": 1.1 * bands["steps"]}
         bands |= {"batch_size": x, "lr_low": 0.7 * bands["lr"], "lr_high": 1.4 * bands["lr"]}
         curve = {key: values.tolist() for key, values in bands.items()}
-        curve["seconds_per_step"] = (0.004 + x / 40000).tolist() if timed else [None] * 20
+        curve["seconds_per_step"] = (0.004 + x / 40000).tolist() if timed else [None] * len(x)
         critical = critical or hand_critical(300.0, 190.0, 480.0, min(sizes), max(sizes))
     best = best_of(trials)
     found = summarize(trials, TARGET, "no fit", EXPONENT if sizes else None, critical=critical, best=best)
@@ -163,7 +163,7 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
     trials, summary = STUDIES["rich"]
     figure = curve_figure(trials, summary)
     found = answer(summary)
-    assert " ".join(figure.get_suptitle().split()) == f"{found.headline} {found.title}"
+    assert " ".join(figure.get_suptitle().split()) == f"{found.headline} {found.title}".replace("digits · ", "")
     left, right, rates, _ = figure.axes
     curve = summary["curve"]
     steps, seconds = (axes.lines[0].get_ydata() for axes in (left, right))
@@ -178,9 +178,9 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
     assert SLOPE_TEXT in texts[left]
     assert "critical batch size\n300 (90%: 190 to 480)" in texts[left]
     assert {"a constant rate", "the square root", "linear scaling"} == set(texts[rates])
-    use, star = summary["best_by_time"], shown_marks(right)["the one to use; bar: over fresh seeds"]
+    use, star = summary["best_by_time"], shown_marks(right)[USE_TEXT]
     assert star.get_offsets().tolist() == [[use["batch_size"], use["time_to_target"]]]
-    assert any(text.startswith(f"use: B = {use['batch_size']}, lr = ") for text in texts[right])
+    assert any(text.startswith("use: ") and f"\nB = {use['batch_size']}, lr = " in text for text in texts[right])
     guide = next(line for line in left.lines if line.get_linestyle() == "--").get_xydata()
     assert guide[:, 0] * guide[:, 1] == pytest.approx(30_000.0)
     assert rates.get_title(loc="left").startswith("learning rate grew as B^0.50 (0.40 to 0.60)")
@@ -189,17 +189,27 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
     )
 
 
+def test_one_batch_size_claims_neither_a_slope_nor_a_critical_batch_size():
+    left = curve_figure(*STUDIES["one batch size"]).axes[0]
+    assert [text.get_text().partition(":")[0] for text in left.texts] == ["use"]
+    assert not any(line.get_linestyle() == "--" for line in left.lines)
+
+
 def test_stopped_trials_are_shown_only_where_they_bound_the_curve():
     trials = [make_trial(0, 64, steps=500), make_trial(1, 512, steps=150), make_trial(2, 64, 9.0, "censored", 300)]
     trials += [make_trial(3, 200, 0.1, "censored", 900, 900), make_trial(4, 300, 0.1, "censored", 3, 3)]
     trials += [make_trial(5, 8, 0.1, "censored", 700, 700)]  # beyond the batch sizes that reached the target
     marks = shown_marks(curve_figure(trials, summed(trials)).axes[0])
-    assert "stopped before the target: above" not in marks  # 900 steps at B = 200 are no news where 500 were enough
+    assert (
+        "stopped before the target: it takes more" not in marks
+    )  # 900 steps at B = 200 are no news where 500 were enough
     trials[3] = make_trial(3, 200, 0.1, "censored", 400, 400)
     marks = shown_marks(curve_figure(trials, summed(trials)).axes[0])
-    assert marks["stopped before the target: above"].get_offsets().tolist() == [[200, 400]]
+    assert marks["stopped before the target: it takes more"].get_offsets().tolist() == [[200, 400]]
     marks = shown_marks(curve_figure(*STUDIES["all stopped"]).axes[0])
-    assert len(marks["stopped before the target: above"].get_offsets()) == len(STUDIES["all stopped"][1]["points"])
+    assert len(marks["stopped before the target: it takes more"].get_offsets()) == len(
+        STUDIES["all stopped"][1]["points"]
+    )
 
 
 def test_a_label_is_beside_its_mark_and_says_where_there_is_no_room():

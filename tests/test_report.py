@@ -1,16 +1,22 @@
 import sys
+from dataclasses import replace
+from io import StringIO
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from recorded.draw import recorded
+from rich.console import Console
 from toolbox import make_result, make_trial
 
+from bstune.core.curve import CurveBand
 from bstune.core.files import Output
-from bstune.report.answer import trust
+from bstune.report.answer import answer, trust
 from bstune.study.replicates import Winner
-from bstune.study.report import best_yaml, load, missing_in_trials
+from bstune.study.report import best_yaml, curve_rows, load, missing_in_trials, places, show, train_command
+from bstune.study.scale_out import step_times
 
 
 @pytest.mark.parametrize(
@@ -59,8 +65,64 @@ def test_a_machine_whose_steps_differ_is_said(ratios, steps, said):
     assert [one.text for one in noisy] == ["seconds: noisy machine (steps at one size differ by 40%)"] * said
 
 
+def test_the_curves_seconds_per_step_are_the_trials_where_the_objective_is_steps():
+    trials, posterior, _ = recorded()
+    sizes = [float(trial.batch_size) for trial in trials]
+    assert posterior.tau(np.array(sizes)) == pytest.approx(sizes)  # costs are in examples
+    band = CurveBand(*[np.array(sizes)] * 4)
+    rows = curve_rows(posterior, band, step_times(posterior, 1024, None))
+    assert rows["seconds_per_step"] == pytest.approx([trial.seconds_per_step for trial in trials], rel=0.1)
+    assert rows["batch_size"] == sizes
+    assert curve_rows(posterior, band, None)["seconds_per_step"] == [None] * len(sizes)
+    untimed = replace(posterior, observations=())
+    assert step_times(untimed, 1024, None) is None
+    assert step_times(untimed, 1024, lambda size: 0.5)(np.array([64.0])) == 0.5
+
+
 def test_what_trials_went_on_without_is_said_once():
     eagerly, noise = "trained eagerly, as compile=default failed: E", "the noise scale is not measured: E"
     trials = [make_trial(i, message=eagerly) for i in range(2)]
     trials += [make_trial(2, status="censored", message=noise), make_trial(3, status="failed", message="ValueError")]
     assert missing_in_trials([*trials, make_trial(4)]) == [f"{eagerly} (in 2 trials)", f"{noise} (in 1 trial)"]
+
+
+def test_paths_are_printed_unbroken_and_as_they_are_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "a study [x] with a " + "long" * 40 + " name"
+    files = Output(tmp_path / "outputs" / name)
+    for path in (files.curve, files.report, tmp_path / "outputs" / "other" / "curve.json"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    out, summary = StringIO(), {"workload": "[red]digits[/red]", "train": f"bstune study='{name}'"}
+    show(answer(summary), places(files, ["mlflow ui", "http://127.0.0.1:5000"]), Console(file=out, width=80))
+    assert out.getvalue().splitlines()[1:] == [
+        "[red]digits[/red]",
+        "",
+        "RESULT    no trial has run, so the target was not reached",
+        "",
+        f"train it  bstune study='{name}'",
+        f"report    'outputs/{name}/report.html'",
+        f"files     'outputs/{name}'/{{curve.json}}",
+        "compare   bstune compare outputs/*",
+        "MLflow    mlflow ui",
+        "          http://127.0.0.1:5000",
+    ]
+
+
+TRAIN = ["+workload=mine", "search.trials=9", "study=s", "seed=3", "sampler=tpe", "data.root=/d", "storage=x://me:s@h"]
+
+
+@pytest.mark.parametrize(
+    ("lr", "stops", "own"),
+    [
+        (0.123456, True, "trial.lr=0.123"),
+        (0.123456, False, "trial.lr=0.123 budget.steps=130 budget.examples=1"),
+        (0.9999, True, "trial.lr=0.9999"),  # 1 is beyond what can be had
+    ],
+)
+def test_the_command_that_trains_the_winner_is_short(lr, stops, own):
+    backend = SimpleNamespace(stops=stops)
+    prepared = SimpleNamespace(backend=backend, space=SimpleNamespace(lr_low=0.0, lr_high=0.9999), config=None)
+    found = train_command(Winner(make_result(lr=lr, horizon=130), 110.0), TRAIN, prepared)
+    kept = "+workload=mine study=s data.root=/d 'storage=${oc.env:BSTUNE_STORAGE}'"
+    assert found == f"bstune {kept} trial.batch_size=32 {own}"

@@ -95,3 +95,11 @@ def test_a_former_version_has_the_keys_of_this_one():
     assert summary["best_by_steps"] == {**summary["best_by_steps"], "lr": 0.1, "confirmed": None}
     assert summary["best_by_time"] is None
     assert summary["scale_out"] == {"ideal": [], "with_all_reduce": []}
+
+
+def test_a_winner_of_a_former_version_is_its_fresh_runs():
+    fresh = {"reached": 3, "runs": 3, "steps_median": 61.0, "time_median": 0.61}
+    row = {"batch_size": 64, "lr": 0.1, "steps": 46, "time_to_target": 0.46, "confirmed": fresh}
+    old, now = (completed({"points": [], "best_by_time": row | more}) for more in ({}, {"single_run": {"steps": 40}}))
+    assert [old["best_by_time"][name] for name in ("steps", "time_to_target")] == [61.0, 0.61]
+    assert [now["best_by_time"][name] for name in ("steps", "time_to_target")] == [46, 0.46]

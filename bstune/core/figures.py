@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURE_DPI = 150
+PAGE_INCHES, PAGE_DPI = 9.0, 100  # of a figure that is 900 pixels wide, as on a page
 GUIDE = "guide"  # gid of a line that is no data
 STRIDE, MARGIN, LEADER = 4.0, 1.5, 9.0  # in points: between a label's places, around it, and to what a line leads
-GUIDE_COST = 25.0  # of a label over a piece of a guide, in points of distance
+GUIDE_COST = 12.0  # of a label over a piece of a guide, in points of distance
 # from Okabe and Ito's palette, which survives the common colour blindnesses
 BLUE, VERMILION, PURPLE, INK, GREY = "#0072B2", "#D55E00", "#AA4499", "#1a1a1a", "#9a9a9a"
 # For the letters that matplotlib's own font lacks, where the machine has one of these: Linux, macOS, Windows.
@@ -141,7 +142,7 @@ def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> tuple[li
     from matplotlib.lines import Line2D
 
     pixels = axes.figure.dpi / 72.0  # of a point
-    inside, drawn = axes.get_window_extent(), list["Artist"]()
+    inside, drawn = axes.get_window_extent().padded(-2.0 * MARGIN * pixels), list["Artist"]()
     marks, guides = _obstacles(axes, pixels)
     boxes, room = np.empty((0, 4)), True
     for label in labels:

@@ -317,10 +317,10 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
 
 
 def _devices_text(summary: Row) -> str | None:
-    """Return ``2 at 62% efficiency, 4 at 39%``; None where the critical batch size is not known."""
+    """Return ``2 at 62% efficiency, 4 at 39%``; None where an end of the critical batch size's interval is open."""
     plans, critical = summary.get("scale_out") or {}, summary.get("critical") or {}
     rows = [row for row in plans.get("with_all_reduce") or plans.get("ideal") or () if row["devices"] > 1]
-    if not rows or critical.get("b_crit") is None:
+    if not rows or None in (critical.get("b_crit_low"), critical.get("b_crit_high")):
         return None
     pay = [row for row in rows if row["efficiency"] >= HALF]
     shown = [*pay[-2:], *[row for row in rows if row["efficiency"] < HALF][:1]]
@@ -385,7 +385,7 @@ def _noise(summary: Row) -> Trust | None:
         return None
     ratio = machine["high"] / machine["low"]
     noisy = ratio > 1.0 + NOISY
-    what = f"steps at one size differ by {f'{ratio - 1.0:.0%}' if ratio < 2.0 else f'{ratio:.1f} times'}"
+    what = f"steps at one size differ by {f'{ratio - 1.0:.0%}' if ratio < 2.0 else f'a factor of {ratio:.1f}'}"
     return Trust("noise", f"seconds: {f'noisy machine ({what})' if noisy else what}", not noisy)
 
 
@@ -401,6 +401,13 @@ def unreached_text(summary: Row) -> str:
     where = f"batch size {format_count(closest['batch_size'])}, learning rate {format_number(closest['lr'])}"
     after = plural(closest["steps"], "step")
     return f"{target} was not reached in {count}; the closest was {value}, at {where}, after {after} (trial {number})"
+
+
+def unreached_advice(summary: Row) -> str:
+    """Return that the target was not reached, why, and what to try, in one line."""
+    why, change = _cause(summary)
+    texts = (unreached_text(summary), why, change and f"try {change}")
+    return "; ".join(text for text in texts if text)
 
 
 def _cause(summary: Row) -> tuple[str | None, str | None]:

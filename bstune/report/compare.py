@@ -150,8 +150,10 @@ class Pair:
         return {True: "differ", False: "not shown to differ", None: "not known"}[self.differ]
 
     def __str__(self) -> str:
-        ratio = "" if self.ratio is None else f"{format_number(self.ratio, 2)} times "
-        return f"{self.larger} over {self.smaller}: {ratio}({self.interval}), {self.verdict}"
+        what = f"{self.larger} over {self.smaller}"
+        if self.ratio is not None:
+            return f"{what}: {format_number(self.ratio, 2)} times ({self.interval}), {self.verdict}"
+        return f"{what}: {self.verdict if self.low is None else f'{self.interval} times, {self.verdict}'}"
 
 
 @dataclass(frozen=True)

@@ -145,8 +145,8 @@ def _draw_collapse(axes: "Axes", drawn: Sequence[Look], collapse: Collapse | Non
     log_axis(axes, "x", (float(x[0]), float(x[-1])), decimal=True)
     log_axis(axes, "y", log_limits(np.concatenate([*heights, 1.0 + 1.0 / x]), (0.05, 0.08)))
     axes.grid(**GRID)
-    within = f"curves within {collapse.deviation:.0%} of it (rms)"
-    title = f"One law for all: {within}, inside {collapse.inside:.0%} of their {collapse.level:.0%} intervals"
+    inside = f"inside {collapse.inside:.0%} of the curves' {collapse.level:.0%} intervals"
+    title = f"Does one law fit all? Within {collapse.deviation:.0%} (rms), {inside}"
     axes.set_title(title, fontsize=9.0, loc="left")
     axes.annotate("S/S_min = 1 + B_crit/B", (0.98, 0.94), xycoords="axes fraction", ha="right", va="top", color=INK)
 
@@ -165,7 +165,7 @@ def _time_row(study: Compared) -> Row:
     use = study.use
     if use is None or use.seconds is None:
         return Row(None, None, None, "target not reached" if use is None else f"seconds not known; {use}")
-    few = "" if use.reliable else f" on {use.reached} of {use.runs} seeds"
+    few = "" if use.reliable else f" ({use.reached} of {use.runs})"
     return Row(use.seconds, use.low, use.high, f"{format_seconds(use.seconds)}{few}: {use}", use.reliable)
 
 
@@ -196,11 +196,14 @@ def _write(axes: "Axes", x: float, row: float, text: str, colour: str, **style: 
 
 
 def _name_curves(figure: "Figure", axes: "Axes", drawn: Sequence[Look]) -> None:
-    """Write each study's name and B_crit near its mark."""
+    """Write each study's name near its B_crit, and that; near its curve or its points, where it has none."""
     figure.draw_without_rendering()
-    labels = [
-        Label(f"{one.name}: {format_number(one.study.b_crit, 2)}", np.array([one.study.mark]), one.colour)
-        for one in drawn
-        if one.study.mark
-    ]
+    labels = []
+    for look in drawn:
+        study, points = look.study, [(point.batch_size, point.steps) for point in look.study.points]
+        if study.mark is not None:
+            text, at = f"{look.name}: {format_number(study.b_crit, 2)}", [study.mark]
+        else:
+            text, at = look.name, [*zip(study.batch_size, study.steps, strict=True)] or points
+        labels += [Label(text, np.array(at), look.colour)] if at else []
     place_labels(axes, labels, 7.5)

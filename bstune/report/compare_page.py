@@ -23,7 +23,7 @@ def comparison_page(found: Comparison) -> str:
         Section("", "\n".join(paragraph(line, "warning") for line in notes)),
         Section("Studies", _table(studies)),
         Section("Steps to target", _curves(studies)),
-        Section("One law for all", _collapse(found)),
+        Section("Does one law fit all?", _collapse(found)),
         Section("Critical batch sizes", _critical(found)),
         Section("Time to target", _times(studies)),
     ]
@@ -111,7 +111,8 @@ def _collapse(found: Comparison) -> str:
     axes = {"xaxis": axis("B / B_crit"), "yaxis": axis("S / S_min")}
     law = "If S(B) = S_min (1 + B_crit/B) holds, then the curves of all studies are one."
     caption = "Dots are single runs: above the lines where their learning rate was not the best."
-    return paragraph(f"{law} {found.collapse}.") + chart(traces, axes, caption)
+    against = f"Well below {found.collapse.level:.0%}, the trials speak against the law."
+    return paragraph(f"{law} {found.collapse}. {against}") + chart(traces, axes, caption)
 
 
 def _critical(found: Comparison) -> str:

@@ -21,6 +21,8 @@ from bstune.core.figures import (
     GREY,
     GUIDE,
     INK,
+    PAGE_DPI,
+    PAGE_INCHES,
     PURPLE,
     VERMILION,
     Label,
@@ -39,13 +41,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.path import Path as Outline
 
-FIGURE_INCHES, DOTS_PER_INCH = (9.0, 7.2), 100  # 900 pixels wide
+FIGURE_INCHES = PAGE_INCHES, 7.2
 TITLE_SIZE, SIZE, SMALL = 10.5, 9.0, 8.0  # of letters, in points
 TITLE_WIDTHS = (112, 90, 70, 50, 40)  # in letters: the first that fits
 PANEL_WIDTH = 66
 POINT_TEXT = "fewest examples near its batch size;\nbar: last miss to first hit"
 NEAR = 4.0  # times the batch sizes that reached the target: a B_crit this near is in the figure
 GROWTH, MAX_GROWTHS = 0.15, 8  # of a panel's lower end, in shares of its height, until its labels have room
+USE_TEXT = "the one to use; bar: over fresh seeds, if any ran"
 SLOPE_TEXT = "twice the batch,\nhalf the steps"
 POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # of the batch size, by the rules that are drawn
 
@@ -64,12 +67,12 @@ class _Quantity:
 
 def draw_curve(trials: Sequence[TrialResult], summary: Summary, *paths: Path) -> None:
     """Write ``curve.png``, 900 pixels wide, and ``curve.svg``, by the suffix of each path."""
-    save_figure(lambda figure: _paint(figure, trials, summary), FIGURE_INCHES, *paths, dots_per_inch=DOTS_PER_INCH)
+    save_figure(lambda figure: _paint(figure, trials, summary), FIGURE_INCHES, *paths, dots_per_inch=PAGE_DPI)
 
 
 def curve_figure(trials: Sequence[TrialResult], summary: Summary) -> "Figure":
     """Return what :func:`draw_curve` writes."""
-    return figure_of(lambda figure: _paint(figure, trials, summary), FIGURE_INCHES, DOTS_PER_INCH)
+    return figure_of(lambda figure: _paint(figure, trials, summary), FIGURE_INCHES, PAGE_DPI)
 
 
 def _paint(figure: "Figure", trials: Sequence[TrialResult], summary: Summary) -> None:
@@ -77,7 +80,7 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], summary: Summary) ->
     left, right, rates, key = panels.flat
     rows = [trial_row(trial) for trial in trials if trial.reached or trial.status == "censored"]
     reached = [row for row in rows if not row["censored"]]
-    x_limits = _sizes(reached or rows, summary)
+    x_limits = _sizes([row["batch_size"] for row in reached or rows] or [trial.batch_size for trial in trials], summary)
     times = [row["time_to_target"] or row["time_low"] for row in reached or rows]
     unit, unit_name = time_unit(min((time for time in times if time), default=1.0))
     steps = _Quantity("steps", "steps", "steps_low", "best_by_steps", 1.0, lambda value: plural(round(value), "step"))
@@ -121,9 +124,10 @@ def _place(figure: "Figure", labels: dict["Axes", list[Label]]) -> None:
 def _set_title(figure: "Figure", summary: Summary) -> None:
     """Make the answer the title, broken where it would be wider than the figure; what was asked stands below it."""
     found = answer(summary)
+    asked = found.title.removeprefix(f"{summary.get('workload')} · ")
     title = figure.suptitle("", x=0.01, ha="left", fontsize=TITLE_SIZE, parse_math=False)
     for width in TITLE_WIDTHS:
-        title.set_text("\n".join(textwrap.fill(line, width) for line in (found.headline, found.title)))
+        title.set_text("\n".join(textwrap.fill(line, width) for line in (found.headline, asked)))
         if title.get_window_extent().width < 0.98 * figure.bbox.width:
             break
 
@@ -134,9 +138,9 @@ def _lr_text(summary: Summary) -> str:
     return text.partition("; ")[0]
 
 
-def _sizes(rows: Sequence[Row], summary: Summary) -> tuple[float, float]:
+def _sizes(sizes: Sequence[float], summary: Summary) -> tuple[float, float]:
     """Return the limits of the batch sizes: of what reached the target, and B_crit where it is near."""
-    sizes = [float(row["batch_size"]) for row in rows] or [1.0]
+    sizes = sizes or [1.0]
     b_crit = (summary.get("critical") or {}).get("b_crit")
     near = [b_crit] if b_crit is not None and min(sizes) / NEAR <= b_crit <= max(sizes) * NEAR else []
     return log_limits([*sizes, *near], (0.06, 0.06))
@@ -176,10 +180,11 @@ def _draw_panel(
         axes.scatter(sizes, ends[1], s=30, label=POINT_TEXT, **style)
     telling = [row for row in points if row["censored"] and row.get(shown.low) and _tells(row, curve, shown)]
     telling = [row for row in telling if limits[0] <= row[shown.low] / shown.unit <= limits[1]]
+    telling = [row for row in telling if x_limits[0] <= row["batch_size"] <= x_limits[1]]
     if telling:
         at = [row["batch_size"] for row in telling], [row[shown.low] / shown.unit for row in telling]
         style = {"facecolors": "none", "edgecolors": INK, "linewidths": 0.8, "zorder": 4}
-        axes.scatter(*at, marker=_arrow(), s=240, label="stopped before the target: above", **style)
+        axes.scatter(*at, marker=_arrow(), s=240, label="stopped before the target: it takes more", **style)
     return [star.draw(axes, shown) for star in stars]
 
 
@@ -194,7 +199,11 @@ def _dots(axes: "Axes", rows: Sequence[Row], shown: _Quantity) -> None:
 def _curve(summary: Summary, shown: _Quantity) -> dict[str, NDArray[np.float64]] | None:
     """Return S(B), or S(B) x tau(B), with its band on its batch sizes; None where it is not known."""
     curve = summary.get("curve")
-    if not curve or (shown.merit == "time" and None in (curve.get("seconds_per_step") or (None,))):
+    if (
+        not curve
+        or len(curve["batch_size"]) < 2
+        or (shown.merit == "time" and None in (curve.get("seconds_per_step") or (None,)))
+    ):
         return None
     factor = np.array(curve["seconds_per_step"]) if shown.merit == "time" else 1.0
     bands = {name: np.array(curve[name]) * factor for name in ("low", "steps", "high")}
@@ -226,10 +235,10 @@ class _Star:
         if self.low is not None and self.high is not None:
             low, high = self.low / shown.unit, self.high / shown.unit
             axes.vlines([x], [low], [high], colors=VERMILION, linewidth=1.6, zorder=5.8)
-        face, label = (VERMILION, "the one to use; bar: over fresh seeds") if self.chosen else ("white", self.heading)
+        face, label = (VERMILION, USE_TEXT) if self.chosen else ("white", self.heading)
         axes.scatter([x], [y], marker="*", s=150, facecolor=face, edgecolor=VERMILION, zorder=6, label=label)
         place = f"B = {format_count(x)}, lr = {format_number(self.winner['lr'])}"
-        text = "\n".join([f"{self.heading}: {place}", f"{shown.text(self.value)} ({self.how})"])
+        text = "\n".join([f"{self.heading}: {shown.text(self.value)}", f"({self.how})", place])
         return Label(text, np.array([[x, y]]), VERMILION)
 
 
@@ -269,7 +278,7 @@ def _draw_guides(axes: "Axes", summary: Summary) -> list[Label]:
     critical, curve = summary.get("critical") or {}, _curve(summary, _Quantity("steps", "", "", "", 1.0, str))
     first = next((row["examples"] for row in summary.get("points") or () if row.get("examples")), None)
     examples = critical.get("e_min") or first
-    if examples and axes.has_data():
+    if examples and axes.has_data() and len(summary.get("points") or ()) > 1:
         limits = axes.get_xlim(), axes.get_ylim()
         x = np.geomspace(*limits[0], 200)
         axes.plot(x, examples / x, color=INK, linewidth=0.8, linestyle="--", zorder=1.6, gid=GUIDE)
@@ -289,8 +298,8 @@ def _draw_guides(axes: "Axes", summary: Summary) -> list[Label]:
 def _draw_critical(axes: "Axes", summary: Summary, named: bool) -> list[Label]:
     """Draw B_crit with its interval; return its label, at the upper end of its line."""
     critical = summary.get("critical")
-    if critical is None or not axes.has_data():
-        return []
+    if critical is None or not axes.has_data() or critical.get("smallest") == critical.get("largest"):
+        return []  # one batch size says nothing of it
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     value, low, high = (critical.get(name) for name in ("b_crit", "b_crit_low", "b_crit_high"))
     if value is not None:
@@ -329,8 +338,8 @@ def _draw_rates(
          {"s": 30, "facecolor": INK, "edgecolor": "white", "linewidths": 0.8, "zorder": 5}),
         ([one for one in trials if one.status == "diverged"],
          {"marker": "x", "s": 16, "color": GREY, "linewidths": 1.0, "label": "diverged"}),
-        ([] if reached else [one for one in trials if one.status == "censored"],
-         {"s": 14, "facecolors": "none", "edgecolors": INK, "linewidths": 0.8, "label": "stopped before the target"}),
+        ([] if reached else [one for one in trials if one.status != "diverged"],
+         {"s": 14, "facecolors": "none", "edgecolors": INK, "linewidths": 0.8, "label": "did not reach the target"}),
     ]  # fmt: skip
     for some, style in kinds:
         kept = [one for one in some if limits[0] <= one.lr <= limits[1]]
@@ -378,4 +387,5 @@ def _draw_key(axes: "Axes", panels: Sequence["Axes"]) -> None:
 def _say(axes: "Axes", text: str) -> None:
     """Write why a panel is empty."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY)
-    axes.set(yticks=[])
+    axes.set(xticks=[], yticks=[])
+    axes.minorticks_off()

@@ -86,7 +86,7 @@ def report_study(
     if arguments is not None:
         summary["arguments"] = _again(arguments)
     if summary["use"] is not None and arguments is not None:
-        summary["train"] = _train(best[WINNERS[summary["use"]].merit], arguments, prepared)
+        summary["train"] = train_command(best[WINNERS[summary["use"]].merit], arguments, prepared)
     with optional("no figure of the curve", missing):
         draw_curve(done, summary, files.figure, files.vector_figure)
     if prepared.config.hardware.scale_out.show:
@@ -102,7 +102,7 @@ def report_study(
         with optional("MLflow lacks the results", missing):
             mlflow = _track(prepared, tracking, summary)
     summary["notes"] = [*notes, *missing]  # of what failed since, too
-    show(answer(summary), _places(files, mlflow), console)
+    show(answer(summary), places(files, mlflow), console)
     return Findings(prepared, done, summary, band)
 
 
@@ -176,10 +176,11 @@ def _limit(stop_reason: str | None) -> str | None:
     return None if found is None else found[1]
 
 
-def _places(files: Output, mlflow: Sequence[str]) -> list[Line]:
+def places(files: Output, mlflow: Sequence[str]) -> list[Line]:
     """Return where the results are, as lines of the console's block."""
     root = _short(files.root)
-    kept = [path.name for path in (files.figure, files.curve, files.trials, files.best) if path.exists()]
+    own = (files.figure, files.vector_figure, files.curve, files.trials, files.best)
+    kept = [path.name for path in own if path.exists()]
     places: list[Line] = [("report", (_short(files.report),))] if files.report.exists() else []
     places.append(("files", (f"{root}/{{{','.join(kept)}}}",)))
     if any(path != files.curve for path in files.root.parent.glob("*/curve.json")):
@@ -196,11 +197,11 @@ def _short(path: Path) -> str:
 def show(found: Answer, places: Sequence[Line], console: Console) -> None:
     """Print the answer, as at most 25 lines; its labels are bold on a terminal."""
     width = max(MIN_WIDTH, min(WIDTH, console.width)) if console.is_terminal else WIDTH
-    for line in ("", *block(found, places, width)):
-        text = Text(line)
-        style = "bold red" if line.startswith("WARNING") else "bold"
-        text.stylize(style, 0, INDENT if line[:1].strip() and line != found.title else 0)
-        console.print(text, soft_wrap=True, highlight=False)
+    lines = [Text(line) for line in ("", *block(found, places, width))]
+    for text in lines[2:]:  # below the title
+        style = "bold red" if text.plain.startswith("WARNING") else "bold"
+        text.stylize(style, 0, INDENT if text.plain[:1].strip() else 0)
+    console.print(Text("\n").join(lines), soft_wrap=True)
 
 
 def _show_plan(prepared: PreparedStudy, summary: Summary, missing: list[str], console: Console) -> None:
@@ -354,7 +355,7 @@ def best_yaml(best: Mapping[Merit, Winner], arguments: Sequence[str] | None, pre
     return comment + yaml.safe_dump(values, sort_keys=False)
 
 
-def _train(winner: Winner, arguments: Sequence[str], prepared: PreparedStudy) -> str:
+def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedStudy) -> str:
     """Return the command that trains the winner's point, on the config's own seed, to the target."""
     trial, space = winner.trial, prepared.space
     kept = [one for one in _again(arguments) if not one.lstrip("+~").startswith(OF_A_STUDY)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bstune.core.errors import StudyError
 from bstune.core.records import TrialSpec
-from bstune.report.answer import answer, block
+from bstune.report.answer import answer, block, unreached_advice
 from bstune.report.figure import curve_figure
 from bstune.report.page import write_page
 from bstune.report.rows import WINNERS
@@ -86,7 +86,7 @@ class Result:
         """The winner; StudyError where no trial reached the target."""
         row = self.summary[self._criterion]
         if row is None:
-            raise StudyError(answer(self.summary).headline)
+            raise StudyError(unreached_advice(self.summary))
         return Best(**{name: row[name] for name in Best.__dataclass_fields__})
 
     @property

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 
 from bstune.config import is_replayed
-from bstune.core.console import format_count, format_number, format_seconds
+from bstune.core.console import format_count, format_number, format_seconds, plain_console
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.files import Output
 from bstune.core.records import Target, TrialResult
@@ -53,10 +52,10 @@ def main(arguments: list[str]) -> None:
     goal = None if options.target is None else _goal(options.target)
     study, page = _study(options.study, goal)
     write_page(study, page)
-    console = Console()
+    console = plain_console()
     for note in study.notes:
         console.print(note, soft_wrap=True, highlight=False, markup=False)
-    show(answer(study.summary), [("report", (str(page),))], console)
+    show(answer(study.summary), [("report", (shlex.quote(str(page)),))], console)
 
 
 def _goal(argument: str) -> float:
@@ -95,7 +94,7 @@ def at_target(files: Output, goal: float | None) -> StudyFolder:
     try:
         prepared, own = _prepared(files, found, goal)
     except (OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise StudyError(f"{files.config} is of another version of bstune: {reason}") from error
     target, notes = prepared.protocol.target, list[str]()
     if target != own and prepared.backend.horizon:

@@ -7,6 +7,7 @@ depends on B alone (the learning rate is at its best for B, and normalisation se
 """
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,20 @@ from rich.table import Table
 
 from bstune.core.console import format_count, format_number, format_seconds, time_unit
 from bstune.core.curve import CurveBand
-from bstune.core.figures import BLUE, GREY, INK, VERMILION, save_figure
+from bstune.core.figures import (
+    BLUE,
+    GREY,
+    GUIDE,
+    INK,
+    PAGE_DPI,
+    PAGE_INCHES,
+    VERMILION,
+    Label,
+    log_axis,
+    log_limits,
+    place_labels,
+    save_figure,
+)
 from bstune.core.step_time import fit_step_times, fit_sync, iteration_seconds, sync_seconds
 from bstune.search.acquisition import best_learning_rate, steps_band
 from bstune.search.observations import Posterior
@@ -32,7 +46,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HALF = 0.5
-FIGURE_INCHES = (12.0, 5.2)
+FIGURE_INCHES = PAGE_INCHES, 4.2
+TITLE_WIDTH = 105  # in letters
 
 
 @dataclass(frozen=True)
@@ -198,39 +213,53 @@ def _caption(rows: Sequence[ScaleOut]) -> str:
 
 def draw_scale_out(ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str, path: Path) -> None:
     """Write the plan's figure, without and (if not empty) with an all-reduce: time on the left, efficiency right."""
-    save_figure(partial(_paint, ideal=ideal, real=real, title=title), FIGURE_INCHES, path)
+    save_figure(partial(_paint, ideal=ideal, real=real, title=title), FIGURE_INCHES, path, dots_per_inch=PAGE_DPI)
 
 
 def _paint(figure: "Figure", ideal: Sequence[ScaleOut], real: Sequence[ScaleOut], title: str) -> None:
     left, right = figure.subplots(1, 2)
     scale, unit = time_unit(min(row.seconds for row in [*ideal, *real]))
     devices = [row.devices for row in ideal]
-    perfect = [ideal[0].seconds * ideal[0].devices / count / scale for count in devices]
-    left.plot(devices, perfect, color=INK, linewidth=0.8, linestyle="--", label="perfect scaling")
-    for rows, colour, label in ((ideal, BLUE, "ideal: no all-reduce"), (real, VERMILION, "with the all-reduce")):
-        _draw_rows(left, right, rows, colour, label, scale)
-    left.set(xscale="log", yscale="log", xlabel="devices", ylabel=f"time to target ({unit}); band: of the curve")
-    right.axhline(100.0 * HALF, color=GREY, linewidth=0.9, linestyle="--")
-    right.set(xscale="log", ylim=(0.0, 108.0), xlabel="devices", ylabel="efficiency: speed-up over devices (%)")
-    for axes in (left, right):
+    perfect = np.array([ideal[0].seconds * ideal[0].devices / count / scale for count in devices])
+    left.plot(devices, perfect, color=INK, linewidth=0.8, linestyle="--", gid=GUIDE)
+    right.axhline(100.0 * HALF, color=GREY, linewidth=0.9, linestyle="--", gid=GUIDE)
+    labels = {left: [Label("twice the devices,\nhalf the time", np.stack([devices, perfect], axis=-1), INK)], right: []}
+    for rows, colour, name in ((ideal, BLUE, "no all-reduce"), (real, VERMILION, "with the all-reduce")):
+        if rows:
+            points = _draw_rows(left, right, rows, colour, scale)
+            labels[left].append(Label(name, points, colour))
+            labels[right] += [_half_label(half, colour)] if (half := half_efficient(rows)) else []
+    shown = [value / scale for row in [*ideal, *real] for value in (row.seconds, row.seconds_low, row.seconds_high)]
+    log_axis(left, "y", log_limits(shown, (0.15, 0.08)))
+    right.set(ylim=(0.0, 108.0))
+    for axes, name in ((left, f"time to target, {unit}; band: of the curve"), (right, "speed-up over devices, %")):
+        axes.set(xscale="log", xlabel="devices")
+        axes.set_title(name, loc="left", fontsize=9.0)
         ticks = devices if len(devices) <= 12 else [count for count in devices if count & (count - 1) == 0]
         axes.set_xticks(ticks, [format_count(count) for count in ticks])
         axes.set_xticks([], minor=True)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5, frameon=False)
-    figure.suptitle(f"{title}\n{_caption(real or ideal)}", fontsize=10.5, parse_math=False)
+    lines = [textwrap.fill(line, TITLE_WIDTH) for line in (title, _caption(real or ideal))]
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=10.5, parse_math=False)
+    figure.draw_without_rendering()
+    for axes, some in labels.items():
+        place_labels(axes, some, 8.5)
+    figure.set_layout_engine("none")  # the places are those of this layout
 
 
-def _draw_rows(left: "Axes", right: "Axes", rows: Sequence[ScaleOut], colour: str, label: str, scale: float) -> None:
+def _half_label(half: ScaleOut, colour: str) -> Label:
+    place = f"B = {format_count(half.batch_size)}, lr = {format_number(half.lr)}"
+    text = f"{format_count(half.devices)} devices: {half.efficiency:.0%}\n{place}"
+    return Label(text, np.array([[half.devices, 100.0 * half.efficiency]]), colour)
+
+
+def _draw_rows(left: "Axes", right: "Axes", rows: Sequence[ScaleOut], colour: str, scale: float) -> NDArray[np.float64]:
+    """Draw a plan's time with its band, and its efficiency; return the points of its time, (n, 2)."""
     devices = [row.devices for row in rows]
-    low, high = ([getattr(row, name) / scale for row in rows] for name in ("seconds_low", "seconds_high"))
+    low, middle, high = (
+        [getattr(row, name) / scale for row in rows] for name in ("seconds_low", "seconds", "seconds_high")
+    )
     left.fill_between(devices, low, high, color=colour, alpha=0.15, linewidth=0)
-    left.plot(devices, [row.seconds / scale for row in rows], "o-", color=colour, markersize=4, label=label)
+    left.plot(devices, middle, "o-", color=colour, markersize=4)
     right.plot(devices, [100.0 * row.efficiency for row in rows], "o-", color=colour, markersize=4)
-    if (half := half_efficient(rows)) is not None:
-        text = f"{format_count(half.devices)} devices: {half.efficiency:.0%}"
-        text += f"\nB = {format_count(half.batch_size)}\nlr = {format_number(half.lr)}"
-        at = (half.devices, 100.0 * half.efficiency)
-        offset, side, end = ((8.0, 6.0), "left", "bottom") if colour == BLUE else ((-8.0, -6.0), "right", "top")
-        right.annotate(text, at, offset, textcoords="offset points", ha=side, va=end, color=colour, fontsize=8.5)
+    return np.stack([devices, middle], axis=-1)
