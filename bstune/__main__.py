@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from bstune.core import interruption
 from bstune.core.batch_split import split_batch, split_lines
 from bstune.core.clock import process_seconds
-from bstune.core.console import quieten
+from bstune.core.console import plain_console, quieten
 from bstune.core.errors import BstuneError, ConfigError, Interrupted
 from bstune.core.files import expand_home, full_disk
 from bstune.core.openmp import spin_shortly
@@ -59,7 +59,7 @@ WITH_VALUE = {
 }
 WRITTEN = "options are written NAME=VALUE; bstune --help shows the most useful ones"
 HELP = """usage: bstune +workload=NAME [OPTION=VALUE ...]        a study: which batch size and learning rate to use
-       bstune {verbs} ...        --help after any of them
+       bstune {verbs} ...   each with --help
 
 Examples
   bstune +workload=digits                                       a study of a minute or two, on a CPU
@@ -244,12 +244,11 @@ def run(config: "DictConfig", arguments: Sequence[str]) -> None:
         start_server()  # it imports what trains, 3 s, while this process does
     quieten(training=not is_replayed(config))
     # optuna, rich and, to train, lightning: not for --help or a mistake
-    from rich.console import Console
 
     from bstune.study.run import run as run_config
 
     try:
-        run_config(config, arguments, Console(), process_seconds)
+        run_config(config, arguments, plain_console(), process_seconds)
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
         raise Interrupted(
             "interrupted: every finished trial is stored; the same command continues the study"
@@ -268,7 +267,6 @@ def worker(arguments: list[str]) -> None:
         return
     # optuna and hydra: not for --help
     from omegaconf import OmegaConf
-    from rich.console import Console
 
     from bstune.config import is_replayed
     from bstune.study.prepare import compose_joined, prepare
@@ -287,8 +285,8 @@ def worker(arguments: list[str]) -> None:
     study = find_study(given["study"], url)
     config = compose_joined(study, arguments)
     quieten(training=not is_replayed(config))
-    console = Console()
-    run_worker(prepare(config, lambda line: console.print(line, highlight=False, soft_wrap=True)), study, console)
+    console = plain_console()
+    run_worker(prepare(config, lambda line: console.print(line, soft_wrap=True)), study, console)
 
 
 def lightning(arguments: list[str]) -> None:
@@ -381,7 +379,6 @@ def plan(arguments: list[str]) -> None:
 def compare(arguments: list[str]) -> None:
     """Compare studies: a page, a figure, and their numbers side by side."""
     # numpy, which a mistake need not wait for
-    from rich.console import Console
 
     from bstune.report import compare as comparing
     from bstune.report.compare_console import write_comparison
@@ -408,7 +405,7 @@ def compare(arguments: list[str]) -> None:
         remember(options.uri)
         more, missing = comparing.logged_studies(logged_summaries(options.mlflow, options.uri))
         studies, left_out = [*studies, *more], [*left_out, *missing]
-    write_comparison(comparing.compare(studies, left_out), options.output, Console())
+    write_comparison(comparing.compare(studies, left_out), options.output, plain_console())
 
 
 if __name__ == "__main__":

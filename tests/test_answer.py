@@ -328,7 +328,7 @@ def test_what_was_not_run_again_is_advised():
 
 
 def test_devices_are_named_only_where_the_curve_is_known():
-    assert texts(WHOLE | {"critical": WHOLE["critical"] | {"b_crit": None}}, "DEVICES") == ()
+    assert texts(WHOLE | {"critical": WHOLE["critical"] | {"b_crit_high": None}}, "DEVICES") == ()
     assert texts(WHOLE | {"scale_out": {"ideal": [{"devices": 1, "efficiency": 1.0}]}}, "DEVICES") == ()
 
 

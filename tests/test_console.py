@@ -1,6 +1,6 @@
 import math
 
-from bstune.core.console import format_count, format_number, format_seconds, plural
+from bstune.core.console import format_count, format_number, format_seconds, plain_console, plural
 
 
 def test_numbers_have_their_significant_digits():
@@ -19,3 +19,8 @@ def test_durations_have_three_digits_and_a_unit():
 def test_counts_are_exact():
     assert [format_count(n) for n in (None, 500, 4613, 12345)] == ["-", "500", "4613", "12,345"]
     assert [plural(n, "trial") for n in (0, 1, 12345)] == ["0 trials", "1 trial", "12,345 trials"]
+
+
+def test_names_are_printed_as_they_are(capsys):
+    plain_console().print("größe [red]x[/red] :heart: <b> 12", soft_wrap=True)
+    assert capsys.readouterr().out == "größe [red]x[/red] :heart: <b> 12\n"

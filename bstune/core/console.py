@@ -3,6 +3,10 @@
 import logging
 import math
 import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
@@ -43,6 +47,14 @@ def time_unit(seconds: float) -> tuple[float, str]:
 def plural(count: int, noun: str) -> str:
     """Return ``1 trial``, ``2 trials``, ``12,345 trials``."""
     return f"{format_count(count)} {noun}{'s' * (count != 1)}"
+
+
+def plain_console() -> "Console":
+    """Return rich's console, which prints text as it is: names may have brackets and colons in them."""
+    # rich: a tenth of a second, which --help need not wait for
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False, highlight=False)
 
 
 def quieten(training: bool = True) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 
-from bstune.core.console import format_count, format_number, format_seconds
+from bstune.core.console import format_count, format_number, format_seconds, plain_console
 from bstune.core.failures import optional
 from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.files import Identity, Output, check_writable, owned, write_text
@@ -42,11 +42,11 @@ def main(arguments: list[str]) -> None:
             "The options are those of bstune --help; hardware.* are the survey's own.\n"
         )
         return
-    config, console, missing = compose_survey(arguments), Console(), list[str]()
+    config, console, missing = compose_survey(arguments), plain_console(), list[str]()
     output = Output(Path(config.output))
     check_writable(output.survey, f"output={config.output}")
     with owned(output, Identity.of(config.study, config.storage)):
-        survey, cached = survey_of(config, lambda line: console.print(line, highlight=False, soft_wrap=True))
+        survey, cached = survey_of(config, lambda line: console.print(line, soft_wrap=True))
         write_survey(survey, output, missing)
     console.print(survey_tables(survey))
     for line in missing:

@@ -317,10 +317,10 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
 
 
 def _devices_text(summary: Row) -> str | None:
-    """Return ``2 at 62% efficiency, 4 at 39%``; None where the critical batch size is not known."""
+    """Return ``2 at 62% efficiency, 4 at 39%``; None where an end of the critical batch size's interval is open."""
     plans, critical = summary.get("scale_out") or {}, summary.get("critical") or {}
     rows = [row for row in plans.get("with_all_reduce") or plans.get("ideal") or () if row["devices"] > 1]
-    if not rows or critical.get("b_crit") is None:
+    if not rows or None in (critical.get("b_crit_low"), critical.get("b_crit_high")):
         return None
     pay = [row for row in rows if row["efficiency"] >= HALF]
     shown = [*pay[-2:], *[row for row in rows if row["efficiency"] < HALF][:1]]

@@ -201,7 +201,7 @@ def show(found: Answer, places: Sequence[Line], console: Console) -> None:
     for text in lines[2:]:  # below the title
         style = "bold red" if text.plain.startswith("WARNING") else "bold"
         text.stylize(style, 0, INDENT if text.plain[:1].strip() else 0)
-    console.print(Text("\n").join(lines), soft_wrap=True, highlight=False)
+    console.print(Text("\n").join(lines), soft_wrap=True)
 
 
 def _show_plan(prepared: PreparedStudy, summary: Summary, missing: list[str], console: Console) -> None:
@@ -252,7 +252,7 @@ def _track(prepared: PreparedStudy, tracking: "Tracking", summary: Summary) -> t
     """Send the results and files to MLflow; return what opens its page of the studies."""
     files = prepared.files
     kept = [files.figure, files.trials, files.curve, files.best, files.config]
-    kept += [files.report, files.scale_out, files.survey, files.roofline]
+    kept += [files.vector_figure, files.report, files.scale_out, files.survey, files.roofline]
     tracking.finish_study(summary, [path for path in kept if path.exists()])
     return tracking.opening
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 
 from bstune.config import is_replayed
-from bstune.core.console import format_count, format_number, format_seconds
+from bstune.core.console import format_count, format_number, format_seconds, plain_console
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.files import Output
 from bstune.core.records import Target, TrialResult
@@ -53,7 +52,7 @@ def main(arguments: list[str]) -> None:
     goal = None if options.target is None else _goal(options.target)
     study, page = _study(options.study, goal)
     write_page(study, page)
-    console = Console()
+    console = plain_console()
     for note in study.notes:
         console.print(note, soft_wrap=True, highlight=False, markup=False)
     show(answer(study.summary), [("report", (shlex.quote(str(page)),))], console)

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
+from rich.text import Text
 
 from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.errors import StudyError, UserCodeError
@@ -121,7 +122,7 @@ class Progress:
         for result in [result for result in done if result.number not in shown]:
             points += result in searched([result]) and result.resumed_from is None
             line = trial_line(result, self._target.metric, f"point {points} of {self._total}")
-            self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+            self._console.print(line, soft_wrap=True)
             shown.add(result.number)
 
 
@@ -171,8 +172,8 @@ def run(
     says how many seconds ago the command began; None: now.
     """
     with console.status("preparing") if console.is_terminal else nullcontext() as status:  # one line there
-        say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-        prepared = prepare(config, say if status is None else status.update, elapsed=elapsed)
+        say = partial(console.print, soft_wrap=True)
+        prepared = prepare(config, say if status is None else lambda line: status.update(Text(line)), elapsed=elapsed)
     if prepared.trial is None:
         return run_study(prepared, arguments, console)
     run_single(prepared, prepared.trial, console)
@@ -188,7 +189,7 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str] | None, console:
     study = open_study(config.study, config.storage, objective, prepared.frozen_settings, files.root, kind, again)
     identity = Identity.of(config.study, config.storage, study.user_attrs[STUDY_ID])
     leases = Leases(study, "owner", config.search.lease_seconds)
-    say, missing = partial(console.print, highlight=False, markup=False, soft_wrap=True), list[str]()
+    say, missing = partial(console.print, soft_wrap=True), list[str]()
     with leases.acquired(say), owned(files, identity):
         store_unstored(study, files)
         living = leases.living()
@@ -230,7 +231,8 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
     with leases.acquired(), owned(prepared.files, identity):
         store_unstored(study, prepared.files)
         lives = [lease.name for lease in leases.others() if lease.role == "owner"]
-        console.print(f"joins study {study.study_name}, run by {', '.join(lives) or 'nobody now'}", soft_wrap=True)
+        joins = f"joins study {study.study_name}, run by {', '.join(lives) or 'nobody now'}"
+        console.print(joins, soft_wrap=True)
         if prepared.backend.device_kind != study.user_attrs[DEVICE]:
             console.print(
                 f"its seconds are those of {study.user_attrs[DEVICE]}: trials on {prepared.backend.device_kind} give "
@@ -261,7 +263,7 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     if result.status == "failed":
         kind = UserCodeError if finished.frames else StudyError
         raise kind(f"the trial failed with {result.message}\n{finished.frames}record {files.record}")
-    console.print(trial_line(result, prepared.protocol.target.metric), soft_wrap=True, highlight=False, markup=False)
+    console.print(trial_line(result, prepared.protocol.target.metric), soft_wrap=True)
     if result.reached:
         for name, value in prepared.backend.test(spec, files).items():
             console.print(f"{name} {value:.4g}")

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from bstune.config import compose_workload, read_yaml
-from bstune.core.console import quieten
+from bstune.core.console import plain_console, quieten
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.failures import in_users_code
 from bstune.core.records import Budget, Target
@@ -118,7 +118,7 @@ def tune(
     arguments = dict(locals())
     with restored():
         quieten()
-        console = Console()
+        console = plain_console()
         workload, objects = _workload(arguments)
         chosen = {option: arguments[one] for one, option in OPTIONS.items() if arguments[one] is not None}
         chosen |= {"output": str(output)} if output is not None else {}
