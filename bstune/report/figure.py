@@ -234,7 +234,8 @@ class _Star:
         face, label = (VERMILION, USE_TEXT) if self.chosen else ("white", self.heading)
         axes.scatter([x], [y], marker="*", s=150, facecolor=face, edgecolor=VERMILION, zorder=6, label=label)
         place = f"B = {format_count(x)}, lr = {format_number(self.winner['lr'])}"
-        text = "\n".join([f"{self.heading}: {shown.text(self.value)}", f"({self.how})", place])
+        expected = shown.text(self.value) if self.winner.get(shown.value) else "not known"
+        text = "\n".join([f"{self.heading}: {expected}", f"({self.how})", place])
         return Label(text, np.array([[x, y]]), VERMILION)
 
 
@@ -246,7 +247,8 @@ def _stars(summary: Summary, shown: _Quantity) -> list[_Star]:
     for name, winner in reversed(rows.values()):
         fresh = winner.get("confirmed")
         low, high = (None if fresh is None else fresh.get(f"{shown.merit}_{end}") for end in ("low", "high"))
-        value = winner.get(shown.value) or low
+        # where half of the fresh seeds missed the target, the star stands at the best of them, or at the trial itself
+        value = winner.get(shown.value) or low or (winner.get("single_run") or {}).get(shown.value)
         if not value:
             continue
         how = "predicted" if fresh is None else range_text(shown.merit, fresh) or fresh_text(fresh)
@@ -272,9 +274,9 @@ def _draw_guides(axes: "Axes", summary: Summary) -> list[Label]:
     """Draw B_crit, the slope of perfect scaling, and the batch size with the fewest examples; return their labels."""
     labels = _draw_critical(axes, summary, named=True)
     critical, curve = summary.get("critical") or {}, _curve(summary, in_seconds=False)
-    first = next((row["examples"] for row in summary.get("points") or () if row.get("examples")), None)
-    examples = critical.get("e_min") or first
-    if examples and axes.has_data() and len(summary.get("points") or ()) > 1:
+    reached = [row["examples"] for row in summary.get("points") or () if row.get("examples")]
+    if len(reached) > 1:
+        examples = critical.get("e_min") or reached[0]
         limits = axes.get_xlim(), axes.get_ylim()
         x = np.geomspace(*limits[0], 200)
         axes.plot(x, examples / x, color=INK, linewidth=0.8, linestyle="--", zorder=1.6, gid=GUIDE)
