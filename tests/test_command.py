@@ -270,7 +270,9 @@ def test_the_help_is_short_and_its_examples_compose(bstune):
     OmegaConf.create(bstune("--cfg", "job", "+workload=digits", *(one.rstrip(";") for one in options))[1])
 
 
-@pytest.mark.parametrize("verb", [(), ("survey",), ("fit",), ("plan",), ("record",), ("sweep",)])
+@pytest.mark.parametrize(
+    "verb", [(), ("survey",), ("fit",), ("plan",), ("report",), ("compare",), ("record",), ("sweep",)]
+)
 def test_every_verb_explains_itself(bstune, verb):
     status, out, err = bstune(*verb, "--help")
     assert (status or 0, err) == (0, "")

@@ -76,6 +76,12 @@ def fresh_range(summary, reached=3):
     return summary | rows
 
 
+def no_seed_reached(summary):
+    winner = summary["best_by_time"]
+    missed = dict.fromkeys(("time_low", "time_high", "steps_low", "steps_high")) | {"reached": 0, "runs": 3}
+    return summary | {"best_by_time": {**winner, "steps": None, "time_to_target": None, "confirmed": missed}}
+
+
 def u_shaped(trials):
     critical = replace(hand_critical(300.0, 190.0, 480.0), b_opt=30.0, b_opt_low=20.0, b_opt_high=50.0)
     return summed(trials, critical)
@@ -87,6 +93,7 @@ LONG = r"Größe_x $\nosuch$ <b>日本</b> " + "a/rather long name " * 8
 STUDIES = {
     "rich": (RICH, fresh_range(summed(RICH))),
     "a seed missed": (RICH, fresh_range(summed(RICH), 2)),
+    "no seed reached": (RICH, no_seed_reached(summed(RICH))),
     "200 trials": (many := simulated(200), fresh_range(summed(many))),
     "fewest examples": (RICH, u_shaped(RICH)),
     "open interval": (RICH, summed(RICH, hand_critical(300.0, 190.0, None))),
@@ -187,6 +194,14 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
     assert any(
         "only 2 of 3 fresh seeds" in text.get_text() for text in curve_figure(*STUDIES["a seed missed"]).axes[1].texts
     )
+
+
+def test_a_winner_that_no_fresh_seed_confirms_is_shown_with_a_warning():
+    summary = STUDIES["no seed reached"][1]
+    use, right = summary["best_by_time"], curve_figure(*STUDIES["no seed reached"]).axes[1]
+    assert any("use: not known\n(only 0 of 3 fresh seeds)" in text.get_text() for text in right.texts)
+    single = [use["batch_size"], use["single_run"]["time_to_target"]]
+    assert shown_marks(right)[USE_TEXT].get_offsets().tolist() == [single]
 
 
 def test_one_batch_size_claims_neither_a_slope_nor_a_critical_batch_size():

@@ -524,7 +524,7 @@ def test_results_are_metrics_of_the_study(uri):
         "best/steps": 100,
         "best/seconds": 1.0,
         "best/seconds_low": 0.9,
-        "best/reached_of_n": pytest.approx(2 / 3),
+        "best/reached_of_n": 0.666667,
         "test/error": 0.1,
         "test/other": 2.0,
     }
@@ -568,9 +568,9 @@ def test_runs_of_a_former_version_are_left_as_they_are(uri, caplog):
     assert len(caplog.messages) == 1
 
 
-def test_the_saved_view_is_of_the_version_that_it_was_tried_with(uri):
-    """Another one: look at the address that a study prints, then at tests/test_browser.py, then change it here."""
-    assert mlflow.__version__ == "3.17.2"
+def test_the_saved_view_is_of_no_later_version_than_it_was_tried_with(uri):
+    """A later one: look at the address that a study prints, then at tests/test_browser.py, then change it here."""
+    assert [*map(int, mlflow.__version__.split(".")[:3])] <= [3, 17, 2]
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("bstune")
     view = json.loads(experiment.tags["mlflow.sharedViewState.bstune-1"])

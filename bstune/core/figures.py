@@ -22,6 +22,7 @@ FIGURE_DPI = 150
 PAGE_INCHES, PAGE_DPI = 9.0, 100  # of a figure that is 900 pixels wide, as on a page
 GUIDE = "guide"  # gid of a line that is no data
 STRIDE, MARGIN, LEADER = 4.0, 1.5, 9.0  # in points: between a label's places, around it, and to what a line leads
+LEADER_PARTS = np.linspace(0.0, 1.0, 25)
 GUIDE_COST = 12.0  # of a label over a piece of a guide, in points of distance
 # from Okabe and Ito's palette, which survives the common colour blindnesses
 BLUE, VERMILION, PURPLE, INK, GREY = "#0072B2", "#D55E00", "#AA4499", "#1a1a1a", "#9a9a9a"
@@ -64,18 +65,14 @@ def figure_of(
 def save_figure(
     paint: Callable[["Figure"], None], inches: tuple[float, float], *paths: Path, dots_per_inch: int = FIGURE_DPI
 ) -> None:
-    """Write what ``paint`` draws on an empty figure of width x height ``inches``: as SVG by that suffix, else as PNG.
-
-    The same drawing is the same bytes.
-    """
+    """Write what ``paint`` draws on an empty figure of width x height ``inches``: SVG by that suffix, else PNG."""
     # as write_text: the next run replaces what a kill leaves
     partial = {path: path.with_name(path.name + ".partial") for path in paths}
     figure = figure_of(paint, inches, dots_per_inch)
     try:
         with _own_style():
             for path, temporary in partial.items():
-                kind, metadata = ("svg", {"Date": None}) if path.suffix == ".svg" else ("png", {})
-                figure.savefig(temporary, dpi=dots_per_inch, format=kind, metadata=metadata)
+                figure.savefig(temporary, dpi=dots_per_inch, format="svg" if path.suffix == ".svg" else "png")
         for path, temporary in partial.items():
             temporary.replace(path)
     finally:
@@ -159,6 +156,10 @@ def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> tuple[li
         anchors = axes.transData.transform(label.at)
         distances = np.linalg.norm(np.maximum(np.abs(centres[:, None] - anchors) - half, 0.0), axis=2)
         covered = _overlaps(centres, half, marks) + _overlaps(centres, half, boxes)
+        # of the line from each place to what it names, the points that would lie on another label
+        named = anchors[distances.argmin(axis=1)]
+        edges = np.clip(named, centres - half, centres + half)
+        covered += sum(_overlaps(edges + part * (named - edges), np.zeros(2), boxes) for part in LEADER_PARTS)
         cost = distances.min(axis=1) + GUIDE_COST * pixels * _overlaps(centres, half, guides) + 1e4 * covered
         best = int(cost.argmin())
         room &= bool(covered[best] == 0)
@@ -168,8 +169,9 @@ def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> tuple[li
         drawn.append(text)
         nearest = int(distances[best].argmin())
         if distances[best, nearest] > LEADER * pixels:
-            start = np.clip(anchors[nearest], centres[best] - half, centres[best] + half)
-            ends = to_axes([start, anchors[nearest]])
+            parts = [edges[best] + part * (named[best] - edges[best]) for part in LEADER_PARTS]
+            boxes = np.vstack([boxes, *([*part, pixels, pixels] for part in parts)])
+            ends = to_axes([edges[best], named[best]])
             leader = Line2D(*ends.T, transform=axes.transAxes, color=label.colour, linewidth=0.7, zorder=7, gid=GUIDE)
             leader.set_in_layout(False)
             drawn.append(axes.add_artist(leader))

@@ -153,7 +153,7 @@ def _draw_panel(
     log_axis(axes, "x", x_limits)
     reached = [row for row in rows if row[shown.value]]
     bounds = [row for row in rows if row["censored"] and row[shown.low]]
-    curve = _curve(summary, shown)
+    curve = _curve(summary, shown.merit == "time")
     stars = _stars(summary, shown)
     values = [row[shown.value] for row in reached] or [row[shown.low] for row in bounds]
     values += [] if curve is None else curve["steps"].tolist()
@@ -196,16 +196,12 @@ def _dots(axes: "Axes", rows: Sequence[Row], shown: _Quantity) -> None:
         )
 
 
-def _curve(summary: Summary, shown: _Quantity) -> dict[str, NDArray[np.float64]] | None:
+def _curve(summary: Summary, in_seconds: bool) -> dict[str, NDArray[np.float64]] | None:
     """Return S(B), or S(B) x tau(B), with its band on its batch sizes; None where it is not known."""
     curve = summary.get("curve")
-    if (
-        not curve
-        or len(curve["batch_size"]) < 2
-        or (shown.merit == "time" and None in (curve.get("seconds_per_step") or (None,)))
-    ):
+    if not curve or len(curve["batch_size"]) < 2 or (in_seconds and None in (curve.get("seconds_per_step") or (None,))):
         return None
-    factor = np.array(curve["seconds_per_step"]) if shown.merit == "time" else 1.0
+    factor = np.array(curve["seconds_per_step"]) if in_seconds else 1.0
     bands = {name: np.array(curve[name]) * factor for name in ("low", "steps", "high")}
     return {"batch_size": np.array(curve["batch_size"]), **bands}
 
@@ -238,7 +234,8 @@ class _Star:
         face, label = (VERMILION, USE_TEXT) if self.chosen else ("white", self.heading)
         axes.scatter([x], [y], marker="*", s=150, facecolor=face, edgecolor=VERMILION, zorder=6, label=label)
         place = f"B = {format_count(x)}, lr = {format_number(self.winner['lr'])}"
-        text = "\n".join([f"{self.heading}: {shown.text(self.value)}", f"({self.how})", place])
+        expected = shown.text(self.value) if self.winner.get(shown.value) else "not known"
+        text = "\n".join([f"{self.heading}: {expected}", f"({self.how})", place])
         return Label(text, np.array([[x, y]]), VERMILION)
 
 
@@ -250,7 +247,8 @@ def _stars(summary: Summary, shown: _Quantity) -> list[_Star]:
     for name, winner in reversed(rows.values()):
         fresh = winner.get("confirmed")
         low, high = (None if fresh is None else fresh.get(f"{shown.merit}_{end}") for end in ("low", "high"))
-        value = winner.get(shown.value) or low
+        # where half of the fresh seeds missed the target, the star stands at the best of them, or at the trial itself
+        value = winner.get(shown.value) or low or (winner.get("single_run") or {}).get(shown.value)
         if not value:
             continue
         how = "predicted" if fresh is None else range_text(shown.merit, fresh) or fresh_text(fresh)
@@ -275,10 +273,10 @@ def _arrow() -> "Outline":
 def _draw_guides(axes: "Axes", summary: Summary) -> list[Label]:
     """Draw B_crit, the slope of perfect scaling, and the batch size with the fewest examples; return their labels."""
     labels = _draw_critical(axes, summary, named=True)
-    critical, curve = summary.get("critical") or {}, _curve(summary, _Quantity("steps", "", "", "", 1.0, str))
-    first = next((row["examples"] for row in summary.get("points") or () if row.get("examples")), None)
-    examples = critical.get("e_min") or first
-    if examples and axes.has_data() and len(summary.get("points") or ()) > 1:
+    critical, curve = summary.get("critical") or {}, _curve(summary, in_seconds=False)
+    reached = [row["examples"] for row in summary.get("points") or () if row.get("examples")]
+    if len(reached) > 1:
+        examples = critical.get("e_min") or reached[0]
         limits = axes.get_xlim(), axes.get_ylim()
         x = np.geomspace(*limits[0], 200)
         axes.plot(x, examples / x, color=INK, linewidth=0.8, linestyle="--", zorder=1.6, gid=GUIDE)

@@ -252,7 +252,7 @@ def _track(prepared: PreparedStudy, tracking: "Tracking", summary: Summary) -> t
     """Send the results and files to MLflow; return what opens its page of the studies."""
     files = prepared.files
     kept = [files.figure, files.trials, files.curve, files.best, files.config]
-    kept += [files.report, files.scale_out, files.survey, files.roofline]
+    kept += [files.vector_figure, files.report, files.scale_out, files.survey, files.roofline]
     tracking.finish_study(summary, [path for path in kept if path.exists()])
     return tracking.opening
 

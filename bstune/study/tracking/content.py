@@ -80,7 +80,9 @@ def study_values(summary: Summary) -> list[Value]:
         named["best/reached_of_n"] = fresh["reached"] / fresh["runs"] if fresh else None
         tests = summary["test"].get(name, {})
         named |= {f"test/{metric.removeprefix('test/')}": value for metric, value in tests.items()}
-    return [*((metric, 0, value) for metric, value in named.items()), *_curves(summary)]
+    # Six digits, as columns show all that there are.
+    rounded = {metric: None if value is None else float(f"{value:.6g}") for metric, value in named.items()}
+    return [*((metric, 0, value) for metric, value in rounded.items()), *_curves(summary)]
 
 
 def _curves(summary: Summary) -> Iterator[Value]:
