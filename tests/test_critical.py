@@ -100,7 +100,7 @@ def test_an_end_that_the_prior_sets_is_open(sizes, above, known):
     found = critical_batch(replace(posterior, theta=theta[np.exp(theta[:, B_CRIT] + MIDDLE) > above]))
     assert tuple(end is not None for end in (found.b_crit_low, found.b_crit, found.b_crit_high)) == known
     assert (found.s_min is None, found.e_min is None) == (not known[2], not known[0])
-    assert critical_text(vars(found)).endswith("(90% interval above 70)" if known[0] else "open at both ends)")
+    assert critical_text(vars(found)).endswith("(90%: above 70)" if known[0] else "open at both ends)")
 
 
 def test_nothing_reached_gives_nothing():

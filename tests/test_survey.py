@@ -62,7 +62,7 @@ def test_the_command_and_the_study_after_it(bstune, tmp_path, monkeypatch):
     study = ("search.trials=2", "workload.target.value=0.2", "mlflow.enabled=false")
     status, out, err = bstune("workload=digits", *FAST, *study)
     assert (status, err) == (0, "")
-    assert "tau(B) at 3 batch sizes from 4 to 1200 (kept from before)" in out
+    assert "tau(B) at 3 batch sizes from 4 to 1200 (kept from before)" in " ".join(out.split())
     assert "batch sizes 5 to 700, " in out
 
 

@@ -56,7 +56,7 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune, tmp
     winner = yaml.safe_load((folder / "best.yaml").read_text())["best_by_steps"]
     assert winner["hyperparameters"].keys() == {"momentum", "average"}
     again = subprocess.run(shlex.split(winner["command"]), capture_output=True, text=True, check=True)
-    assert f"reached at step {winner['single_run']['steps']} " in again.stdout
+    assert f" after {winner['single_run']['steps']} steps" in again.stdout
     assert "continues after" in bstune(*arguments, "search.trials=15")[1]
     status, _, errors = bstune(*arguments, "workload.tunable.momentum.high=0.9", "search.trials=16")
     assert status == 2

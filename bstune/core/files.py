@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -113,6 +113,8 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
             partial.replace(path)
         except OSError as error:
             if error.errno not in PASSING or not tries_left:
+                with suppress(OSError):  # it takes room on a full disk
+                    partial.unlink()
                 tried = "" if tries_left else f"; tried {WRITE_TRIES} times in {WRITE_TRIES - 1} s"
                 raise StudyError(
                     f"{path} cannot be written: {error.strerror}{tried}; what has finished is stored: mend it, and run "
