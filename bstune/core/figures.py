@@ -43,7 +43,7 @@ def _own_style() -> Iterator[None]:
         matplotlib.style.context(["default", {"font.size": 9.0, "font.family": fonts}]),
         warnings.catch_warnings(),
     ):
-        warnings.filterwarnings("ignore", r"Glyph .* missing from font", UserWarning)
+        warnings.filterwarnings("ignore", r"Glyph .* missing from (current )?font", UserWarning)
         yield
 
 
