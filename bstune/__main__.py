@@ -379,7 +379,6 @@ def plan(arguments: list[str]) -> None:
 def compare(arguments: list[str]) -> None:
     """Compare studies: a page, a figure, and their numbers side by side."""
     # numpy, which a mistake need not wait for
-
     from bstune.report import compare as comparing
     from bstune.report.compare_console import write_comparison
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bstune.core.console import format_count, format_number, format_seconds, plural, time_unit
-from bstune.report.rows import REGIMES, WINNERS, Row
+from bstune.report.rows import REGIMES, WINNERS, Row, winner_to_use
 
 Line = tuple[str, tuple[str, ...]]  # a label, and texts: the second one and further ones stand below the first
 WIDTH, INDENT, MAX_LINES = 120, 10, 25  # of the block that the console shows
@@ -125,8 +125,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 def _winners(summary: Row) -> tuple[Row | None, Row | None]:
     """Return the winner by the study's objective, and the other one if it is another point."""
-    first = summary.get("use") or next((name for name in WINNERS if summary.get(name)), None)
-    use = summary.get(first) if first else None
+    first, use = winner_to_use(summary)
     other = next((summary.get(name) for name in WINNERS if name != first), None)
     if use is None or other is None or other["number"] == use["number"]:
         return use, None

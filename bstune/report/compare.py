@@ -30,7 +30,7 @@ from bstune.core.console import format_count, format_number, format_seconds, plu
 from bstune.core.errors import StudyError
 from bstune.core.files import Output
 from bstune.report.answer import answer, critical_text, device_text, expected_text
-from bstune.report.rows import WINNERS, Row, Summary
+from bstune.report.rows import Summary, winner_to_use
 from bstune.report.study_folder import completed, read_study
 
 LEVEL = 0.9  # of the intervals of the ratios, all of them together
@@ -265,9 +265,8 @@ def _curve(summary: Summary) -> dict[str, Any]:
 
 
 def _use(summary: Summary) -> Use | None:
-    """Return the winner by the study's objective; of an older version, by time before steps."""
-    name = summary.get("use") or next((name for name in WINNERS if summary[name]), None)
-    row: Row | None = summary[name] if name else None
+    """Return what a study says to use; None where nothing reached the target."""
+    _, row = winner_to_use(summary)
     if row is None:
         return None
     fresh = row["confirmed"] or {}

@@ -24,6 +24,12 @@ WINNERS = {
 REGIMES = ("perfect scaling", "diminishing returns", "maximal data parallelism")
 
 
+def winner_to_use(summary: Row) -> tuple[str | None, Row | None]:
+    """Return the winner by the study's objective and its key; of an older version, by time before steps."""
+    name = summary.get("use") or next((name for name in WINNERS if summary.get(name)), None)
+    return name, summary.get(name) if name else None
+
+
 def trial_row(trial: TrialResult) -> dict[str, Any]:
     """Return a trial as a row of ``curve.json``'s points: both ends of its interval, null where there is none."""
     kept = ("batch_size", "lr", "delta", "hyperparameters", "number", "steps_low", "seconds_per_step", "time_to_target")
