@@ -26,7 +26,8 @@ class Muon(Optimizer):
     (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon, as in cifar10-airbench's airbench94_muon.) A group
     with ``orthogonalise`` holds filters and matrices: m <- momentum x m + g, u = g + momentum x m (Nesterov) or m,
     w <- (1 - lr x weight_decay) w, w <- w - lr x O(u), where O makes the singular values of u near 1, a filter bank
-    being a matrix with a row for each filter. The gradient's scale cancels. Nothing waits for an accelerator.
+    being a matrix with a row for each filter. The gradient's scale cancels. Nothing waits for an accelerator. A group's
+    ``lr`` may become a tensor without dimensions, which a CUDA graph of the step reads (bstune.trial.graph).
 
     Args:
         params: parameters, or groups of them with options of their own.
@@ -42,6 +43,8 @@ class Muon(Optimizer):
     Raises:
         ConfigError: for a value out of its range, an orthogonalised vector, or if no group is orthogonalised.
     """
+
+    capturable = True
 
     def __init__(
         self,
@@ -112,14 +115,24 @@ class Muon(Optimizer):
         for shape, indices in by_shape.items():
             stacked = torch.stack([updates[index].reshape(len(updates[index]), -1) for index in indices])
             for index, update in zip(indices, orthogonalised(stacked, group["steps_of_iteration"]), strict=True):
-                trained[index].add_(update.view(shape), alpha=-group["lr"])
+                _subtract(trained[index], update.view(shape), group["lr"])
 
     def _step_plain(self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]) -> None:
         options = {name: group[name] for name in ("lr", "momentum", "nesterov", "weight_decay")}
         buffers = [self.state[parameter].get("momentum_buffer") for parameter in trained] if group["momentum"] else []
-        sgd(trained, gradients, buffers, **options, dampening=0.0, maximize=False)
+        # Of torch's, the fused one alone takes a rate that is a tensor without reading it on the host.
+        fused = True if isinstance(group["lr"], Tensor) else None
+        sgd(trained, gradients, buffers, **options, dampening=0.0, maximize=False, fused=fused)
         for parameter, buffer in zip(trained, buffers, strict=False):
             self.state[parameter]["momentum_buffer"] = buffer
+
+
+def _subtract(weight: Tensor, update: Tensor, rate: float | Tensor) -> None:
+    """Take rate x update from a weight; a rate that is a tensor is not read on the host."""
+    if isinstance(rate, Tensor):
+        weight.addcmul_(update, rate, value=-1.0)
+    else:
+        weight.add_(update, alpha=-rate)
 
 
 def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
