@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from bstune.trial.batches import check_size
 from bstune.workloads.layers import Whitening
 
 # Of the quintic iteration: chosen for the slope at zero, so that a few steps bring every singular value near 1.
-A, B, C = 3.4445, -4.7750, 2.0315
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
 
 
@@ -37,6 +37,7 @@ class Muon(Optimizer):
         normalise_weights: whether w is first scaled to the norm sqrt(rows), in place of a weight decay, as in
             airbench94_muon.
         weight_decay: decoupled for orthogonalised groups, torch's own for the others.
+        coefficients: a, b and c of the iteration, a polynomial of odd powers; Jordan et al.'s unless given.
         orthogonalise: of groups that do not say themselves.
 
     Raises:
@@ -53,10 +54,14 @@ class Muon(Optimizer):
         steps: int,
         normalise_weights: bool,
         weight_decay: float = 0.0,
+        coefficients: Sequence[float] = COEFFICIENTS,
         orthogonalise: bool = False,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        if len(coefficients) != 3:
+            raise ConfigError(f"muon's iteration takes three coefficients, but got {list(coefficients)}")
         own = {"steps_of_iteration": steps, "normalise_weights": normalise_weights, "orthogonalise": orthogonalise}
+        own["coefficients"] = tuple(coefficients)
         super().__init__(params, defaults | own)
         for group in self.param_groups:
             if not 0.0 <= group["lr"] < math.inf:
@@ -111,7 +116,8 @@ class Muon(Optimizer):
             by_shape[update.shape].append(index)
         for shape, indices in by_shape.items():
             stacked = torch.stack([updates[index].reshape(len(updates[index]), -1) for index in indices])
-            for index, update in zip(indices, orthogonalised(stacked, group["steps_of_iteration"]), strict=True):
+            updated = orthogonalised(stacked, group["steps_of_iteration"], group["coefficients"])
+            for index, update in zip(indices, updated, strict=True):
                 trained[index].add_(update.view(shape), alpha=-group["lr"])
 
     def _step_plain(self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]) -> None:
@@ -122,7 +128,7 @@ class Muon(Optimizer):
             self.state[parameter]["momentum_buffer"] = buffer
 
 
-def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
+def orthogonalised(matrices: Tensor, steps: int, coefficients: Sequence[float] = COEFFICIENTS) -> Tensor:
     """Return matrices (n, rows, columns) with the same singular vectors, singular values near 1 (0 if all are)."""
     # A Newton-Schulz iteration, X <- a X + (b X X' + c (X X')^2) X, from X = G/|G|, made for bfloat16 on CUDA. The
     # values end between about 0.7 and 1.2 rather than at 1; small ones need more steps (Jordan et al. 2024).
@@ -130,9 +136,10 @@ def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x  # so that the products are of the smaller side
     x = x / x.flatten(1).norm(dim=1).clamp(min=EPS).view(-1, 1, 1)
+    a, b, c = coefficients
     for _ in range(steps):
         product = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(product, product, product, beta=B, alpha=C), x, beta=A)
+        x = torch.baddbmm(x, torch.baddbmm(product, product, product, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
 
 
