@@ -196,7 +196,9 @@ def test_the_reduced_setting_takes_the_place_of_the_rungs_sizes(checked):
 
 
 def test_the_reduced_setting_leaves_rungs_out_whose_settings_stay(checked):
-    seen, finding, printed = untrained(checked(REDUCED, "sweep.experiment.reduced.batch_size=100", left_out=["smoothing"]))
+    seen, finding, printed = untrained(
+        checked(REDUCED, "sweep.experiment.reduced.batch_size=100", left_out=["smoothing"])
+    )
     assert [row["rung"] for row in finding.rows] == ["start", "momentum"]
     assert "left out" not in printed
     losses = {workload.build_module(spec).loss.label_smoothing for workload, spec, _ in seen}

@@ -57,12 +57,12 @@ class Muon(Optimizer):
         coefficients: Sequence[float] = COEFFICIENTS,
         orthogonalise: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         if len(coefficients) != 3:
             raise ConfigError(f"muon's iteration takes three coefficients, but got {list(coefficients)}")
-        own = {"steps_of_iteration": steps, "normalise_weights": normalise_weights, "orthogonalise": orthogonalise}
-        own["coefficients"] = tuple(coefficients)
-        super().__init__(params, defaults | own)
+        defaults |= {"steps_of_iteration": steps, "coefficients": tuple(coefficients)}
+        defaults |= {"normalise_weights": normalise_weights, "orthogonalise": orthogonalise}
+        super().__init__(params, defaults)
         for group in self.param_groups:
             if not 0.0 <= group["lr"] < math.inf:
                 raise ConfigError(f"a learning rate must be at least 0, but got {group['lr']}")

@@ -58,7 +58,8 @@ def random_crop_flip_jitter(
     u, v = 2.0 * torch.rand(2, len(images), generator=generator, device=images.device) - 1.0
     # Each channel's size is a number, not a tensor, which would have to be copied to an accelerator.
     shift = torch.stack([size * u for size in brightness], dim=1)[:, :, None, None]
-    return (cropped - mean + shift) * (1.0 + contrast * v)[:, None, None, None] + mean
+    varied: Tensor = (cropped - mean + shift) * (1.0 + contrast * v)[:, None, None, None] + mean
+    return varied
 
 
 def six_views_where_unsure(model: Model, images: Tensor, share: float) -> Tensor:
