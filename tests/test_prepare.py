@@ -1,6 +1,7 @@
 """What a study is prepared from: a backend that trains, one of a user's own, the rehearsal, device and precision."""
 
 import logging
+import re
 import sys
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
@@ -203,9 +204,9 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
         [],
         console,
     )
-    lines = console.export_text().splitlines()
+    lines = re.sub(r"of trial \d+", "of trial N", console.export_text()).splitlines()
     for line in (
-        "no test metrics of trial 2: FileNotFoundError: no test set (test_prepare.py:",
+        "no test metrics of trial N: FileNotFoundError: no test set (test_prepare.py:",
         "no figure of the curve: LookupError: no such thing (test_prepare.py:",
         "no figure of the plan for several devices: LookupError: no such thing (test_prepare.py:",
         "no critical batch size at easier targets: LookupError: no such thing (test_prepare.py:",

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from bstune.trial.batches import check_size
 from bstune.workloads.layers import Whitening
 
 # Of the quintic iteration: chosen for the slope at zero, so that a few steps bring every singular value near 1.
-A, B, C = 3.4445, -4.7750, 2.0315
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
 
 
@@ -38,6 +38,7 @@ class Muon(Optimizer):
         normalise_weights: whether w is first scaled to the norm sqrt(rows), in place of a weight decay, as in
             airbench94_muon.
         weight_decay: decoupled for orthogonalised groups, torch's own for the others.
+        coefficients: a, b and c of the iteration, a polynomial of odd powers; Jordan et al.'s unless given.
         orthogonalise: of groups that do not say themselves.
 
     Raises:
@@ -56,11 +57,15 @@ class Muon(Optimizer):
         steps: int,
         normalise_weights: bool,
         weight_decay: float = 0.0,
+        coefficients: Sequence[float] = COEFFICIENTS,
         orthogonalise: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
-        own = {"steps_of_iteration": steps, "normalise_weights": normalise_weights, "orthogonalise": orthogonalise}
-        super().__init__(params, defaults | own)
+        defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        if len(coefficients) != 3:
+            raise ConfigError(f"muon's iteration takes three coefficients, but got {list(coefficients)}")
+        defaults |= {"steps_of_iteration": steps, "coefficients": tuple(coefficients)}
+        defaults |= {"normalise_weights": normalise_weights, "orthogonalise": orthogonalise}
+        super().__init__(params, defaults)
         for group in self.param_groups:
             if not 0.0 <= group["lr"] < math.inf:
                 raise ConfigError(f"a learning rate must be at least 0, but got {group['lr']}")
@@ -114,7 +119,8 @@ class Muon(Optimizer):
             by_shape[update.shape].append(index)
         for shape, indices in by_shape.items():
             stacked = torch.stack([updates[index].reshape(len(updates[index]), -1) for index in indices])
-            for index, update in zip(indices, orthogonalised(stacked, group["steps_of_iteration"]), strict=True):
+            updated = orthogonalised(stacked, group["steps_of_iteration"], group["coefficients"])
+            for index, update in zip(indices, updated, strict=True):
                 _subtract(trained[index], update.view(shape), group["lr"])
 
     def _step_plain(self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]) -> None:
@@ -135,7 +141,7 @@ def _subtract(weight: Tensor, update: Tensor, rate: float | Tensor) -> None:
         weight.add_(update, alpha=-rate)
 
 
-def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
+def orthogonalised(matrices: Tensor, steps: int, coefficients: Sequence[float] = COEFFICIENTS) -> Tensor:
     """Return matrices (n, rows, columns) with the same singular vectors, singular values near 1 (0 if all are)."""
     # A Newton-Schulz iteration, X <- a X + (b X X' + c (X X')^2) X, from X = G/|G|, made for bfloat16 on CUDA. The
     # values end between about 0.7 and 1.2 rather than at 1; small ones need more steps (Jordan et al. 2024).
@@ -143,9 +149,10 @@ def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x  # so that the products are of the smaller side
     x = x / x.flatten(1).norm(dim=1).clamp(min=EPS).view(-1, 1, 1)
+    a, b, c = coefficients
     for _ in range(steps):
         product = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(product, product, product, beta=B, alpha=C), x, beta=A)
+        x = torch.baddbmm(x, torch.baddbmm(product, product, product, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
 
 
