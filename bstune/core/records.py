@@ -120,7 +120,7 @@ class TrialResult:
         seconds_per_step: tau(B): the survey's, where there is one, so that a machine under load does not decide; else
             the trial's own. None if no step was finished.
         device: name of the device.
-        versions: versions of the packages that the result depends on.
+        versions: versions of the packages that the result depends on; on CUDA, also its libraries and their settings.
         history: (step, value) pairs of the target's metric, from the first step; a value that was not finite is None.
         message: the error, for ``diverged``, ``oom`` and ``failed``.
         resumed_from: number of the stopped trial that it continues; None: it started afresh.
