@@ -268,6 +268,10 @@ _Workload = _section(
     batch_size=_checked(_Range, _check_range),
     budget=_Budget,
     target=_checked(_Target, _check_target),
+    evaluation_cost=(
+        PositiveFinite | None,
+        Field(default=None, exclude=True),
+    ),  # of a study's settings, if it is left out
     trainer=(Node, {}),
     tunable=(_checked(_Tunables, _check_names), {}),
 )

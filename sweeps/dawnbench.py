@@ -70,6 +70,7 @@ class Reduced:
     batch_size: int
     lr: dict[str, float]  # by rung; all others follow the linear rule, lr x batch_size / the rung's own
     set: dict[str, dict[str, Any]]  # by rung, on top of the rung's; they stay for the rungs after it
+    left_out: list[str]  # rungs that differ from the one before in their epochs alone, which are the same here
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def _check(rungs: Sequence[Rung], seeds: Sequence[int], level: float, reduced: R
     for name, lr in reduced.lr.items():
         if not _positive(lr):
             raise ConfigError(f"sweep.experiment.reduced.lr must be positive, but got {lr} for {name!r}")
-    if reduced.enabled and (unknown := sorted({*reduced.lr, *reduced.set} - set(names))):
+    if reduced.enabled and (unknown := sorted({*reduced.lr, *reduced.set, *reduced.left_out} - set(names))):
         raise ConfigError(
             f"sweep.experiment.reduced names {', '.join(map(repr, unknown))}, which is no rung; "
             f"rungs: {', '.join(map(repr, names))}"
@@ -167,7 +168,7 @@ def climb(
 ) -> tuple[list[BuiltRung], dict[str, str]]:
     """Return the rungs that can be trained here, each built once, and why others are left out, by name.
 
-    Rungs with the same data share them.
+    Rungs with the same data share them. Those that the reduced setting leaves out are in neither.
     """
     resolve(config)  # a missing device is no rung's fault
     steps: list[BuiltRung] = []
@@ -187,7 +188,8 @@ def climb(
                 left_out[rung.name] = f"{rung.name} is left out, and the rungs after it go on without it: {error}"
                 continue
             reached = own
-            steps.append(_build(rung, own, reduced, target, data))
+            if not (reduced.enabled and rung.name in reduced.left_out):
+                steps.append(_build(rung, own, reduced, target, data))
         except ConfigError as error:
             raise ConfigError(f"the rung {rung.name!r}: {error}") from error
     return steps, left_out

@@ -101,10 +101,10 @@ def test_the_training_is_that_of_the_same_code_and_compiled_outside_of_the_clock
     assert traced == []
     before = compiled_graphs()
     trained = train(clock=clock, **rules)
-    # One for each size in training and two for the evaluation, whole and last; none for the noise scale's parts.
-    assert compiled_graphs() - before == len(traced) == 3 + (micro is not None)
+    # One for all sizes in training and one for those in evaluation, whole and last; none for the noise scale's parts.
+    assert compiled_graphs() - before == len(traced) == 2
     training, phases = zip(*traced, strict=True)
-    assert sum(training) == 1 + (micro is not None)
+    assert sum(training) == 1
     assert set(phases) == {Phase.STARTUP}
     result, _ = trained
     assert (result.steps, result.message, len(result.noise_scale)) == (12, None, 3)
@@ -117,10 +117,40 @@ class Direct(Classifier):
         return self.loss(self.model(batch[0]), batch[1])
 
 
-def test_a_model_that_the_step_calls_itself_is_compiled(graphs):
-    result, _ = train(partial(network, kind=Direct))
-    assert len(graphs) == 3  # training calls the model, the evaluation the whole module
-    assert (result.steps, result.message) == (12, None)
+class Logging(Classifier):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("train/loss", loss)
+        return loss
+
+
+class Numbering(Classifier):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1.0 + batch_idx / 100)
+
+
+class Counting(Classifier):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1.0 + self.global_step / 100)
+
+
+@pytest.mark.parametrize(
+    ("kind", "whole"), [(Classifier, True), (Direct, True), (Logging, False), (Numbering, False), (Counting, False)]
+)
+def test_a_step_is_compiled_whole_unless_it_goes_by_its_number(monkeypatch, warned, kind, whole):
+    traced = []
+
+    def backend(graph, inputs):
+        if torch.is_grad_enabled():
+            traced.append([node.target for node in graph.graph.nodes])
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(COMPILE, backend=backend))
+    trained = train(partial(network, kind=kind))
+    assert [nn.functional.cross_entropy in graph for graph in traced] == [whole]
+    assert warned() == []
+    monkeypatch.undo()
+    check_same(trained, train(partial(network, kind=kind), compile=None))
 
 
 class Headless(LightningModule):
@@ -244,8 +274,9 @@ def test_the_next_trial_takes_the_code_from_the_disk(warned):
     made = counters["inductor"]["fxgraph_cache_miss"]
     assert made > 0
     second, _ = train(learner)
+    train(learner, batch_size=24)
     assert counters["inductor"]["fxgraph_cache_miss"] == made
-    assert counters["inductor"]["fxgraph_cache_hit"] == made
+    assert counters["inductor"]["fxgraph_cache_hit"] == 2 * made
     assert first.history == second.history
     assert [value for _, value in first.history] == pytest.approx([value for _, value in plain.history], abs=0.05)
     assert warned() == []

@@ -54,11 +54,12 @@ def checked(tmp_path, monkeypatch):
     """Return a function that checks the sweep on digits with rungs of its own."""
     monkeypatch.chdir(tmp_path)
 
-    def check(*options, rungs=LADDER, lr=None, reduced=None):
+    def check(*options, rungs=LADDER, lr=None, reduced=None, left_out=()):
         config = compose_sweep("dawnbench", ("workload=digits", "device=cpu", "sweep.experiment.seeds=[3,5]", *options))
         config.sweep.experiment.rungs = rungs
         config.sweep.experiment.reduced.lr = lr or {}
         config.sweep.experiment.reduced.set = reduced or {}
+        config.sweep.experiment.reduced.left_out = list(left_out)
         return check_sweep("dawnbench", config)
 
     return check
@@ -194,6 +195,16 @@ def test_the_reduced_setting_takes_the_place_of_the_rungs_sizes(checked):
     assert found == {(20, 0.08, 7, 128), (20, 0.08, 7, 16), (20, 0.3, 7, 16)}
 
 
+def test_the_reduced_setting_leaves_rungs_out_whose_settings_stay(checked):
+    seen, finding, printed = untrained(
+        checked(REDUCED, "sweep.experiment.reduced.batch_size=100", left_out=["smoothing"])
+    )
+    assert [row["rung"] for row in finding.rows] == ["start", "momentum"]
+    assert "left out" not in printed
+    losses = {workload.build_module(spec).loss.label_smoothing for workload, spec, _ in seen}
+    assert losses == {0.0, 0.2}  # the last rung stands on the one that is left out
+
+
 # The ladder that ships
 
 
@@ -221,7 +232,7 @@ def shipped(tmp_path, monkeypatch):
 def test_every_rung_of_the_reduced_ladder_trains(shipped):
     small = [f"sweep.experiment.reduced.{option}" for option in ("enabled=true", "steps=2", "batch_size=64")]
     finding, printed = run(shipped(*small, "sweep.experiment.seeds=[0]"))
-    assert [(row["steps"], row["n"]) for row in finding.rows] == [(2, 1)] * 16, printed
+    assert [(row["steps"], row["n"]) for row in finding.rows] == [(2, 1)] * 20, printed
     assert finding.sentence.endswith("; left out on this device: half-precision weights and compiled.")
 
 
@@ -245,7 +256,7 @@ def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
         assert reference == {"batch_size": by_rung[name].trial.batch_size, "lr": by_rung[name].trial.lr}
     # Page's has its scales frozen at 1 where the ladder has 1/4, which is 16 times the rate and a quarter of the rest.
     recipe = parts(compose_sweep("dawnbench", ("workload=resnet_cifar_fast",)))
-    found = parts(by_rung["moving average"])
+    found = parts(by_rung["flip at test time"])
     times = {k: found[k] / recipe[k] for k in found if isinstance(found[k], float) and found[k] != recipe[k]}
     assert times == {
         "module.model.norm.scale": 0.25,
@@ -259,7 +270,7 @@ def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
     assert (steps["airbench94's network"], steps["Muon"]) == (476, 200)
     assert steps["start"] == math.ceil(24 * 50_000 / 512) <= 1.01 * 24 * 97
     times = [one.seconds for one in rungs.values() if one.seconds is not None]
-    assert times == [70, 64, 59, 52, 46, 43, 36, 34, 26, 3.83, 3.09, 2.59]
+    assert times == [70, 67, 64, 59, 52, 46, 43, 39, 36, 34, 26, 3.83, 3.09, 2.59]
 
 
 # Rows and statistics
@@ -393,6 +404,7 @@ NO_EPOCHS = {key: value for key, value in rung("a").items() if key != "epochs"}
         ("precision=16-mixed", {}, "precision=16-mixed needs a CUDA device"),
         (REDUCED, {"lr": {"nope": 1.0}}, "names 'nope', which is no rung; rungs: 'start', 'smoothing', 'momentum'"),
         (REDUCED, {"reduced": {"nope": {}}}, "names 'nope', which is no rung"),
+        (REDUCED, {"left_out": ["nope"]}, "names 'nope', which is no rung"),
         (REDUCED, {"lr": {"start": 0.0}}, "sweep.experiment.reduced.lr must be positive, but got 0.0 for 'start'"),
         (REDUCED, {"reduced": {"start": {"seed.x": 1}}}, "the rung 'start': the config has no option seed.x"),
     ],

@@ -193,7 +193,11 @@ NEVER, EASILY = "workload.target.value=0.0001", "workload.target.value=2.1"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((EASILY, "output=full/s"), r"\S+/full/s/\S+ cannot be written: No space left"),  # first a checkpoint
+        pytest.param(  # first a checkpoint
+            (EASILY, "output=full/s"),
+            r"\S+/full/s/\S+ cannot be written: No space left",
+            marks=pytest.mark.soak,
+        ),
         pytest.param(  # a state
             (NEVER, "output=full/s", "sampler=frontier"),
             r"\S+/full/s/\S+ cannot be written: No space left",

@@ -221,7 +221,9 @@ def test_a_search_comes_to_the_shortest_horizon(share):
         assert best.horizon < 1.4 * LAW.steps(best.batch_size, best.lr)
 
 
-@pytest.mark.parametrize("name", ["digits schedule=linear", "resnet_cifar", "airbench_cifar", "airbench_muon"])
+@pytest.mark.parametrize(
+    "name", ["digits schedule=linear", "resnet_cifar", "airbench_cifar", "airbench_muon", "speedrun_cifar"]
+)
 def test_a_schedule_ends_with_the_trials_own_steps(name):
     """Whatever the budget: as if it had been these steps."""
 

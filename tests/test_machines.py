@@ -199,7 +199,7 @@ def workers_of(kind, tmp_path, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["submitit", "ray"])
+@pytest.mark.parametrize("kind", ["submitit", pytest.param("ray", marks=pytest.mark.soak)])
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_a_clusters_library_starts_workers(kind, watch, tmp_path, monkeypatch):
     pytest.importorskip(kind)

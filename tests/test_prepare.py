@@ -1,6 +1,7 @@
 """What a study is prepared from: a backend that trains, one of a user's own, the rehearsal, device and precision."""
 
 import logging
+import re
 import sys
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
@@ -192,7 +193,7 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
     def fail(*arguments, **options):
         raise LookupError("no such thing")
 
-    for name in ("draw_curve", "draw_scale_out", "over_targets"):
+    for name in ("draw_curve", "over_targets"):
         monkeypatch.setattr(report, name, fail)
     monkeypatch.setattr(runs, "Tracking", fail)
     options = ("workload.table=t.jsonl", "workload.target.value=0.14", "search.replicates=0", "search.trials=3")
@@ -203,11 +204,11 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
         [],
         console,
     )
-    lines = console.export_text().splitlines()
+    lines = re.sub(r"of trial \d+", "of trial N", console.export_text()).splitlines()
     for line in (
-        "no test metrics of trial 2: FileNotFoundError: no test set (test_prepare.py:",
+        "no test metrics of trial N: FileNotFoundError: no test set (test_prepare.py:",
         "no figure of the curve: LookupError: no such thing (test_prepare.py:",
-        "no figure of the plan for several devices: LookupError: no such thing (test_prepare.py:",
+        "no plan for several devices: the critical batch size's interval has an open end",
         "no critical batch size at easier targets: LookupError: no such thing (test_prepare.py:",
         "MLflow: LookupError: no such thing (test_prepare.py:",
     ):

@@ -6,13 +6,16 @@ import pytest
 import torch
 from learners import factors
 from toolbox import data_root, make_spec
+from torch.nn import GELU, SiLU
+from torch.utils.flop_counter import FlopCounterMode
 
 from bstune.study.prepare import compose_checked
 from bstune.trial.workload import build_module
 from bstune.workloads.averaging import ExponentialMovingAverage, Lookahead
 from bstune.workloads.optim import Muon
+from bstune.workloads.speedrun import SeldomNormalisingMuon
 
-RECIPES = ("resnet_cifar_fast", "airbench_cifar", "airbench_muon")
+RECIPES = ("resnet_cifar_fast", "airbench_cifar", "airbench_muon", "speedrun_cifar")
 
 
 def recipe(name, *overrides):
@@ -69,10 +72,11 @@ def test_pages_ladder_with_every_rung_on():
 
 
 def test_airbench():
-    config, module = recipe("airbench_cifar")
+    config, module = recipe("airbench_cifar", "budget.examples=487_424")
     batch_size, steps = 1024, math.ceil(9.9 * (50_000 // 1024))
     assert config.workload.reference.batch_size == batch_size
-    assert steps == 476 == math.ceil(config.workload.budget.examples / batch_size)
+    assert steps == 476 == math.ceil(config.budget.examples / batch_size)
+    assert config.workload.budget.examples == 1.5 * 487_424
     groups, schedule = configured(module)
     kilostep_scale = 1024 * (1 + 1 / (1 - 0.85))
     lr, decay = 11.5 / kilostep_scale, 0.0153 * batch_size / kilostep_scale
@@ -93,10 +97,11 @@ def test_airbench():
 
 
 def test_airbench_with_muon():
-    config, module = recipe("airbench_muon")
+    config, module = recipe("airbench_muon", "budget.examples=400_000")
     batch_size, steps = 2000, 200
     assert config.workload.reference.batch_size == batch_size
-    assert math.ceil(config.workload.budget.examples / batch_size) == steps
+    assert math.ceil(config.budget.examples / batch_size) == steps
+    assert config.workload.budget.examples == 1.5 * 400_000
     groups, schedule = configured(module)
     assert isinstance(schedule.optimizer, Muon)
     norms, whitening, head, filters = groups
@@ -113,6 +118,57 @@ def test_airbench_with_muon():
     assert module.configure_callbacks() == []
     assert module.model.head.weight.std().item() == pytest.approx(1.0)
     assert module.model.logit_scale == 1 / 256
+
+
+def test_hiverges_speedrun():
+    config, module = recipe("speedrun_cifar", "budget.examples=373_248")
+    batch_size, steps = 1536, math.ceil(7.59 * (50_000 // 1536))
+    assert config.workload.reference.batch_size == batch_size
+    assert steps == 243 == math.ceil(config.budget.examples / batch_size)
+    groups, schedule = configured(module)
+    assert isinstance(schedule.optimizer, SeldomNormalisingMuon)
+    norms, whitening, head, filters = groups
+    wd = 1.0418e-6 * batch_size
+    for group, rate in ((norms, 0.0573), (whitening, 0.0573), (head, 0.5415)):
+        assert_steps_as(group, {"lr": rate, "momentum": 0.825, "weight_decay": wd / rate}, batch_size)
+    assert [len(group["params"]) for group in groups] == [6, 1, 1, 6]
+    assert (filters["initial_lr"], filters["momentum"], filters["nesterov"]) == (0.205, 0.655, True)
+    assert filters["weight_decay"] == pytest.approx(wd, rel=1e-5)
+    assert (filters["steps_of_iteration"], filters["total_steps"]) == (3, steps)
+    for step, used in enumerate(factors(schedule, steps)):
+        line = 1 - step / steps
+        assert used == pytest.approx([line, max(0.0, 1 - step / math.ceil(0.19 * 32)), line, line])
+    assert [type(layer) for layer in module.modules() if isinstance(layer, GELU | SiLU)] == [GELU] + 6 * [SiLU]
+    assert module.loss.label_smoothing == 0.09
+    white = torch.tensor([0.247, 0.2435, 0.2616]) * 255
+    jitter = config.workload.data.augment
+    assert torch.tensor(jitter.brightness).tolist() == pytest.approx((0.1399 * white).tolist(), rel=1e-4)
+    assert jitter.contrast == 0.1308
+
+
+SHAPES = {
+    **dict.fromkeys((*RECIPES, "resnet_cifar", "cifar_mlp"), (3, 32, 32)),
+    **dict.fromkeys(("fashion_mlp", "fashion_cnn", "mnist_cnn"), (1, 28, 28)),
+    "digits": (1, 8, 8),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_cost_of_an_evaluated_example_is_that_of_its_flops(name):
+    few = ["workload.module.model.whitening.images=4"] * (name in RECIPES)
+    config, module = recipe(name, *few)
+    batch = torch.randn(4, *SHAPES[name]), torch.arange(4)
+    if module.initial_images:
+        module.initialise_from(batch[0])
+    with FlopCounterMode(display=False) as training:
+        module.training_step(batch, 0).backward()
+    with torch.no_grad(), FlopCounterMode(display=False) as evaluation:
+        module.validation_step(batch, 0)
+    cost = evaluation.get_total_flops() / training.get_total_flops()
+    stated = config.protocol.evaluation_cost
+    assert cost <= 1.1 * stated
+    # That of others, 0.5, leaves room for what is no product: it is as large a share of short forward passes.
+    assert cost >= (0.9 if name in RECIPES else 0.6) * stated
 
 
 NARROW = dict.fromkeys(RECIPES, "workload.module.model.widths=[8,16,16]")

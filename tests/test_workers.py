@@ -144,6 +144,12 @@ def test_records_and_errors_come_back(toy_train, tmp_path):
         for worker in workers._running:
             worker.connection.poll(None)
         assert [finished.spec.number for finished in workers.poll()] == [2, 1]
+    with Workers(toy_train, 1, trials=2) as workers:
+        opened = []
+        for _ in range(5):
+            workers.start(spec(64), output, None)
+            opened.append(workers.wait().result().device)
+        assert opened[0] == opened[1] != opened[2] == opened[3] != opened[4]
     with Workers(partial(int, "nothing to open"), 1) as workers:
         workers.start(spec(64), output, None)
         assert workers.wait().result().message.startswith("ValueError: invalid literal for int()")

@@ -196,7 +196,9 @@ def range_text(name: str, fresh: Row) -> str | None:
     if low is None:
         return None
     (scale, unit), text = (time_unit(low), format_number) if name == "time" else ((1.0, "steps"), format_count)
-    return f"{text(low / scale)} {f'{unit} and more' if high is None else f'to {text(high / scale)} {unit}'}"
+    if high is None:
+        return f"{text(low / scale)} {unit} and more"
+    return f"{text(low / scale)}{f' to {text(high / scale)}' if high > low else ''} {unit}"
 
 
 def _warning(winner: Row | None) -> str | None:
@@ -208,7 +210,7 @@ def _warning(winner: Row | None) -> str | None:
 
 def _test_text(summary: Row) -> str | None:
     tests = summary.get("test") or {}
-    metrics: Row = tests.get(summary.get("use")) or next((some for some in tests.values() if some), {})
+    metrics: Row = tests.get(winner_to_use(summary)[0]) or {}  # the other winner's are not those of this point
     values = ", ".join(f"{name} {format_number(value)}" for name, value in metrics.items())
     return f"{values} of one run, on data that took no part in the choice" if values else None
 
@@ -299,7 +301,8 @@ def _lr_text(row: Row) -> str | None:
 def _exponent_text(row: Row) -> str:
     if not row["identified"]:
         trials = plural(row["reached"], "trial")
-        return f"not known: {trials} over {row.get('octaves', 0.0):.1f} octaves of batch size reached the target"
+        over = f" over {row['octaves']:.1f} octaves of batch size" if row.get("octaves") is not None else ""
+        return f"not known: {trials}{over} reached the target"
     verb = "fell" if row["exponent"] < 0.0 else "grew"
     power = f"{verb} as B^{row['exponent']:z.2f} ({row['low']:z.2f} to {row['high']:z.2f})"
     return f"{power}: {verdict(row['low'], row['high'], row['rules'])}" if row.get("rules") else power
@@ -324,17 +327,17 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
 
 
 def _devices_text(summary: Row) -> str | None:
-    """Return ``2 at 62% efficiency, 4 at 39%``; None where an end of the critical batch size's interval is open."""
-    plans, critical = summary.get("scale_out") or {}, summary.get("critical") or {}
+    """Return ``2 at 62% efficiency, 4 at 39%``; None where there is no plan."""
+    plans = summary.get("scale_out") or {}
     rows = [row for row in plans.get("with_all_reduce") or plans.get("ideal") or () if row["devices"] > 1]
-    if not rows or None in (critical.get("b_crit_low"), critical.get("b_crit_high")):
+    if not rows:
         return None
     pay = [row for row in rows if row["efficiency"] >= HALF]
     shown = [*pay[-2:], *[row for row in rows if row["efficiency"] < HALF][:1]]
     texts = [f"{row['devices']} at {row['efficiency']:.0%}" for row in shown]
     texts[0] += " efficiency"
     link = "with the" if plans.get("with_all_reduce") else "without an"
-    return f"{', '.join(texts)}, {link} all-reduce (hardware.scale_out.show=true shows the plan)"
+    return f"{', '.join(texts)}, {link} all-reduce"
 
 
 def counts_text(summary: Row) -> str:

@@ -81,12 +81,7 @@ def _answer(found: Answer, trusted: Sequence[Trust], notes: Sequence[str]) -> st
 
 def _devices(summary: Row) -> str:
     plans, curve = summary["scale_out"] or {}, summary["curve"]
-    if (summary["critical"] or {}).get("b_crit") is None:
-        return ""  # the curve does not allow it
-    rows = list[Row]()
-    for row in plans.get("with_all_reduce") or plans.get("ideal") or ():
-        if not rows or row["seconds"] < rows[-1]["seconds"]:  # no devices that only wait for each other
-            rows.append(row)
+    rows = plans.get("with_all_reduce") or plans.get("ideal")
     if not rows:
         return ""
     heads = ("devices", "batch size", "each", "learning rate", "steps", "time", "speed-up", "efficiency", "device time")

@@ -6,7 +6,7 @@ The model of log S is
     d = (log2 lr - optimum(B)) exp(tilt log2(B/B_mid)),
 
 - the frontier S*(B) = S_min (1 + B_crit/B) (McCandlish et al. 2018, arXiv 1812.06162, eq. 2.11), B_mid the geometric
-  middle of the batch sizes; the small-batch term is ours: the examples B S*(B) are fewest at B_opt. Four fifths of its
+  middle of the batch sizes; the small-batch term is ours: the examples B S*(B) are fewest at B_opt. Nine tenths of its
   prior lie below the smallest batch size, where the term changes nothing; the rest has a long tail, as B_crit comes out
   too high where the prior rules the term out;
 - g, the discrepancy, what the law misses of the frontier: piecewise linear in log2 B, its values at the knots normal
@@ -146,7 +146,7 @@ def make_prior(
         (math.log(1.2), 0.4),  # high width, log of: octaves above the optimum at which S is e^(1/2) times as large
         (math.log(0.12), 0.5),  # noise, log of: standard deviation of log S from seed to seed
         (0.0, 0.12),  # tilt: of the log of the penalty's steepness, an octave of B
-        ((log_low - log_mid) * math.log(2.0) - 3.0, 3.5),  # log(B_opt/B_mid)
+        ((log_low - log_mid) * math.log(2.0) - 3.0, 2.5),  # log(B_opt/B_mid)
         (math.log(0.08), 0.8),  # roughness, log of: standard deviation of the discrepancy in log S
     ]
     count = 1 + max(1, round((log_high - log_low) / KNOT_OCTAVES))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bstune.trial.workload import LightningBackend
 
 SURVEY_SHARE = 0.1  # of search.wall_seconds, that timing steps may take: the search is to have the rest
+COMPILED_TRIALS = 64  # in one process, as torch keeps some memory of each (tests/benchmarks/bench_flat_memory.py)
 HORIZON_CAVEAT = (
     "The workload's schedule ends with the trial, at its horizon: S(B) is the shortest horizon that reaches the "
     "target, and a point stands where a run met the target, at its horizon's end or before."
@@ -245,7 +246,7 @@ def _processes(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[i
     def start(count: int) -> Workers:
         shared = (threads, limit) if count > 1 else (None, None)
         open_train = partial(open_trials, plain_config, objects_of(config.study), *shared)
-        return Workers(open_train, count, seconds, config.devices)
+        return Workers(open_train, count, seconds, config.devices, COMPILED_TRIALS if config.compile else None)
 
     threads: int | None = None
     limit: int | None = None

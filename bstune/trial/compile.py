@@ -1,9 +1,13 @@
 """``torch.compile`` of what a trial's steps call, outside of its training clock, with a fall-back to eager.
 
-What is compiled, in place, are the modules with parameters that ``training_step`` and ``validation_step`` call from
-outside of any other module: the LightningModule where they call ``self(x)``, the model where ``self.model(x)``.
+What is compiled is ``training_step`` as a whole, the loss with the model, where it logs nothing and asks the Trainer
+nothing: its answers change from step to step. Else, and in evaluation, what is compiled, in place, are the modules with
+parameters that the step calls from outside of any other module: the LightningModule where it calls ``self(x)``, the
+model where ``self.model(x)``. The number of examples is a variable of the code, as far as the module allows it, so that
+another batch size takes the same code from torch's cache on the disk.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +25,7 @@ from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import CUDA_GRAPH_MODES
 from bstune.trial.noise_scale import gradients_of, optimized_parameters, step_arguments, untouched
+from bstune.trial.watch import Number, watching
 
 logger = logging.getLogger(__name__)
 PASSES = 3  # of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all that follow
@@ -42,25 +47,27 @@ class Compiling:
         self.failed: str | None = None
         self._mode, self._clock = mode, clock
         self._modules: list[nn.Module] = []
-        self._warm: set[tuple[str, tuple[torch.Size, ...]]] = set()
+        self._step: tuple[LightningModule, Callable[..., Any]] | None = None  # as it was before it was compiled
+        self._warm: set[tuple[str, tuple[torch.Size, ...], tuple[bool, ...]]] = set()
         self._compiled_stages: set[str] = set()
         self._expected = compiled_graphs()
 
     def before_training_step(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Compile forward and backward, if this is the first batch of its shape."""
-        if not self._is_new("training", batch):
+        if not self._is_new("training", module, batch):
             return
         if not module.automatic_optimization:
             raise ConfigError(
                 f"compile={self._mode} warms a step up before the clock runs, but {type(module).__name__} steps its"
                 " optimizers itself (manual optimization): set compile=null"
             )
-        arguments = step_arguments(module.training_step, batch, batch_idx)
+        asked: list[str] = []
+        arguments = step_arguments(module.training_step, batch, Number(batch_idx, asked))
         forward = partial(trainer.strategy.training_step, *arguments)
         step = partial(gradients_of, trainer, module, optimized_parameters(trainer, module), batch, batch_idx)
         with self._clock.interrupt_segment(Phase.STARTUP):
-            self._warm_up("training", trainer, module, forward, step)
-        if not self._modules and self.failed is None:
+            self._warm_up("training", trainer, module, forward, step, asked)
+        if not self._modules and self._step is None and self.failed is None:
             raise ConfigError(
                 f"compile={self._mode} does not apply to {type(module).__name__}: its training_step calls no module"
                 " with parameters, as self(x) or self.model(x) would: call one, or set compile=null"
@@ -68,11 +75,11 @@ class Compiling:
 
     def before_validation_step(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Compile the forward pass of the evaluation, if this is the first batch of its shape."""
-        if not self._is_new("validation", batch):
+        if not self._is_new("validation", module, batch):
             return
         step = partial(trainer.strategy.validation_step, *step_arguments(module.validation_step, batch, batch_idx))
         self._clock.enter(Phase.STARTUP)
-        self._warm_up("validation", trainer, module, step, step)
+        self._warm_up("validation", trainer, module, step, step, [])
         self._clock.enter(Phase.EVALUATION)
 
     def eagerly(self) -> AbstractContextManager[object]:
@@ -90,13 +97,22 @@ class Compiling:
                 f"torch compiled the module {times} in the course of its training or evaluation (something in it"
                 " changes from step to step): the seconds may hold that"
             )
+        self._undo()
+
+    def _undo(self) -> None:
+        if self._step is not None:
+            module, step = self._step
+            module.training_step = step  # type: ignore[method-assign]
+            self._step = None
         undo(self._modules)
 
-    def _is_new(self, stage: str, batch: Any) -> bool:
+    def _is_new(self, stage: str, module: LightningModule, batch: Any) -> bool:
         if self._mode is None or self.failed is not None:
             return False
         self._begin_step()
-        key = stage, tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+        shapes = tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+        # Where parameters are frozen in the course of training, as a whitening's bias is, the code is another one.
+        key = stage, shapes, tuple(parameter.requires_grad for parameter in module.parameters())
         new = key not in self._warm
         self._warm.add(key)
         return new
@@ -112,13 +128,19 @@ class Compiling:
         module: LightningModule,
         forward: Callable[[], object],
         step: Callable[[], object],
+        asked: list[str],
     ) -> None:
         """Run a step until all is compiled; an error ends the compiling, and not the trial."""
         before, called = compiled_graphs(), []
         with failing(self._fail):
-            with self.eagerly(), untouched(trainer, module):
+            with self.eagerly(), untouched(trainer, module), watching(module, asked):
                 called = called_modules(module, forward)
-            for part in called:
+            # The weights of accumulated micro-batches go by their number.
+            whole = stage == "training" and not asked and trainer.accumulate_grad_batches == 1
+            if called and whole and self._step is None:
+                self._step = module, module.training_step
+                module.training_step = _compiled(module.training_step, self._mode)  # type: ignore[method-assign]
+            for part in [] if whole else called:
                 if part not in self._modules:
                     self._modules.append(part)
                     compile_in_place(part, self._mode)
@@ -136,7 +158,7 @@ class Compiling:
     def _fail(self, reason: str) -> None:
         self.failed = f"trained eagerly, as compile={self._mode} failed: {reason}"
         warn_once(f"compile={self._mode} fails, so the training is eager (compile=null leaves it out): {reason}")
-        undo(self._modules)
+        self._undo()
 
 
 @contextmanager
@@ -177,13 +199,30 @@ def failing(fail: Callable[[str], None]) -> Iterator[None]:
 
 
 def compile_in_place(part: nn.Module, mode: str | None) -> None:
-    """Compile a module's call, forward pass and hooks, for fixed shapes; its own names stay."""
+    """Compile a module's call, forward pass and hooks; its own names stay."""
 
     # Not nn.Module.compile: of one of torch's own modules, such as a Sequential, it compiles nothing.
     def call(*args: Any, **kwargs: Any) -> Any:
         return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-    part._compiled_call_impl = torch.compile(call, mode=mode, dynamic=False)
+    part._compiled_call_impl = _compiled(call, mode)
+
+
+def _compiled(function: Callable[..., Any], mode: str | None) -> Callable[..., Any]:
+    """Return a compiled function; the length of the tensors that it is given, the examples, is free, all else fixed."""
+    compiled = torch.compile(function, mode=mode, dynamic=False)
+    if mode in CUDA_GRAPH_MODES:  # which record a graph for each length anyway
+        return compiled
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # A module that is compiled by itself may be called in a step that is: there nothing is marked.
+        for leaf in [] if torch.compiler.is_compiling() else tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.dim():
+                torch._dynamo.maybe_mark_dynamic(leaf, 0)  # it stays fixed where the function needs that
+        return compiled(*args, **kwargs)
+
+    return call
 
 
 def undo(parts: list[nn.Module]) -> None:

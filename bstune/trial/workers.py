@@ -172,15 +172,21 @@ class Workers:
 
     ``open_train``, which is pickled, is called once in each process and returns what trains a trial. A trial that takes
     longer than ``seconds``, the start of its process among them, has failed. With several ``devices`` each of the
-    ``count`` is as many processes, which train one trial together. An interruption or a termination signal is
-    raised by :meth:`start`, :meth:`wait` or the end, where nothing is cut; a second one at once.
+    ``count`` is as many processes, which train one trial together. After ``trials`` trials a process is replaced by a
+    fresh one, as what is compiled keeps memory. An interruption or a termination signal is raised by :meth:`start`,
+    :meth:`wait` or the end, where nothing is cut; a second one at once.
     """
 
     def __init__(
-        self, open_train: Callable[[], Train], count: int, seconds: float | None = None, devices: int = 1
+        self,
+        open_train: Callable[[], Train],
+        count: int,
+        seconds: float | None = None,
+        devices: int = 1,
+        trials: int | None = None,
     ) -> None:
         self._open_train, self.count, self._devices = open_train, count, devices
-        self._seconds = math.inf if seconds is None else seconds
+        self._seconds, self._trials = (math.inf if limit is None else limit for limit in (seconds, trials))
         self._workers: list[_Worker | _Team] = []
         self._running: dict[_Worker | _Team, TrialSpec] = {}
         self._finished: dict[_Worker | _Team, Finished] = {}  # of those that run, not yet returned
@@ -234,7 +240,7 @@ class Workers:
         for free in [worker for worker in self._workers if worker not in self._running]:
             # One that was ended while it had nothing to do is replaced, as is one after an error, which may have left
             # anything behind: after an assertion of CUDA, its device computes nothing any more.
-            if free.has_failed or not free.is_alive():
+            if free.has_failed or not free.is_alive() or free.trials >= self._trials:
                 free.close()
                 free.end()
                 self._workers.remove(free)
@@ -283,7 +289,7 @@ class _Worker:
         self.connection, other = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=_work, args=(open_train, other, dict(os.environ)))
         start_process(self.process)
-        self.has_failed = False
+        self.has_failed, self.trials = False, 0
         self.started = time.monotonic()
         other.close()
 
@@ -298,6 +304,7 @@ class _Worker:
     def send(self, request: tuple[TrialSpec, Output, TrialResult | None]) -> None:
         """Send a trial, whose time begins."""
         self.started = time.monotonic()
+        self.trials += 1
         with suppress(OSError):  # it has just died, and the trial with it
             self.connection.send(request)
 
@@ -357,7 +364,7 @@ class _Team:
         opens = [partial(_open_rank, open_train, rank, devices, self._store) for rank in range(devices)]
         self._ranks = [_Worker(open_rank) for open_rank in opens]
         self._answers: dict[_Worker, Finished] = {}
-        self.has_failed = False
+        self.has_failed, self.trials = False, 0
         self.started = time.monotonic()
 
     @property
@@ -369,6 +376,7 @@ class _Team:
 
     def send(self, request: tuple[TrialSpec, Output, TrialResult | None]) -> None:
         self.started = time.monotonic()
+        self.trials += 1
         self._answers.clear()
         for rank in self._ranks:
             rank.send(request)

@@ -26,6 +26,7 @@ class Airbench(nn.Module):
         whitening: the first layer; in the source of 2x2 pixels, signed, with a bias and without padding.
         identity_init: whether convolutions start as the identity, as in the source.
         unit_head: whether the linear layer's weights start with a standard deviation of 1, as in the variant with Muon.
+        first_activation: the one after the whitening; None: as the others.
 
     Raises:
         ConfigError: unless there are three widths.
@@ -42,6 +43,7 @@ class Airbench(nn.Module):
         whitening: Whitening,
         identity_init: bool,
         unit_head: bool,
+        first_activation: Callable[[], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         if len(widths) != 3:
@@ -63,7 +65,7 @@ class Airbench(nn.Module):
         first, second, third = widths
         self.whitening = whitening
         self.features = nn.Sequential(
-            activation(),
+            (first_activation or activation)(),
             group(whitening.out_channels, first),
             group(first, second),
             group(second, third),

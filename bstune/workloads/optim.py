@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from bstune.trial.batches import check_size
 from bstune.workloads.layers import Whitening
 
 # Of the quintic iteration: chosen for the slope at zero, so that a few steps bring every singular value near 1.
-A, B, C = 3.4445, -4.7750, 2.0315
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
 
 
@@ -26,7 +26,8 @@ class Muon(Optimizer):
     (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon, as in cifar10-airbench's airbench94_muon.) A group
     with ``orthogonalise`` holds filters and matrices: m <- momentum x m + g, u = g + momentum x m (Nesterov) or m,
     w <- (1 - lr x weight_decay) w, w <- w - lr x O(u), where O makes the singular values of u near 1, a filter bank
-    being a matrix with a row for each filter. The gradient's scale cancels. Nothing waits for an accelerator.
+    being a matrix with a row for each filter. The gradient's scale cancels. Nothing waits for an accelerator. A group's
+    ``lr`` may become a tensor without dimensions, which a CUDA graph of the step reads (bstune.trial.graph).
 
     Args:
         params: parameters, or groups of them with options of their own.
@@ -37,11 +38,14 @@ class Muon(Optimizer):
         normalise_weights: whether w is first scaled to the norm sqrt(rows), in place of a weight decay, as in
             airbench94_muon.
         weight_decay: decoupled for orthogonalised groups, torch's own for the others.
+        coefficients: a, b and c of the iteration, a polynomial of odd powers; Jordan et al.'s unless given.
         orthogonalise: of groups that do not say themselves.
 
     Raises:
         ConfigError: for a value out of its range, an orthogonalised vector, or if no group is orthogonalised.
     """
+
+    capturable = True
 
     def __init__(
         self,
@@ -53,11 +57,15 @@ class Muon(Optimizer):
         steps: int,
         normalise_weights: bool,
         weight_decay: float = 0.0,
+        coefficients: Sequence[float] = COEFFICIENTS,
         orthogonalise: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
-        own = {"steps_of_iteration": steps, "normalise_weights": normalise_weights, "orthogonalise": orthogonalise}
-        super().__init__(params, defaults | own)
+        defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        if len(coefficients) != 3:
+            raise ConfigError(f"muon's iteration takes three coefficients, but got {list(coefficients)}")
+        defaults |= {"steps_of_iteration": steps, "coefficients": tuple(coefficients)}
+        defaults |= {"normalise_weights": normalise_weights, "orthogonalise": orthogonalise}
+        super().__init__(params, defaults)
         for group in self.param_groups:
             if not 0.0 <= group["lr"] < math.inf:
                 raise ConfigError(f"a learning rate must be at least 0, but got {group['lr']}")
@@ -111,18 +119,29 @@ class Muon(Optimizer):
             by_shape[update.shape].append(index)
         for shape, indices in by_shape.items():
             stacked = torch.stack([updates[index].reshape(len(updates[index]), -1) for index in indices])
-            for index, update in zip(indices, orthogonalised(stacked, group["steps_of_iteration"]), strict=True):
-                trained[index].add_(update.view(shape), alpha=-group["lr"])
+            updated = orthogonalised(stacked, group["steps_of_iteration"], group["coefficients"])
+            for index, update in zip(indices, updated, strict=True):
+                _subtract(trained[index], update.view(shape), group["lr"])
 
     def _step_plain(self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]) -> None:
         options = {name: group[name] for name in ("lr", "momentum", "nesterov", "weight_decay")}
         buffers = [self.state[parameter].get("momentum_buffer") for parameter in trained] if group["momentum"] else []
-        sgd(trained, gradients, buffers, **options, dampening=0.0, maximize=False)
+        # Of torch's, the fused one alone takes a rate that is a tensor without reading it on the host.
+        fused = True if isinstance(group["lr"], Tensor) else None
+        sgd(trained, gradients, buffers, **options, dampening=0.0, maximize=False, fused=fused)
         for parameter, buffer in zip(trained, buffers, strict=False):
             self.state[parameter]["momentum_buffer"] = buffer
 
 
-def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
+def _subtract(weight: Tensor, update: Tensor, rate: float | Tensor) -> None:
+    """Take rate x update from a weight; a rate that is a tensor is not read on the host."""
+    if isinstance(rate, Tensor):
+        weight.addcmul_(update, rate, value=-1.0)
+    else:
+        weight.add_(update, alpha=-rate)
+
+
+def orthogonalised(matrices: Tensor, steps: int, coefficients: Sequence[float] = COEFFICIENTS) -> Tensor:
     """Return matrices (n, rows, columns) with the same singular vectors, singular values near 1 (0 if all are)."""
     # A Newton-Schulz iteration, X <- a X + (b X X' + c (X X')^2) X, from X = G/|G|, made for bfloat16 on CUDA. The
     # values end between about 0.7 and 1.2 rather than at 1; small ones need more steps (Jordan et al. 2024).
@@ -130,9 +149,10 @@ def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x  # so that the products are of the smaller side
     x = x / x.flatten(1).norm(dim=1).clamp(min=EPS).view(-1, 1, 1)
+    a, b, c = coefficients
     for _ in range(steps):
         product = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(product, product, product, beta=B, alpha=C), x, beta=A)
+        x = torch.baddbmm(x, torch.baddbmm(product, product, product, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
 
 

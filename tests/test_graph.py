@@ -1,0 +1,246 @@
+"""Captured steps, on a CPU: the operators of a step are recorded and repeated in a CUDA graph's place."""
+
+import itertools
+import random
+from collections import deque
+from functools import partial
+
+import graphs
+import learners
+import pytest
+import torch
+from learners import learner, momentum, same_weights
+from toolbox import make_spec
+from torch import nn
+
+from bstune.trial import graph
+from bstune.trial.graph import CapturedSteps
+from bstune.workloads.classifier import Classifier
+from bstune.workloads.optim import Muon
+from bstune.workloads.schedules import linear_decay
+
+
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch):
+    """Let steps on a CPU be captured; return the list of the captures."""
+    captures = []
+
+    def record(step, generators):
+        captures.append(graphs.record(step, generators))
+        return captures[-1]
+
+    monkeypatch.setattr(graph, "DEVICES", ("cpu",))
+    monkeypatch.setattr(graph, "record", record)
+    graph.warn_once.cache_clear()
+    return captures
+
+
+def fused(kind, **options):
+    """Return an optimizer as captured steps have it, for an eager reference that is the same to the bit."""
+    return partial(kind, fused=True, **options)
+
+
+def muon(parameters, lr):
+    parameters = list(parameters)
+    groups = [{"params": [p for p in parameters if p.dim() > 1], "orthogonalise": True}]
+    groups += [{"params": [p for p in parameters if p.dim() == 1], "lr": lr / 2}]
+    return Muon(groups, lr, momentum=0.9, nesterov=True, steps=3, normalise_weights=False, weight_decay=0.01)
+
+
+network = partial(learner, layers=(partial(nn.BatchNorm1d, 16), partial(nn.Dropout, 0.2)))
+
+
+def train(build, steps=12, captured=True, change=lambda module, step: None, **options):
+    """Train by hand, with or without captured steps; return the module, the losses and the captured steps."""
+    torch.manual_seed(7)
+    random.seed(7)
+    module = build(make_spec(16, 0.05), **options)
+    module.train()
+    configured = module.configure_optimizers()
+    if isinstance(configured, dict):
+        optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    else:
+        optimizer, schedule = configured, None
+
+    def eager(batch, index):
+        optimizer.zero_grad()
+        loss = module.training_step(batch, index)
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss.detach().clone()}
+
+    take = CapturedSteps(module, optimizer, eager) if captured else eager
+    losses = []
+    for index, batch in enumerate(itertools.islice(learners.stream(make_spec(16)), steps)):
+        change(module, index)
+        losses.append(take(batch, index)["loss"].item())
+        if schedule is not None:
+            schedule.step()
+    return module, losses, take
+
+
+@pytest.mark.parametrize(
+    ("options", "exact"),
+    [
+        ({"optimizer": fused(torch.optim.SGD, momentum=0.9, nesterov=True)}, True),
+        ({"optimizer": fused(torch.optim.Adam)}, True),
+        ({"optimizer": fused(torch.optim.AdamW), "schedule": partial(linear_decay, total_steps=12, end=0.1)}, False),
+        ({"optimizer": momentum, "schedule": partial(linear_decay, total_steps=12, end=0.0)}, False),
+        ({"optimizer": muon, "schedule": partial(linear_decay, total_steps=12, end=0.0)}, False),
+    ],
+)
+def test_replays_are_the_steps(options, exact, recorded):
+    """With batch norm, dropout's random numbers and rates that change, in float32 and so not always to the bit."""
+    module, losses, take = train(network, **options)
+    plain, expected, _ = train(network, captured=False, **options)
+    assert (take.reason, len(recorded)) == (None, 1)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    if exact:
+        assert losses == expected
+        assert same_weights(module, plain)
+
+
+class Asking(Classifier):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1.0 + self.global_step)
+
+
+class Numbering(Classifier):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1.0 if batch_idx % 5 else 2.0)
+
+
+class Counting(Classifier):
+    calls = 0
+
+    def training_step(self, batch, batch_idx):
+        self.calls += 1
+        return super().training_step(batch, batch_idx)
+
+
+class Keeping(Classifier):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.losses, self.latest = [], deque(maxlen=2)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(loss.detach())
+        return loss
+
+
+class Replacing(Classifier):
+    mean = torch.zeros(())
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+        return loss
+
+
+class Drawing(Classifier):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1.0 + random.random())
+
+
+class Reading(Classifier):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss if loss.item() > 0 else 2 * loss
+
+
+class Plain(torch.optim.Optimizer):
+    """An optimizer of the user's own, with its rate on the host."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=group["lr"])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"kind": Numbering}, "training_step uses batch_idx, which differs from step to step"),
+        ({"kind": Counting}, "training_step changes calls on the host"),
+        ({"kind": Keeping}, "training_step changes losses on the host"),
+        ({"kind": Replacing}, "training_step changes mean on the host"),
+        ({"kind": Drawing}, "training_step draws random numbers on the host"),
+        ({"kind": Reading}, "RuntimeError in its capture: CUDA error: operation not permitted when stream is captu"),
+        ({"optimizer": Plain}, "the steps of Plain are neither fused nor capturable"),
+    ],
+)
+def test_what_differs_from_step_to_step_is_not_captured(options, reason, warned):
+    if "optimizer" not in options:
+        options = options | {"optimizer": fused(torch.optim.SGD, momentum=0.9)}
+    module, losses, take = train(network, **options)
+    plain, expected, _ = train(network, captured=False, **options)
+    assert take.reason.startswith(reason)
+    assert losses == expected
+    assert same_weights(module, plain)
+    assert len(warned()) == 1
+
+
+def freeze(module, step):
+    if step == 6:
+        next(module.parameters()).requires_grad_(False)
+
+
+def cycle(module, step):
+    module.trained.param_groups[0]["momentum"] = 0.9 - 0.01 * step
+
+
+class Exposing(Classifier):
+    def configure_optimizers(self):
+        self.trained = super().configure_optimizers()
+        return self.trained
+
+
+@pytest.mark.parametrize(
+    ("change", "steps", "captures", "reason"),
+    [(freeze, 12, 2, None), (cycle, 12, 0, "batches' shapes, tensors' places or the optimizer's options change again")],
+)
+def test_a_step_that_changes_is_captured_anew_a_few_times(change, steps, captures, reason, recorded):
+    options = {"optimizer": fused(torch.optim.SGD, momentum=0.9), "kind": Exposing, "change": change}
+    module, losses, take = train(network, steps, **options)
+    plain, expected, _ = train(network, steps, captured=False, **options)
+    assert len(recorded) == captures
+    assert (take.reason or "").startswith(reason or "")
+    assert (take.reason is None) == (reason is None)
+    assert losses == expected
+    assert same_weights(module, plain)
+
+
+def fail(step, generators, error):
+    try:
+        raise error
+    finally:
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (partial(fail, error=ValueError("no kernel\nand more")), "ValueError in its capture: no kernel"),
+        (lambda step, generators: graphs.record(step, generators) and (lambda: None), "a replayed step differs from"),
+    ],
+)
+def test_where_a_capture_fails_the_training_is_eager(record, reason, monkeypatch):
+    monkeypatch.setattr(graph, "record", record)
+    options = {"optimizer": fused(torch.optim.SGD, momentum=0.9)}
+    module, losses, take = train(network, **options)
+    plain, expected, _ = train(network, captured=False, **options)
+    assert take.reason.startswith(reason)
+    assert losses == expected
+    assert same_weights(module, plain)
+
+
+def test_a_capture_that_runs_out_of_memory_raises_it_and_leaves_the_weights(monkeypatch):
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    monkeypatch.setattr(graph, "record", partial(fail, error=error))
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        train(network, optimizer=fused(torch.optim.SGD, momentum=0.9))
