@@ -8,7 +8,12 @@ from bstune.core.files import Output
 from bstune.report.answer import answer
 from bstune.report.study_folder import OLDER, completed, read_study
 
-CURVE = {"study": "s", "points": [], "critical": {"b_crit": 40.0}, "best_by_time": {"number": 0, "batch_size": 8, "lr": 0.1, "steps": 9}}
+CURVE = {
+    "study": "s",
+    "points": [],
+    "critical": {"b_crit": 40.0},
+    "best_by_time": {"number": 0, "batch_size": 8, "lr": 0.1, "steps": 9},
+}
 
 
 def write_study(folder, **texts):

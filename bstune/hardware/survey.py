@@ -373,6 +373,7 @@ def cache_key(
         "trainer": {key: str(value) for key, value in (trainer | to_dict(config.trainer)).items()},
         "micro_batch_size": protocol.micro_batch_size,
         "compile": protocol.compile,
+        "fast": protocol.fast,
         "versions": dict(versions()),
         "survey": {name: options[name] for name in options.keys() - {"cache", "enabled", "refresh"}},
     }

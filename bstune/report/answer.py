@@ -33,6 +33,7 @@ NARROW, NARROW_ENOUGH = 1.5, 3.0  # times its low end: an interval this narrow i
 NOISY = 0.2  # by how much steps at one batch size may differ on a quiet machine
 HALF = 0.5  # efficiency: the first number of devices below it is the last that is named
 MORE = 4  # times what was spent, where more of it is the advice
+LIGHTNINGS = "Lightning's: "  # begins the name of a training loop that is not bstune's
 NOTES_LEFT = "and {} in curve.json"
 
 
@@ -77,7 +78,7 @@ def answer(summary: Row) -> Answer:
         "DEVICES": [_devices_text(summary)],
         "RUNS": [_runs_text(summary)],
         "TRUST": ["; ".join(one.text for one in trust(summary))],
-        "NOTE": summary.get("notes") or [],
+        "NOTE": [*(summary.get("notes") or ()), *_loop_notes(summary)],
     }
     actions: dict[str, list[str | None]] = {
         "train it": [summary.get("train")],
@@ -86,6 +87,13 @@ def answer(summary: Row) -> Answer:
     title = [summary.get("workload"), summary.get("target"), *map(device_text, summary.get("devices") or ())]
     title += [plural(summary["trials"], "run")] if "trials" in summary else []
     return Answer(" · ".join(str(one) for one in title if one), _headline(summary), _only(lines), _only(actions))
+
+
+def _loop_notes(summary: Row) -> Iterator[str]:
+    """Yield why Lightning's own loop took the steps of trials, where the option does not say so."""
+    for name in summary.get("training_loops") or ():
+        if name.startswith(LIGHTNINGS) and "protocol.fast" not in name:
+            yield f"Lightning's own loop took the steps, not the lean one: {name.removeprefix(LIGHTNINGS)}"
 
 
 def _only(lines: Mapping[str, Iterable[str | None]]) -> tuple[Line, ...]:

@@ -309,6 +309,8 @@ def frozen_settings(config: DictConfig) -> dict[str, Any]:
         values[f"search.batch_size.{name}"] = config.search.batch_size[name]
     for name in ("trials", "budget.steps", "budget.examples"):
         values.pop(f"workload.{name}", None)
+    if values["protocol.fast"] == "off":  # as studies of former versions are, which do not name it
+        del values["protocol.fast"]
     # What may be searched is no matter of a study that does not.
     tuned = tuple(f"workload.tunable.{name}." for name in config.search.tune)
     values = {key: v for key, v in values.items() if not key.startswith("workload.tunable") or key.startswith(tuned)}

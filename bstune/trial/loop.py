@@ -50,6 +50,7 @@ from bstune.trial.device import (
     versions,
 )
 from bstune.trial.epoch import accumulate_on, accumulated
+from bstune.trial.lean_loop import LeanLoop
 from bstune.trial.noise_scale import NoiseScale
 from bstune.trial.skipped_steps import SkippedSteps
 from bstune.trial.trainer import lengths, looks_at_epochs, make_trainer, of_package, package_of, serving
@@ -148,6 +149,7 @@ def _record(loop: "_TargetLoop", not_compiled: str | None) -> TrialResult:
         history=tuple(progress.history),
         message=progress.message or not_compiled or loop.missing,
         noise_scale=loop.noise_scale.measurements,
+        training_loop=None if loop.lean is None else loop.lean.name,
     )
 
 
@@ -176,6 +178,7 @@ def _train(
         trainer = make_trainer(
             protocol.trainer, module, [loop], folder, accumulate_grad_batches=len(sizes), **arguments
         )
+        loop.lean = LeanLoop(trainer, protocol.fast)
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
         for logger in trainer.loggers:
             logger.log_hyperparams({name: getattr(spec, name) for name in LOGGED} | dict(spec.hyperparameters))
@@ -320,6 +323,7 @@ class _TargetLoop(Callback):
         self._amid_epoch = False  # until the first batch of a trial that goes on
         self._again = False  # whether an evaluation of the stopped trial runs again
         self.writer: StateWriter | None = None
+        self.lean: LeanLoop | None = None
         # Lightning's calls of one more call-back would be some percent of a short step, so its hooks are called here.
         self.noise_scale = NoiseScale(every=protocol.noise_scale_every, weights="examples", around=self._aside)
         self._measures_noise = False
