@@ -79,7 +79,7 @@ def test_a_whole_study_reads_as_one_block():
         "          below 7.4 twice the batch halves the steps; above 600 it gains nothing",
         "FEWEST    90 steps at batch size 4096, learning rate 0.8 (predicted)",
         "LR        grew as B^0.22 (0.16 to 0.27): slower than the square root",
-        "DEVICES   2 at 62% efficiency, 4 at 39%, without an all-reduce (hardware.scale_out.show=true shows the plan)",
+        "DEVICES   2 at 62% efficiency, 4 at 39%, without an all-reduce",
         "RUNS      9 reached the target; the plan is done: search.trials=32",
         "TRUST     curve: 5 sizes over 5 to 4096, good; both its ends seen; winner: 3 of 3 fresh seeds, "
         "steps scatter by 17%;",
@@ -195,6 +195,10 @@ def test_hyperparameters_horizon_and_test_metrics_stand_with_the_winner():
     assert found[2] == "test/error 0.101 of one run, on data that took no part in the choice"
 
 
+def test_test_metrics_of_the_other_winner_are_not_shown():
+    assert len(texts(summary_of(CONFIRMED, test={"best_by_steps": {"test/error": 0.1012}}), "USE")) == 2
+
+
 def test_a_study_for_steps_says_which_point_is_the_fastest():
     summary = summary_of(CONFIRMED) | {"use": "best_by_steps"}
     assert texts(summary, "USE")[0] == "batch size 4096, learning rate 0.8"
@@ -290,6 +294,7 @@ def test_what_an_interval_says_of_the_rules(low, high, text):
             {"identified": False, "reached": 2, "octaves": 1.0},
             "not known: 2 trials over 1.0 octaves of batch size reached the target",
         ),
+        ({"identified": False, "reached": 2, "octaves": None}, "not known: 2 trials reached the target"),
         (
             {"below_b_crit": EXPONENT | {"exponent": 0.5, "low": 0.4, "high": 0.6, "end": 67.0}},
             "grew as B^0.22 (0.16 to 0.27): slower than the square root; up to the critical batch size grew as "
@@ -327,8 +332,7 @@ def test_what_was_not_run_again_is_advised():
     )
 
 
-def test_devices_are_named_only_where_the_curve_is_known():
-    assert texts(WHOLE | {"critical": WHOLE["critical"] | {"b_crit_high": None}}, "DEVICES") == ()
+def test_devices_are_named_only_where_there_is_a_plan():
     assert texts(WHOLE | {"scale_out": {"ideal": [{"devices": 1, "efficiency": 1.0}]}}, "DEVICES") == ()
 
 

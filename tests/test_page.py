@@ -1,6 +1,7 @@
 import json
 import math
 import re
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 
 import pytest
@@ -112,32 +113,32 @@ def test_a_whole_study_shows_all_that_is_known():
     assert steps["layout"]["annotations"][0]["x"] == math.log10(100.0)
 
 
+@pytest.mark.parametrize(
+    ("critical", "shapes", "name", "said"),
+    [
+        (hand_critical(100.0, 60.0, 150.0), ["rect", "line"], "B_crit 100", "size, 100 (90%: 60 to 150). Hollow"),
+        (hand_critical(100.0, 60.0, None), ["rect", "line"], "B_crit 100", "size, 100 (90%: above 60). Hollow"),
+        (hand_critical(None, 60.0, None), ["rect"], "B_crit above 60", "size, undetermined (90%: above 60). Hollow"),
+        (hand_critical(None, None, None), [], None, None),
+        (hand_critical(64.0, 60.0, 70.0, 64, 64), [], None, None),
+    ],
+)
+def test_what_is_open_of_the_critical_batch_size_is_drawn_open(critical, shapes, name, said):
+    whole = study_page(replace(study := whole_study(), summary=study.summary | {"critical": asdict(critical)}))
+    layout = Page(whole).charts[0]["layout"]
+    assert [one["type"] for one in layout.get("shapes", ())] == shapes
+    assert [one["text"] for one in layout.get("annotations", ())] == ([] if name is None else [name])
+    assert ("Shaded: the critical batch" in whole) == (said is not None)
+    assert said is None or said in whole
+    if shapes and critical.b_crit_high is None:
+        assert math.log10(layout["shapes"][0]["x1"]) == pytest.approx(layout["xaxis"]["range"][1], abs=1e-4)
+
+
 def test_a_curve_that_was_not_timed_is_shown_in_steps_alone():
     found = Page(study_page(whole_study(curve={**CURVE, "seconds_per_step": [None] * 3})))
     assert "S*(B), all trials" in found.names
     assert "S*(B) tau(B)" not in found.names
     assert "form" not in found.tags
-
-
-def plan_rows(*seconds):
-    names = ("batch_size", "device_batch_size", "steps", "lr", "device_seconds", "speed_up", "efficiency")
-    return [{**dict.fromkeys(names, 1), "devices": 2**i, "seconds": one} for i, one in enumerate(seconds)]
-
-
-@pytest.mark.parametrize(
-    ("rows", "critical", "shown"),
-    [
-        (plan_rows(4.0, 3.0, 2.0), hand_critical(100.0, 60.0, 150.0), ["1", "2", "4"]),
-        (plan_rows(4.0, 3.0, 3.5, 2.0), hand_critical(100.0, 60.0, 150.0), ["1", "2", "8"]),
-        (plan_rows(4.0, 5.0, 6.0), hand_critical(100.0, 60.0, 150.0), ["1"]),
-        (plan_rows(4.0, 3.0), hand_critical(None, None, None), []),
-        ([], hand_critical(100.0, 60.0, 150.0), []),
-    ],
-)
-def test_no_plan_has_more_devices_that_are_slower(rows, critical, shown):
-    study = study_of([make_trial(0)], critical, scale_out={"ideal": rows, "with_all_reduce": []})
-    section = study_page(study).partition('<section id="several-devices">')[2].partition("</section>")[0]
-    assert re.findall(r'<tr><td data-value="(\d+)"', section) == shown
 
 
 def test_learning_curves_are_joined_and_thinned():

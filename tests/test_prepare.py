@@ -92,8 +92,8 @@ def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(train, o
     ],
 )
 def test_a_precision_that_the_device_does_not_have_is_refused(monkeypatch, precision, device, has_bfloat16, found):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bfloat16)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GTX")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda asked: (8, 0) if has_bfloat16 else (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda asked: "GTX")
     if " " in found:
         with pytest.raises(ConfigError, match=found):
             resolve_precision(precision, device)
@@ -193,7 +193,7 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
     def fail(*arguments, **options):
         raise LookupError("no such thing")
 
-    for name in ("draw_curve", "draw_scale_out", "over_targets"):
+    for name in ("draw_curve", "over_targets"):
         monkeypatch.setattr(report, name, fail)
     monkeypatch.setattr(runs, "Tracking", fail)
     options = ("workload.table=t.jsonl", "workload.target.value=0.14", "search.replicates=0", "search.trials=3")
@@ -208,7 +208,7 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
     for line in (
         "no test metrics of trial N: FileNotFoundError: no test set (test_prepare.py:",
         "no figure of the curve: LookupError: no such thing (test_prepare.py:",
-        "no figure of the plan for several devices: LookupError: no such thing (test_prepare.py:",
+        "no plan for several devices: the critical batch size's interval has an open end",
         "no critical batch size at easier targets: LookupError: no such thing (test_prepare.py:",
         "MLflow: LookupError: no such thing (test_prepare.py:",
     ):

@@ -129,6 +129,21 @@ def test_a_half_written_study_is_shown_with_what_its_trials_say(folder, capsys):
     assert "the study has not ended" in (folder / "report.html").read_text()
 
 
+def test_a_study_that_has_gone_on_since_its_results_is_shown_with_all_its_trials(folder, capsys):
+    told = json.loads((folder / "curve.json").read_text())
+    (folder / "curve.json").write_text(json.dumps(told | {"trials": told["trials"] - 2}))
+    retarget.main([str(folder)])
+    printed = capsys.readouterr().out
+    assert "the study has not ended" in printed
+    assert f"{told['trials']} runs" in printed
+
+
+def test_a_file_that_is_no_study_is_refused_and_nothing_of_its_folder_is_shown(folder):
+    (folder / "other.json").write_text((folder / "curve.json").read_text())
+    with pytest.raises(StudyError, match=r"other\.json is no study: give its output folder"):
+        retarget.main([str(folder / "other.json")])
+
+
 @pytest.mark.parametrize(
     ("argument", "said"),
     [

@@ -5,9 +5,15 @@ from toolbox import make_trial
 
 from bstune.core.errors import StudyError
 from bstune.core.files import Output
-from bstune.report.study_folder import completed, read_study
+from bstune.report.answer import answer
+from bstune.report.study_folder import OLDER, completed, read_study
 
-CURVE = {"study": "s", "points": [], "critical": {"b_crit": 40.0}, "best_by_time": {"batch_size": 8, "lr": 0.1}}
+CURVE = {
+    "study": "s",
+    "points": [],
+    "critical": {"b_crit": 40.0},
+    "best_by_time": {"number": 0, "batch_size": 8, "lr": 0.1, "steps": 9},
+}
 
 
 def write_study(folder, **texts):
@@ -95,6 +101,16 @@ def test_a_former_version_has_the_keys_of_this_one():
     assert summary["best_by_steps"] == {**summary["best_by_steps"], "lr": 0.1, "confirmed": None}
     assert summary["best_by_time"] is None
     assert summary["scale_out"] == {"ideal": [], "with_all_reduce": []}
+
+
+def test_a_former_versions_names_are_todays_and_a_line_says_that_parts_are_missing(tmp_path):
+    old = CURVE | {"ended": "the plan is done", "statuses": {"reached": 2, "budget": 3}}
+    study = read_study(write_study(tmp_path, curve=json.dumps(old)))
+    assert study.summary["stop_reason"] == "the plan is done"
+    assert study.summary["statuses"] == {"reached": 2, "censored": 3}
+    assert study.summary["notes"] == [OLDER]
+    assert read_study(write_study(tmp_path, curve=json.dumps(completed(CURVE)))).summary["notes"] == []
+    assert dict(answer(study.summary).lines)["RUNS"] == ("2 reached the target, 3 stopped before; the plan is done",)
 
 
 def test_a_winner_of_a_former_version_is_its_fresh_runs():

@@ -33,6 +33,7 @@ NARROW, NARROW_ENOUGH = 1.5, 3.0  # times its low end: an interval this narrow i
 NOISY = 0.2  # by how much steps at one batch size may differ on a quiet machine
 HALF = 0.5  # efficiency: the first number of devices below it is the last that is named
 MORE = 4  # times what was spent, where more of it is the advice
+LIGHTNINGS = "Lightning's: "  # begins the name of a training loop that is not bstune's
 NOTES_LEFT = "and {} in curve.json"
 
 
@@ -77,7 +78,7 @@ def answer(summary: Row) -> Answer:
         "DEVICES": [_devices_text(summary)],
         "RUNS": [_runs_text(summary)],
         "TRUST": ["; ".join(one.text for one in trust(summary))],
-        "NOTE": summary.get("notes") or [],
+        "NOTE": [*(summary.get("notes") or ()), *_loop_notes(summary)],
     }
     actions: dict[str, list[str | None]] = {
         "train it": [summary.get("train")],
@@ -86,6 +87,13 @@ def answer(summary: Row) -> Answer:
     title = [summary.get("workload"), summary.get("target"), *map(device_text, summary.get("devices") or ())]
     title += [plural(summary["trials"], "run")] if "trials" in summary else []
     return Answer(" · ".join(str(one) for one in title if one), _headline(summary), _only(lines), _only(actions))
+
+
+def _loop_notes(summary: Row) -> Iterator[str]:
+    """Yield why Lightning's own loop took the steps of trials, where the option does not say so."""
+    for name in summary.get("training_loops") or ():
+        if name.startswith(LIGHTNINGS) and "protocol.fast" not in name:
+            yield f"Lightning's own loop took the steps, not the lean one: {name.removeprefix(LIGHTNINGS)}"
 
 
 def _only(lines: Mapping[str, Iterable[str | None]]) -> tuple[Line, ...]:
@@ -188,7 +196,9 @@ def range_text(name: str, fresh: Row) -> str | None:
     if low is None:
         return None
     (scale, unit), text = (time_unit(low), format_number) if name == "time" else ((1.0, "steps"), format_count)
-    return f"{text(low / scale)} {f'{unit} and more' if high is None else f'to {text(high / scale)} {unit}'}"
+    if high is None:
+        return f"{text(low / scale)} {unit} and more"
+    return f"{text(low / scale)}{f' to {text(high / scale)}' if high > low else ''} {unit}"
 
 
 def _warning(winner: Row | None) -> str | None:
@@ -200,7 +210,7 @@ def _warning(winner: Row | None) -> str | None:
 
 def _test_text(summary: Row) -> str | None:
     tests = summary.get("test") or {}
-    metrics: Row = tests.get(summary.get("use")) or next((some for some in tests.values() if some), {})
+    metrics: Row = tests.get(winner_to_use(summary)[0]) or {}  # the other winner's are not those of this point
     values = ", ".join(f"{name} {format_number(value)}" for name, value in metrics.items())
     return f"{values} of one run, on data that took no part in the choice" if values else None
 
@@ -291,7 +301,8 @@ def _lr_text(row: Row) -> str | None:
 def _exponent_text(row: Row) -> str:
     if not row["identified"]:
         trials = plural(row["reached"], "trial")
-        return f"not known: {trials} over {row.get('octaves', 0.0):.1f} octaves of batch size reached the target"
+        over = f" over {row['octaves']:.1f} octaves of batch size" if row.get("octaves") is not None else ""
+        return f"not known: {trials}{over} reached the target"
     verb = "fell" if row["exponent"] < 0.0 else "grew"
     power = f"{verb} as B^{row['exponent']:z.2f} ({row['low']:z.2f} to {row['high']:z.2f})"
     return f"{power}: {verdict(row['low'], row['high'], row['rules'])}" if row.get("rules") else power
@@ -316,17 +327,17 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
 
 
 def _devices_text(summary: Row) -> str | None:
-    """Return ``2 at 62% efficiency, 4 at 39%``; None where an end of the critical batch size's interval is open."""
-    plans, critical = summary.get("scale_out") or {}, summary.get("critical") or {}
+    """Return ``2 at 62% efficiency, 4 at 39%``; None where there is no plan."""
+    plans = summary.get("scale_out") or {}
     rows = [row for row in plans.get("with_all_reduce") or plans.get("ideal") or () if row["devices"] > 1]
-    if not rows or None in (critical.get("b_crit_low"), critical.get("b_crit_high")):
+    if not rows:
         return None
     pay = [row for row in rows if row["efficiency"] >= HALF]
     shown = [*pay[-2:], *[row for row in rows if row["efficiency"] < HALF][:1]]
     texts = [f"{row['devices']} at {row['efficiency']:.0%}" for row in shown]
     texts[0] += " efficiency"
     link = "with the" if plans.get("with_all_reduce") else "without an"
-    return f"{', '.join(texts)}, {link} all-reduce (hardware.scale_out.show=true shows the plan)"
+    return f"{', '.join(texts)}, {link} all-reduce"
 
 
 def counts_text(summary: Row) -> str:

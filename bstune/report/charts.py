@@ -7,7 +7,7 @@ from typing import Any
 from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.records import TrialResult
 from bstune.core.scaling import linear, none, sqrt
-from bstune.report.answer import STATUS_WORDS, critical_text, expected_text
+from bstune.report.answer import STATUS_WORDS, critical_text, expected_text, interval_text
 from bstune.report.html import axis, chart, label, paragraph, text
 from bstune.report.rows import WINNERS, Row
 from bstune.report.study_folder import EMPTY_CRITICAL, StudyFolder
@@ -30,11 +30,7 @@ def curves(study: StudyFolder) -> str:
     if not steps + seconds:
         return ""
     critical = summary["critical"]
-    caption = (
-        ""
-        if not critical
-        else f"The critical batch size is {critical_text(critical)} examples; its interval is shaded."
-    )
+    caption = f"Shaded: the critical batch size, {critical_text(critical)}." if _has_interval(critical) else ""
     stopped = "Hollow triangles are trials that were stopped: they need more steps than that."
     return f'<div class="pair">{steps}{seconds}</div>{paragraph(f"{caption} {stopped}".strip(), "faint")}'
 
@@ -67,12 +63,10 @@ def _frontier(study: StudyFolder, merit: str, value: Callable[[TrialResult], flo
     traces.append(_dots(stopped, value, "stopped before it", "--grey", "triangle-up-open"))
     if (winner := _star(summary, merit)) is not None:
         traces.append(winner)
-    values = [value(trial) for trial in reached]
-    layout = {
-        "xaxis": axis("batch size B (examples)", **_range([trial.batch_size for trial in reached], 0.12)),
-        "yaxis": axis(title, **_range(values, 0.15)),
-        **_critical_marks(summary["critical"]),
-    }
+    values, shown = [value(trial) for trial in reached], _range([trial.batch_size for trial in reached], 0.12)
+    layout = {"xaxis": axis("batch size B (examples)", **shown), "yaxis": axis(title, **_range(values, 0.15))}
+    if _has_interval(summary["critical"]) and shown:
+        layout |= _critical_marks(summary["critical"], [10.0**end for end in shown["range"]])
     return chart(traces, layout)
 
 
@@ -81,21 +75,26 @@ def is_timed(curve: Row | None) -> bool:
     return bool(curve) and None not in curve["seconds_per_step"]  # type: ignore[index]
 
 
-def _critical_marks(critical: Row | None) -> dict[str, Any]:
-    """Return the layout's line and span of the critical batch size, its name in place."""
-    if not critical or critical["b_crit"] is None:
-        return {}
+def _has_interval(critical: Row | None) -> bool:
+    """Return whether the trials set an end of the critical batch size's interval; one batch size says nothing of it."""
+    if not critical or critical["smallest"] == critical["largest"]:
+        return False
+    return critical["b_crit_low"] is not None or critical["b_crit_high"] is not None
+
+
+def _critical_marks(critical: Row, ends: Sequence[float]) -> dict[str, Any]:
+    """Return the layout's line and span of the critical batch size, its name in place; an open one reaches the ends."""
     value, low, high = (critical[name] for name in ("b_crit", "b_crit_low", "b_crit_high"))
     tall = {"yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
-    shapes: list[dict[str, Any]] = [
-        {"type": "line", "x0": value, "x1": value, **tall, "line": {"color": "--purple", "width": 2}}
-    ]
-    if low is not None and high is not None:
-        shapes.append({"type": "rect", "x0": low, "x1": high, **tall, "fillcolor": "--interval", "line": {"width": 0}})
+    span = {"x0": low or ends[0], "x1": high or ends[1], "fillcolor": "--interval", "line": {"width": 0}}
+    shapes = [{"type": "rect", **span, **tall}]
+    if value is not None:
+        shapes.append({"type": "line", "x0": value, "x1": value, **tall, "line": {"color": "--purple", "width": 2}})
+    name = interval_text(critical, "b_crit").partition(": ")[2] if value is None else format_number(value, 2)
     # plotly takes a shape's x as it is and an annotation's as its logarithm
-    note = {"x": math.log10(value), "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
-    name = {"text": f"B_crit {format_number(value, 2)}", "font": {"color": "--purple"}}
-    return {"shapes": shapes, "annotations": [note | name]}
+    at = math.log10(min(max(value or low or high, ends[0]), ends[1]))
+    note = {"x": at, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "font": {"color": "--purple"}}
+    return {"shapes": shapes, "annotations": [note | {"text": f"B_crit {name}"}]}
 
 
 def _star(summary: Row, merit: str) -> dict[str, Any] | None:

@@ -61,8 +61,8 @@ class Use:
 
     @property
     def reliable(self) -> bool:
-        """Whether every fresh seed reached the target."""
-        return self.reached == self.runs
+        """Whether there were fresh seeds, and each of them reached the target."""
+        return 0 < self.runs == self.reached
 
     def __str__(self) -> str:
         return f"B = {format_count(self.batch_size)}, lr = {format_number(self.lr)}"

@@ -165,8 +165,9 @@ def _time_row(study: Compared) -> Row:
     use = study.use
     if use is None or use.seconds is None:
         return Row(None, None, None, "target not reached" if use is None else f"seconds not known; {use}")
-    few = "" if use.reliable else f" ({use.reached} of {use.runs})"
-    return Row(use.seconds, use.low, use.high, f"{format_seconds(use.seconds)}{few}: {use}", use.reliable)
+    fresh = f" ({use.reached} of {use.runs})" if use.runs else " (predicted)"
+    text = f"{format_seconds(use.seconds)}{'' if use.reliable else fresh}: {use}"
+    return Row(use.seconds, use.low, use.high, text, use.reliable)
 
 
 def _draw_rows(axes: "Axes", drawn: Sequence[Look], row_of: Callable[[Compared], Row], title: str) -> None:

@@ -117,13 +117,15 @@ def _collapse(found: Comparison) -> str:
 
 def _critical(found: Comparison) -> str:
     traces = []
+    sizes = [end for one in found.studies for end in (one.b_crit, one.b_crit_low, one.b_crit_high) if end is not None]
     for i, study in enumerate(found.studies):
         middle = study.b_crit or study.b_crit_low or study.b_crit_high
         if middle is not None:
-            ends = {
-                "array": [(study.b_crit_high or middle) - middle],
-                "arrayminus": [middle - (study.b_crit_low or middle)],
-            }
+            low, high = (
+                study.b_crit_low or min(sizes) / 2.0,
+                study.b_crit_high or 2.0 * max(sizes),
+            )  # an open end is far
+            ends = {"array": [high - middle], "arrayminus": [middle - low]}
             bar = {"type": "data", "symmetric": False, **ends, "color": _look(i)["color"], "thickness": 2.5}
             shown = {"marker": {**_look(i), "size": 10}, "error_x": bar, "showlegend": False}
             hover = _hover([f"{study.name}: {study.critical}"])
@@ -163,6 +165,6 @@ def _times(studies: Sequence[Compared]) -> str:
     axes = {"xaxis": axis(BATCH_SIZE), "yaxis": axis("time to target T (seconds of training)")}
     caption = (
         "Lines: S*(B) times the seconds per step. Dots: single runs. Stars: what to use, the median and range over "
-        "fresh seeds; hollow where one missed the target."
+        "fresh seeds; hollow where one missed the target, or none ran."
     )
     return chart(traces, axes, caption)

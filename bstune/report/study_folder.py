@@ -13,6 +13,8 @@ from bstune.core.files import Output
 from bstune.core.records import STATUSES, TrialResult
 from bstune.report.rows import WINNERS, Summary
 
+FORMER = {"ended": "stop_reason"}  # keys of curve.json, and of its statuses, by the names that former versions had
+FORMER_STATUSES = {"budget": "censored"}
 # What stands for the keys of curve.json that a former version lacks.
 UNKNOWN = "use train metric goal mode stop_reason critical fit fit_note noise_scale curve lr_exponent seed_scatter load"
 UNKNOWN += " unreached search reference not_run_again arguments over_target_note"
@@ -22,9 +24,11 @@ EMPTY: dict[str, Any] = {
     **{name: [] for name in ("devices", "points", "regimes", "notes", "pareto", "over_target")},
     **dict.fromkeys(("trials", "continued"), 0),
     "statuses": dict.fromkeys(STATUSES, 0),
+    "training_loops": {},
     "test": {},
     "scale_out": {"ideal": [], "with_all_reduce": []},
 }
+OLDER = "an older version of bstune wrote this study: what it did not write is missing here"
 EMPTY_CRITICAL: dict[str, Any] = {
     **dict.fromkeys(("b_crit", "b_crit_low", "b_crit_high", "s_min", "e_min", "b_opt", "b_opt_low", "b_opt_high")),
     **dict.fromkeys(("perfect_scaling_below", "maximal_data_parallelism_above", "smallest", "largest", "note")),
@@ -84,7 +88,8 @@ def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:
 
 def completed(values: Mapping[str, Any]) -> Summary:
     """Return the content of a ``curve.json`` of any version with the keys of this one."""
-    summary = {**EMPTY, **values}
+    summary = {**EMPTY, **{FORMER.get(name, name): value for name, value in values.items()}}
+    summary["statuses"] = {FORMER_STATUSES.get(name, name): count for name, count in summary["statuses"].items()}
     for name, empty in (("critical", EMPTY_CRITICAL), *((name, EMPTY_WINNER) for name in WINNERS)):
         if summary[name] is not None:
             summary[name] = {**empty, **summary[name]}
@@ -110,7 +115,10 @@ def _read_summary(path: Path) -> Summary:
         raise StudyError(f"{path} cannot be read: {_reason(error)}") from error
     if not isinstance(values, dict) or "points" not in values:
         raise StudyError(f"{path} is no curve.json of bstune: it lacks points")
-    return completed(values)
+    summary = completed(values)
+    if EMPTY.keys() - values.keys():
+        summary["notes"] = [*summary["notes"], OLDER]
+    return summary
 
 
 def _read(path: Path, parse: Callable[[str], Any], notes: list[str]) -> Mapping[str, Any] | None:

@@ -46,7 +46,7 @@ TESTS = "bstune:tests"  # attribute in the storage: test metrics by trial number
 TARGET_PARTICLES = 400  # of the posterior at each easier target
 MIN_TIMED = 10  # trials, each of as many steps, that say how far steps at one batch size differ
 CURVE_LADDER = 48  # batch sizes at which the fitted curve is sent to MLflow
-MIN_WIDTH = 60  # columns of the answer on a terminal, however narrow it is
+MIN_WIDTH = 80  # columns of the answer: a narrower terminal breaks its lines itself
 OF_A_STUDY = ("trial.", "search.", "mlflow.", "hardware.", "sampler", "prior.", "seed=", "debug=")  # options
 
 
@@ -219,11 +219,19 @@ def _show_plan(prepared: PreparedStudy, summary: Summary, missing: list[str], co
 def _plan(
     prepared: PreparedStudy, posterior: Posterior, critical: CriticalBatch | None, missing: list[str]
 ) -> tuple[list[ScaleOut], list[ScaleOut]]:
-    """Return the plan for several devices, without an all-reduce and with it; it starts from the seconds of one."""
+    """Return the plan for several devices, without an all-reduce and with it; it starts from the seconds of one.
+
+    There is none where an end of the critical batch size's interval is open: the curve does not allow it.
+    """
     ideal, real = list[ScaleOut](), list[ScaleOut]()
-    if critical is not None and prepared.config.devices == 1:
-        with optional("no plan for several devices", missing):
-            ideal, real = scale_out(prepared, posterior, round(ROOM * critical.largest))
+    if critical is None or prepared.config.devices > 1:
+        return ideal, real
+    if critical.b_crit_low is None or critical.b_crit_high is None:
+        if prepared.config.hardware.scale_out.show:
+            missing.append("no plan for several devices: the critical batch size's interval has an open end")
+        return ideal, real
+    with optional("no plan for several devices", missing):
+        ideal, real = scale_out(prepared, posterior, round(ROOM * critical.largest))
     return ideal, real
 
 

@@ -74,10 +74,14 @@ def _goal(argument: str) -> float:
 def _study(path: Path, goal: float | None) -> tuple[StudyFolder, Path]:
     """Return the study to show, and the path of its page."""
     files = Output(path.parent if path.is_file() else path)
+    if path.is_file() and path != files.curve:
+        raise StudyError(f"{path} is no study: give its output folder, such as outputs/digits")
     if goal is not None:
         return at_target(files, goal), files.root / f"report-{goal:g}.html"
     if files.curve.exists() or not files.trials.exists():
-        return read_study(path), files.report
+        study = read_study(path)
+        if len(study.trials) <= study.summary["trials"] + study.summary["continued"]:
+            return study, files.report  # with more of them it has gone on since, and was cut short or still runs
     study = at_target(files, None)
     notes = "the study has not ended: this is what its trials say so far", *study.notes
     return replace(study, notes=notes), files.report

@@ -129,6 +129,7 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
         noise_scale_every=options.noise_scale_every,
         compile=config.compile,
         trainer=trainer,
+        fast=options.fast,
         devices=config.devices,
     )
 
