@@ -388,7 +388,7 @@ def test_the_option_is_auto_or_off_also_as_yaml_reads_it():
     assert compose_checked(["workload=digits"]).protocol.fast == "auto"
     assert compose_checked(["workload=digits", "protocol.fast=off"]).protocol.fast == "off"
     assert compose_checked(["workload=digits", "protocol.fast=false"]).protocol.fast == "off"
-    with pytest.raises(ConfigError, match=r"protocol\.fast must be 'auto' or 'off', but got 'quick'"):
+    with pytest.raises(ConfigError, match=r"protocol\.fast must be 'auto', 'off' or 'graph', but got 'quick'"):
         compose_checked(["workload=digits", "protocol.fast=quick"])
 
 
