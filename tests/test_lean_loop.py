@@ -244,7 +244,7 @@ SLOW["fashion_cnn"] = (1, 28, 28)
 SMALL = {
     "resnet_cifar": ["width=2"],
     "resnet_cifar_fast": ["width=2", "whitening.images=64"],
-    **dict.fromkeys(RECIPES, ["whitening.images=64", "widths=[8,8,8]"]),
+    **{name: ["whitening.images=64", "widths=[8,8,8]"] for name in RECIPES},
 }
 
 
