@@ -34,7 +34,7 @@ LOOK_BACK = 1.25
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 COMPILE_MODES: tuple[CompileMode, ...] = get_args(CompileMode)
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-FastMode = Literal["auto", "off"]
+FastMode = Literal["auto", "off", "graph"]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,8 @@ class TrialResult:
         hyperparameters: further ones that the study searches, by name.
         measured_seconds_per_step: the trial's own, the median over segments after warm-up; None where it is no other.
         horizon: steps after which its schedule ends, of a workload whose schedule ends with the trial; else None.
-        training_loop: what took the steps: ``lean``, or ``Lightning's: `` and why; None: no Trainer took any.
+        training_loop: what took the steps: ``lean``, ``graph``, or ``lean, not graph: `` or ``Lightning's: `` and why;
+            None: no Trainer took any.
     """
 
     number: int

@@ -178,7 +178,7 @@ def _train(
         trainer = make_trainer(
             protocol.trainer, module, [loop], folder, accumulate_grad_batches=len(sizes), **arguments
         )
-        loop.lean = LeanLoop(trainer, protocol.fast)
+        loop.lean = LeanLoop(trainer, protocol.fast, functools.partial(loop.clock.interrupt_segment, Phase.STARTUP))
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
         for logger in trainer.loggers:
             logger.log_hyperparams({name: getattr(spec, name) for name in LOGGED} | dict(spec.hyperparameters))
