@@ -65,6 +65,9 @@ def read_files(files: Output) -> StudyFolder:
     """Return what there is in a study's folder, which need not have a ``curve.json``: the summary is then empty."""
     notes = list[str]()
     hardware = _read(files.survey, json.loads, notes) if files.survey.exists() else None
+    if hardware is not None and not {"high", "measured", "at", "smallest"} <= {*hardware, *hardware.get("ceiling", ())}:
+        notes.append(f"{files.survey.name} is of another version of bstune, and is left out")
+        hardware = None
     config, best = (_read(one, yaml.safe_load, notes) for one in (files.config, files.best))
     summary = _read_summary(files.curve) if files.curve.exists() else completed({})
     return StudyFolder(files.root, summary, read_trials(files.trials, notes), hardware, config, best, tuple(notes))
