@@ -266,7 +266,7 @@ def _write_types(node: DictConfig, section: Any) -> None:
             node.setdefault(name, {})
             for key, tunable in value.items():
                 _write_types(node[name][key], tunable)
-        elif field.annotation != Node:
+        elif field.annotation != Node and (name in node or not field.exclude):
             text = isinstance(value, str) and value != node[name]  # a home directory, or a reference to a number
             if text or not OmegaConf.is_interpolation(node, name):
                 node[name] = value

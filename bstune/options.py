@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from bstune.core.files import expand_home
-from bstune.core.records import CompileMode, Objective, Target
+from bstune.core.records import CompileMode, FastMode, Objective, Target
 from bstune.core.search_space import BUDGET, MODULE
 
 
@@ -51,6 +51,8 @@ OverOne = Annotated[float, Field(gt=1, le=1e6, allow_inf_nan=False), _NUMBER]
 Share = _real(0.0, 1.0)
 PositiveShare = _real(1e-6, 1.0)
 BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _NUMBER]
+# YAML reads off as false.
+Fast = Annotated[FastMode, BeforeValidator(lambda value: "off" if value is False else value)]
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true"]
 
 
@@ -266,6 +268,10 @@ _Workload = _section(
     batch_size=_checked(_Range, _check_range),
     budget=_Budget,
     target=_checked(_Target, _check_target),
+    evaluation_cost=(
+        PositiveFinite | None,
+        Field(default=None, exclude=True),
+    ),  # of a study's settings, if it is left out
     trainer=(Node, {}),
     tunable=(_checked(_Tunables, _check_names), {}),
 )
@@ -294,6 +300,7 @@ _Protocol = _section(
     trial_seconds=PositiveSeconds | None,
     divergence=PositiveFinite,
     noise_scale_every=Positive | None,
+    fast=Fast,
 )
 _Memory = _section(
     limit=Bytes | None,

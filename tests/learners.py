@@ -8,6 +8,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from toolbox import TRAINER, FakeTime, make_protocol, make_spec
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from bstune.core.clock import TrialClock
@@ -18,6 +19,23 @@ from bstune.workloads.classifier import Classifier
 
 SCHEDULE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
 momentum = partial(torch.optim.SGD, momentum=0.9, nesterov=True)
+
+
+class Operators(TorchDispatchMode):
+    """Notes the names of the operators that are called, those that only look at memory in another way left out."""
+
+    VIEWS = ("view", "slice", "select", "split", "unbind", "unsqueeze", "expand", "permute", "detach", "alias")
+    EMPTY = ("empty", "new_empty", "_unsafe_view")
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::")
+        if not name.startswith(self.VIEWS + self.EMPTY):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
 
 
 def make_images(n, seed):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from learners import learning_protocol, momentum, stream, train
+from learners import Operators, learning_protocol, momentum, stream, train
 from lightning.pytorch import LightningModule
 from toolbox import make_spec
 from torch import nn
@@ -108,6 +108,17 @@ def test_a_moving_average_weighs_its_updates_by_powers_of_the_decay(decay, every
 
 
 BOTH = [lambda: RunningWeightAverage(0.5), lambda: ExponentialMovingAverage(0.9, 1)]
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_an_update_takes_an_operator_for_all_that_is_averaged_and_one_for_all_that_is_copied(make):
+    own = make()
+    module = started(own)
+    for step in (1, 2, 3):
+        with Operators() as operators:
+            end_step(own, module, step)
+        changing = [name for name in operators.names if "copy" in name or "lerp" in name]
+        assert changing == ["_foreach_copy_", "_foreach_lerp_"][:step]
 
 
 def on_meta(callback, steps):

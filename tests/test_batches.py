@@ -1,10 +1,12 @@
 import random
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
+from learners import Operators
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from bstune.core.errors import ConfigError
@@ -144,6 +146,77 @@ def test_what_is_cut_out_is_the_mean_and_becomes_zero():
     cut = (x - NORMALISE(NORMALISE.mean.round())).abs().amax(dim=1) < 1e-6
     assert cut.flatten(1).sum(1).ge(36).all()
     torch.testing.assert_close(NORMALISE(NORMALISE.mean.expand(1, 3, 8, 6)), torch.zeros(1, 3, 8, 6))
+
+
+# Batches that are made together
+
+
+def equal(batches, expected):
+    pairs = list(zip(batches, expected, strict=True))
+    return all(torch.equal(a, b) for one, other in pairs for a, b in zip(one, other, strict=True))
+
+
+def own_crop(images, generator):
+    """A user's augmentation, which knows one batch."""
+    return crop(images, generator)
+
+
+@pytest.mark.parametrize("at_once", [5, 7, 20, 1000])
+@pytest.mark.parametrize(
+    ("batch_size", "micro_batch_size", "options"),
+    [
+        (3, None, {}),
+        (3, 2, {"augment": crop}),
+        (1, None, {"augment": partial(crop, cutout=3), "alternating_flip": True}),
+        (3, None, {"alternating_flip": True}),
+        (2, None, {"augment": own_crop}),
+        (9, 4, {"augment": crop, "alternating_flip": True}),
+    ],
+)
+def test_batches_made_together_are_those_made_one_by_one(batch_size, micro_batch_size, options, at_once):
+    one_by_one, together = (
+        islice(train_batches(batch_size, micro_batch_size, at_once=at, **options), 70) for at in (1, at_once)
+    )
+    assert equal(together, one_by_one)
+
+
+@pytest.mark.parametrize("remembers", [False, True])
+@pytest.mark.parametrize("done", range(9))
+def test_they_are_resumed_within_a_group(done, remembers):
+    fresh = partial(train_batches, 3, 2, augment=crop, alternating_flip=True, at_once=12)  # four at a time
+    whole = list(islice(fresh(), 2 * (done + 9)))
+    batches = fresh()
+    batches.stream.remembers = remembers
+    list(islice(batches, 2 * done + 1))  # Lightning fetches one ahead
+    position = batches.stream.position(done)
+    assert position == batches.stream.position(done)
+    again = fresh()
+    again.stream.resume(position)
+    assert equal(islice(again, 18), whole[2 * done :])
+
+
+def test_they_take_the_operators_of_one():
+    def taken(batches, count):
+        with Operators() as operators:
+            list(islice(batches, count))
+        return len(operators.names)
+
+    options = {"augment": partial(crop, cutout=3), "alternating_flip": True}
+    one, ten = taken(train_batches(2, **options), 1), taken(train_batches(2, **options), 10)
+    together = taken(train_batches(2, at_once=20, **options), 10)
+    assert ten > 9 * one > 270
+    assert together <= one + 3 * 9 + 4  # three draws a batch, and what joins them
+
+
+def test_batches_come_in_the_type_and_the_memory_format_that_are_asked_for():
+    half = replace(NORMALISE, dtype=torch.bfloat16, memory_format=torch.channels_last)
+    for at_once in (1, 20):
+        batches = train_batches(normalise=half, augment=crop, at_once=at_once)
+        for (x, y), (same_x, same_y) in zip(islice(batches, 9), train_batches(augment=crop), strict=False):
+            assert x.dtype == torch.bfloat16
+            assert x.is_contiguous(memory_format=torch.channels_last)
+            assert torch.equal(x, same_x.bfloat16())
+            assert torch.equal(y, same_y)
 
 
 # Alternating flip

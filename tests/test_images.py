@@ -117,6 +117,23 @@ def test_data_are_read_once_and_stay_on_the_device():
     assert streams[0].dtype == torch.uint8
 
 
+@pytest.mark.parametrize(
+    ("precision", "kind"),
+    [("bf16-mixed", torch.bfloat16), ("16-true", torch.float16), ("32-true", torch.float32), (None, torch.float32)],
+)
+def test_images_are_handed_out_in_the_precision_and_the_memory_format(precision, kind):
+    data = image_data(precision=precision, channels_last=True, validation="test")
+    plain = image_data(validation="test")
+    pairs = [(data.train_batches(30, None, 0), plain.train_batches(30, None, 0))]
+    pairs += [(data.val_dataloader(), plain.val_dataloader())]
+    for batches, expected in pairs:
+        (x, _), (same, _) = next(iter(batches)), next(iter(expected))
+        assert x.is_contiguous(memory_format=torch.channels_last)
+        assert x.dtype == kind
+        assert torch.equal(x, same.to(kind))
+    assert torch.equal(data.first_images(9), plain.first_images(9))  # what whitening is taken from keeps its bits
+
+
 @pytest.mark.parametrize("alternating", [True, False])
 def test_flips_alternate_where_the_option_says_so(alternating):
     data = image_data(augment=partial(random_crop_flip, padding=0), alternating_flip=alternating)

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from learners import Operators
 from toolbox import data_root
 from torch import nn
 
@@ -141,6 +142,16 @@ def test_it_stays_in_float32_when_the_network_is_cast(kind, n, memory):
     finally:
         torch.set_default_dtype(torch.float32)
     assert {value.dtype for value in built.state_dict().values() if value.is_floating_point()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("memory", "most"), [(torch.contiguous_format, 9), (torch.channels_last, 13)])
+def test_ghost_groups_take_few_operators(memory, most):
+    """An accelerator's time of a short step is that of launching them."""
+    layer = filled(BatchNorm(CHANNELS, ghost_size=4, scale=1.0))
+    x, weights = images(32, memory=memory).requires_grad_(), images(32, memory=memory, seed=7)
+    with Operators() as operators:
+        layer(x).backward(weights)
+    assert len(operators.names) <= most, operators.names
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import torch
 from learners import factors
 from toolbox import data_root, make_spec
 from torch.nn import GELU, SiLU
+from torch.utils.flop_counter import FlopCounterMode
 
 from bstune.study.prepare import compose_checked
 from bstune.trial.workload import build_module
@@ -143,6 +144,31 @@ def test_hiverges_speedrun():
     jitter = config.workload.data.augment
     assert torch.tensor(jitter.brightness).tolist() == pytest.approx((0.1399 * white).tolist(), rel=1e-4)
     assert jitter.contrast == 0.1308
+
+
+SHAPES = {
+    **dict.fromkeys((*RECIPES, "resnet_cifar", "cifar_mlp"), (3, 32, 32)),
+    **dict.fromkeys(("fashion_mlp", "fashion_cnn", "mnist_cnn"), (1, 28, 28)),
+    "digits": (1, 8, 8),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_cost_of_an_evaluated_example_is_that_of_its_flops(name):
+    few = ["workload.module.model.whitening.images=4"] * (name in RECIPES)
+    config, module = recipe(name, *few)
+    batch = torch.randn(4, *SHAPES[name]), torch.arange(4)
+    if module.initial_images:
+        module.initialise_from(batch[0])
+    with FlopCounterMode(display=False) as training:
+        module.training_step(batch, 0).backward()
+    with torch.no_grad(), FlopCounterMode(display=False) as evaluation:
+        module.validation_step(batch, 0)
+    cost = evaluation.get_total_flops() / training.get_total_flops()
+    stated = config.protocol.evaluation_cost
+    assert cost <= 1.1 * stated
+    # That of others, 0.5, leaves room for what is no product: it is as large a share of short forward passes.
+    assert cost >= (0.9 if name in RECIPES else 0.6) * stated
 
 
 NARROW = dict.fromkeys(RECIPES, "workload.module.model.widths=[8,16,16]")

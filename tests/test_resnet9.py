@@ -9,7 +9,7 @@ from torch import nn
 from bstune.core.errors import ConfigError
 from bstune.study.prepare import compose_checked
 from bstune.workloads.layers import BatchNorm, Whitening
-from bstune.workloads.resnet9 import ResNet9
+from bstune.workloads.resnet9 import ResNet9, _GlobalMax
 
 
 def resnet9(classes=10, width=4, logit_scale=1.0, **switches):
@@ -100,6 +100,21 @@ def test_where_it_pools(pool, order, same):
     assert torch.allclose(*outputs, rtol=1e-5, atol=1e-6) == same
     with pytest.raises(ConfigError, match="must be one of after_activation, before_activation, before_norm, but"):
         resnet9(pool="before")
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_the_largest_value_of_each_channel_has_a_deterministic_gradient(memory):
+    x = torch.randn(4, 5, 4, 4, generator=torch.Generator().manual_seed(0)).contiguous(memory_format=memory)
+    weights = torch.arange(20.0).view(4, 5)
+    found = []
+    for pool in (_GlobalMax(), nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Flatten())):
+        own = x.clone().requires_grad_()
+        output = pool(own)
+        (output * weights).sum().backward()
+        found.append((output, own.grad))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    # On CUDA torch refuses AdaptiveMaxPool2d under Trainer(deterministic=True).
+    assert not any(isinstance(layer, nn.AdaptiveMaxPool2d) for layer in resnet9().modules())
 
 
 def test_whitening_takes_the_place_of_the_first_convolution_and_the_others_start_as_identities(parameters):

@@ -1,3 +1,4 @@
+import copy
 import math
 import re
 from functools import partial
@@ -11,6 +12,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from bstune.core.errors import ConfigError
 from bstune.study.prepare import compose_checked
+from bstune.trial import distributed
 from bstune.trial.workload import build_module, has_horizon
 from bstune.workloads.averaging import RunningWeightAverage
 from bstune.workloads.schedules import constant, linear_decay, one_cycle, piecewise_linear, triangle
@@ -93,6 +95,37 @@ def test_each_group_keeps_its_own_rate_and_its_own_end(name):
     assert schedule.base_lrs == [group["lr"] for group in groups]
     for t, (factor, used) in enumerate(zip(rates(SCHEDULES[name], 8), factors(schedule, 8), strict=True)):
         assert used == pytest.approx([factor, factor, factor * (t < 4), max(0, 1 - t / 4)])
+
+
+def trained(freezes, steps=7, resumed_at=None):
+    """Return the weights of two layers, the first of which has a rate for three steps, and whether it is frozen."""
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    first, last = list(layers[0].parameters()), list(layers[2].parameters())
+    own = SGD([{"params": last}, {"params": first, "steps": 3}], lr=0.1, momentum=0.9, weight_decay=0.1)
+    schedule = constant(own)
+    for step in range(steps):
+        if step == resumed_at:
+            states = copy.deepcopy((own.state_dict(), schedule.state_dict()))
+            for parameter in first:
+                parameter.requires_grad_(True)
+            schedule = constant(own)
+            own.load_state_dict(states[0])
+            schedule.load_state_dict(states[1])
+        assert all(parameter.requires_grad == (step < 3 or not freezes) for parameter in first)
+        own.zero_grad()
+        layers(torch.randn(5, 3)).square().mean().backward()
+        own.step()
+        schedule.step()
+    assert all((parameter.grad is None) == freezes for parameter in first)
+    return [parameter.detach() for parameter in layers.parameters()]
+
+
+@pytest.mark.parametrize("resumed_at", [None, 2, 5])
+def test_a_group_whose_steps_are_over_is_frozen_which_changes_no_weight(resumed_at, monkeypatch):
+    frozen = trained(freezes=True, resumed_at=resumed_at)
+    monkeypatch.setattr(distributed, "place", lambda: "a process of several")  # DDP needs each gradient
+    assert all(map(torch.equal, frozen, trained(freezes=False)))
 
 
 FACTOR = "is a factor of the learning rate, at least 0, but got"

@@ -54,6 +54,7 @@ def make_protocol(steps: int = 20, examples: int = 1, **changes: Any) -> TrialPr
         "noise_scale_every": None,
         "compile": None,
         "trainer": TRAINER,
+        "fast": "auto",
     }
     return TrialProtocol(**{**values, **changes})
 

@@ -33,6 +33,8 @@ NARROW, NARROW_ENOUGH = 1.5, 3.0  # times its low end: an interval this narrow i
 NOISY = 0.2  # by how much steps at one batch size may differ on a quiet machine
 HALF = 0.5  # efficiency: the first number of devices below it is the last that is named
 MORE = 4  # times what was spent, where more of it is the advice
+LIGHTNINGS = "Lightning's: "  # begins the name of a training loop that is not bstune's
+NOT_CAPTURED = "lean, not graph: "  # and of one whose steps were to be captured
 NOTES_LEFT = "and {} in curve.json"
 
 
@@ -77,7 +79,7 @@ def answer(summary: Row) -> Answer:
         "DEVICES": [_devices_text(summary)],
         "RUNS": [_runs_text(summary)],
         "TRUST": ["; ".join(one.text for one in trust(summary))],
-        "NOTE": summary.get("notes") or [],
+        "NOTE": [*(summary.get("notes") or ()), *_loop_notes(summary)],
     }
     actions: dict[str, list[str | None]] = {
         "train it": [summary.get("train")],
@@ -86,6 +88,15 @@ def answer(summary: Row) -> Answer:
     title = [summary.get("workload"), summary.get("target"), *map(device_text, summary.get("devices") or ())]
     title += [plural(summary["trials"], "run")] if "trials" in summary else []
     return Answer(" · ".join(str(one) for one in title if one), _headline(summary), _only(lines), _only(actions))
+
+
+def _loop_notes(summary: Row) -> Iterator[str]:
+    """Yield why another loop took the steps of trials than the option asks for."""
+    for name in summary.get("training_loops") or ():
+        if name.startswith(LIGHTNINGS) and "protocol.fast" not in name:
+            yield f"Lightning's own loop took the steps, not the lean one: {name.removeprefix(LIGHTNINGS)}"
+        elif name.startswith(NOT_CAPTURED):
+            yield f"steps were not captured as a CUDA graph: {name.removeprefix(NOT_CAPTURED)}"
 
 
 def _only(lines: Mapping[str, Iterable[str | None]]) -> tuple[Line, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from bstune.core.console import format_count, format_number, format_seconds
+from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.files import write_text
 from bstune.core.records import TrialResult, dump_json
 from bstune.report import charts
@@ -158,6 +158,10 @@ def _config(study: StudyFolder) -> str:
     versions = {name: one for trial in study.trials for name, one in trial.versions.items()}
     if versions:
         parts.append(paragraph(", ".join(f"{name} {version}" for name, version in sorted(versions.items()))))
+    loops = study.summary["training_loops"]
+    if loops:
+        counts = ", ".join(f"{name} ({plural(count, 'trial')})" for name, count in loops.items())
+        parts.append(paragraph(f"training loop: {counts}"))
     for name, values in (("the winners (best.yaml)", study.best), ("the whole config (config.yaml)", study.config)):
         if values is not None:
             dumped = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

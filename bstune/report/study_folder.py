@@ -24,6 +24,7 @@ EMPTY: dict[str, Any] = {
     **{name: [] for name in ("devices", "points", "regimes", "notes", "pareto", "over_target")},
     **dict.fromkeys(("trials", "continued"), 0),
     "statuses": dict.fromkeys(STATUSES, 0),
+    "training_loops": {},
     "test": {},
     "scale_out": {"ideal": [], "with_all_reduce": []},
 }

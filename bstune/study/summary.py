@@ -1,6 +1,7 @@
 """A study's results in one mapping, the content of ``curve.json``."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -46,6 +47,7 @@ def summarize(
         "goal": target.value,
         "mode": target.mode,
         "devices": sorted({trial.device for trial in trials if trial.device}),
+        "training_loops": dict(sorted(Counter(trial.training_loop for trial in trials if trial.training_loop).items())),
         "stop_reason": stop_reason,
         "trials": len(last),
         "continued": len(trials) - len(last),

@@ -18,8 +18,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from bstune.core.errors import ConfigError
 from bstune.trial import distributed
 
-# From uint8 images and a generator to images of the same shape. It is given mirror, bool (n,), and mean, of the pixels
-# per channel, by name, where it has such arguments: see bstune.workloads.images.random_crop_flip.
+# From uint8 images and a generator to images of the same shape. It is given mirror, bool (n,), mean, of the pixels per
+# channel, and batch_size, by name, where it has such arguments: see bstune.workloads.images.random_crop_flip. One with
+# batch_size is handed several batches at once, and draws for each what it would draw for it alone.
 Augment = Callable[..., Tensor]
 # What a DataLoader of other batches has of the user's, beside the data set.
 KEPT_OPTIONS = (
@@ -134,10 +135,15 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Turns pixels into float32 by ``pixels * scale + shift``, both (1, channels, 1, 1), on the images' device."""
+    """Turns pixels into ``pixels * scale + shift``, both (1, channels, 1, 1), on the images' device.
+
+    It is computed in float32, and then rounded to ``dtype``, as autocast would round it for a convolution.
+    """
 
     scale: Tensor
     shift: Tensor
+    dtype: torch.dtype = torch.float32
+    memory_format: torch.memory_format = torch.preserve_format
 
     @property
     def mean(self) -> Tensor:
@@ -145,15 +151,17 @@ class Normalisation:
         return -self.shift / self.scale
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return float32 images of the same shape; ``images`` itself is left as it is."""
+        """Return images of the same shape; ``images`` itself is left as it is."""
         # One conversion, then in place: on a CPU faster than type promotion, and much faster than addcmul.
-        return images.to(torch.float32, copy=True).mul_(self.scale).add_(self.shift)
+        pixels = images.to(torch.float32, copy=True, memory_format=self.memory_format)
+        return pixels.mul_(self.scale).add_(self.shift).to(self.dtype)
 
 
 class IndexStream:
     """Batches of :func:`endless_indices` that can be resumed at a position, with the generators of the augmentation.
 
-    While ``remembers`` is set, these are kept as before each batch: Lightning fetches, and so augments, one ahead.
+    ``together`` batches are drawn at once, and the generators are kept as before each such group. Of groups of one that
+    is done while ``remembers`` is set: Lightning fetches, and so augments, one batch ahead.
     """
 
     def __init__(
@@ -163,6 +171,7 @@ class IndexStream:
         order: torch.Generator,
         get_random: Callable[[], Any] = lambda: None,
         set_random: Callable[[Any], object] = lambda state: None,
+        together: int = 1,
     ) -> None:
         check_size("batch size", batch_size)
         if batch_size > n:
@@ -170,38 +179,48 @@ class IndexStream:
                 f"batch size {batch_size} is larger than the data set ({n} examples): lower the largest batch size"
             )
         self.remembers = False
-        self.drawn = 0  # batches, from the first of the stream
-        self._start = functools.partial(endless_indices, n, batch_size, order)
+        self.drawn = 0  # batches that were handed out, from the first of the stream
+        self.together = together
+        self._start = functools.partial(endless_indices, n, batch_size * together, order)
         self._get_random, self._set_random = get_random, set_random
         self._indices = self._start(0)
         self._remembered: tuple[int, Any] | None = None
         self._resumed: Any = None
 
     def __iter__(self) -> Iterator[Tensor]:
-        for index in self._indices:
-            if self._resumed is not None:
-                self._set_random(self._resumed)
-                self._resumed = None
-            if self.remembers:
-                self._remembered = self.drawn, self._get_random()
+        """Yield the indices of one batch after another, where they are not drawn together."""
+        while True:
+            index = self.draw()
             self.drawn += 1
             yield index
 
+    def draw(self) -> Tensor:
+        """Return the indices of the group of batches that the next one is in, whose first ones may be handed out."""
+        if self._resumed is not None:
+            self._set_random(self._resumed)
+            self._resumed = None
+        if self.remembers or self.together > 1:
+            self._remembered = self._first_of_group(self.drawn), self._get_random()
+        return next(self._indices)
+
     def position(self, batches: int) -> dict[str, Any]:
         """Return the position after ``batches`` batches, all that are drawn or all but a remembered one, as data."""
-        state = self._get_random()
-        if state is not None and batches != self.drawn:
-            if self._remembered is None or self._remembered[0] != batches:
+        state, first = self._get_random(), self._first_of_group(batches)
+        if state is not None and first != self.drawn:
+            if self._remembered is None or self._remembered[0] != first:
                 raise ValueError(f"the position after {batches} batches is not remembered: {self.drawn} are drawn")
             state = self._remembered[1]
         return {"batches": batches, "random": state}
+
+    def _first_of_group(self, batches: int) -> int:
+        return batches - batches % self.together
 
     def resume(self, position: Mapping[str, Any]) -> None:
         """Go on from a position of a stream of the same arguments, before any batch is drawn."""
         if self.drawn:
             raise ValueError(f"only a fresh stream can be resumed, but {self.drawn} batches are drawn")
         self.drawn, self._resumed = position["batches"], position["random"]
-        self._indices = self._start(self.drawn)
+        self._indices = self._start(self.drawn // self.together)
 
 
 class TrainBatches:
@@ -210,6 +229,10 @@ class TrainBatches:
     Each iterator goes on where the last left off, at the next whole batch. Order and augmentation depend on ``seed``
     alone, not on ``micro_batch_size``. With ``alternating_flip`` an image is mirrored at random in its first epoch and
     then every other time, as in cifar10-airbench (Jordan 2024, arXiv 2404.00498, section 3.6).
+
+    Where several batches have at most ``at_once`` examples, they are made together, by as many operators as one, and
+    are the same to the bit: on an accelerator the host's time to launch them would be a large part of a short step. An
+    augmentation without an argument ``batch_size`` is called for each batch.
     """
 
     def __init__(
@@ -223,6 +246,7 @@ class TrainBatches:
         normalise: Normalisation,
         augment: Augment | None = None,
         alternating_flip: bool = False,
+        at_once: int = 1,
     ) -> None:
         self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
@@ -231,30 +255,52 @@ class TrainBatches:
         order, self._augment_generator, first_epoch = seeded_generators(seed, images.device, 3)
         self._images, self._labels, self._normalise = images, labels, normalise
         drawn_from = self._augment_generator
-        random_states = () if augment is None else (drawn_from.get_state, drawn_from.set_state)
-        self.stream = IndexStream(len(images), batch_size, order, *random_states)
+        random_states: dict[str, Any] = {}
+        if augment is not None:
+            random_states = {"get_random": drawn_from.get_state, "set_random": drawn_from.set_state}
+        together = max(1, min(at_once, len(images)) // batch_size)
+        if augment is not None and "batch_size" not in inspect.signature(augment).parameters:
+            together = 1
+        self.stream = IndexStream(len(images), batch_size, order, together=together, **random_states)
+        self._made: Iterator[tuple[Tensor, Tensor]] = iter(())  # whole batches, not yet handed out
         self._augment = None if augment is None else bind_augmentation(augment, normalise.mean, alternating_flip)
         self._mirrored: Tensor | None = None
         if alternating_flip:
             self._mirrored = torch.randint(2, (len(images),), generator=first_epoch, device=images.device).bool()
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for index in self.stream:
-            images = self._images.index_select(0, index)
-            labels = self._labels.index_select(0, index)
-            # The batch as a whole, so that its draws do not depend on micro-batches.
-            mirror = None
-            if self._mirrored is not None:
-                first = (self.stream.drawn - 1) * self.batch_size
-                epoch = torch.arange(first, first + self.batch_size, device=index.device) // len(self._images)
-                mirror = self._mirrored[index] ^ (epoch % 2 == 1)
-            if self._augment is not None:
-                options = {} if mirror is None else {"mirror": mirror}
-                images = self._augment(images, self._augment_generator, **options)
-            elif mirror is not None:
-                images = torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)
-            for x, y in zip(self._split(images), self._split(labels), strict=True):
-                yield self._normalise(x), y
+        while True:
+            batch = next(self._made, None)
+            if batch is None:
+                self._made = self._make()
+                continue
+            self.stream.drawn += 1
+            for x, y in zip(*map(self._split, batch), strict=True):
+                # Several batches were normalised when they were made. A single one may be too large for that.
+                yield (x if self.stream.together > 1 else self._normalise(x)), y
+
+    def _make(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the next batches that are made together, augmented."""
+        stream, device = self.stream, self._images.device
+        index, done = stream.draw(), stream.drawn % stream.together
+        images = self._images.index_select(0, index)
+        labels = self._labels.index_select(0, index)
+        # Whole batches, so that what is drawn does not depend on micro-batches.
+        options: dict[str, Any] = {} if stream.together == 1 else {"batch_size": self.batch_size}
+        mirror = None
+        if self._mirrored is not None:
+            first = (stream.drawn - done) * self.batch_size
+            epoch = torch.arange(first, first + len(index), device=device) // len(self._images)
+            mirror = self._mirrored[index] ^ (epoch % 2 == 1)
+        if self._augment is not None:
+            options |= {} if mirror is None else {"mirror": mirror}
+            images = self._augment(images, self._augment_generator, **options)
+        elif mirror is not None:
+            images = torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)
+        if stream.together > 1:
+            images = self._normalise(images)
+        batches = zip(torch.split(images, self.batch_size), torch.split(labels, self.batch_size), strict=True)
+        return islice(batches, done, None)
 
 
 def bind_augmentation(augment: Augment, mean: Tensor, alternating_flip: bool) -> Augment:

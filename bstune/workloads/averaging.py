@@ -56,16 +56,17 @@ class _DeviceAverage(WeightAveraging):
     def _update(self, pl_module: LightningModule, decay: float) -> None:
         assert self._average_model is not None  # noqa: S101  # set up
         first = int(self._average_model.n_averaged) == 0
-        averaged: list[Tensor] = []
-        weights: list[Tensor] = []
+        copied, averaged = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
         for average, value in zip(_tensors(self._average_model.module), _tensors(pl_module), strict=True):
-            if first or not average.is_floating_point():
-                average.copy_(value)
-            else:
-                averaged.append(average)
-                weights.append(value.to(average.dtype))
+            (copied if first or not average.is_floating_point() else averaged).append((average, value))
+        # All at once: one by one, most are of a few numbers, and each would be an operator of an accelerator.
+        if copied:
+            averages, values = zip(*copied, strict=True)
+            torch._foreach_copy_(averages, values)
         if averaged:
-            torch._foreach_lerp_(averaged, weights, 1.0 - decay)
+            averages, values = zip(*averaged, strict=True)
+            weights = [value.to(average.dtype) for average, value in averaged]
+            torch._foreach_lerp_(averages, weights, 1.0 - decay)
         self._average_model.n_averaged += 1
 
     @torch.no_grad()

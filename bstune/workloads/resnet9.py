@@ -10,6 +10,13 @@ from bstune.workloads.layers import Whitening, dirac_init
 POOL_AT = {"after_activation": 3, "before_activation": 2, "before_norm": 1}  # among convolution, norm and activation
 
 
+class _GlobalMax(nn.Module):
+    """The largest value of each channel, (N, C, H, W) to (N, C); AdaptiveMaxPool2d has no deterministic gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(2).max(dim=2).values
+
+
 class _Residual(nn.Module):
     def __init__(self, first: nn.Sequential, second: nn.Sequential) -> None:
         super().__init__()
@@ -79,8 +86,7 @@ class ResNet9(nn.Module):
             block(2 * width, 4 * width, pooled=True),
             block(4 * width, 8 * width, pooled=True),
             residual(8 * width),
-            nn.AdaptiveMaxPool2d(1),
-            nn.Flatten(),
+            _GlobalMax(),
         )
         self.head = nn.Linear(8 * width, classes, bias=False)
         self.logit_scale = logit_scale

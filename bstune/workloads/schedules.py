@@ -3,7 +3,8 @@
 Each multiplies the optimizer's learning rate, or each parameter group's own, by a factor. ``total_steps`` are the
 trial's own steps, over 0, and a factor is at least 0; anything else is a ConfigError. A group that holds ``steps`` (see
 :func:`bstune.workloads.optim.parameter_groups`) is trained for its first steps only: the factor is 0 from then on, and
-before it, where the group's ``fade`` is set, 1 - t/steps at step t in place of the schedule's.
+before it, where the group's ``fade`` is set, 1 - t/steps at step t in place of the schedule's. Its parameters are
+frozen then, so that backward passes end above them.
 """
 
 import math
@@ -15,6 +16,27 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from bstune.core.errors import ConfigError
+from bstune.trial import distributed
+
+
+class _Freezing(LambdaLR):
+    """torch's scheduler, which also freezes the parameters of groups whose ``steps`` are over."""
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step(epoch)
+        self._freeze()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._freeze()
+
+    def _freeze(self) -> None:
+        if distributed.place() is not None:  # DDP waits for the gradient of each parameter that it began with
+            return
+        for group in self.optimizer.param_groups:
+            if self.last_epoch >= group.get("steps", math.inf):
+                for parameter in group["params"]:
+                    parameter.requires_grad_(False).grad = None
 
 
 def constant(optimizer: Optimizer) -> LambdaLR:
@@ -113,7 +135,9 @@ def _scheduled(optimizer: Optimizer, factor: Callable[[int], float]) -> LambdaLR
             return factor
         return lambda step: 0.0 if step >= steps else 1.0 - step / steps if fade else factor(step)
 
-    return LambdaLR(optimizer, [of_group(group) for group in optimizer.param_groups])
+    factors = [of_group(group) for group in optimizer.param_groups]
+    freezes = any("steps" in group for group in optimizer.param_groups)
+    return (_Freezing if freezes else LambdaLR)(optimizer, factors)
 
 
 def _cosine(start: float, end: float, share: float) -> float:

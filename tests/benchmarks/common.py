@@ -73,9 +73,9 @@ def load_for(workload: str, device: torch.device, steps: int, *overrides: str) -
 
 
 def train(
-    workload: Workload, spec: TrialSpec, protocol: TrialProtocol, callbacks: Sequence[Any] = ()
+    workload: Workload, spec: TrialSpec, protocol: TrialProtocol, callbacks: Sequence[Any] = (), **options: Any
 ) -> tuple[TrialResult, LightningModule]:
-    """Run one trial, all of its steps; return its record and its module as trained."""
+    """Run one trial, all of its steps; return its record and its module as trained. ``options`` are run_trial's."""
     built: list[LightningModule] = []
 
     def build(spec: TrialSpec) -> LightningModule:
@@ -85,7 +85,7 @@ def train(
         built.append(module)
         return module
 
-    result = run_trial(replace(workload, build_module=build), spec, protocol)
+    result = run_trial(replace(workload, build_module=build), spec, protocol, **options)
     steps = protocol.budget.last_step(spec.batch_size)
     if result.steps != steps:
         raise RuntimeError(f"the trial ended after {result.steps} of {steps} steps: {result.status} ({result.message})")

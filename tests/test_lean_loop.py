@@ -1,0 +1,400 @@
+"""The lean loop: nothing in a trial tells it from Lightning's own, and where something might, Lightning's own runs."""
+
+from copy import deepcopy
+from dataclasses import asdict, replace
+from functools import partial
+
+import pytest
+import pytorch_lightning
+import torch
+from fits import BATCH_SIZE, Regression, Sine, protocol_of, run
+from learners import gradient_scaler, learning_protocol, same_weights, train
+from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.plugins.precision import MixedPrecision
+from test_trainer import Dicts, TrainPlateau, TwoOptimizers, as_dict
+from toolbox import TRAINER, make_spec
+from torch.optim import lr_scheduler
+
+from bstune.core.errors import ConfigError
+from bstune.study.prepare import compose_checked
+from bstune.trial import lean_loop
+from bstune.trial.backend import make_protocol
+from bstune.trial.batches import EvalBatches, Normalisation, TrainBatches
+from bstune.trial.checkpoint import Stopped
+from bstune.trial.lean_loop import BATCH_HOOKS, CALLBACK_HOOKS, MODULE_HOOKS
+from bstune.trial.loop import Workload, run_trial
+from bstune.trial.workload import build_module
+from bstune.workloads.averaging import Lookahead, RunningWeightAverage
+
+STEPS = 20
+MEASURED = ("train_seconds", "eval_seconds", "startup_seconds", "wall_seconds", "seconds_per_step", "training_loop")
+
+
+def outcome(record):
+    """Return what a record says that depends neither on a clock nor on the loop."""
+    return {name: value for name, value in asdict(record).items() if name not in MEASURED}
+
+
+def compare(kind, expected, changes=(), **options):
+    """Run a trial with the lean loop where it can, and with Lightning's; check that they are the same."""
+    runs = []
+    for fast in ("auto", "off"):
+        record, module = run(kind, protocol=protocol_of(**{"steps": STEPS, **dict(changes), "fast": fast}), **options)
+        runs.append((record, module))
+    (record, module), (reference, other) = runs
+    assert outcome(record) == outcome(reference)
+    assert same_weights(module, other)
+    assert module.trainer.fit_loop.state_dict() == other.trainer.fit_loop.state_dict()
+    assert getattr(module, "seen", None) == getattr(other, "seen", None)
+    assert (record.training_loop, reference.training_loop) == (expected, "Lightning's: protocol.fast=off")
+    return module
+
+
+# Where nobody can tell the difference
+
+
+class Noting(torch.optim.SGD):
+    """Tells the module of each call."""
+
+    module: Sine
+
+    def step(self, closure=None):
+        self.module.note("before the step")
+        loss = super().step(closure)
+        self.module.note("after the step", None if loss is None else loss.item())
+        return loss
+
+    def zero_grad(self, set_to_none=True):
+        self.module.note("zero_grad")
+        super().zero_grad(set_to_none)
+
+
+class Watching(Regression):
+    """Notes all that a module can ask, wherever a step calls something of its own: two schedules among them."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def note(self, place, *more):
+        trainer = self.trainer
+        connector = trainer._logger_connector
+        rates = [one.param_groups[0]["lr"] for one in trainer.optimizers]
+        counted = trainer.global_step, trainer.current_epoch, trainer.is_last_batch, trainer.fit_loop.batch_idx
+        inside = self._current_fx_name, connector._first_loop_iter, connector._current_fx, trainer.training
+        batch = trainer._results.batch_size, trainer._results.batch is None, torch.is_grad_enabled()
+        self.seen.append((place, *more, rates, counted, inside, batch, deepcopy(trainer.fit_loop.state_dict())))
+
+    def training_step(self, batch, batch_idx):
+        self.note("training_step", batch_idx, type(batch), [part.tolist() for part in batch])
+        loss = super().training_step(batch, batch_idx)
+        loss.register_hook(lambda gradient: self.note("backward", gradient.item()))
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = Noting(self.parameters(), lr=0.05, momentum=0.9)
+        optimizer.module = self
+
+        def factor(name, share, step):
+            self.note(name, step)
+            return share**step
+
+        by_step, by_epoch = (
+            lr_scheduler.LambdaLR(optimizer, partial(factor, name, share))
+            for name, share in (("by step", 0.99), ("by epoch", 0.9))
+        )
+        every = {"scheduler": by_step, "interval": "step", "frequency": 2}
+        return [optimizer], [every, {"scheduler": by_epoch, "interval": "epoch"}]
+
+
+for _name in ("on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_validation_start", "on_train_end"):
+    setattr(Watching, _name, lambda self, name=_name: self.note(name))
+
+
+class Notes(DummyLogger):
+    """Keeps what it is told, of all its copies."""
+
+    told: list = []  # noqa: RUF012
+
+    def log_metrics(self, metrics, step=None):
+        self.told.append((step, metrics))
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class Logs(Watching):
+    """Logs in the step, some of it seldom, and in the backward pass; returns more than its loss, or nothing."""
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 4:
+            return None
+        loss = super().training_step(batch, batch_idx)
+        self.log("each", loss)
+        self.log("mean", loss, on_step=True, on_epoch=True)
+        if batch_idx % 3 == 2:
+            self.log("seldom", float(batch_idx), prog_bar=True, on_epoch=True, reduce_fx="max")
+        loss.register_hook(lambda gradient: self.log("gradient", gradient * 2.0))
+        self.seen.append({name: value.item() for name, value in self.trainer.callback_metrics.items()})
+        return {"loss": loss, "more": batch}
+
+    def on_train_epoch_end(self):
+        self.seen.append({name: value.item() for name, value in self.trainer.logged_metrics.items()})
+
+
+class TakesBatch(Regression):
+    """Takes no index, empties the list that it is given, and changes its step in the second epoch."""
+
+    def training_step(self, batch):
+        y, x = batch.pop(), batch.pop()
+        return self.loss((x, y))
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.training_step = lambda batch, batch_idx: self.loss(batch) * (1.0 + batch_idx)
+
+
+class Twice(torch.optim.SGD):
+    """Calls its closure at two points, as sharpness-aware minimisation does, without gradients around it."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        first = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.add_(weight.grad, alpha=0.01)
+        closure()
+        super().step()
+        return first
+
+
+class Closures(Regression):
+    def configure_optimizers(self):
+        optimizer = Twice(self.parameters(), lr=0.05)
+        self.seen = []
+        optimizer.register_step_pre_hook(lambda *_: self.seen.append(self.trainer.global_step))
+        optimizer.register_step_post_hook(lambda *_: self.seen.append(self.net[0].weight.sum().item()))
+        return optimizer
+
+
+class Averages(Regression):
+    def configure_callbacks(self):
+        return [Lookahead(STEPS, 3, 0.5, 2.0), RunningWeightAverage(0.5)]
+
+
+class OfTheOtherPackage(Sine, pytorch_lightning.LightningModule):
+    """Of pytorch_lightning."""
+
+
+def with_gaps(examples):
+    """Return a batch of tensors, or none for a training batch that begins with an early example."""
+    x, y = (torch.stack(column) for column in zip(*examples, strict=True))
+    return None if len(x) == BATCH_SIZE and x[0] < -0.5 else [x, y]
+
+
+LEAN = {
+    "plain": (Regression, {}, {}),
+    "watching": (Watching, {"noise_scale_every": 4}, {}),
+    "logging": (Logs, {"trainer": {**TRAINER, "logger": Notes(), "log_every_n_steps": 2}}, {}),
+    "batch alone": (TakesBatch, {}, {}),
+    "closure called twice": (Closures, {}, {}),
+    "averages": (Averages, {}, {}),
+    "dictionaries": (Dicts, {}, {"collate": as_dict}),
+    "batches left out": (Regression, {}, {"collate": with_gaps}),
+    "a call-back that looks at epochs": (
+        Regression,
+        {"trainer": {**TRAINER, "callbacks": [EarlyStopping("val/error")]}},
+        {},
+    ),
+    **{
+        name: (Regression, {"trainer": {**TRAINER, "precision": name}}, {})
+        for name in ("bf16-mixed", "bf16-true", "64-true")
+    },
+    "pytorch_lightning": (OfTheOtherPackage, {"noise_scale_every": 4}, {}),
+    "a data module without hooks on batches": (Regression, {}, {"data": LightningDataModule()}),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of a batch, or a loss, that is None
+@pytest.mark.parametrize("case", LEAN)
+def test_a_trial_is_what_it_is_under_lightnings_loop(case):
+    kind, changes, options = LEAN[case]
+    if case == "logging":
+        Notes.told.clear()
+    module = compare(kind, "lean", changes, **options)
+    if case == "logging":
+        half = len(Notes.told) // 2
+        assert str(Notes.told[:half]) == str(Notes.told[half:])
+        assert {name for _, metrics in Notes.told for name in metrics} >= {
+            "each",
+            "mean_step",
+            "seldom_epoch",
+            "gradient",
+        }
+    if case == "watching":
+        assert {place for place, *_ in module.seen} >= {"backward", "by epoch", "on_validation_start"}
+
+
+SHAPES = {"digits": (1, 8, 8), "fashion_mlp": (1, 28, 28), "mnist_cnn": (1, 28, 28), "cifar_mlp": (3, 32, 32)}
+SLOW = dict.fromkeys(("resnet_cifar", "resnet_cifar_fast", "airbench_cifar", "airbench_muon"), (3, 32, 32))
+SLOW["fashion_cnn"] = (1, 28, 28)
+SMALL = {
+    "resnet_cifar": ["width=2"],
+    "resnet_cifar_fast": ["width=2", "whitening.images=64"],
+    **dict.fromkeys(("airbench_cifar", "airbench_muon"), ["whitening.images=64", "widths=[8,8,8]"]),
+}
+
+
+@pytest.mark.parametrize("name", [*SHAPES, *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW)])
+def test_a_shipped_workload_is_trained_as_under_lightnings_loop(name):
+    small = [f"workload.module.model.{option}" for option in SMALL.get(name, ())]
+    config = compose_checked([f"workload={name}", "device=cpu", "precision=32-true", *small])
+    config.budget.steps, config.budget.examples = 8, 1
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (64, *(SHAPES | SLOW)[name]), generator=generator).to(torch.uint8)
+    labels = torch.randint(10, (64,), generator=generator)
+    normalise = Normalisation(*(torch.full((1, 1, 1, 1), value) for value in (1 / 64, -2.0)))
+
+    def stream(spec):
+        sizes = {"batch_size": spec.batch_size, "micro_batch_size": None}
+        return TrainBatches(images, labels, **sizes, seed=spec.seed, normalise=normalise)
+
+    runs = []
+    for fast in ("auto", "off"):
+        config.protocol.fast, modules = fast, []
+
+        def build(spec, modules=modules):
+            modules.append(build_module(config, spec))
+            if modules[-1].initial_images:
+                modules[-1].initialise_from(normalise(images[: modules[-1].initial_images]))
+            return modules[-1]
+
+        protocol = make_protocol(config)
+        protocol = replace(protocol, target=protocol.target.never_met)
+        held_out = EvalBatches(images[:16], labels[:16], batch_size=8, normalise=normalise)
+        workload = Workload(build, stream, held_out, 16)
+        runs.append((run_trial(workload, make_spec(32, 0.001), protocol), modules[-1]))
+    (record, module), (reference, other) = runs
+    assert outcome(record) == outcome(reference)
+    assert (record.training_loop, record.steps, record.message) == ("lean", 8, None)
+    assert same_weights(module, other)
+
+
+def test_endless_batches_are_trained_on_as_under_lightnings_loop():
+    runs = [train(protocol=learning_protocol(fast=fast, noise_scale_every=8)) for fast in ("auto", "off")]
+    assert [record.training_loop == "lean" for record, _ in runs] == [True, False]
+    assert outcome(runs[0][0]) == outcome(runs[1][0])
+    assert same_weights(runs[0][1], runs[1][1])
+
+
+@pytest.mark.parametrize("loops", [("auto", "off"), ("off", "auto"), ("auto", "auto")])
+def test_a_trial_that_was_stopped_goes_on_under_either_loop(loops, tmp_path):
+    whole, reference = run(Watching, protocol=protocol_of(fast="off"))
+    first, second = (protocol_of(fast=fast) for fast in loops)
+    stopped, _ = run(Watching, make_spec(BATCH_SIZE, seed=3, max_steps=15), first, state=tmp_path / "3.state")
+    spec = make_spec(BATCH_SIZE, seed=3, number=4, resumed_from=3)
+    record, module = run(Watching, spec, second, resume=Stopped(stopped, tmp_path / "3.state"))
+    assert same_weights(module, reference)
+    assert record.steps == whole.steps
+    assert module.seen[-40:] == reference.seen[-40:]
+
+
+# Where Lightning's own loop runs
+
+
+def overriding(base, hook):
+    """Return a subclass whose hook does what Lightning's does."""
+
+    def own(self, *arguments, **options):
+        return getattr(base, hook)(self, *arguments, **options)
+
+    return type("Own", (base,), {hook: own})
+
+
+class ScaledByHand(MixedPrecision):
+    """A plug-in of the user's own."""
+
+
+class Limited(Regression):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters(), max_iter=2)
+
+
+def plug_in():
+    return {**TRAINER, "plugins": [ScaledByHand("bf16-mixed", "cpu")]}
+
+
+OWN = {
+    **{f"Own has {hook}": (overriding(Regression, hook), {}, {}) for hook in MODULE_HOOKS},
+    **{
+        f"Own has {hook} (call-back)": (
+            Regression,
+            {"trainer": {**TRAINER, "callbacks": [overriding(Callback, hook)()]}},
+            {},
+        )
+        for hook in CALLBACK_HOOKS
+    },
+    **{
+        f"Own has {hook} (data)": (Regression, {}, {"data": overriding(LightningDataModule, hook)()})
+        for hook in BATCH_HOOKS
+    },
+    "LearningRateMonitor has on_train_batch_start": (
+        Regression,
+        {"trainer": {**TRAINER, "callbacks": [LearningRateMonitor()]}},
+        {},
+    ),
+    "manual optimization": (TwoOptimizers, {}, {}),
+    "accumulation of micro-batches": (Regression, {"micro_batch_size": 3}, {}),
+    "clipping of gradients": (Regression, {"trainer": {**TRAINER, "gradient_clip_val": 0.1}}, {}),
+    "a gradient scaler": (Regression, {"trainer": gradient_scaler()}, {}),
+    "the precision plug-in ScaledByHand": (Regression, {"trainer": plug_in()}, {}),
+    "a schedule by metrics": (TrainPlateau, {}, {}),
+    "the optimizer LBFGS": (Limited, {}, {}),
+    "the profiler SimpleProfiler": (Regression, {"trainer": {**TRAINER, "profiler": "simple"}}, {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("reason", OWN)
+def test_where_somebody_listens_or_a_step_is_of_another_kind_lightnings_loop_runs(reason):
+    kind, changes, options = OWN[reason]
+    compare(kind, f"Lightning's: {reason.partition(' (')[0]}", {"steps": 7, **changes}, **options)
+
+
+def test_another_version_of_lightning_runs_its_own_loop(monkeypatch):
+    monkeypatch.setattr(lean_loop, "TRIED", ("1.0", "1.1"))
+    version = pytest.importorskip("lightning").__version__
+    text = f"lightning.pytorch {version} is not one of the versions that it was compared with, 1.0 and 1.1"
+    compare(Regression, f"Lightning's: {text}", {"steps": 7})
+
+
+def test_an_optimizer_that_does_not_call_its_closure_is_named():
+    class Deaf(torch.optim.SGD):
+        def step(self, closure=None):
+            return None
+
+    class Kind(Regression):
+        def configure_optimizers(self):
+            return Deaf(self.parameters(), lr=0.1)
+
+    with pytest.raises(RuntimeError, match=r"Deaf\.step\(\) does not call the closure that it is given"):
+        run(Kind)
+
+
+def test_the_option_is_auto_or_off_also_as_yaml_reads_it():
+    assert compose_checked(["workload=digits"]).protocol.fast == "auto"
+    assert compose_checked(["workload=digits", "protocol.fast=off"]).protocol.fast == "off"
+    assert compose_checked(["workload=digits", "protocol.fast=false"]).protocol.fast == "off"
+    with pytest.raises(ConfigError, match=r"protocol\.fast must be 'auto', 'off' or 'graph', but got 'quick'"):
+        compose_checked(["workload=digits", "protocol.fast=quick"])
+
+
+def test_a_record_without_a_step_names_no_loop():
+    class Breaks(Regression):
+        def on_fit_start(self):
+            raise torch.OutOfMemoryError("too large")
+
+    record, _ = run(Breaks)
+    assert (record.status, record.training_loop) == ("oom", None)
