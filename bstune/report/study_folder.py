@@ -28,7 +28,7 @@ EMPTY: dict[str, Any] = {
     "test": {},
     "scale_out": {"ideal": [], "with_all_reduce": []},
 }
-OLDER = "an older version of bstune wrote this study: what it did not write is missing here"
+OLDER = "an older version of bstune wrote this study: parts of its answer are missing"
 EMPTY_CRITICAL: dict[str, Any] = {
     **dict.fromkeys(("b_crit", "b_crit_low", "b_crit_high", "s_min", "e_min", "b_opt", "b_opt_low", "b_opt_high")),
     **dict.fromkeys(("perfect_scaling_below", "maximal_data_parallelism_above", "smallest", "largest", "note")),
@@ -119,7 +119,7 @@ def _read_summary(path: Path) -> Summary:
     if not isinstance(values, dict) or "points" not in values:
         raise StudyError(f"{path} is no curve.json of bstune: it lacks points")
     summary = completed(values)
-    if EMPTY.keys() - values.keys():
+    if not {"use", "critical", "curve"} <= values.keys():
         summary["notes"] = [*summary["notes"], OLDER]
     return summary
 
