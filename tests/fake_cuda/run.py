@@ -34,7 +34,7 @@ IMAGE_SHAPES = {
 SETTLED = 3  # steps after which nothing is built any more, such as an optimizer's state
 WORKLOADS = (
     *("digits", "fashion_mlp", "mnist_cnn", "fashion_cnn", "cifar_mlp"),
-    *("resnet_cifar", "resnet_cifar_fast", "airbench_cifar", "airbench_muon", "mobilenet_cifar"),
+    *("resnet_cifar", "resnet_cifar_fast", "airbench_cifar", "airbench_muon", "speedrun_cifar", "mobilenet_cifar"),
 )
 
 
