@@ -60,11 +60,13 @@ def run(out, *options):
 @pytest.mark.slow
 def test_recipes_and_a_sources_script_are_timed(tmp_path):
     (tmp_path / "airbench94.py").write_text(SCRIPT)
-    options = ("--seeds", "1", "--sources", str(tmp_path), "environment", "workloads", "sources")
+    options = ("--seeds", "1", "--sources", str(tmp_path), "--option", "protocol.fast=off")
+    options += ("environment", "workloads", "sources")
     found = run(tmp_path / "out", *options)
     trained = [line for line in found["workloads"] if "seed" in line]
     names = ["airbench_cifar", "airbench_muon", "speedrun_cifar", "resnet_cifar_fast", "resnet_cifar"]
     assert [line["workload"] for line in trained] == names
+    assert {line["loop"] for line in trained} == {"Lightning's: protocol.fast=off"}
     assert all(line["steps"] == 10 and 0.0 <= line["accuracy"] <= 1.0 for line in trained)
     summed = [line for line in found["workloads"] if "n" in line]
     assert [(line["workload"], line["n"]) for line in summed] == [(name, 1) for name in names]
@@ -78,7 +80,8 @@ def test_recipes_and_a_sources_script_are_timed(tmp_path):
 @pytest.mark.soak
 def test_every_other_section_runs_on_a_cpu(tmp_path):
     found = run(tmp_path, "--seconds", "300", "tests", "steps", "operators", "ceiling", "workers", "powers")
-    assert [line["batch_size"] for line in found["steps"]] == [16]
+    assert [line["fast"] for line in found["steps"]] == ["off", "auto", "graph"]
+    assert [line["loop"] for line in found["steps"]][1] == "lean"
     assert all(line["a_step"]["operators_of"] > 50 for line in found["operators"])
     assert [line["workers"] for line in found["workers"]] == [1, 2]
     (ceiling,) = found["ceiling"]

@@ -7,7 +7,7 @@ A section that fails says so in a line, and the next one runs; one that has no t
     tests        those that need CUDA
     workloads    every CIFAR recipe to its end: accuracy and seconds, several seeds
     sources      the scripts of their sources in the folder --sources, timed in the same way (see source.py)
-    steps        seconds per step over batch size, of each precision
+    steps        seconds per step over batch size, of each training loop and precision
     operators    operators, kernels and the host's time a step
     ceiling      the memory ceiling, exact to the multiple, of the whole device and of a part of it
     workers      trials side by side
@@ -58,6 +58,7 @@ LONG_RECIPES = {"resnet_cifar_fast": None, "resnet_cifar": None}
 NARROW = dict.fromkeys(RECIPES, ("workload.module.model.widths=[4,4,4]", "workload.module.model.whitening.images=100"))
 NARROW["resnet_cifar_fast"] = ("workload.module.model.width=4", "workload.module.model.whitening.images=100")
 NARROW["resnet_cifar"] = ("workload.module.model.width=4",)
+LOOPS = ("off", "auto", "graph")  # of protocol.fast
 SCRIPTS = ("airbench94.py", "airbench94_muon.py", "cifar10_speedrun.py")
 
 
@@ -70,6 +71,7 @@ class Day:
     tiny: bool
     seeds: int
     sources: Path | None
+    recipe_options: tuple[str, ...]  # of bstune, for the recipes, such as protocol.fast=graph
     start: float  # of time.monotonic()
     end: float
 
@@ -184,7 +186,7 @@ def workloads(day: Day) -> None:
             budget = () if examples is None else ("budget.steps=1", f"budget.examples={examples}")
             if results[name] and day.left < 1.2 * results[name][-1].wall_seconds:
                 continue
-            workload, protocol, size, lr = prepared(day.device, day.tiny, name, *budget)
+            workload, protocol, size, lr = prepared(day.device, day.tiny, name, *budget, *day.recipe_options)
             if seed < 0:  # once before, for the choice of kernels; the schedule's horizon stays the recipe's
                 run_trial(workload, TrialSpec(0, 0, size, lr, None, 0, max_steps=8), protocol)
                 continue
@@ -193,6 +195,7 @@ def workloads(day: Day) -> None:
             day.say(
                 "workloads",
                 workload=name,
+                options=day.recipe_options,
                 precision=protocol.trainer["precision"],
                 seed=seed,
                 status=result.status,
@@ -201,6 +204,7 @@ def workloads(day: Day) -> None:
                 training_seconds=result.train_seconds,
                 evaluation_seconds=result.eval_seconds,
                 seconds_per_step=result.seconds_per_step,
+                loop=result.training_loop,
                 message=result.message,
             )
         for name, own in results.items():
@@ -247,15 +251,17 @@ def sources(day: Day) -> None:
 
 
 def steps(day: Day) -> None:
-    """Say the seconds per step of airbench_cifar, over batch size and precision."""
+    """Say the seconds per step of airbench_cifar, over batch size, precision and training loop."""
     precisions = ("bf16-mixed", "16-true") if day.cuda else ("32-true",)
     sizes = (1024, 128, 512, 2048, 64, 256) if not day.tiny else (16,)
     for size, precision in ((size, precision) for size in sizes for precision in precisions):
         if day.left < 15.0:
             return
-        result = timed_trial(day, "airbench_cifar", size, 12 if day.tiny else 120, f"precision={precision}")
-        values = {"seconds_per_step": result.seconds_per_step, "message": result.message}
-        day.say("steps", batch_size=size, precision=precision, **values)
+        for loop in LOOPS:
+            options = (f"precision={precision}", f"protocol.fast={loop}")
+            result = timed_trial(day, "airbench_cifar", size, 12 if day.tiny else 120, *options)
+            values = {"seconds_per_step": result.seconds_per_step, "message": result.message}
+            day.say("steps", batch_size=size, precision=precision, fast=loop, loop=result.training_loop, **values)
 
 
 class Operators(TorchDispatchMode):
@@ -448,15 +454,23 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small networks and few steps, of random images")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--option", action="append", default=[], metavar="OPTION=VALUE", help="of bstune, for recipes")
     parser.add_argument("--sources", type=Path, help="folder of the sources' scripts")
     options = parser.parse_intermixed_args()
     if unknown := sorted(set(options.sections) - set(SECTIONS)):
         parser.error(f"there is no section {unknown[0]!r}: {', '.join(SECTIONS)}")
     options.out.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    whole = {"out": options.out.resolve(), "device": options.device, "tiny": options.tiny, "seeds": options.seeds}
-    sources = None if options.sources is None else options.sources.resolve()
-    day = Day(**whole, sources=sources, start=start, end=start + options.seconds)
+    day = Day(
+        out=options.out.resolve(),
+        device=options.device,
+        tiny=options.tiny,
+        seeds=options.seeds,
+        sources=None if options.sources is None else options.sources.resolve(),
+        recipe_options=tuple(options.option),
+        start=start,
+        end=start + options.seconds,
+    )
     quieten()
     seed_everything(0, verbose=False)
     if options.tiny or not real_data():

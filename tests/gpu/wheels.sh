@@ -7,7 +7,7 @@
 set -euo pipefail
 dest=${1:?usage: wheels.sh DEST [REQUIREMENT ...]}; shift
 checkout=$(realpath "$(dirname "$0")/../..")
-wanted=(hydra-core optuna mlflow-skinny sqlalchemy alembic pooch plotly pydantic "$@")
+wanted=(hydra-core optuna mlflow-skinny sqlalchemy alembic greenlet pooch plotly pydantic "$@")
 there='annotated-doc anyio certifi charset-normalizer click cloudpickle filelock fsspec h11 idna jinja2 kiwisolver
   markdown-it-py markupsafe matplotlib narwhals networkx numpy packaging pandas pillow pip protobuf psutil pygments
   pyparsing python-dateutil pyyaml requests rich scikit-learn scipy six sympy tqdm typing-extensions typing-inspection
