@@ -65,15 +65,15 @@ def run(case: Case) -> dict[str, Any]:
     by_phase: collections.Counter = collections.Counter()
     for (phase, _), times in LOG.operators.items():
         by_phase[phase] += times
-    steps = [step for step in LOG.steps if step]
+    steps = LOG.steps[:-1]  # without what follows the last step
     lengths = [len(step) for step in steps]
     return seen | {
         "events": [[*key, times] for key, times in sorted(LOG.events.items())],
         "operators": dict(by_phase),
-        "operators_a_step": statistics.median(lengths[SETTLED:]) if lengths[SETTLED:] else None,
+        "operators_a_step": round(statistics.mean(lengths[SETTLED:]), 1) if lengths[SETTLED:] else None,
         "lengths": lengths,
         "names": dict(collections.Counter(one.name for one in steps[-2]).most_common()) if steps[1:] else {},
-        "changes": changes(LOG.steps, SETTLED),
+        "changes": changes(steps, SETTLED),
     }
 
 

@@ -134,7 +134,7 @@ class Watch(TorchDispatchMode):
     def _made_up(self, tensor: Tensor) -> bool | int | float:
         if tensor.dtype == torch.bool:
             return True
-        if "torch/amp/" in place():  # nothing has overflowed
+        if place().startswith("torch/amp/"):  # nothing has overflowed
             return 0.0
         return 0.5 if tensor.dtype.is_floating_point else 1
 
@@ -164,7 +164,7 @@ def watching() -> Iterator[Log]:
 def changes(steps: list[list[Operator]], first: int) -> dict[str, int]:
     """Return what differs between consecutive steps from number ``first`` on: a captured graph would get it wrong."""
     seen: collections.Counter = collections.Counter()
-    whole = [step for step in steps if step][first:]
+    whole = steps[first:]
     for before, after in pairwise(whole):
         names = [one.name for one in before], [one.name for one in after]
         for tag, i, i_end, j, j_end in difflib.SequenceMatcher(None, *names, autojunk=False).get_opcodes():
