@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from bstune.core.records import FastMode
 from bstune.trial.batches import random_state
 from bstune.trial.compile import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
 from bstune.trial.watch import Number, watching
@@ -36,6 +37,11 @@ MOST_CAPTURES, WORTH = 4, 32
 TOLERANCE = 0.05
 ROUNDING = 1e-6  # and by this share of the tensor itself
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def eager_steps(mode: FastMode) -> int:
+    """Return how many steps of a trial come before the first replay."""
+    return WARM_STEPS if mode == "graph" else 0
 
 
 class CapturedSteps:
