@@ -243,7 +243,7 @@ SLOW["fashion_cnn"] = (1, 28, 28)
 SMALL = {
     "resnet_cifar": ["width=2"],
     "resnet_cifar_fast": ["width=2", "whitening.images=64"],
-    **dict.fromkeys(("airbench_cifar", "airbench_muon"), ["whitening.images=64", "widths=[8,8,8]"]),
+    **{name: ["whitening.images=64", "widths=[8,8,8]"] for name in ("airbench_cifar", "airbench_muon")},
 }
 
 
