@@ -89,6 +89,8 @@ def command() -> None:
             sys.path.insert(0, os.getcwd())  # as with python -m: the user's modules
         spin_shortly(os.environ)
         interruption.install()
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack letters of a name
         faulthandler.enable()  # a crash of the user's code in this process, as in the preflight, says where it was
         status = main()
     except KeyboardInterrupt:  # just before main() minds it, or just after

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from bstune.workloads.datasets import ImageDataset, Images
 
 
 class Recording(TorchDispatchMode):
@@ -53,3 +56,12 @@ def _made(result: Any, inputs: Any) -> dict[int, Tensor]:
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def random_images(shape: tuple[int, int, int], root: str = "") -> ImageDataset:
+    """Return a data set of random images, in place of one that would have to be read."""
+    random = np.random.default_rng(0)
+    train, test = (
+        Images(random.integers(0, 256, (n, *shape), np.uint8), random.integers(0, 10, n, np.int64)) for n in (256, 64)
+    )
+    return ImageDataset("random images", 255, train, test)

@@ -87,6 +87,9 @@ def test_graphs_that_overwrite_gradients_are_not_accumulated(mode, device, micro
     config.device, config.compile, config.protocol.micro_batch_size = "cuda", "reduce-overhead", 8
     with pytest.raises(ConfigError, match="compile=reduce-overhead replays CUDA graphs, which overwrite the gradients"):
         backend.make_protocol(config)
+    config.protocol.micro_batch_size, config.protocol.fast = None, "graph"
+    with pytest.raises(ConfigError, match="compile=reduce-overhead captures CUDA graphs of its own"):
+        backend.make_protocol(config)
 
 
 @pytest.mark.parametrize(("batch_size", "micro"), [(16, None), (20, 8)])

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections import deque
+from dataclasses import replace
 from functools import partial
 
 import graphs
@@ -13,8 +14,11 @@ from learners import learner, momentum, same_weights
 from toolbox import make_spec
 from torch import nn
 
+from bstune.study.prepare import compose_checked
 from bstune.trial import graph
 from bstune.trial.graph import CapturedSteps
+from bstune.trial.loop import run_trial
+from bstune.trial.workload import load
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.optim import Muon
 from bstune.workloads.schedules import linear_decay
@@ -98,11 +102,6 @@ def test_replays_are_the_steps(options, exact, recorded):
     if exact:
         assert losses == expected
         assert same_weights(module, plain)
-
-
-class Asking(Classifier):
-    def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) * (1.0 + self.global_step)
 
 
 class Numbering(Classifier):
@@ -239,8 +238,97 @@ def test_where_a_capture_fails_the_training_is_eager(record, reason, monkeypatch
     assert same_weights(module, plain)
 
 
-def test_a_capture_that_runs_out_of_memory_raises_it_and_leaves_the_weights(monkeypatch):
+# Whole trials
+
+
+AIRBENCH = ("workload.module.model.widths=[8,8,8]", "workload.module.model.whitening.images=64")
+FEW = ("mnist_cnn", "airbench_cifar")  # the others are run in the soak group
+SMALL = {
+    "fashion_mlp": ("[1,28,28]", "+workload.module.optimizer.fused=true"),
+    "mnist_cnn": ("[1,28,28]", "+workload.module.optimizer.fused=true"),
+    "resnet_cifar": ("[3,32,32]", "workload.module.model.width=4"),
+    "resnet_cifar_fast": ("[3,32,32]", "workload.module.model.width=4", "workload.module.model.whitening.images=64"),
+    "airbench_cifar": (
+        "[3,32,32]",
+        "workload.module.model.widths=[8,8,8]",
+        "workload.module.model.whitening.images=64",
+    ),
+    "airbench_muon": ("[3,32,32]", "workload.module.model.widths=[8,8,8]", "workload.module.model.whitening.images=64"),
+}
+
+
+def trial(workload, fast, *overrides):
+    """Run twelve steps of a workload on random images; return the record and the module."""
+    shape, *small = SMALL[workload]
+    images = ("workload.data.load._target_=graphs.random_images", f"+workload.data.load.shape={shape}")
+    options = ("budget.steps=12", "budget.examples=1", "protocol.evaluation_share=1", "protocol.noise_scale_every=5")
+    validation = () if "cifar" in workload or "airbench" in workload else ("workload.data.validation=32",)
+    config = [f"workload={workload}", f"protocol.fast={fast}", "device=cpu", "workload.target.metric=val/loss"]
+    built, protocol = load(compose_checked([*config, *images, *options, *validation, *small, *overrides]))
+    protocol = replace(protocol, target=protocol.target.never_met, divergence=1e9)
+    modules = []
+
+    def build(spec):
+        modules.append(built.build_module(spec))
+        return modules[-1]
+
+    result = run_trial(replace(built, build_module=build), make_spec(32, 0.02, 5), protocol)
+    return result, modules[-1]
+
+
+@pytest.mark.parametrize(
+    "workload", [name if name in FEW else pytest.param(name, marks=pytest.mark.soak) for name in SMALL]
+)
+def test_a_trial_is_that_of_eager_steps_to_the_bit(workload, recorded):
+    """History, noise scale and weights, with evaluations, averages and Lookahead between replays."""
+    result, module = trial(workload, "graph")
+    assert result.training_loop == "graph"
+    assert recorded
+    plain, other = trial(workload, "off")
+    assert (result.history, result.noise_scale) == (plain.history, plain.noise_scale)
+    assert len(result.history) > 1
+    assert len(result.noise_scale) == 2
+    assert same_weights(module, other)
+
+
+class Asking(Classifier):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1.0 + self.global_step)
+
+
+class Logging(Classifier):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("train/loss", loss)
+        return loss
+
+
+class Clipping(Classifier):
+    def on_before_optimizer_step(self, optimizer):
+        nn.utils.clip_grad_norm_(self.parameters(), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loop"),
+    [
+        (Classifier, "graph"),
+        (Asking, "lean, not graph: training_step uses trainer.global_step, which differs from step to step"),
+        (Logging, "lean, not graph: training_step uses self.log, which differs from step to step"),
+        (Clipping, "Lightning's: Clipping has on_before_optimizer_step"),
+    ],
+)
+def test_the_record_says_what_took_the_steps(kind, loop):
+    build = partial(network, kind=kind, optimizer=fused(torch.optim.SGD, momentum=0.9))
+    trained = [
+        learners.train(make_spec(16), learners.learning_protocol(20, fast=fast), build) for fast in ("graph", "off")
+    ]
+    assert trained[0][0].training_loop == loop
+    assert trained[0][0].history == trained[1][0].history
+    assert same_weights(trained[0][1], trained[1][1])
+
+
+def test_a_capture_that_runs_out_of_memory_ends_the_trial_as_a_step_would(monkeypatch):
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
     monkeypatch.setattr(graph, "record", partial(fail, error=error))
-    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-        train(network, optimizer=fused(torch.optim.SGD, momentum=0.9))
+    result, _ = learners.train(make_spec(16), learners.learning_protocol(20, fast="graph"))
+    assert (result.status, result.message) == ("oom", "CUDA out of memory. Tried to allocate 2 GiB")

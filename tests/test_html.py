@@ -80,6 +80,22 @@ def test_a_chart_of_no_points_is_none():
     assert json.loads(re.search(r"json\">(.*?)</script>", chart([{"x": []}, DOT], {}))[1])["data"] == [DOT]
 
 
+@pytest.mark.parametrize(
+    ("values", "changes", "dtick"),
+    [
+        ([1, 2000], {}, "D2"),
+        ([26, 45, None, 0], {}, None),  # neither 20 nor 50 lies between
+        ([26, 45], {"range": [0, 3]}, "D2"),
+        ([1, 2000], {"range": [1.4, 1.6]}, None),
+        ([None], {}, None),
+    ],
+)
+def test_an_axis_of_less_than_two_decades_has_plotlys_own_ticks(values, changes, dtick):
+    spec = chart([{"x": [1] * len(values), "y": values}], {"yaxis": axis("seconds", **changes)})
+    found = json.loads(re.search(r'json">(.*?)</script>', spec)[1])["layout"]["yaxis"]
+    assert (found.get("dtick"), "nticks" in found) == (dtick, dtick is None)
+
+
 @pytest.mark.parametrize(("title", "found"), [("Config and versions", "config-and-versions"), ("S(B) & T", "s-b-t")])
 def test_anchors(title, found):
     assert anchor(title) == found

@@ -238,12 +238,13 @@ def test_a_trial_is_what_it_is_under_lightnings_loop(case):
 
 
 SHAPES = {"digits": (1, 8, 8), "fashion_mlp": (1, 28, 28), "mnist_cnn": (1, 28, 28), "cifar_mlp": (3, 32, 32)}
-SLOW = dict.fromkeys(("resnet_cifar", "resnet_cifar_fast", "airbench_cifar", "airbench_muon"), (3, 32, 32))
+RECIPES = ("airbench_cifar", "airbench_muon", "speedrun_cifar")
+SLOW = dict.fromkeys(("resnet_cifar", "resnet_cifar_fast", *RECIPES), (3, 32, 32))
 SLOW["fashion_cnn"] = (1, 28, 28)
 SMALL = {
     "resnet_cifar": ["width=2"],
     "resnet_cifar_fast": ["width=2", "whitening.images=64"],
-    **{name: ["whitening.images=64", "widths=[8,8,8]"] for name in ("airbench_cifar", "airbench_muon")},
+    **{name: ["whitening.images=64", "widths=[8,8,8]"] for name in RECIPES},
 }
 
 
@@ -387,7 +388,7 @@ def test_the_option_is_auto_or_off_also_as_yaml_reads_it():
     assert compose_checked(["workload=digits"]).protocol.fast == "auto"
     assert compose_checked(["workload=digits", "protocol.fast=off"]).protocol.fast == "off"
     assert compose_checked(["workload=digits", "protocol.fast=false"]).protocol.fast == "off"
-    with pytest.raises(ConfigError, match=r"protocol\.fast must be 'auto' or 'off', but got 'quick'"):
+    with pytest.raises(ConfigError, match=r"protocol\.fast must be 'auto', 'off' or 'graph', but got 'quick'"):
         compose_checked(["workload=digits", "protocol.fast=quick"])
 
 

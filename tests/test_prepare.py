@@ -92,8 +92,8 @@ def test_a_parent_whose_state_is_no_use_is_trained_again_from_the_start(train, o
     ],
 )
 def test_a_precision_that_the_device_does_not_have_is_refused(monkeypatch, precision, device, has_bfloat16, found):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bfloat16)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GTX")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda asked: (8, 0) if has_bfloat16 else (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda asked: "GTX")
     if " " in found:
         with pytest.raises(ConfigError, match=found):
             resolve_precision(precision, device)

@@ -12,7 +12,7 @@ from bstune.core.clock import Phase
 from bstune.core.errors import ConfigError, HardwareError
 from bstune.hardware import memory
 from bstune.hardware.memory import ProbeResult
-from bstune.hardware.probe import MemoryClock, TrialProbe, _read, measure_ceiling
+from bstune.hardware.probe import MemoryClock, TrialProbe, _clock, _read, measure_ceiling
 from bstune.workloads.models import mlp
 
 MiB = 2**20
@@ -60,6 +60,35 @@ def test_memory_that_runs_out_is_of_a_phase(phases, peaks, error, enforced, outc
     expected = ProbeResult(8, outcome, 100, None if error else peaks[1], max(peaks), error)
     assert clock.result(8, 100, error, enforced) == expected
     assert len(resets) == len(phases)
+
+
+@pytest.mark.parametrize(
+    ("outside", "reserved", "most", "limit", "peak"),
+    [
+        (2, 10, 12, None, 14),  # all that was there at the start is still there
+        (5, 10, 12, None, 17),  # libraries have been loaded meanwhile
+        (1, 10, 12, None, 14),  # another process has ended
+        (5, 10, 12, 40, 17),
+    ],
+)
+def test_the_peak_of_a_cuda_device_has_what_was_loaded_after_the_start(
+    monkeypatch, outside, reserved, most, limit, peak
+):
+    device, capped = torch.device("cuda", 1), []
+    answers = {
+        "mem_get_info": lambda asked: (78, 80),
+        "memory_reserved": lambda asked: reserved,
+        "max_memory_reserved": lambda asked: most,
+        "reset_peak_memory_stats": lambda asked: None,
+        "set_per_process_memory_fraction": lambda share, asked: capped.append((share, asked)),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    clock, found = _clock(device, limit, lambda phase: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda asked: (80 - outside - reserved, 80))
+    clock.enter(Phase.TRAINING)
+    assert (clock.peaks, found) == ({Phase.STARTUP: peak}, 80 if limit is None else limit)
+    assert capped == ([] if limit is None else [((limit - 2) / 80, device)])
 
 
 @pytest.mark.parametrize(

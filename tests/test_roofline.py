@@ -265,22 +265,34 @@ def test_the_best_of_the_sizes_that_there_is_time_for_is_the_limit(seconds, size
 
 
 @pytest.mark.parametrize(
-    ("precision", "device", "allowed", "capability", "expected", "multiple"),
+    ("precision", "device", "products", "convolves", "capability", "expected", "multiple"),
     [
-        ("32-true", "cpu", "high", None, "fp32", None),
-        ("bf16-mixed", "cuda", "highest", (9, 0), "bf16", 8),
-        ("32-true", "cuda", "highest", (9, 0), "fp32", None),
-        ("32-true", "cuda", "high", (9, 0), "tf32", 4),
-        ("32-true", "cuda", "medium", (8, 0), "tf32", 4),
-        ("32-true", "cuda", "high", (7, 5), "fp32", None),
-        ("16-mixed", "cuda", "high", (9, 0), "fp16", 8),
+        ("32-true", "cpu", "tf32", None, None, "fp32", None),
+        ("bf16-mixed", "cuda", "ieee", "tf32", (9, 0), "bf16", 8),
+        ("32-true", "cuda", "ieee", None, (9, 0), "fp32", None),
+        ("32-true", "cuda", "ieee", "tf32", (9, 0), "tf32", 4),  # torch's default, of a convolution
+        ("32-true", "cuda", "tf32", "ieee", (9, 0), "fp32", None),
+        ("32-true", "cuda", "tf32", None, (9, 0), "tf32", 4),
+        ("32-true", "cuda", "tf32", None, (8, 0), "tf32", 4),
+        ("32-true", "cuda", "tf32", "tf32", (7, 5), "fp32", None),
+        ("16-mixed", "cuda", "tf32", None, (9, 0), "fp16", 8),
     ],
 )
-def test_arithmetic_and_its_multiple(monkeypatch, precision, device, allowed, capability, expected, multiple):
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: allowed)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    found = arithmetic_of(precision, device)
+def test_arithmetic_and_its_multiple(
+    monkeypatch, precision, device, products, convolves, capability, expected, multiple
+):
+    monkeypatch.setattr(roofline, "products_in_tf32", lambda: products == "tf32")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(roofline, "convolutions_in_tf32", lambda: convolves == "tf32")
+    found = arithmetic_of(precision, torch.device(device), convolves is not None)
     assert (found, roofline.tensor_core_multiple(found, device)) == (expected, multiple)
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"), [(nn.Sequential(nn.Linear(2, 2)), False), (nn.Sequential(nn.Conv1d(2, 2, 1)), True)]
+)
+def test_a_convolution_is_found(module, expected):
+    assert roofline.is_convolutional(module) == expected
 
 
 @pytest.mark.parametrize(

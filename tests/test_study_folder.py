@@ -28,11 +28,12 @@ def write_study(folder, **texts):
 
 
 def test_a_whole_study_is_read_from_its_folder_and_from_its_curve(tmp_path):
-    folder = write_study(tmp_path, survey='{"device": "cpu"}')
+    hardware = {"high": 8, "measured": {}, "ceiling": {"at": {}, "smallest": 4}}
+    folder = write_study(tmp_path, survey=json.dumps(hardware))
     study = read_study(folder)
     assert study == read_study(folder / "curve.json")
     assert [trial.number for trial in study.trials] == [0, 1]
-    assert (study.hardware, study.config, study.best) == ({"device": "cpu"}, {"seed": 0}, {"best_by_time": {"lr": 0.1}})
+    assert (study.hardware, study.config, study.best) == (hardware, {"seed": 0}, {"best_by_time": {"lr": 0.1}})
     assert study.notes == ()
 
 
@@ -50,6 +51,7 @@ def test_a_curve_of_another_name_is_read_without_what_lies_beside_it(tmp_path):
         ({"config": "a: [1"}, "config", "config.yaml cannot be read: "),
         ({"config": ""}, "config", "config.yaml is empty, or no mapping"),
         ({"survey": '{"device": '}, "hardware", "hardware.json cannot be read: "),
+        ({"survey": '{"high": 8, "ceiling": {"smallest": 4}}'}, "hardware", "hardware.json is of another version"),
         ({"best": None}, "best", "best.yaml is missing"),
         ({"trials": None}, "trials", "trials.jsonl is missing"),
         ({"trials": '{"slot": 3}\n'}, "trials", "trials.jsonl: line 1: the trial record is of a former version"),

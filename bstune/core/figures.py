@@ -85,7 +85,10 @@ def log_axis(axes: "Axes", name: str, limits: tuple[float, float], decimal: bool
 
     On ``x`` these are batch sizes, powers of two, unless they are to be ``decimal``.
     """
-    every, ticks = _batch_ticks(*limits) if name == "x" and not decimal else _decimal_ticks(*limits)
+    if name == "x" and not decimal:
+        every, ticks = _batch_ticks(*limits)
+    else:
+        every, ticks = _decimal_ticks(*limits, fewest=3 if name == "x" else 4)  # beside each other they take more room
     axes.set(**{f"{name}scale": "log", f"{name}lim": limits})
     axis = axes.xaxis if name == "x" else axes.yaxis
     axis.set_ticks(ticks, [format_number(tick, 6) for tick in ticks])
@@ -109,7 +112,7 @@ def _batch_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
     return every, sorted([*every, *halves])
 
 
-def _decimal_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
+def _decimal_ticks(low: float, high: float, fewest: int) -> tuple[list[float], list[float]]:
     """Return the round numbers from ``low`` to ``high``, and those that get a label: 1-3, 1-2-5, or finer."""
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
 
@@ -117,7 +120,7 @@ def _decimal_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
         return [digit * 10.0**decade for decade in decades for digit in digits if low <= digit * 10.0**decade <= high]
 
     choices = [within(digits) for digits in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0))]
-    return within(range(1, 10)), next((ticks for ticks in choices if len(ticks) >= 4), choices[-1])
+    return within(range(1, 10)), next((ticks for ticks in choices if len(ticks) >= fewest), choices[-1])
 
 
 @dataclass(frozen=True)

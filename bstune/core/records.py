@@ -34,7 +34,7 @@ LOOK_BACK = 1.25
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 COMPILE_MODES: tuple[CompileMode, ...] = get_args(CompileMode)
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-FastMode = Literal["auto", "off"]
+FastMode = Literal["auto", "off", "graph"]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class TrialResult:
         seconds_per_step: tau(B): the survey's, where there is one, so that a machine under load does not decide; else
             the trial's own. None if no step was finished.
         device: name of the device.
-        versions: versions of the packages that the result depends on.
+        versions: versions of the packages that the result depends on; on CUDA, also its libraries and their settings.
         history: (step, value) pairs of the target's metric, from the first step; a value that was not finite is None.
         message: the error, for ``diverged``, ``oom`` and ``failed``.
         resumed_from: number of the stopped trial that it continues; None: it started afresh.
@@ -131,7 +131,8 @@ class TrialResult:
         hyperparameters: further ones that the study searches, by name.
         measured_seconds_per_step: the trial's own, the median over segments after warm-up; None where it is no other.
         horizon: steps after which its schedule ends, of a workload whose schedule ends with the trial; else None.
-        training_loop: what took the steps: ``lean``, or ``Lightning's: `` and why; None: no Trainer took any.
+        training_loop: what took the steps: ``lean``, ``graph``, or ``lean, not graph: `` or ``Lightning's: `` and why;
+            None: no Trainer took any.
     """
 
     number: int

@@ -14,8 +14,9 @@ process looks at the probe's resident memory every few milliseconds and ends it 
 compared at the end. (A thread that looks, in the probe, would change when Python's collector frees tensors.) The
 system's out-of-memory killer ends a probe first, by its score; that counts as not fitting.
 
-On CUDA the peak is what the caching allocator had reserved, plus all that was taken on the device when the process
-began: its own context, and what other processes use. The limit is the allocator's own.
+On CUDA the peak is what the caching allocator had reserved, plus the most that was taken on the device beside it: the
+context and the libraries, which load with their first use, and what other processes use. The allocator enforces the
+limit for itself alone, so where one is given the peak is compared with it too.
 """
 
 import os
@@ -85,7 +86,7 @@ class MemoryClock(TrialClock):
         return elapsed
 
     def result(self, batch_size: int, limit: int, out_of_memory: str | None, enforced: bool) -> ProbeResult:
-        """Return the result of a probe that ended by itself; peaks count if the allocator ``enforced`` no limit."""
+        """Return the result of a probe that ended by itself; peaks count unless the device ``enforced`` the limit."""
         training = None if out_of_memory else self.peaks.get(Phase.TRAINING)
         over = [] if enforced else [PHASES[phase] for phase in PHASES if self.peaks.get(phase, 0) > limit]
         outcome: Outcome = PHASES[self.last] if out_of_memory is not None else over[0] if over else "fits"
@@ -213,7 +214,7 @@ def _run(probe: TrialProbe, batch_size: int, sender: Connection, log: str, envir
         sender.send(ConfigError(str(error)))
         return
     out_of_memory = (result.message or "out of memory") if result.status == "oom" else None
-    sender.send(clock.result(batch_size, limit, out_of_memory, enforced=not probe.on_cpu))
+    sender.send(clock.result(batch_size, limit, out_of_memory, enforced=not probe.on_cpu and probe.limit is None))
 
 
 def _clock(device: torch.device, limit: int | None, report: Callable[[Phase], object]) -> tuple[MemoryClock, int]:
@@ -223,13 +224,16 @@ def _clock(device: torch.device, limit: int | None, report: Callable[[Phase], ob
         return MemoryClock(memory.peak_resident_bytes, reset, report), limit or 0
     free, total = torch.cuda.mem_get_info(device)
     taken = total - free
+
+    def peak() -> int:
+        # What is no tensor grows after the start: kernels and libraries are loaded with their first use.
+        free = torch.cuda.mem_get_info(device)[0]
+        outside = max(taken, total - free - torch.cuda.memory_reserved(device))
+        return outside + torch.cuda.max_memory_reserved(device)
+
     if limit is not None:
         memory.cap_cuda_memory(device, (limit - taken) / total)
-    clock = MemoryClock(
-        lambda: taken + torch.cuda.max_memory_reserved(device),
-        lambda: torch.cuda.reset_peak_memory_stats(device),
-        report,
-    )
+    clock = MemoryClock(peak, lambda: torch.cuda.reset_peak_memory_stats(device), report)
     return clock, total if limit is None else limit
 
 

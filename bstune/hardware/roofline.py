@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from bstune.core.errors import HardwareError
+from bstune.trial.device import convolutions_in_tf32, products_in_tf32
 
 Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32}
@@ -58,12 +59,21 @@ class DeviceLimits:
         return self.flops_per_second / self.bytes_per_second
 
 
-def arithmetic_of(precision: str, device_type: str) -> Arithmetic:
-    """Return the arithmetic of matrix products under a precision of the config, such as ``bf16-mixed``."""
+def arithmetic_of(precision: str, device: torch.device, convolves: bool) -> Arithmetic:
+    """Return the arithmetic of a network's products under a precision of the config, such as ``bf16-mixed``.
+
+    One that ``convolves`` has most of its FLOPs in convolutions, which cuDNN by default computes in tf32 where the
+    device has it; matrix products are in tf32 where PyTorch was told so.
+    """
     name = PRECISIONS[precision.partition("-")[0]]
-    # In tf32 where PyTorch's float32 matmul precision is not "highest" and the device has it.
-    lowered = name == "fp32" and device_type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if lowered and torch.cuda.get_device_capability()[0] >= 8 else name
+    if name != "fp32" or device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 8:
+        return name
+    return "tf32" if (convolutions_in_tf32() if convolves else products_in_tf32()) else name
+
+
+def is_convolutional(module: nn.Module) -> bool:
+    """Return whether a module has a convolution in it."""
+    return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
 
 
 def tensor_core_multiple(arithmetic: str, device_type: str) -> int | None:

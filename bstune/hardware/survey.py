@@ -240,20 +240,32 @@ def _roofline(
     if config.devices > 1:
         return None, None, (f"no roofline: it is one device's, and {config.devices} share the steps",)
     options, limits, cost, notes = config.hardware.ceilings, None, None, list[str]()
+    module: LightningModule | None = None
     with optional("no roofline", notes):
-        arithmetic = roofline.arithmetic_of(config.precision, device.type)
+        module, _ = at_start(workload, _spec(space.low, space), protocol)
+    convolves = module is not None and roofline.is_convolutional(module)
+    with optional("no roofline", notes):
+        arithmetic = roofline.arithmetic_of(config.precision, device, convolves)
         limits = timing.measure_limits(
             device, arithmetic, options.seconds, list(options.matrix_sizes), list(options.copy_bytes)
         )
-        module, _ = at_start(workload, _spec(space.low, space), protocol)
-        module.to(device).train()
-
-        def batch(size: int) -> Any:
-            return on_device(workload, module, next(iter(workload.train_batches(_spec(size, space)))), device)
-
-        sizes = list(options.traced_batch_sizes)
-        cost = roofline.step_cost(module, batch, roofline.training_loss, arithmetic, sizes)
+        if module is not None:
+            cost = _step_cost(module.to(device).train(), device, arithmetic, workload, space, options)
     return limits, cost, tuple(notes)
+
+
+def _step_cost(
+    module: LightningModule,
+    device: torch.device,
+    arithmetic: roofline.Arithmetic,
+    workload: Workload,
+    space: Space,
+    options: DictConfig,
+) -> roofline.StepCost:
+    def batch(size: int) -> Any:
+        return on_device(workload, module, next(iter(workload.train_batches(_spec(size, space)))), device)
+
+    return roofline.step_cost(module, batch, roofline.training_loss, arithmetic, list(options.traced_batch_sizes))
 
 
 def _spec(batch_size: int, space: Space) -> TrialSpec:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from bstune.core.step_time import fit_step_times
 from bstune.hardware.roofline import DTYPES, Arithmetic, DeviceLimits, tensor_core_multiple, training_loss
 from bstune.trial.batches import endless, micro_batch_sizes
 from bstune.trial.compile import compiled
-from bstune.trial.device import synchronize
+from bstune.trial.device import device_of, products_in, synchronize
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.start import at_start
 from bstune.trial.trainer import without_monitors
@@ -31,15 +31,15 @@ TIMER_CALLS = 5  # of a size at least: three to warm up, one to choose the block
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Seconds per step at one batch size, over the steps of all repeats."""
+    """Seconds per step at one batch size, over the means of all repeats."""
 
     batch_size: int
     seconds: float  # median
     low: float  # lower quartile
     high: float  # upper quartile
-    drift: float  # largest over smallest median of a repeat, less 1
+    drift: float  # largest over smallest of them, less 1
     steps: int  # how many were timed
-    bare: float | None  # median of the bare forward, backward and optimizer step; None: not timed
+    bare: float | None  # likewise, of the bare forward, backward and optimizer step; None: not timed
 
     @property
     def throughput(self) -> float:
@@ -95,7 +95,7 @@ def measure_step_times(
     start, ends = now(), (min(sizes), max(sizes))
     taken: list[tuple[float, float]] = []
     trials: dict[int, list[Sequence[float]]] = {}
-    bares: dict[int, list[float]] = {size: [] for size in sizes}
+    bares: dict[int, list[Sequence[float]]] = {size: [] for size in sizes}
     for size in visits(sizes, repeats, seed):
         began = now()
         # What a visit takes is predicted from those so far; a smaller one may still end in time where this does not.
@@ -104,7 +104,7 @@ def measure_step_times(
             continue
         trial, bare = run(size)
         trials.setdefault(size, []).append(trial)
-        bares[size].extend(bare)
+        bares[size] += [bare] if bare else []
         taken.append((float(size), now() - began))
     return Measured(
         timings=tuple(summarize(size, trials[size], bares[size]) for size in sorted(trials)),
@@ -113,26 +113,67 @@ def measure_step_times(
     )
 
 
-def summarize(batch_size: int, repeats: Sequence[Sequence[float]], bare: Sequence[float] = ()) -> StepTiming:
-    """Return median and quartiles over the steps of all repeats, in seconds; ``bare`` are those of a bare loop."""
-    medians = [statistics.median(repeat) for repeat in repeats]
-    steps = list(chain(*repeats))
-    low, middle, high = np.quantile(steps, (0.25, 0.5, 0.75)).tolist()
-    drift = max(medians) / min(medians) - 1.0
-    return StepTiming(batch_size, middle, low, high, drift, len(steps), statistics.median(bare) if bare else None)
+def summarize(batch_size: int, repeats: Sequence[Sequence[float]], bare: Sequence[Sequence[float]] = ()) -> StepTiming:
+    """Return median and quartiles over the means of repeats, in seconds; ``bare`` are those of a bare loop.
+
+    Means, as what some steps alone do, such as making the batches of several, is part of them all.
+    """
+    means = [statistics.mean(repeat) for repeat in repeats]
+    low, middle, high = np.quantile(means, (0.25, 0.5, 0.75)).tolist()
+    drift = max(means) / min(means) - 1.0
+    steps = sum(map(len, repeats))
+    return StepTiming(
+        batch_size, middle, low, high, drift, steps, statistics.median(map(statistics.mean, bare)) if bare else None
+    )
+
+
+def _marker(
+    device: torch.device, now: Callable[[], float]
+) -> tuple[Callable[[], Any], Callable[[tuple[Any, Any]], float]]:
+    """Return what marks a moment of the device's work, and what tells the seconds between two such marks.
+
+    On CUDA the marks are events of its stream: to set one does not wait, so that the host prepares the next step while
+    the device computes, as in training; the seconds are read once the device has been waited for.
+    """
+    if device.type != "cuda":
+        return now, lambda pair: pair[1] - pair[0]
+
+    def mark() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        return event
+
+    return mark, lambda pair: pair[0].elapsed_time(pair[1]) / 1000.0
 
 
 class _StepClock(TrialClock):
-    """A trial's clock that notes the training seconds so far whenever the first micro-batch of a step is drawn."""
+    """A trial's clock that marks when the first micro-batch of a step is drawn, and where the training pauses."""
 
-    def __init__(self, now: Callable[[], float], synchronize: Callable[[], None]) -> None:
+    def __init__(self, now: Callable[[], float], synchronize: Callable[[], None], mark: Callable[[], Any]) -> None:
         super().__init__(now, synchronize)
-        self.ticks: list[float] = []
+        self.steps: list[list[tuple[Any, Any]]] = []  # of each step the marks around its stretches of training
+        self._mark, self._begin = mark, None
+
+    def enter(self, phase: Phase) -> float:
+        """End a stretch of training, and begin another one with the phase."""
+        if self._phase is Phase.TRAINING:
+            self._end_stretch(self._mark())
+        elapsed = super().enter(phase)
+        if phase is Phase.TRAINING:
+            self._begin = self._mark()
+        return elapsed
 
     def tick(self) -> None:
+        """Begin a step, if the training runs."""
         if self._phase is Phase.TRAINING:
-            self.enter(Phase.TRAINING)
-            self.ticks.append(self.seconds(Phase.TRAINING))
+            moment = self._mark()
+            self._end_stretch(moment)
+            self.steps.append([])
+            self._begin = moment
+
+    def _end_stretch(self, moment: Any) -> None:
+        if self.steps:
+            self.steps[-1].append((self._begin, moment))
 
 
 @dataclass(frozen=True)
@@ -163,9 +204,11 @@ def time_trial(
 ) -> tuple[float, ...]:
     """Return the seconds of each of ``steps`` steps of a real trial, after the protocol's warm-up, evaluation left out.
 
-    A step lasts from one request for a batch to the next, the device synchronized at each.
+    A step lasts from one request for a batch to the next, as the device gets to it: it is waited for at the end alone.
     """
-    clock = _StepClock(now, partial(synchronize, torch.device(protocol.trainer.get("accelerator", "cpu"))))
+    device = device_of(protocol.trainer)
+    mark, seconds_between = _marker(device, now)
+    clock = _StepClock(now, partial(synchronize, device), mark)
     sizes = micro_batch_sizes(batch_size, protocol.micro_batch_size)
     # The first step's edge is the first tick within training, and the last step ends without one.
     budget = Budget(protocol.warmup_steps + steps + 2, 1)
@@ -177,7 +220,9 @@ def time_trial(
         clock=clock,
         horizon=max(budget.steps, protocol.budget.last_step(batch_size)),
     )
-    timed = tuple(b - a for a, b in pairwise(clock.ticks))[protocol.warmup_steps :][:steps]
+    synchronize(device)
+    finished = clock.steps[protocol.warmup_steps : -1][:steps]
+    timed = tuple(sum(map(seconds_between, stretches)) for stretches in finished)
     if len(timed) < steps:
         raise HardwareError(
             f"{steps} steps were to be timed at batch size {batch_size}, but the trial ended after {result.steps} of "
@@ -198,6 +243,7 @@ def time_bare(
     """Return the seconds of steps of a bare loop in the trial's precision, compiled as it, without a Trainer.
 
     Each is a batch of B, even where trials accumulate, zero_grad, forward, backward and optimizer step; no schedule.
+    The device is waited for at the end alone.
     """
     spec = TrialSpec(0, 0, batch_size, lr, None, 0)
     module, trainer = at_start(workload, spec, protocol)
@@ -209,23 +255,24 @@ def time_bare(
         )
     (optimizer,) = optimizers
     stream = endless(workload.train_batches(spec))
-    seconds: list[float] = []
+    mark, seconds_between = _marker(device, now)
+    marks: list[Any] = []
 
     def loss() -> torch.Tensor:
         batch = on_device(workload, module, precision.convert_input(next(stream)), device)
         optimizer.zero_grad()
         with precision.train_step_context():
-            return training_loss(module, batch, len(seconds))
+            return training_loss(module, batch, len(marks))
 
     with compiled(protocol.compile, module, loss):
+        synchronize(device)
         for _ in range(protocol.warmup_steps + steps):
-            synchronize(device)
-            start = now()
+            marks.append(mark())
             loss().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            synchronize(device)
-            seconds.append(now() - start)
-    return tuple(seconds[protocol.warmup_steps :])
+        marks.append(mark())
+        synchronize(device)
+    return tuple(map(seconds_between, pairwise(marks)))[protocol.warmup_steps :]
 
 
 def measure_limits(
@@ -251,9 +298,10 @@ def measure_limits(
         return lambda: target.copy_(source)
 
     try:
-        flops = _best_rate(product, 3, device, share, matrix_sizes)
-        odd = [size + 1 for size in matrix_sizes]
-        misaligned = None if multiple is None else _best_rate(product, 3, device, share, odd)
+        with products_in(tf32=arithmetic == "tf32"):
+            flops = _best_rate(product, 3, device, share, matrix_sizes)
+            odd = [size + 1 for size in matrix_sizes]
+            misaligned = None if multiple is None else _best_rate(product, 3, device, share, odd)
         bandwidth = _best_rate(copy, 1, device, share, copy_bytes)
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         reason = (str(error) or type(error).__name__).splitlines()[0]

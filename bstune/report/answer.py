@@ -34,6 +34,7 @@ NOISY = 0.2  # by how much steps at one batch size may differ on a quiet machine
 HALF = 0.5  # efficiency: the first number of devices below it is the last that is named
 MORE = 4  # times what was spent, where more of it is the advice
 LIGHTNINGS = "Lightning's: "  # begins the name of a training loop that is not bstune's
+NOT_CAPTURED = "lean, not graph: "  # and of one whose steps were to be captured
 NOTES_LEFT = "and {} in curve.json"
 
 
@@ -90,10 +91,12 @@ def answer(summary: Row) -> Answer:
 
 
 def _loop_notes(summary: Row) -> Iterator[str]:
-    """Yield why Lightning's own loop took the steps of trials, where the option does not say so."""
+    """Yield why another loop took the steps of trials than the option asks for."""
     for name in summary.get("training_loops") or ():
         if name.startswith(LIGHTNINGS) and "protocol.fast" not in name:
             yield f"Lightning's own loop took the steps, not the lean one: {name.removeprefix(LIGHTNINGS)}"
+        elif name.startswith(NOT_CAPTURED):
+            yield f"steps were not captured as a CUDA graph: {name.removeprefix(NOT_CAPTURED)}"
 
 
 def _only(lines: Mapping[str, Iterable[str | None]]) -> tuple[Line, ...]:

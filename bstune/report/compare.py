@@ -139,7 +139,7 @@ class Pair:
     @property
     def interval(self) -> str:
         """The interval of the ratio, in words."""
-        low, high = (format_number(end, 2) for end in (self.low, self.high))
+        low, high = (format_number(end) for end in (self.low, self.high))  # three digits: 1.04 differs from 1
         if self.low is None or self.high is None:
             return "open" if self.low is self.high else f"above {low}" if self.high is None else f"below {high}"
         return f"{low} to {high}"

@@ -71,7 +71,7 @@ def paint_comparison(figure: "Figure", found: Comparison) -> None:
     _draw_curves(curves, drawn)
     _draw_collapse(law, drawn, found.collapse)
     _draw_rows(critical, drawn, _critical_row, "Critical batch size (examples)")
-    _draw_rows(times, drawn, _time_row, "Time to target (seconds of training)")
+    _draw_rows(times, drawn, _time_row, "Time to target (seconds)")
     for i, look in enumerate(drawn):
         _write(critical, -0.03, i - 0.3, look.name, look.colour, ha="right", fontsize=8.5)
         for below, text in ((0.02, look.study.target), (0.28, look.study.device)):

@@ -121,10 +121,7 @@ def _critical(found: Comparison) -> str:
     for i, study in enumerate(found.studies):
         middle = study.b_crit or study.b_crit_low or study.b_crit_high
         if middle is not None:
-            low, high = (
-                study.b_crit_low or min(sizes) / 2.0,
-                study.b_crit_high or 2.0 * max(sizes),
-            )  # an open end is far
+            low, high = study.b_crit_low or min(sizes) / 2.0, study.b_crit_high or 2.0 * max(sizes)  # open: far
             ends = {"array": [high - middle], "arrayminus": [middle - low]}
             bar = {"type": "data", "symmetric": False, **ends, "color": _look(i)["color"], "thickness": 2.5}
             shown = {"marker": {**_look(i), "size": 10}, "error_x": bar, "showlegend": False}

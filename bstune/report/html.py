@@ -9,6 +9,7 @@ import base64
 import gzip
 import hashlib
 import html
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 from bstune.core.records import dump_json
 
 DIGITS = 5  # of the numbers in charts: finer than a pixel
+WIDE = 2.0  # decades
 LEVEL = 4  # of gzip: 0.1 s for plotly's 4.8 MB, which become 2.0 as text; 0.3 MB more at level 1, 0.1 less at 9
 CHART = '<figure class="chart">'
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -124,6 +126,14 @@ def chart(traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], captio
         "uirevision": "kept",  # a zoom outlives a change of colours
         **layout,
     }
+    for name in ("x", "y"):
+        shown = whole.get(f"{name}axis", {})
+        if shown.get("type") == "log":
+            values = [value for one in traces for value in one.get(name, ()) if value is not None and value > 0.0]
+            ends = shown.get("range") or [math.log10(value) for value in values]
+            # ticks at 20, 50, 100, ...; where few of them or none would be, plotly's own choice
+            ticks = {"dtick": "D2"} if ends and max(ends) - min(ends) > WIDE else {"nticks": 3}
+            whole[f"{name}axis"] = {**shown, **ticks}
     # dump_json leaves no character that is not ASCII; without < no text in it ends the element.
     spec = dump_json(_rounded({"data": traces, "layout": whole})).replace("<", "\\u003c")
     below = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
@@ -142,7 +152,7 @@ def axis(title: str, log: bool = True, **changes: Any) -> dict[str, Any]:
         "automargin": True,
         "exponentformat": "none",
         "separatethousands": True,
-        **({"dtick": "D2", "tickformat": ",~r"} if log else {}),  # 20, 50, 100 in full: plotly writes 2, 5, 100
+        **({"tickformat": ",~r"} if log else {}),  # 20, 50, 100 in full: plotly writes 2, 5, 100
         **changes,
     }
 

@@ -28,7 +28,7 @@ EMPTY: dict[str, Any] = {
     "test": {},
     "scale_out": {"ideal": [], "with_all_reduce": []},
 }
-OLDER = "an older version of bstune wrote this study: what it did not write is missing here"
+OLDER = "an older version of bstune wrote this study: parts of its answer are missing"
 EMPTY_CRITICAL: dict[str, Any] = {
     **dict.fromkeys(("b_crit", "b_crit_low", "b_crit_high", "s_min", "e_min", "b_opt", "b_opt_low", "b_opt_high")),
     **dict.fromkeys(("perfect_scaling_below", "maximal_data_parallelism_above", "smallest", "largest", "note")),
@@ -66,6 +66,9 @@ def read_files(files: Output) -> StudyFolder:
     """Return what there is in a study's folder, which need not have a ``curve.json``: the summary is then empty."""
     notes = list[str]()
     hardware = _read(files.survey, json.loads, notes) if files.survey.exists() else None
+    if hardware is not None and not {"high", "measured", "at", "smallest"} <= {*hardware, *hardware.get("ceiling", ())}:
+        notes.append(f"{files.survey.name} is of another version of bstune, and is left out")
+        hardware = None
     config, best = (_read(one, yaml.safe_load, notes) for one in (files.config, files.best))
     summary = _read_summary(files.curve) if files.curve.exists() else completed({})
     return StudyFolder(files.root, summary, read_trials(files.trials, notes), hardware, config, best, tuple(notes))
@@ -116,7 +119,7 @@ def _read_summary(path: Path) -> Summary:
     if not isinstance(values, dict) or "points" not in values:
         raise StudyError(f"{path} is no curve.json of bstune: it lacks points")
     summary = completed(values)
-    if EMPTY.keys() - values.keys():
+    if not {"use", "critical", "curve"} <= values.keys():
         summary["notes"] = [*summary["notes"], OLDER]
     return summary
 

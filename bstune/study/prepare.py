@@ -23,7 +23,7 @@ from bstune.study.plan import SearchBudget
 from bstune.study.storage import ARGUMENTS, build_sampler
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol, make_space, stops_trials
 from bstune.trial.replay import ReplayBackend, complete
-from bstune.trial.workers import InProcess, Workers
+from bstune.trial.workers import InProcess, Workers, mps_runs
 
 if TYPE_CHECKING:
     import optuna
@@ -266,6 +266,8 @@ def _processes(config: DictConfig, survey: "Survey | None") -> tuple[Callable[[i
         f"{count} trials at once, each{each} within {share / 2**20:,.0f} MiB; seconds per step are the survey's, "
         "measured alone; which trial comes next depends on which ends first; winners run again alone"
     )
+    if cuda and not mps_runs():
+        note += "; they take turns on the device, as NVIDIA's MPS does not run (nvidia-cuda-mps-control -d starts it)"
     if config.search.tune:
         note += f"; they are those of the config's own {', '.join(config.search.tune)}, whatever a trial's"
     return start, [note]

@@ -81,7 +81,7 @@ def _study(path: Path, goal: float | None) -> tuple[StudyFolder, Path]:
     if files.curve.exists() or not files.trials.exists():
         study = read_study(path)
         if len(study.trials) <= study.summary["trials"] + study.summary["continued"]:
-            return study, files.report  # with more of them it has gone on since, and was cut short or still runs
+            return study, files.report  # of more trials it has gone on since, and was cut short or still runs
     study = at_target(files, None)
     notes = "the study has not ended: this is what its trials say so far", *study.notes
     return replace(study, notes=notes), files.report

@@ -9,6 +9,7 @@ another batch size takes the same code from torch's cache on the disk.
 
 import functools
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
@@ -24,7 +25,8 @@ from torch.utils._pytree import tree_leaves
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import CUDA_GRAPH_MODES
-from bstune.trial.noise_scale import gradients_of, optimized_parameters, step_arguments, untouched
+from bstune.trial.device import memory_ran_out
+from bstune.trial.noise_scale import gradients_of, loss_scale, optimized_parameters, step_arguments, untouched
 from bstune.trial.watch import Number, watching
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,10 @@ RECOMPILE_LIMIT = 64  # of one piece of code, in a trial: by batch shape, in tra
 # Of a step that is run beside the training: the user's code may raise anything. If the training cannot run the step
 # either, it raises the error again.
 USER_CODE_ERRORS = (Exception,)
+# Of torch and CUDA's libraries, for which torch raises a plain RuntimeError.
+NO_MEMORY = re.compile(r"(CU[A-Z]+_STATUS|[A-Z]+)_ALLOC(ATION)?_FAILED|CUDA error: out of memory|DefaultCPUAllocator")
+# What they say for other reasons too, such as a convolution that cuDNN does not have.
+PERHAPS_NO_MEMORY = re.compile("unable to find an engine|CU(BLAS|DNN|SOLVER)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)")
 
 
 class Compiling:
@@ -64,7 +70,8 @@ class Compiling:
         asked: list[str] = []
         arguments = step_arguments(module.training_step, batch, Number(batch_idx, asked))
         forward = partial(trainer.strategy.training_step, *arguments)
-        step = partial(gradients_of, trainer, module, optimized_parameters(trainer, module), batch, batch_idx)
+        parameters = optimized_parameters(trainer, module)
+        step = partial(gradients_of, trainer, module, parameters, batch, batch_idx, loss_scale(trainer))
         with self._clock.interrupt_segment(Phase.STARTUP):
             self._warm_up("training", trainer, module, forward, step, asked)
         if not self._modules and self._step is None and self.failed is None:
@@ -274,10 +281,10 @@ def compiled_graphs() -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on the device or on the host."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or is_oom_error(error):
         return True
     text = str(error)
-    return is_oom_error(error) or "CUBLAS_STATUS_ALLOC_FAILED" in text or "DefaultCPUAllocator" in text
+    return bool(NO_MEMORY.search(text)) or bool(PERHAPS_NO_MEMORY.search(text) and memory_ran_out())
 
 
 def first_line(error: BaseException) -> str:

@@ -2,7 +2,8 @@
 
 import functools
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 import bstune
 from bstune.core.errors import ConfigError
 from bstune.trial.distributed import threads_each
+
+FULL = 0.01  # of a device's memory: where no more is free, a library may not find the megabytes for its handle
 
 
 def resolve_device(name: str, option: str = "data.device") -> torch.device:
@@ -26,13 +29,25 @@ def resolve_device(name: str, option: str = "data.device") -> torch.device:
     return torch.device(name)
 
 
+def device_of(trainer_options: Mapping[str, Any]) -> torch.device:
+    """Return the device of this process's trials, which a protocol's options of the Trainer name."""
+    if trainer_options.get("accelerator") == "cuda":
+        return torch.device("cuda", trainer_options["devices"][0])
+    return torch.device("cpu")
+
+
 def device_name(trainer_options: Mapping[str, Any], devices: int = 1) -> str:
     """Return the name of what trials run on, such as ``NVIDIA H200``, ``cpu (2 threads)`` or ``2 x cpu (1 thread)``."""
     several = f"{devices} x " if devices > 1 else ""
     if trainer_options.get("accelerator") == "cuda":
-        return several + torch.cuda.get_device_name(trainer_options["devices"][0])
+        return several + torch.cuda.get_device_name(device_of(trainer_options))
     threads = threads_each(devices)
     return f"{several}cpu ({threads} thread{'s' if threads > 1 else ''})"
+
+
+def has_bfloat16(device: str) -> bool:
+    """Return whether a CUDA device computes in bfloat16 itself, as those from Ampere on do."""
+    return torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def processor() -> str:
@@ -45,9 +60,75 @@ def processor() -> str:
 
 
 def synchronize(device: torch.device | None = None) -> None:
-    """Wait until a device has finished its work: the current CUDA device by default; a CPU never has any left."""
-    if torch.cuda.is_available() if device is None else device.type == "cuda":
+    """Wait until a device has finished its work: the current CUDA device by default; a CPU never has any left.
+
+    Where nothing has used CUDA there is nothing to wait for; to ask torch all the same would open a context there.
+    """
+    if torch.cuda.is_initialized() if device is None else device.type == "cuda":  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(device)
+
+
+def products_in_tf32() -> bool:
+    """Return whether float32 matrix products run in tf32, on a CUDA device that has it."""
+    products = torch.backends.cuda.matmul
+    if hasattr(products, "fp32_precision"):  # since torch 2.9, where the former question may raise
+        return bool(products.fp32_precision == "tf32")
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def convolutions_in_tf32() -> bool:
+    """Return whether cuDNN computes float32 convolutions in tf32, on a CUDA device that has it."""
+    by_operator = getattr(torch.backends.cudnn, "conv", None)  # since torch 2.9, likewise
+    return bool(torch.backends.cudnn.allow_tf32 if by_operator is None else by_operator.fp32_precision == "tf32")
+
+
+@contextmanager
+def products_in(tf32: bool) -> Iterator[None]:
+    """Let float32 matrix products of CUDA run in tf32, or not."""
+    products = torch.backends.cuda.matmul
+    name, value = (
+        ("fp32_precision", "tf32" if tf32 else "ieee") if hasattr(products, "fp32_precision") else ("allow_tf32", tf32)
+    )
+    before = getattr(products, name)
+    setattr(products, name, value)
+    try:
+        yield
+    finally:
+        setattr(products, name, before)
+
+
+def cuda_settings(device: torch.device) -> dict[str, str]:
+    """Return, on a CUDA device, the libraries and settings of this moment that numbers and times depend on; else {}."""
+    if device.type != "cuda":
+        return {}
+    in_tf32 = {"products": products_in_tf32(), "convolutions": convolutions_in_tf32()}
+    return {
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        "cudnn.benchmark": str(torch.backends.cudnn.benchmark).lower(),
+        "tf32": " and ".join(name for name, lowered in in_tf32.items() if lowered) or "none",
+    }
+
+
+def memory_ran_out(device: torch.device | None = None) -> bool:
+    """Return whether an allocation has failed on a CUDA device since :func:`forget_failed_allocations`, or it is full.
+
+    torch itself counts an allocation that it catches, as where cuDNN tries one convolution after another; a library's
+    own is not counted, but needs some megabytes at least.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+        return bool(torch.cuda.memory_stats(device).get("num_ooms", 0)) or free < FULL * total
+    except RuntimeError:  # the device does not compute any more, as after an assertion of CUDA
+        return False
+
+
+def forget_failed_allocations(device: torch.device) -> None:
+    """Begin to count a CUDA device's failed allocations anew, where the device is in use."""
+    if device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.reset_accumulated_memory_stats(device)
 
 
 @functools.cache

@@ -23,10 +23,11 @@ from torch.optim import LBFGS, Optimizer
 
 from bstune.core.records import FastMode
 from bstune.trial.batches import TrainBatches
+from bstune.trial.graph import CapturedSteps
 from bstune.trial.trainer import NoProfiler, is_overridden, of_package, package_of
 
 TRIED = ("2.6.0", "2.6.6")  # of either package: between the two no line of what is replaced here has changed
-LEAN = "lean"
+LEAN, GRAPH = "lean", "graph"
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 MODULE_HOOKS = (
     *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "optimizer_zero_grad", "on_before_backward"),
@@ -43,7 +44,8 @@ class LeanLoop:
 
     Args:
         trainer: which has not begun to train.
-        mode: ``auto``, or ``off`` for Lightning's loop in any case.
+        mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are captured too.
+        around: makes a context for what captures them, which is no step of the training.
 
     Attributes:
         take_step: from a batch and its number in the epoch to what Lightning hands to ``on_train_batch_end``: forward
@@ -52,7 +54,11 @@ class LeanLoop:
 
     take_step: Callable[[Any, int], dict[str, Any]]
 
-    def __init__(self, trainer: Any, mode: FastMode) -> None:
+    def __init__(
+        self, trainer: Any, mode: FastMode, around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> None:
+        self._captures, self._around = mode == "graph", around
+        self._captured: CapturedSteps | None = None
         self._trainer, self._epoch_loop = trainer, trainer.fit_loop.epoch_loop
         self._began = False
         self._reason = f"protocol.fast={mode}" if mode == "off" else None
@@ -62,9 +68,11 @@ class LeanLoop:
 
     @property
     def name(self) -> str | None:
-        """``lean``, or that Lightning's own loop took the steps and why; None where no step was begun."""
+        """``lean`` or ``graph``, or that another loop took the steps and why; None where no step was begun."""
         if self._reason is not None:
             return f"Lightning's: {self._reason}"
+        if self._captured is not None:
+            return GRAPH if self._captured.reason is None else f"{LEAN}, not {GRAPH}: {self._captured.reason}"
         return LEAN if self._began else None
 
     def _begin(self, fetcher: Any) -> None:
@@ -108,6 +116,9 @@ class LeanLoop:
         self._optimizer: Any = None
         self._outputs: Any = None
         self.take_step = self._take_step
+        if self._captures:
+            optimizer = trainer.strategy.optimizers[0]
+            self.take_step = self._captured = CapturedSteps(module, optimizer, self._take_step, self._around)
 
     def _advance(self, fetcher: Any) -> None:
         """Train up to a batch after which Lightning may have something to do, as its own loop does with one."""

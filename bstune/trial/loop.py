@@ -41,10 +41,18 @@ from bstune.trial.batches import (
 )
 from bstune.trial.checkpoint import OWN, PlainFiles, StateWriter, Stopped, TrialState, read_state
 from bstune.trial.compile import USER_CODE_ERRORS, Compiling, first_line, is_out_of_memory, warn_once
-from bstune.trial.device import device_name, synchronize, versions
+from bstune.trial.device import (
+    cuda_settings,
+    device_name,
+    device_of,
+    forget_failed_allocations,
+    synchronize,
+    versions,
+)
 from bstune.trial.epoch import accumulate_on, accumulated
 from bstune.trial.lean_loop import LeanLoop
 from bstune.trial.noise_scale import NoiseScale
+from bstune.trial.skipped_steps import SkippedSteps
 from bstune.trial.trainer import lengths, looks_at_epochs, make_trainer, of_package, package_of, serving
 
 # A gradient scaler halves its scale at each step that it skips: after this many in a row no loss can be finite.
@@ -91,8 +99,10 @@ def run_trial(
     if spec.resumed_from != resumed_from:
         raise ValueError(f"a trial with resumed_from={spec.resumed_from} cannot go on from trial {resumed_from}")
     distributed.check_count(protocol.devices)
-    clock = clock or TrialClock(synchronize=synchronize)
+    device = device_of(protocol.trainer)
+    clock = clock or TrialClock(synchronize=functools.partial(synchronize, device))
     progress = _Progress(spec, protocol, workload.validation_examples, resume)
+    forget_failed_allocations(device)
     compiling = Compiling(protocol.compile, clock)
     loop = _TargetLoop(progress, clock, compiling, horizon)
     try:
@@ -115,7 +125,7 @@ def run_trial(
         compiling.end()
     clock.enter(Phase.CLOSING)
     # A Trainer and its module refer to each other: the device's memory would wait for Python's collector.
-    if progress.status == "oom" or torch.cuda.is_available():
+    if progress.status == "oom" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         garbage_collection_cuda()
     return _record(loop, compiling.failed)
 
@@ -135,7 +145,7 @@ def _record(loop: "_TargetLoop", not_compiled: str | None) -> TrialResult:
         wall_seconds=clock.total_seconds,
         seconds_per_step=seconds_per_step(clock.segments, protocol.warmup_steps),
         device=device_name(protocol.trainer, protocol.devices),
-        versions=versions(),
+        versions={**versions(), **cuda_settings(device_of(protocol.trainer))},
         history=tuple(progress.history),
         message=progress.message or not_compiled or loop.missing,
         noise_scale=loop.noise_scale.measurements,
@@ -168,7 +178,7 @@ def _train(
         trainer = make_trainer(
             protocol.trainer, module, [loop], folder, accumulate_grad_batches=len(sizes), **arguments
         )
-        loop.lean = LeanLoop(trainer, protocol.fast)
+        loop.lean = LeanLoop(trainer, protocol.fast, functools.partial(loop.clock.interrupt_segment, Phase.STARTUP))
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
         for logger in trainer.loggers:
             logger.log_hyperparams({name: getattr(spec, name) for name in LOGGED} | dict(spec.hyperparameters))
@@ -408,9 +418,7 @@ class _TargetLoop(Callback):
         self.clock.enter(Phase.STARTUP)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # One that is off keeps a scale of 1.
-        self._scaler = getattr(trainer.precision_plugin, "scaler", None) or torch.amp.GradScaler("cpu", enabled=False)
-        self._scale = self._scaler.get_scale()
+        self._skipped_steps = SkippedSteps(trainer, pl_module)
         self._restore_generators()
         self._has_epochs = sized_len(trainer.train_dataloader) is not None
         self._each_epoch = self._has_epochs and looks_at_epochs(trainer, pl_module)
@@ -470,9 +478,7 @@ class _TargetLoop(Callback):
         if (batch_idx + 1) % self._micro_batches:
             return
         progress = self.progress
-        # A gradient scaler lowers its scale at the steps that it skips, and only then.
-        scale = self._scaler.get_scale()
-        skipped, self._scale = scale < self._scale, scale
+        skipped = self._skipped_steps.skipped(self._loss)
         progress.steps += not skipped
         if skipped:
             progress.skipped += 1

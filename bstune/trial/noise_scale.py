@@ -9,10 +9,10 @@ The arithmetic is :mod:`bstune.core.noise_scale`'s.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, Literal
 
 import torch
@@ -171,11 +171,13 @@ class NoiseScale(Callback):
         self._close()
         if reading.refused is not None:
             raise reading.refused
-        norms, total = [_square(norms) for norms in reading.norms], sum(reading.sizes)
+        gradients = {name: p.grad for name, p in reading.parameters.items() if p.grad is not None}
+        *norms, big = _squares([*reading.norms, _norms(gradients)])
+        total = sum(reading.sizes)
         weights = [n / total if self.weights == "examples" else 1.0 / len(reading.sizes) for n in reading.sizes]
         micro_batches = list(zip(norms, weights, reading.sizes, strict=True))
         # DDP averages over devices; a scaler's factor is the same for all micro-batches of a step.
-        devices, scale = trainer.world_size, _scale(trainer) ** 2
+        devices, scale = trainer.world_size, loss_scale(trainer) ** 2
         values = (
             sum(norm / (scale * w) for norm, w, _ in micro_batches),  # w |g_i|^2 of g_i = .../w
             sum(w / n for _, w, n in micro_batches),
@@ -189,9 +191,9 @@ class NoiseScale(Callback):
         if whole < devices:  # a micro-batch without gradient
             self.passed_over += 1
             return
-        gradients = {name: p.grad for name, p in reading.parameters.items() if p.grad is not None}
-        big = _square(_norms(gradients)) / scale
-        self._add(trainer, GradientNorms(small / devices, devices / inverse_small, big, devices**2 / inverse_big))
+        self._add(
+            trainer, GradientNorms(small / devices, devices / inverse_small, big / scale, devices**2 / inverse_big)
+        )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -237,12 +239,12 @@ class NoiseScale(Callback):
             return
         parts = split_batch(batch, self.parts)
         sizes = [count_examples(part) for part in parts]
-        parameters = optimized_parameters(trainer, module)
+        parameters, factor = optimized_parameters(trainer, module), loss_scale(trainer)
         norms: list[list[Tensor]] = []
         total: dict[str, Tensor] = {}
         with untouched(trainer, module):
             for part, size in zip(parts, sizes, strict=True):
-                gradients = gradients_of(trainer, module, parameters, part, batch_idx)
+                gradients = gradients_of(trainer, module, parameters, part, batch_idx, factor)
                 if not gradients:
                     self.passed_over += 1
                     return
@@ -251,9 +253,8 @@ class NoiseScale(Callback):
                     # Not in place: parameters may share one gradient.
                     weighted = gradient * (size / examples)
                     total[name] = total[name].add_(weighted) if name in total else weighted
-        scale = _scale(trainer) ** 2
-        big = _square(_norms(total)) / scale
-        self._add(trainer, combine_norms([_square(part) / scale for part in norms], sizes, big))
+        *of_parts, big = (square / factor**2 for square in _squares([*norms, _norms(total)]))
+        self._add(trainer, combine_norms(of_parts, sizes, big))
 
     def _add(self, trainer: Trainer, norms: GradientNorms) -> None:
         if math.isfinite(norms.squared_gradient) and math.isfinite(norms.trace):
@@ -356,16 +357,21 @@ def step_arguments(step: Callable[..., object], batch: Any, batch_idx: int) -> t
 
 
 def gradients_of(
-    trainer: Trainer, module: LightningModule, parameters: Mapping[str, nn.Parameter], batch: Any, batch_idx: int
+    trainer: Trainer,
+    module: LightningModule,
+    parameters: Mapping[str, nn.Parameter],
+    batch: Any,
+    batch_idx: int,
+    factor: float,
 ) -> dict[str, Tensor]:
-    """Return the gradient of a batch's loss, times the scaler's factor; parameters without one are left out."""
+    """Return the gradient of a batch's loss, times a scaler's factor; parameters without one are left out."""
     with torch.enable_grad():
         with trainer.precision_plugin.train_step_context():
             output = module.training_step(*step_arguments(module.training_step, batch, batch_idx))
         loss = output["loss"] if isinstance(output, Mapping) else output
         if loss is None:
             return {}
-        found = torch.autograd.grad(loss * _scale(trainer), list(parameters.values()), allow_unused=True)
+        found = torch.autograd.grad(loss * factor, list(parameters.values()), allow_unused=True)
     return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
 
 
@@ -382,12 +388,15 @@ def _norms(gradients: Mapping[str, Tensor]) -> list[Tensor]:
     return [torch.linalg.vector_norm(g).to(torch.float32 if g.is_mps else torch.float64) for g in wide]
 
 
-def _square(norms: list[Tensor]) -> float:
-    """Return the sum of the squares; the device is waited for once."""
-    return sum(norm * norm for norm in torch.stack(norms).tolist()) if norms else 0.0
+def _squares(groups: Sequence[list[Tensor]]) -> list[float]:
+    """Return the sum of squares of each group of norms, 0 of an empty one; the device is waited for once."""
+    norms = list(chain(*groups))
+    values = iter(torch.stack(norms).tolist() if norms else ())
+    return [sum(value * value for value in islice(values, len(group))) for group in groups]
 
 
-def _scale(trainer: Trainer) -> float:
+def loss_scale(trainer: Trainer) -> float:
+    """Return the factor of a gradient scaler, read from the device; 1 without one."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     return 1.0 if scaler is None else float(scaler.get_scale())
 

@@ -90,7 +90,7 @@ def preflight(
             raise ConfigError(problem)
         if state.exists():  # it did not end by itself
             notes += _continuation_notes(short, other, state)
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         garbage_collection_cuda()
     return Findings(small, _step_time(seconds), first.gradient_bytes, tuple(notes))
 

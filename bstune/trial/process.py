@@ -55,11 +55,19 @@ def _set_generators(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
+def _products_precision() -> str | None:
+    """Return the precision of float32 products; None where it was set by device and operator, as torch 2.9 has it."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
 def _torch_flags() -> dict[str, Any]:
     return {
         "threads": torch.get_num_threads(),
         "dtype": torch.get_default_dtype(),
-        "precision": torch.get_float32_matmul_precision(),
+        "precision": _products_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "grad": torch.is_grad_enabled(),
@@ -71,7 +79,8 @@ def _torch_flags() -> dict[str, Any]:
 def _set_torch_flags(flags: dict[str, Any]) -> None:
     torch.set_num_threads(flags["threads"])
     torch.set_default_dtype(flags["dtype"])
-    torch.set_float32_matmul_precision(flags["precision"])
+    if flags["precision"] is not None:
+        torch.set_float32_matmul_precision(flags["precision"])
     torch.use_deterministic_algorithms(flags["deterministic"], warn_only=flags["warn_only"])
     torch.set_grad_enabled(flags["grad"])
     torch.autograd.set_detect_anomaly(flags["anomaly"])

@@ -70,6 +70,12 @@ def start_server() -> None:
         forkserver.ensure_running()
 
 
+def mps_runs() -> bool:
+    """Return whether NVIDIA's Multi-Process Service runs, by its control daemon's pipe (docs.nvidia.com/deploy/mps)."""
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # its own default  # noqa: S108
+    return Path(folder, "control").exists()
+
+
 @dataclass(frozen=True)
 class Finished:
     """A trial that is over: its record, or the error that ends the study; of a failed one also the user's frames."""

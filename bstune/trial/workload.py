@@ -43,7 +43,7 @@ from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
 from bstune.trial.batches import loaders_of, rebatch
 from bstune.trial.checkpoint import PlainFiles, Stopped
-from bstune.trial.device import device_name, processor, resolve_device, versions
+from bstune.trial.device import device_name, has_bfloat16, processor, resolve_device, versions
 from bstune.trial.distributed import check_devices, count
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.objects import Loaders
@@ -72,15 +72,15 @@ def resolve_precision(precision: str, device: str) -> str:
     # Lightning would turn 16-mixed on a CPU into bf16 without a word.
     cuda = device.startswith("cuda")
     if precision == "auto":
-        return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+        return "bf16-mixed" if cuda and has_bfloat16(device) else "32-true"
     kind, _, rest = precision.partition("-")
     if kind == "16" and not cuda:
         raise ConfigError(
             f"precision={precision} needs a CUDA device, but this is {device}: use bf16-{rest} or 32-true"
         )
-    if kind == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if kind == "bf16" and cuda and not has_bfloat16(device):
         raise ConfigError(
-            f"precision={precision}: {torch.cuda.get_device_name()} has no bfloat16: use 16-{rest} or 32-true"
+            f"precision={precision}: {torch.cuda.get_device_name(device)} has no bfloat16: use 16-{rest} or 32-true"
         )
     return precision
 

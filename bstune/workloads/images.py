@@ -17,9 +17,9 @@ from bstune.trial.batches import Augment, EvalBatches, Normalisation, TrainBatch
 from bstune.trial.device import resolve_device
 from bstune.workloads.datasets import ImageDataset, Images
 
-# Examples whose batches are made together on an accelerator. A CPU launches operators for next to nothing, and makes
-# small batches within its caches.
-AT_ONCE = 2048
+# Bytes of images whose batches are made together on an accelerator, 8,192 of CIFAR; normalised they take four times as
+# much. A CPU launches operators for next to nothing, and makes small batches within its caches.
+AT_ONCE = 24 * 2**20
 HALF = {"16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -98,6 +98,7 @@ class ImageData(lightning.LightningDataModule):
     def train_batches(self, batch_size: int, micro_batch_size: int | None, seed: int) -> TrainBatches:
         """Return a trial's endless stream of batches."""
         data = self._resident()
+        images = data.train[0]
         return TrainBatches(
             *data.train,
             batch_size=batch_size,
@@ -106,7 +107,7 @@ class ImageData(lightning.LightningDataModule):
             normalise=self._normalise,
             augment=self._augment,
             alternating_flip=self._alternating_flip,
-            at_once=1 if data.train[0].device.type == "cpu" else AT_ONCE,
+            at_once=1 if images.device.type == "cpu" else AT_ONCE // images[0].numel(),
         )
 
     def first_images(self, count: int) -> Tensor:

@@ -109,8 +109,11 @@ class Muon(Optimizer):
         torch._foreach_add_(buffers, gradients)
         updates = torch._foreach_add(gradients, buffers, alpha=group["momentum"]) if group["nesterov"] else buffers
         if group["normalise_weights"]:
-            for parameter, norm in zip(trained, torch._foreach_norm(trained), strict=True):
-                parameter.mul_(math.sqrt(len(parameter)) / norm.clamp(min=EPS))
+            factors = torch._foreach_norm(trained)  # sqrt(rows) over each norm
+            torch._foreach_clamp_min_(factors, EPS)
+            torch._foreach_reciprocal_(factors)
+            torch._foreach_mul_(factors, [math.sqrt(len(parameter)) for parameter in trained])
+            torch._foreach_mul_(trained, factors)
         elif group["weight_decay"]:
             torch._foreach_mul_(trained, 1.0 - group["lr"] * group["weight_decay"])
         # Those of one shape in one batch: launching many small products would take most of a step's time.

@@ -99,6 +99,8 @@ class SeldomNormalisingMuon(Muon):
         options: the others of :class:`Muon`, but for ``normalise_weights``.
     """
 
+    capturable = False  # a graph would fix whether its one step normalises
+
     def __init__(self, params: Any, lr: float, *, total_steps: int, **options: Any) -> None:
         if total_steps < 1:
             raise ConfigError(f"muon that normalises at intervals needs at least one step, but got {total_steps}")

@@ -7,6 +7,7 @@ import zipfile
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.cuda.amp.common
 import torch.optim.optimizer as optimizers
@@ -97,7 +98,7 @@ def replace_torch_cuda() -> None:
 
 
 def _replace_copies() -> None:
-    """Let modules move and be copied: torch swaps what a tensor holds, which fake ones do not allow."""
+    """Let modules move, and tensors be copied: torch swaps what a tensor holds, which fake ones do not allow."""
 
     def apply(self: torch.nn.Module, function: Any, recurse: bool = True) -> torch.nn.Module:
         for child in self.children() if recurse else ():
@@ -123,6 +124,12 @@ def _replace_copies() -> None:
         memo[id(self)] = copied
         return copied
 
+    def tolist(self: torch.Tensor) -> Any:
+        if self.is_cuda:  # one copy, where fake tensors would ask for each number
+            LOG.note("read", "tolist")
+        return np.full(tuple(self.shape), 0.5).tolist()
+
+    FakeTensor.tolist = tolist  # type: ignore[method-assign]
     torch.nn.Module._apply = apply  # type: ignore[method-assign]
     torch.Tensor.__deepcopy__ = FakeTensor.__deepcopy__ = deepcopy  # type: ignore[method-assign]
 

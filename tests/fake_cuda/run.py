@@ -34,7 +34,7 @@ IMAGE_SHAPES = {
 SETTLED = 3  # steps after which nothing is built any more, such as an optimizer's state
 WORKLOADS = (
     *("digits", "fashion_mlp", "mnist_cnn", "fashion_cnn", "cifar_mlp"),
-    *("resnet_cifar", "resnet_cifar_fast", "airbench_cifar", "airbench_muon", "mobilenet_cifar"),
+    *("resnet_cifar", "resnet_cifar_fast", "airbench_cifar", "airbench_muon", "speedrun_cifar", "mobilenet_cifar"),
 )
 
 
@@ -65,15 +65,15 @@ def run(case: Case) -> dict[str, Any]:
     by_phase: collections.Counter = collections.Counter()
     for (phase, _), times in LOG.operators.items():
         by_phase[phase] += times
-    steps = [step for step in LOG.steps if step]
+    steps = LOG.steps[:-1]  # without what follows the last step
     lengths = [len(step) for step in steps]
     return seen | {
         "events": [[*key, times] for key, times in sorted(LOG.events.items())],
         "operators": dict(by_phase),
-        "operators_a_step": statistics.median(lengths[SETTLED:]) if lengths[SETTLED:] else None,
+        "operators_a_step": round(statistics.mean(lengths[SETTLED:]), 1) if lengths[SETTLED:] else None,
         "lengths": lengths,
         "names": dict(collections.Counter(one.name for one in steps[-2]).most_common()) if steps[1:] else {},
-        "changes": changes(LOG.steps, SETTLED),
+        "changes": changes(steps, SETTLED),
     }
 
 

@@ -24,11 +24,13 @@ READS = {"_local_scalar_dense", "equal", "is_nonzero"}
 SHAPES = {"nonzero", "masked_select", "_unique2", "unique_dim", "repeat_interleave"}  # of unknown size until they ran
 # Nothing is computed: views, empty tensors, questions.
 FREE = set(
-    "view _unsafe_view reshape _reshape_alias expand slice select t transpose permute detach alias unsqueeze squeeze "
-    "as_strided unfold split split_with_sizes unbind lift_fresh diagonal view_as_real narrow chunk empty empty_like "
-    "empty_strided new_empty new_empty_strided set_ _has_compatible_shallow_copy_type is_same_size resize_ "
-    "record_stream sym_size is_pinned result_type device dim size stride requires_grad layout is_contiguous "
-    "prim_layout storage_offset numel is_non_overlapping_and_dense sym_numel sym_stride sym_storage_offset".split()  # noqa: SIM905 (a column of quotes is harder to read)
+    """
+    view _unsafe_view reshape _reshape_alias expand slice select t transpose permute detach alias unsqueeze squeeze
+    as_strided unfold split split_with_sizes unbind lift_fresh diagonal view_as_real narrow chunk empty empty_like
+    empty_strided new_empty new_empty_strided set_ _has_compatible_shallow_copy_type is_same_size resize_
+    record_stream sym_size is_pinned result_type device dim size stride requires_grad layout is_contiguous
+    prim_layout storage_offset numel is_non_overlapping_and_dense sym_numel sym_stride sym_storage_offset
+    """.split()  # noqa: SIM905 (a column of quotes is harder to read)
 )
 # Callers that are named beside bstune's: part of their path, and the name that stands for it.
 CALLERS = {"/lightning/": "lightning/", "/torch/optim/": "torch/optim/", "/torch/amp/": "torch/amp/"}
@@ -132,7 +134,7 @@ class Watch(TorchDispatchMode):
     def _made_up(self, tensor: Tensor) -> bool | int | float:
         if tensor.dtype == torch.bool:
             return True
-        if "torch/amp/" in place():  # nothing has overflowed
+        if place().startswith("torch/amp/"):  # nothing has overflowed
             return 0.0
         return 0.5 if tensor.dtype.is_floating_point else 1
 
@@ -162,7 +164,7 @@ def watching() -> Iterator[Log]:
 def changes(steps: list[list[Operator]], first: int) -> dict[str, int]:
     """Return what differs between consecutive steps from number ``first`` on: a captured graph would get it wrong."""
     seen: collections.Counter = collections.Counter()
-    whole = [step for step in steps if step][first:]
+    whole = steps[first:]
     for before, after in pairwise(whole):
         names = [one.name for one in before], [one.name for one in after]
         for tag, i, i_end, j, j_end in difflib.SequenceMatcher(None, *names, autojunk=False).get_opcodes():

@@ -1,0 +1,89 @@
+"""The script for a GPU: every section runs on a CPU, at a small size, and a source's script is timed in its parts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GPU = Path(__file__).parent / "gpu"
+# What source.py uses of airbench94.py: its names, and what its main() shows at its end; seconds pass as it says.
+SCRIPT = """
+import sys, time
+code = open(sys.argv[0]).read()
+now = 0.0
+time.perf_counter = lambda: now
+def spend(seconds):
+    global now
+    now += seconds
+def init_whitening_conv(layer, images):
+    spend(0.02)
+def evaluate(model, loader, tta_level=0):
+    spend(0.04 if tta_level == 2 else 0.5)
+    return 0.9401
+def print_training_details(variables, is_final_entry):
+    raise NotImplementedError("it is replaced")
+def main(run):
+    start = time.perf_counter()
+    init_whitening_conv(None, None)
+    spend(0.1)
+    total_time_seconds = time.perf_counter() - start
+    evaluate(None, None, tta_level=0)
+    start = time.perf_counter()
+    tta_val_acc = evaluate(None, None, tta_level=2)
+    total_time_seconds += time.perf_counter() - start
+    print_training_details(locals(), is_final_entry=True)
+    return tta_val_acc
+if __name__ == "__main__":
+    raise NotImplementedError("its own runs are not wanted")
+"""
+
+
+def run(out, *options):
+    """Run the script without a GPU, and return its lines by section."""
+    environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    command = ["bash", str(GPU / "run.sh"), str(out), "--device", "cpu", "--tiny", *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")] == lines
+    assert not [line for line in lines if "failed" in line]
+    assert lines[-1]["section"] == "end"
+    sections = {}
+    for line in lines:
+        sections.setdefault(line["section"], []).append(line)
+    return sections
+
+
+@pytest.mark.slow
+def test_recipes_and_a_sources_script_are_timed(tmp_path):
+    (tmp_path / "airbench94.py").write_text(SCRIPT)
+    options = ("--seeds", "1", "--sources", str(tmp_path), "--option", "protocol.fast=off")
+    options += ("environment", "workloads", "sources")
+    found = run(tmp_path / "out", *options)
+    trained = [line for line in found["workloads"] if "seed" in line]
+    names = ["airbench_cifar", "airbench_muon", "speedrun_cifar", "resnet_cifar_fast", "resnet_cifar"]
+    assert [line["workload"] for line in trained] == names
+    assert {line["loop"] for line in trained} == {"Lightning's: protocol.fast=off"}
+    assert all(line["steps"] == 10 and 0.0 <= line["accuracy"] <= 1.0 for line in trained)
+    summed = [line for line in found["workloads"] if "n" in line]
+    assert [(line["workload"], line["n"]) for line in summed] == [(name, 1) for name in names]
+    warmup, timed = found["sources"]
+    assert (warmup["run"], timed["run"], timed["accuracy"]) == ("warmup", 0, 0.9401)
+    parts = {part: timed[f"{part}_seconds"] for part in ("whitening", "training", "views", "wall")}
+    assert parts == pytest.approx({"whitening": 0.02, "training": 0.1, "views": 0.04, "wall": 0.66})
+    assert timed["seconds"] == pytest.approx(0.16)
+
+
+@pytest.mark.soak
+def test_every_other_section_runs_on_a_cpu(tmp_path):
+    found = run(tmp_path, "--seconds", "300", "tests", "steps", "operators", "ceiling", "workers", "powers")
+    assert [line["fast"] for line in found["steps"]] == ["off", "auto", "graph"]
+    assert [line["loop"] for line in found["steps"]][1] == "lean"
+    assert all(line["a_step"]["operators_of"] > 50 for line in found["operators"])
+    assert [line["workers"] for line in found["workers"]] == [1, 2]
+    (ceiling,) = found["ceiling"]
+    assert ceiling["batch_size"] == 1200
+    assert found["powers"][0]["rows"]
