@@ -134,3 +134,22 @@ def test_mps_is_found_by_its_pipe(monkeypatch, tmp_path):
     assert not mps_runs()
     (tmp_path / "control").touch()
     assert mps_runs()
+
+
+def test_a_study_on_a_cpu_never_touches_the_gpu_beside_it(bstune, monkeypatch):
+    """A context takes half a gigabyte of the device, from whoever uses it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("a study on the CPU opens a context"))
+    status, _, errors = bstune(
+        "workload=digits",
+        "device=cpu",
+        "search.trials=2",
+        "search.workers=0",
+        "search.replicates=1",
+        "budget.steps=12",
+        "budget.examples=1",
+        "protocol.noise_scale_every=4",
+        "mlflow.enabled=false",
+    )
+    assert status in (0, None), errors

@@ -1,16 +1,22 @@
 """Captured steps, on a CPU: the operators of a step are recorded and repeated in a CUDA graph's place."""
 
 import itertools
+import json
 import random
+import subprocess
+import sys
 from collections import deque
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import graphs
 import learners
 import pytest
 import torch
+from fits import protocol_of, run
 from learners import learner, momentum, same_weights
+from test_lean_loop import LEAN
 from toolbox import make_spec
 from torch import nn
 
@@ -201,7 +207,10 @@ class Exposing(Classifier):
 
 @pytest.mark.parametrize(
     ("change", "steps", "captures", "reason"),
-    [(freeze, 12, 2, None), (cycle, 12, 0, "batches' shapes, tensors' places or the optimizer's options change again")],
+    [
+        (freeze, 12, 2, None),
+        (cycle, 12, 0, "the module, the optimizer's options, tensors' places or shapes change"),
+    ],
 )
 def test_a_step_that_changes_is_captured_anew_a_few_times(change, steps, captures, reason, recorded):
     options = {"optimizer": fused(torch.optim.SGD, momentum=0.9), "kind": Exposing, "change": change}
@@ -242,6 +251,12 @@ def test_where_a_capture_fails_the_training_is_eager(record, reason, monkeypatch
 
 
 AIRBENCH = ("workload.module.model.widths=[8,8,8]", "workload.module.model.whitening.images=64")
+MODES = ("graph", "off")
+LOOPS = {
+    "batch alone": "lean, not graph: a replayed step differs from the step itself in net.0.weight",  # by batch_idx
+    "closure called twice": "lean, not graph: training_step uses trainer.global_step, which differs from step to step",
+    "dictionaries": "lean, not graph: a batch holds more than tensors (int)",
+}
 FEW = ("mnist_cnn", "airbench_cifar")  # the others are run in the soak group
 SMALL = {
     "fashion_mlp": ("[1,28,28]", "+workload.module.optimizer.fused=true"),
@@ -308,10 +323,23 @@ class Clipping(Classifier):
         nn.utils.clip_grad_norm_(self.parameters(), 1.0)
 
 
+class Epochs(Classifier):
+    """Changes its loss between steps, now and then."""
+
+    share = 1.0
+
+    def on_validation_start(self):
+        self.share *= 0.5
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.share
+
+
 @pytest.mark.parametrize(
     ("kind", "loop"),
     [
         (Classifier, "graph"),
+        (Epochs, "graph"),
         (Asking, "lean, not graph: training_step uses trainer.global_step, which differs from step to step"),
         (Logging, "lean, not graph: training_step uses self.log, which differs from step to step"),
         (Clipping, "Lightning's: Clipping has on_before_optimizer_step"),
@@ -327,8 +355,57 @@ def test_the_record_says_what_took_the_steps(kind, loop):
     assert same_weights(trained[0][1], trained[1][1])
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("case", [name for name in LEAN if name not in ("logging", "watching")])
+def test_a_trial_of_any_module_is_what_it_is_under_lightnings_loop(case):
+    kind, changes, options = LEAN[case]
+    trained = [run(kind, protocol=protocol_of(**{"steps": 20, **changes, "fast": fast}), **options) for fast in MODES]
+    (record, module), (reference, other) = trained
+    assert record.training_loop == LOOPS.get(case, "graph")
+    assert [step for step, _ in record.history] == [step for step, _ in reference.history]
+    # Fused steps of weights in half precision are computed in float32.
+    close = {"rel": 0.02, "abs": 0.01} if case == "bf16-true" else {"rel": 1e-5, "abs": 1e-6}
+    assert [v for _, v in record.history] == pytest.approx([v for _, v in reference.history], **close)
+    for weight, expected in zip(learners.tensors(module), learners.tensors(other), strict=True):
+        assert weight.flatten().tolist() == pytest.approx(expected.flatten().tolist(), **close)
+
+
 def test_a_capture_that_runs_out_of_memory_ends_the_trial_as_a_step_would(monkeypatch):
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
     monkeypatch.setattr(graph, "record", partial(fail, error=error))
     result, _ = learners.train(make_spec(16), learners.learning_protocol(20, fast="graph"))
     assert (result.status, result.message) == ("oom", "CUDA out of memory. Tried to allocate 2 GiB")
+
+
+ALL = ("digits", "fashion_cnn", "cifar_mlp", *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("workloads", "precision"),
+    [(ALL, "bf16-mixed"), *((("resnet_cifar", "airbench_muon"), precision) for precision in ("32-true", "bf16-true"))],
+)
+@pytest.mark.soak
+def test_a_captured_step_asks_nothing_of_the_host_and_is_the_same_each_time(workloads, precision):
+    """On fake CUDA tensors, which choose the operators that CUDA has."""
+    command = [sys.executable, Path(__file__).parent / "fake_cuda/captured.py", *workloads, "--precision", precision]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "nothing runs on fake CUDA tensors here" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["workload"] for line in lines] == list(workloads)
+    for line in lines:
+        assert (line["reason"], line["asked"], line["changes"], line["replayed"]) == (None, [], {}, 9), line
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("workload", SMALL)
+def test_a_cuda_graph_trains_as_eager_steps(monkeypatch, workload, precision):
+    """With real graphs: the noise scale is measured in between, and the losses are those of eager steps."""
+    monkeypatch.undo()
+    options = ("device=cuda", f"precision={precision}", "budget.steps=24")
+    (result, _), (plain, _) = (trial(workload, fast, *options) for fast in ("graph", "auto"))
+    assert result.training_loop == "graph"
+    close = {"rel": 1e-3 if precision == "32-true" else 0.05}
+    assert [value for _, value in result.history] == pytest.approx([value for _, value in plain.history], **close)

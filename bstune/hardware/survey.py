@@ -37,6 +37,7 @@ from bstune.hardware.probe import DEVICE_LOST, measure_ceiling
 from bstune.hardware.several import shared_steps
 from bstune.trial.backend import OBJECTS, make_space
 from bstune.trial.device import device_name, processor, versions
+from bstune.trial.graph import eager_steps
 from bstune.trial.loop import Workload
 from bstune.trial.preflight import check_loaders
 from bstune.trial.start import at_start
@@ -166,7 +167,7 @@ def measure(
         limit=_trial_limit(config, device),
         multiple=space.multiple,
         relative=options.relative[device.type],
-        steps=options.steps,
+        steps=max(options.steps, eager_steps(protocol.fast) + 1),  # a captured graph holds memory of its own
         seconds=options.probe_seconds,
         largest_first=True,
         verify=options.verify,
@@ -282,7 +283,8 @@ def _time_ladder(
     device: torch.device,
 ) -> tuple[timing.Measured, tuple[str, ...]]:
     options = config.hardware.step_time
-    short = replace(protocol, warmup_steps=options.warmup_steps)
+    warmup_steps = max(options.warmup_steps, eager_steps(protocol.fast))
+    short = replace(protocol, warmup_steps=warmup_steps)
     timed: list[tuple[float, float]] = []
     compared: set[int] = set()
     several = protocol.devices > 1
@@ -305,7 +307,7 @@ def _time_ladder(
 
     sizes = timing.ladder(ceiling.smallest, ceiling.batch_size, options.rungs, space.multiple)
     alone = nullcontext(partial(timing.time_trial, workload, short))
-    with shared_steps(config, options.warmup_steps) if several else alone as time_trial:
+    with shared_steps(config, warmup_steps) if several else alone as time_trial:
         if several:  # while the processes start
             time_trial(sizes[0], _spec(sizes[0], space).lr, 1)
         measured = timing.measure_step_times(run, sizes, options.repeats, config.seed, config.hardware.seconds)

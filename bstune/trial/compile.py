@@ -54,6 +54,7 @@ class Compiling:
         self._mode, self._clock = mode, clock
         self._modules: list[nn.Module] = []
         self._step: tuple[LightningModule, Callable[..., Any]] | None = None  # as it was before it was compiled
+        self._whole = True  # whether it can be
         self._warm: set[tuple[str, tuple[torch.Size, ...], tuple[bool, ...]]] = set()
         self._compiled_stages: set[str] = set()
         self._expected = compiled_graphs()
@@ -71,7 +72,11 @@ class Compiling:
         arguments = step_arguments(module.training_step, batch, Number(batch_idx, asked))
         forward = partial(trainer.strategy.training_step, *arguments)
         parameters = optimized_parameters(trainer, module)
-        step = partial(gradients_of, trainer, module, parameters, batch, batch_idx, loss_scale(trainer))
+        scale = loss_scale(trainer)
+
+        def step(later: int) -> object:
+            return gradients_of(trainer, module, parameters, batch, batch_idx + later, scale)
+
         with self._clock.interrupt_segment(Phase.STARTUP):
             self._warm_up("training", trainer, module, forward, step, asked)
         if not self._modules and self._step is None and self.failed is None:
@@ -84,9 +89,9 @@ class Compiling:
         """Compile the forward pass of the evaluation, if this is the first batch of its shape."""
         if not self._is_new("validation", module, batch):
             return
-        step = partial(trainer.strategy.validation_step, *step_arguments(module.validation_step, batch, batch_idx))
+        forward = partial(trainer.strategy.validation_step, *step_arguments(module.validation_step, batch, batch_idx))
         self._clock.enter(Phase.STARTUP)
-        self._warm_up("validation", trainer, module, step, step, [])
+        self._warm_up("validation", trainer, module, forward, lambda later: forward(), [])
         self._clock.enter(Phase.EVALUATION)
 
     def eagerly(self) -> AbstractContextManager[object]:
@@ -107,11 +112,14 @@ class Compiling:
         self._undo()
 
     def _undo(self) -> None:
+        self._restore_step()
+        undo(self._modules)
+
+    def _restore_step(self) -> None:
         if self._step is not None:
             module, step = self._step
             module.training_step = step  # type: ignore[method-assign]
             self._step = None
-        undo(self._modules)
 
     def _is_new(self, stage: str, module: LightningModule, batch: Any) -> bool:
         if self._mode is None or self.failed is not None:
@@ -134,33 +142,54 @@ class Compiling:
         trainer: Trainer,
         module: LightningModule,
         forward: Callable[[], object],
-        step: Callable[[], object],
+        step: Callable[[int], object],
         asked: list[str],
     ) -> None:
-        """Run a step until all is compiled; an error ends the compiling, and not the trial."""
+        """Run a step until all is compiled; an error ends the compiling, and not the trial.
+
+        ``forward`` runs its forward pass, and ``step`` all of it, as if it came so many batches later.
+        """
         before, called = compiled_graphs(), []
         with failing(self._fail):
             with self.eagerly(), untouched(trainer, module), watching(module, asked):
                 called = called_modules(module, forward)
-            # The weights of accumulated micro-batches go by their number.
-            whole = stage == "training" and not asked and trainer.accumulate_grad_batches == 1
-            if called and whole and self._step is None:
-                self._step = module, module.training_step
-                module.training_step = _compiled(module.training_step, self._mode)  # type: ignore[method-assign]
-            for part in [] if whole else called:
-                if part not in self._modules:
-                    self._modules.append(part)
-                    compile_in_place(part, self._mode)
-            for _ in range(PASSES if called else 0):
-                self._begin_step()
-                with untouched(trainer, module), torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
-                    step()
+            if called and not (stage == "training" and self._compile_step(trainer, module, step, asked)):
+                for part in called:
+                    if part not in self._modules:
+                        self._modules.append(part)
+                        compile_in_place(part, self._mode)
+                self._passes(trainer, module, step)
         made = compiled_graphs() - before
         self._expected += made
         if made:
             self._compiled_stages.add(stage)
         elif called and self.failed is None and stage not in self._compiled_stages:
             self._fail("torch found nothing in the module that it can compile")
+
+    def _compile_step(
+        self, trainer: Trainer, module: LightningModule, step: Callable[[int], object], asked: list[str]
+    ) -> bool:
+        """Compile the training step as a whole and run it; return whether that is possible."""
+        # The weights of accumulated micro-batches go by their number.
+        if not self._whole or asked or trainer.accumulate_grad_batches > 1:
+            return False
+        if self._step is None:
+            self._step = module, module.training_step
+            module.training_step = _compiled(module.training_step, self._mode)  # type: ignore[method-assign]
+        if self._passes(trainer, module, step):
+            self._whole = False  # it is compiled anew for each number of a batch
+            self._restore_step()
+        return self._whole
+
+    def _passes(self, trainer: Trainer, module: LightningModule, step: Callable[[int], object]) -> int:
+        """Run a step some times, and return how many graphs were compiled after the first time."""
+        first = 0
+        for later in range(PASSES):
+            self._begin_step()
+            with untouched(trainer, module), torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
+                step(later)
+            first = first or compiled_graphs()
+        return compiled_graphs() - first
 
     def _fail(self, reason: str) -> None:
         self.failed = f"trained eagerly, as compile={self._mode} failed: {reason}"

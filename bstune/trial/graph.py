@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from bstune.core.records import FastMode
 from bstune.trial.batches import random_state
 from bstune.trial.compile import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
 from bstune.trial.watch import Number, watching
@@ -29,12 +30,18 @@ DEVICES = ("cuda",)
 # The first makes the optimizer's state, cuDNN's choices and compiled code; the second is watched for what it changes on
 # the host, as is the third, which the first replay repeats.
 WARM_STEPS = 3
-MOST_CAPTURES = 4  # a step that changes more often, such as a momentum with a schedule, stays eager
+# A step that changes so often, each time before as many replays, stays eager: a momentum with a schedule is one.
+MOST_CAPTURES, WORTH = 4, 32
 # A replay may differ from its step by this share of the step's change of a tensor: kernels that add up in no fixed
 # order do by some tenths of a percent in half precision, of which Muon's orthogonalisation may make some percent.
 TOLERANCE = 0.05
 ROUNDING = 1e-6  # and by this share of the tensor itself
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def eager_steps(mode: FastMode) -> int:
+    """Return how many steps of a trial come before the first replay."""
+    return WARM_STEPS if mode == "graph" else 0
 
 
 class CapturedSteps:
@@ -64,7 +71,10 @@ class CapturedSteps:
         self._rates: list[Tensor] = []
         self._filled: list[float] = []  # what the rates hold
         self._signature: Any = None  # of the latest step
-        self._warm = self._changes = 0  # eager steps of this signature, and signatures so far
+        self._warm = self._changes = 0  # eager steps of this signature, and signatures so far that were not worth it
+        self._replays = 0  # of this signature
+        self._host: dict[str, list[Any]] = {}  # as it was when the step was captured
+        self._looks = False  # whether it is compared before the next step
         self._replay: Callable[[], None] | None = None
         self._inputs: list[Tensor] = []
         self._output: Any = None
@@ -86,12 +96,19 @@ class CapturedSteps:
         if self._replay is not None:
             _copy(self._inputs, leaves)
             self._replay()
+            self._replays += 1
             return self._output
         self._warm += 1
         if self._warm == 1:
             with self._tensor_rates():
                 return self._eager(batch, index)
-        return self._watched(batch, index) if self._warm < WARM_STEPS else self._capture(batch, index)
+        if self._warm < WARM_STEPS:
+            return self._watched(batch, index)
+        return self._capture(batch, index, leaves, structure)
+
+    def look_again(self) -> None:
+        """Before the next step, look whether the module is as it was: hooks of an epoch or an evaluation have run."""
+        self._looks = True
 
     def _fits(self, structure: object, leaves: Sequence[Any]) -> bool:
         """Begin anew where what a graph fixes is no longer as it was: shapes, places, the optimizer's options."""
@@ -106,11 +123,15 @@ class CapturedSteps:
         batch = [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves]
         tensors = [*self._module.parameters(), *self._module.buffers()]
         signature = structure, batch, groups, [(_place(tensor), tensor.requires_grad) for tensor in tensors]
+        if self._replay is not None and self._looks:
+            host = _host_state(self._module, self._optimizer)
+            self._signature = self._signature if _first_change(self._host, host) is None else None
+        self._looks = False
         if signature != self._signature:
-            self._signature, self._replay, self._output, self._warm = signature, None, None, 0
-            self._changes += 1
+            self._changes = 1 if self._replays >= WORTH else self._changes + 1
+            self._signature, self._replay, self._output, self._warm, self._replays = signature, None, None, 0, 0
         if self._changes > MOST_CAPTURES:
-            self._give_up("batches' shapes, tensors' places or the optimizer's options change again and again")
+            self._give_up("the module, the optimizer's options, tensors' places or shapes change again and again")
         return self._changes <= MOST_CAPTURES
 
     def _fill_rates(self) -> None:
@@ -138,8 +159,8 @@ class CapturedSteps:
         before, random = _host_state(self._module, self._optimizer), _host_random(self._module.device)
         with self._tensor_rates(), watching(self._module, asked):
             output = self._eager(batch, Number(index, asked))
-        after = _host_state(self._module, self._optimizer)
-        changed = next((name for name in {**before, **after} if not _same(before.get(name), after.get(name))), None)
+        self._host = _host_state(self._module, self._optimizer)
+        changed = _first_change(before, self._host)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if asked:
             self._give_up(f"training_step uses {asked[0]}, which differs from step to step")
@@ -151,8 +172,8 @@ class CapturedSteps:
             self._give_up("training_step returns no loss")
         return output
 
-    def _capture(self, batch: Any, index: int) -> Any:
-        """Take an eager step, capture it, and compare a replay with it."""
+    def _capture(self, batch: Any, index: int, leaves: Sequence[Tensor], structure: Any) -> Any:
+        """Take an eager step, capture it, and compare a replay with it; a step may take its batch apart."""
         state = _State(self._module, self._optimizer)
         with self._around():
             before = state.copied()
@@ -163,7 +184,7 @@ class CapturedSteps:
             after = state.copied()
             state.restore(before)
             try:
-                self._record(batch, index, state.generators)
+                self._record(leaves, structure, index, state.generators)
                 state.restore(before)  # a capture runs nothing, but one that fails may leave anything
                 if self._replay is not None:
                     self._replay()
@@ -172,8 +193,9 @@ class CapturedSteps:
                 state.restore(after)
         return output
 
-    def _record(self, batch: Any, index: int, generators: Sequence[torch.Generator]) -> None:
-        leaves, structure = tree_flatten(batch)
+    def _record(
+        self, leaves: Sequence[Tensor], structure: Any, index: int, generators: Sequence[torch.Generator]
+    ) -> None:
         self._inputs = [leaf.clone() for leaf in leaves]  # keeps memory formats
 
         def step() -> None:
@@ -262,11 +284,7 @@ class _State:
         of_parameters = [(i, key, value) for i, s in enumerate(optimizer.state.values()) for key, value in s.items()]
         own |= {f"{key} of the optimizer's parameter {i}": v for i, key, v in of_parameters if isinstance(v, Tensor)}
         self.names, self.tensors = list(own), [tensor.detach() for tensor in own.values()]
-        device = module.device
-        values = [value for part in module.modules() for value in vars(part).values()]
-        found = [value for value in values if isinstance(value, torch.Generator) and value.device.type == device.type]
-        default = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
-        self.generators = [default, *dict.fromkeys(found)]
+        self.generators = _generators(module)
 
     def copied(self) -> _Copy:
         return _Copy(self.tensors, self.generators)
@@ -276,6 +294,15 @@ class _State:
         _copy(self.tensors, copy.tensors)
         for generator, state in zip(self.generators, copy.generators, strict=True):
             generator.set_state(state)
+
+
+def _generators(module: LightningModule) -> list[torch.Generator]:
+    """Return the generators of the module's device that a step may draw from: torch's own, and the module's."""
+    device = module.device
+    values = [value for part in module.modules() for value in vars(part).values()]
+    found = [value for value in values if isinstance(value, torch.Generator) and value.device.type == device.type]
+    default = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+    return [default, *dict.fromkeys(found)]
 
 
 def _first_difference(
@@ -313,6 +340,10 @@ def _host_state(module: LightningModule, optimizer: Optimizer) -> dict[str, list
     for i, values in enumerate(optimizer.state.values()):
         state |= {f"{key} of the optimizer's parameter {i}": _contents(value) for key, value in values.items()}
     return state
+
+
+def _first_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
+    return next((name for name in {**before, **after} if not _same(before.get(name), after.get(name))), None)
 
 
 def _contents(value: Any) -> list[Any]:

@@ -128,6 +128,8 @@ class LeanLoop:
             return
         if loop.val_loop.restarting:
             loop.val_loop.restarting = False
+        if self._captured is not None:
+            self._captured.look_again()
         progress, steps = loop.batch_progress, self._optimizer_progress.step.total
         total, current = progress.total, progress.current
         while True:

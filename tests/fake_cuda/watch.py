@@ -32,6 +32,8 @@ FREE = set(
     prim_layout storage_offset numel is_non_overlapping_and_dense sym_numel sym_stride sym_storage_offset
     """.split()  # noqa: SIM905 (a column of quotes is harder to read)
 )
+# With images first, whose memory format the others follow.
+FORMATTED = {"convolution", "cudnn_convolution", "convolution_backward", "cudnn_batch_norm", "native_batch_norm"}
 # Callers that are named beside bstune's: part of their path, and the name that stands for it.
 CALLERS = {"/lightning/": "lightning/", "/torch/optim/": "torch/optim/", "/torch/amp/": "torch/amp/"}
 
@@ -104,6 +106,8 @@ class Watch(TorchDispatchMode):
         given = {one.device.type for one in tensors}
         if "cuda" in given:
             self._note_waits(name, args)
+            if name in FORMATTED:
+                check_formats(name, args)
         if name in READS and any(isinstance(one, FakeTensor) for one in tensors):
             return {"equal": False, "is_nonzero": True}.get(name, self._made_up(tensors[0]))
         if name.startswith("_fused_") and name.endswith(("sgd_", "adam_", "adamw_")):  # they do not run on fake tensors
@@ -146,6 +150,18 @@ def check_fused(name: str, args: Any) -> None:
         for other in others:
             if other.dim() and _layout(other) != _layout(first):
                 LOG.note("fused mismatch", f"{name} {_layout(first)} {_layout(other)}")
+
+
+def check_formats(name: str, args: Any) -> None:
+    """Note images of several memory formats for one operator: cuDNN then copies some of them, each step."""
+    images = [one for one in args if isinstance(one, Tensor) and one.dim() == 4]
+    formats = {
+        one.is_contiguous(memory_format=torch.channels_last)
+        for one in images
+        if one.is_contiguous() != one.is_contiguous(memory_format=torch.channels_last)  # else it is either
+    }
+    if len(formats) > 1:
+        LOG.note("several memory formats", f"{name} {[(tuple(one.shape), one.stride()) for one in images]}")
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
