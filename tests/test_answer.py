@@ -1,6 +1,6 @@
 """What a study answers, in words: of whole studies, of what is not known, and of what went wrong."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from toolbox import best_of, hand_critical, make_trial
@@ -336,6 +336,7 @@ def test_devices_are_named_only_where_there_is_a_plan():
     assert texts(WHOLE | {"scale_out": {"ideal": [{"devices": 1, "efficiency": 1.0}]}}, "DEVICES") == ()
 
 
+TESTED = {"best_by_time": {"test/error": 0.04, "test/loss": 0.15}}
 NAMES = ("two words/and a path", "<b>bold</b> & co", "[red]markup[/red]", "größe 数据", "x" * 200)
 
 
@@ -350,6 +351,19 @@ def test_the_block_has_at_most_25_lines_of_120_columns_whatever_is_in_it(base, n
     assert any("further notes in curve.json" in line for line in lines)
     assert all(len(line) <= WIDTH for line in lines if "x" * 100 not in line and "report" not in line)
     assert f"outputs/{name}/report.html" in "\n".join(lines)  # unbroken: it gets copied
+
+
+def test_on_a_narrow_terminal_lines_that_the_page_has_are_left_out_and_named():
+    critical = hand_critical(67.0, 41.0, 110.0, 5, 1114)
+    more = {"critical": asdict(replace(critical, b_opt=12.0, b_opt_low=8.0, b_opt_high=20.0)), "test": TESTED}
+    missed = {**WHOLE["best_by_time"]["confirmed"], "reached": 2}
+    more |= {name: WHOLE[name] | {"confirmed": missed} for name in ("best_by_time", "best_by_steps")}
+    places = [("report", ("report",)), ("files", ("files",)), ("compare", ("compare",)), ("MLflow", ("ui", "page"))]
+    lines = block(answer(WHOLE | more), places, 80)
+    assert len(lines) <= MAX_LINES
+    assert "PAGE      RUNS, LR, FEWEST, DEVICES, more: in report.html" in lines
+    assert not any(line.startswith(("RUNS", "LR", "more")) for line in lines)
+    assert all(any(line.startswith(label) for line in lines) for label in ("USE", "WARNING", "CRITICAL", "TRUST"))
 
 
 @pytest.mark.parametrize("kept", [(), ("workload",), ("workload", "target", "trials"), ("workload", "best_by_time")])

@@ -129,6 +129,18 @@ def test_a_precision_that_was_set_by_operator_is_not_asked_for_otherwise():
         assert device.products_in_tf32()
 
 
+def test_the_device_that_a_program_uses_is_its_own_again_after_a_trial_on_another(cuda, monkeypatch):
+    used = [0]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", list)
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda states: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: used[-1])
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    with restored():
+        torch.cuda.set_device(1)  # as Lightning does
+    assert used == [0, 1, 0]
+
+
 def test_mps_is_found_by_its_pipe(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     assert not mps_runs()

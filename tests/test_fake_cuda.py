@@ -86,7 +86,8 @@ def test_a_segment_waits_for_nothing_but_what_is_listed(seen_by_case, name):
         assert (seen["status"], seen["steps"]) == ("censored", STEPS)
         # At the edges of the segments, and around what is measured beside the training.
         asides = seen["noise_scales"] if "parts" in name else 0
-        assert synchronisations(seen) <= seen["evaluations"] + 2 + asides
+        trials = 2 if case.get("resumes") else 1  # whose warm-up is a segment of its own
+        assert synchronisations(seen) <= seen["evaluations"] + trials + asides
 
 
 def test_the_noise_scale_is_read_once_a_measurement(seen_by_case):
@@ -115,5 +116,9 @@ def test_every_workload_in_every_precision_waits_for_nothing_in_a_segment(worklo
     refused = precision == "16-mixed" and workload in fused  # as momentum of a fused optimizer goes wrong there
     overrides = ["workload.module.optimizer.fused=false"] if refused else []
     (seen,) = seen_in({"workload": workload, "precision": precision, "overrides": overrides})
-    assert within_segments(seen) == ({("read", SCALER): STEPS} if precision == "16-mixed" else FREE)
-    assert synchronisations(seen) <= seen["evaluations"] + 2
+    found = within_segments(seen)
+    # Ghost normalisation copies its images, so that five convolutions get gradients that cuDNN copies back.
+    formats = sum(found.pop(key) for key in [*found] if key[0] == "several memory formats")
+    assert formats == (5 * STEPS if workload == "resnet_cifar_fast" else 0)
+    assert found == ({("read", SCALER): STEPS} if precision == "16-mixed" else FREE)
+    assert synchronisations(seen) <= seen["evaluations"] + 1

@@ -295,7 +295,7 @@ def _time_ladder(
         expected = float(fit_step_times(timed, size)(np.array(float(size)))) if timed else options.visit_seconds
         steps = min(max(round(options.visit_seconds / expected), options.min_steps), options.max_steps)
         trial = time_trial(size, lr, steps)
-        timed.append((float(size), statistics.median(trial)))
+        timed.append((float(size), statistics.mean(trial)))
         # A long step's overhead is not worth another one; a module that cannot be compared is not tried again.
         if notes or (size in compared and steps <= options.min_steps):
             return trial, ()

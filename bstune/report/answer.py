@@ -36,6 +36,7 @@ MORE = 4  # times what was spent, where more of it is the advice
 LIGHTNINGS = "Lightning's: "  # begins the name of a training loop that is not bstune's
 NOT_CAPTURED = "lean, not graph: "  # and of one whose steps were to be captured
 NOTES_LEFT = "and {} in curve.json"
+SPARE = ("RUNS", "LR", "FASTEST", "FEWEST", "DEVICES", "more", "TRUST")  # left out in this order, if there is no room
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,21 @@ def block(found: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> li
 
     ``further`` are paths and commands: they are not broken, nor is the command that trains the winner.
     """
-    answered = [line for one in found.lines if one[0] != "NOTE" for line in _rows(*one, width)]
+    lines = _block(found, further, width, ())
+    there = {label for label, _ in (*found.lines, *found.actions)}
+    spare = [label for label in SPARE if label in there]
+    for i in range(len(spare)):
+        if len(lines) > MAX_LINES:
+            lines = _block(found, further, width, spare[: i + 1])
+    return lines
+
+
+def _block(found: Answer, further: Sequence[Line], width: int, left_out: Sequence[str]) -> list[str]:
+    answered = [line for one in found.lines if one[0] not in ("NOTE", *left_out) for line in _rows(*one, width)]
+    answered += _rows("PAGE", [f"{', '.join(left_out)}: in report.html"], width) if left_out else []
     notes = next((texts for label, texts in found.lines if label == "NOTE"), ())
-    done = [line for one in (*found.actions, *further) for line in _rows(*one, width if one[0] == "more" else None)]
+    actions = [one for one in found.actions if one[0] not in left_out]
+    done = [line for one in (*actions, *further) for line in _rows(*one, width if one[0] == "more" else None)]
     fixed = [*_wrapped(found.title, width), "", *answered]
     kept = len(notes)
     while kept and len(fixed) + len(_notes(notes, kept, width)) + 1 + len(done) > MAX_LINES:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from bstune.core.records import FastMode
+from bstune.trial.batches import TrainBatches
 from bstune.trial.graph import CapturedSteps
 from bstune.trial.trainer import NoProfiler, is_overridden, of_package, package_of
 
@@ -80,13 +81,13 @@ class LeanLoop:
         del loop.advance
         self._began, self._reason = True, why_not(trainer, module, fetcher)
         if self._reason is None:
-            self._prepare(trainer, module)
+            self._prepare(trainer, module, fetcher)
             loop.advance = self._advance
             # With bstune's profiler, they do nothing.
             loop._on_before_fetch = loop._on_after_fetch = fetcher._start_profiler = fetcher._stop_profiler = _nothing
         loop.advance(fetcher)
 
-    def _prepare(self, trainer: Any, module: LightningModule) -> None:
+    def _prepare(self, trainer: Any, module: LightningModule, fetcher: Any) -> None:
         loop, package = self._epoch_loop, package_of(module)
         self._module, self._names, self._strategy = module, vars(module), trainer.strategy
         self._device, self._logged = trainer.strategy.root_device, loop._results
@@ -100,6 +101,11 @@ class LeanLoop:
         self._takes_index = of("utilities.signature_utils.is_param_in_hook_signature")
         self._closure_class = of("loops.optimization.automatic.Closure")
         self._result_class = of("loops.optimization.automatic.ClosureResult")
+        # Lightning makes a batch ahead of the step before it, to see an end, and the step then finds it in no cache.
+        # bstune's own have no end, and draw from generators of their own.
+        loaders, iterator = fetcher.combined_loader.flattened, fetcher.iterator._iterator
+        own = len(loaders) == 1 and type(loaders[0]) is TrainBatches
+        self._stream: Iterator[Any] | None = iterator.iterators[0] if own else None
         self._hooks = {
             name: [getattr(callback, name) for callback in trainer.callbacks if _overrides(callback, name)]
             for name in CALLED
@@ -145,10 +151,12 @@ class LeanLoop:
         loop, trainer, module, hooks = self._epoch_loop, self._trainer, self._module, self._hooks
         progress, logged = loop.batch_progress, self._logged
         total, current = progress.total, progress.current
-        fetched = next(fetcher)
-        batch = fetched[0]
+        if self._stream is None:
+            batch = next(fetcher)[0]
+        else:
+            batch = fetcher.batches.pop()[0] if fetcher.batches else next(self._stream)
         if batch is None:  # is skipped there
-            self._advance_as_lightning(_Fetched(fetched, fetcher))
+            self._advance_as_lightning(_Fetched(fetcher))
             return
         progress.is_last_batch = fetcher.done
         index: int = current.ready
@@ -210,9 +218,11 @@ class LeanLoop:
             raise RuntimeError(f"{type(optimizer).__name__}.step() does not call the closure that it is given")
         return outputs
 
-    @torch.enable_grad()
     def _closure(self) -> Tensor | None:
         """Run the forward pass and the backward pass; return the loss without its graph."""
+        if not torch.is_grad_enabled():  # by the optimizer
+            with torch.enable_grad():
+                return self._closure()
         names, optimizer = self._names, self._optimizer
         names["_current_fx_name"] = "training_step"
         with self._context():
@@ -265,13 +275,13 @@ def _nothing() -> None:
 
 
 class _Fetched:
-    """A data fetcher whose next batch is fetched already."""
+    """A data fetcher that has fetched a batch that is None."""
 
-    def __init__(self, fetched: tuple[Any, int, int], fetcher: Any) -> None:
-        self._fetched, self.done = fetched, fetcher.done
+    def __init__(self, fetcher: Any) -> None:
+        self.done = fetcher.done
 
-    def __next__(self) -> tuple[Any, int, int]:
-        return self._fetched
+    def __next__(self) -> tuple[None, int, int]:
+        return None, 0, 0
 
 
 def why_not(trainer: Any, module: LightningModule, fetcher: object) -> str | None:

@@ -489,7 +489,8 @@ class _TargetLoop(Callback):
         if self._skipped_in_a_row >= SKIPPED_STEPS_MEAN_DIVERGED:
             progress.diverge(f"the gradients overflowed in {self._skipped_in_a_row} steps in a row")
             trainer.should_stop = True
-        over = trainer.should_stop or 0 < trainer.max_steps <= trainer.global_step
+        loop = trainer.fit_loop.epoch_loop
+        over = trainer.should_stop or 0 < loop.max_steps <= loop.global_step
         epoch_end = self._each_epoch and self._at_epoch_end(trainer)
         if progress.steps >= min(progress.due_step, progress.last_step) or over or epoch_end:
             trainer.val_check_batch = batch_idx + 1

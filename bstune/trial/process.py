@@ -68,6 +68,7 @@ def _torch_flags() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "dtype": torch.get_default_dtype(),
         "precision": _products_precision(),
+        "device": torch.cuda.current_device() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "grad": torch.is_grad_enabled(),
@@ -81,6 +82,8 @@ def _set_torch_flags(flags: dict[str, Any]) -> None:
     torch.set_default_dtype(flags["dtype"])
     if flags["precision"] is not None:
         torch.set_float32_matmul_precision(flags["precision"])
+    if flags["device"] is not None:
+        torch.cuda.set_device(flags["device"])
     torch.use_deterministic_algorithms(flags["deterministic"], warn_only=flags["warn_only"])
     torch.set_grad_enabled(flags["grad"])
     torch.autograd.set_detect_anomaly(flags["anomaly"])

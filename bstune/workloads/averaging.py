@@ -17,6 +17,7 @@ from bstune.trial.batches import check_size
 
 # Snapshots per averaging window: the average changes little between them, and a step costs nothing in between.
 SNAPSHOTS = 16
+Slot = tuple[dict[str, Any], str]  # a module's own parameters or buffers by name, and a name
 
 
 class _DeviceAverage(WeightAveraging):
@@ -28,6 +29,9 @@ class _DeviceAverage(WeightAveraging):
     def __init__(self) -> None:
         super().__init__()
         self._training: list[Tensor] = []
+        self._slots: list[
+            tuple[Slot, Slot]
+        ] = []  # of each value: where the average has it, and where the module has it
 
     @abstractmethod
     def decay(self, step: int) -> float:
@@ -44,6 +48,7 @@ class _DeviceAverage(WeightAveraging):
         """Move the average to the weights' device, to which Lightning moves the module only after ``setup``."""
         assert self._average_model is not None  # noqa: S101  # set up
         self._average_model.module.to(pl_module.device)
+        self._slots = []  # of the last fit
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
         """Update the average if it is due."""
@@ -56,8 +61,11 @@ class _DeviceAverage(WeightAveraging):
     def _update(self, pl_module: LightningModule, decay: float) -> None:
         assert self._average_model is not None  # noqa: S101  # set up
         first = int(self._average_model.n_averaged) == 0
+        if not self._slots:
+            self._slots = list(zip(_slots(self._average_model.module), _slots(pl_module), strict=True))
         copied, averaged = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
-        for average, value in zip(_tensors(self._average_model.module), _tensors(pl_module), strict=True):
+        for (averages_of, name), (values_of, _) in self._slots:
+            average, value = averages_of[name], values_of[name]
             (copied if first or not average.is_floating_point() else averaged).append((average, value))
         # All at once: one by one, most are of a few numbers, and each would be an operator of an accelerator.
         if copied:
@@ -82,6 +90,18 @@ class _DeviceAverage(WeightAveraging):
         for value, kept in zip(_tensors(pl_module), self._training, strict=self._average_model is not None):
             value.copy_(kept)
         self._training = []
+
+
+def _slots(module: nn.Module) -> list[Slot]:
+    """Return where a module has its parameters and buffers, in the order of :func:`_tensors`; walking takes long."""
+    found: dict[int, Slot] = {}
+    for kind in ("_parameters", "_buffers"):
+        for part in module.modules():
+            values: dict[str, Any] = getattr(part, kind)
+            for name, value in values.items():
+                if value is not None:
+                    found.setdefault(id(value), (values, name))
+    return list(found.values())
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

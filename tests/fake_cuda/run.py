@@ -4,7 +4,8 @@
         [--override OPTION=VALUE ...] [--examples 50000] [--resume] [--survey] [--operators] [--all] [--json]
 
 Mixed devices raise an error in the fake tensors themselves. Printed are reads of values on the host, copies between
-host and device, and explicit synchronisations while the training runs (of all phases with ``--all``), operators a step,
+host and device, explicit synchronisations, convolutions on images of several memory formats, and lists that a fused
+optimizer's kernel refuses, while the training runs (of all phases with ``--all``), operators a step,
 and what changes from step to step, which a captured CUDA graph would get wrong. Not seen are time, memory, streams,
 numbers, and whether a kernel exists for its arguments. It starts itself again with guard.cpp loaded before torch.
 """
