@@ -159,8 +159,6 @@ def prepare() -> None:
     """Import what trials need, then put the fake device in torch's place."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    import torch._inductor.codecache  # noqa: F401
-
     import bstune.hardware.timing
     import bstune.trial.workload  # noqa: F401
     from bstune.core.console import quieten
