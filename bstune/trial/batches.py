@@ -269,27 +269,37 @@ class TrainBatches:
             self._mirrored = torch.randint(2, (len(images),), generator=first_epoch, device=images.device).bool()
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        stream, split, together = self.stream, self._split, self.stream.together > 1
         while True:
-            batch = next(self._made, None)
-            if batch is None:
-                self._made = self._make()
-                continue
-            self.stream.drawn += 1
-            for x, y in zip(*map(self._split, batch), strict=True):
+            images, labels = self._next_made() if together else self._make()
+            stream.drawn += 1
+            for x, y in zip(split(images), split(labels), strict=True):
                 # Several batches were normalised when they were made. A single one may be too large for that.
-                yield (x if self.stream.together > 1 else self._normalise(x)), y
+                yield (x if together else self._normalise(x)), y
 
-    def _make(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the next batches that are made together, augmented."""
+    def _next_made(self) -> tuple[Tensor, Tensor]:
+        """Return the next batch of those that are made together, normalised; make more where none is left."""
+        batch = next(self._made, None)
+        if batch is None:
+            done = self.stream.drawn % self.stream.together  # of a group that a stopped trial began
+            images, labels = self._make()
+            images = self._normalise(images)
+            parts = zip(torch.split(images, self.batch_size), torch.split(labels, self.batch_size), strict=True)
+            self._made = islice(parts, done, None)
+            batch = next(self._made)
+        return batch
+
+    def _make(self) -> tuple[Tensor, Tensor]:
+        """Return the next batches that are made together as one, augmented."""
         stream, device = self.stream, self._images.device
-        index, done = stream.draw(), stream.drawn % stream.together
+        index = stream.draw()
         images = self._images.index_select(0, index)
         labels = self._labels.index_select(0, index)
         # Whole batches, so that what is drawn does not depend on micro-batches.
         options: dict[str, Any] = {} if stream.together == 1 else {"batch_size": self.batch_size}
         mirror = None
         if self._mirrored is not None:
-            first = (stream.drawn - done) * self.batch_size
+            first = (stream.drawn - stream.drawn % stream.together) * self.batch_size
             epoch = torch.arange(first, first + len(index), device=device) // len(self._images)
             mirror = self._mirrored[index] ^ (epoch % 2 == 1)
         if self._augment is not None:
@@ -297,10 +307,7 @@ class TrainBatches:
             images = self._augment(images, self._augment_generator, **options)
         elif mirror is not None:
             images = torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)
-        if stream.together > 1:
-            images = self._normalise(images)
-        batches = zip(torch.split(images, self.batch_size), torch.split(labels, self.batch_size), strict=True)
-        return islice(batches, done, None)
+        return images, labels
 
 
 def bind_augmentation(augment: Augment, mean: Tensor, alternating_flip: bool) -> Augment:

@@ -4,7 +4,8 @@
         [--override OPTION=VALUE ...] [--examples 50000] [--resume] [--survey] [--operators] [--all] [--json]
 
 Mixed devices raise an error in the fake tensors themselves. Printed are reads of values on the host, copies between
-host and device, and explicit synchronisations while the training runs (of all phases with ``--all``), operators a step,
+host and device, explicit synchronisations, convolutions on images of several memory formats, and lists that a fused
+optimizer's kernel refuses, while the training runs (of all phases with ``--all``), operators a step,
 and what changes from step to step, which a captured CUDA graph would get wrong. Not seen are time, memory, streams,
 numbers, and whether a kernel exists for its arguments. It starts itself again with guard.cpp loaded before torch.
 """
@@ -158,8 +159,6 @@ def prepare() -> None:
     """Import what trials need, then put the fake device in torch's place."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    import torch._inductor.codecache  # noqa: F401
-
     import bstune.hardware.timing
     import bstune.trial.workload  # noqa: F401
     from bstune.core.console import quieten
