@@ -210,6 +210,25 @@ def test_where_torch_can_take_nothing_the_training_is_eager_and_says_so(warned):
     check_same(trained, train(build, compile=None))
 
 
+def test_where_a_compiler_fails_with_any_number_of_examples_it_is_fixed(monkeypatch, warned):
+    free = []
+
+    def backend(graph, inputs):
+        free.append(any(isinstance(one, torch.SymInt | int) for one in inputs))  # a graph takes it as an argument
+        if torch.is_grad_enabled() and free[-1]:
+            raise RuntimeError("no kernel for such a number")
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(COMPILE, backend=backend))
+    trained = train()
+    assert trained[0].message is None
+    assert warned() == []
+    # The evaluation, training and training anew; then anew the evaluation's two sizes.
+    assert free == [True, True, False, False, False]
+    monkeypatch.undo()
+    check_same(trained, train(compile=None))
+
+
 @pytest.mark.parametrize("stage", ["training", "validation"])
 def test_a_compiler_that_fails_leaves_the_training_eager_with_one_warning(monkeypatch, warned, stage):
     def fail():

@@ -22,6 +22,7 @@ from torch import nn
 
 from bstune.study.prepare import compose_checked
 from bstune.trial import graph
+from bstune.trial.checkpoint import Stopped
 from bstune.trial.graph import CapturedSteps
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import load
@@ -396,6 +397,19 @@ def test_a_captured_step_asks_nothing_of_the_host_and_is_the_same_each_time(work
     assert [line["workload"] for line in lines] == list(workloads)
     for line in lines:
         assert (line["reason"], line["asked"], line["changes"], line["replayed"]) == (None, [], {}, 9), line
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, momentum])
+def test_a_trial_that_is_continued_is_the_one_that_was_never_stopped(optimizer, tmp_path):
+    build, protocol = partial(network, optimizer=optimizer), learners.learning_protocol(24, fast="graph")
+    stopped, _ = learners.train(make_spec(16, max_steps=12), protocol, build, state=tmp_path / "state")
+    resume = Stopped(stopped, tmp_path / "state")
+    spec = make_spec(16, max_steps=24, resumed_from=stopped.number)
+    record, module = learners.train(spec, protocol, build, resume=resume)
+    whole, other = learners.train(make_spec(16, max_steps=24), protocol, build)
+    assert [one.training_loop for one in (stopped, record, whole)] == ["graph"] * 3
+    assert set(whole.history) <= set(record.history)  # which was evaluated where it was stopped, too
+    assert same_weights(module, other)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bstune.trial.workload import LightningBackend
 
 SURVEY_SHARE = 0.1  # of search.wall_seconds, that timing steps may take: the search is to have the rest
-COMPILED_TRIALS = 64  # in one process, as torch keeps some memory of each (tests/benchmarks/bench_flat_memory.py)
+COMPILED_TRIALS = 32  # in one process, as torch keeps some memory of each (tests/benchmarks/bench_flat_memory.py)
 HORIZON_CAVEAT = (
     "The workload's schedule ends with the trial, at its horizon: S(B) is the shortest horizon that reaches the "
     "target, and a point stands where a run met the target, at its horizon's end or before."

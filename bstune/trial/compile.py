@@ -32,6 +32,8 @@ from bstune.trial.watch import Number, watching
 logger = logging.getLogger(__name__)
 PASSES = 3  # of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all that follow
 RECOMPILE_LIMIT = 64  # of one piece of code, in a trial: by batch shape, in training and in evaluation
+# What maybe_mark_dynamic sets of a tensor; torch has nothing that takes it back.
+MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
 # Of a step that is run beside the training: the user's code may raise anything. If the training cannot run the step
 # either, it raises the error again.
 USER_CODE_ERRORS = (Exception,)
@@ -55,6 +57,7 @@ class Compiling:
         self._modules: list[nn.Module] = []
         self._step: tuple[LightningModule, Callable[..., Any]] | None = None  # as it was before it was compiled
         self._whole = True  # whether it can be
+        self._free = mode not in CUDA_GRAPH_MODES  # which record a graph for each number of examples anyway
         self._warm: set[tuple[str, tuple[torch.Size, ...], tuple[bool, ...]]] = set()
         self._compiled_stages: set[str] = set()
         self._expected = compiled_graphs()
@@ -150,15 +153,17 @@ class Compiling:
         ``forward`` runs its forward pass, and ``step`` all of it, as if it came so many batches later.
         """
         before, called = compiled_graphs(), []
-        with failing(self._fail):
-            with self.eagerly(), untouched(trainer, module), watching(module, asked):
-                called = called_modules(module, forward)
-            if called and not (stage == "training" and self._compile_step(trainer, module, step, asked)):
-                for part in called:
-                    if part not in self._modules:
-                        self._modules.append(part)
-                        compile_in_place(part, self._mode)
-                self._passes(trainer, module, step)
+        for fail in (self._fix_lengths, self._fail) if self._free else (self._fail,):
+            with failing(fail):
+                with self.eagerly(), untouched(trainer, module), watching(module, asked):
+                    called = called_modules(module, forward)
+                if called and not (stage == "training" and self._compile_step(trainer, module, step, asked)):
+                    for part in called:
+                        if part not in self._modules:
+                            self._modules.append(part)
+                            compile_in_place(part, self._mode, self._free)
+                    self._passes(trainer, module, step)
+                break
         made = compiled_graphs() - before
         self._expected += made
         if made:
@@ -175,7 +180,8 @@ class Compiling:
             return False
         if self._step is None:
             self._step = module, module.training_step
-            module.training_step = _compiled(module.training_step, self._mode)  # type: ignore[method-assign]
+            compiled = _compiled(module.training_step, self._mode, self._free)
+            module.training_step = compiled  # type: ignore[method-assign]
         if self._passes(trainer, module, step):
             self._whole = False  # it is compiled anew for each number of a batch
             self._restore_step()
@@ -190,6 +196,12 @@ class Compiling:
                 step(later)
             first = first or compiled_graphs()
         return compiled_graphs() - first
+
+    def _fix_lengths(self, reason: str) -> None:
+        """Begin anew with code for fixed numbers of examples: a compiler may fail with others."""
+        self._free = False
+        self._warm.clear()
+        self._undo()
 
     def _fail(self, reason: str) -> None:
         self.failed = f"trained eagerly, as compile={self._mode} failed: {reason}"
@@ -234,28 +246,28 @@ def failing(fail: Callable[[str], None]) -> Iterator[None]:
         fail(f"{type(innermost).__name__}: {first_line(innermost)}")
 
 
-def compile_in_place(part: nn.Module, mode: str | None) -> None:
-    """Compile a module's call, forward pass and hooks; its own names stay."""
+def compile_in_place(part: nn.Module, mode: str | None, free: bool = False) -> None:
+    """Compile a module's call, forward pass and hooks, with a ``free`` number of examples; its own names stay."""
 
     # Not nn.Module.compile: of one of torch's own modules, such as a Sequential, it compiles nothing.
     def call(*args: Any, **kwargs: Any) -> Any:
         return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-    part._compiled_call_impl = _compiled(call, mode)
+    part._compiled_call_impl = _compiled(call, mode, free)
 
 
-def _compiled(function: Callable[..., Any], mode: str | None) -> Callable[..., Any]:
-    """Return a compiled function; the length of the tensors that it is given, the examples, is free, all else fixed."""
+def _compiled(function: Callable[..., Any], mode: str | None, free: bool) -> Callable[..., Any]:
+    """Return a compiled function; the length of the tensors that it is given may be free, all else is fixed."""
     compiled = torch.compile(function, mode=mode, dynamic=False)
-    if mode in CUDA_GRAPH_MODES:  # which record a graph for each length anyway
-        return compiled
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         # A module that is compiled by itself may be called in a step that is: there nothing is marked.
         for leaf in [] if torch.compiler.is_compiling() else tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.dim():
+            if isinstance(leaf, Tensor) and leaf.dim() and free:
                 torch._dynamo.maybe_mark_dynamic(leaf, 0)  # it stays fixed where the function needs that
+            for name in MARKS if isinstance(leaf, Tensor) and not free else ():  # those of an earlier try
+                vars(leaf).pop(name, None)
         return compiled(*args, **kwargs)
 
     return call
