@@ -371,3 +371,19 @@ def test_an_older_mapping_is_answered_with_what_it_has(kept):
     found = answer({name: WHOLE[name] for name in kept})
     assert ("use B = 256, lr = 0.4" in found.headline) == ("best_by_time" in kept)
     assert block(found)
+
+
+def test_what_took_the_steps_is_said_where_it_is_not_what_the_option_asks_for():
+    trials = [
+        make_trial(number, training_loop=name)
+        for number, name in enumerate(
+            ("lean", "Lightning's: Mine has backward", "Lightning's: protocol.fast=off", None)
+        )
+    ]
+    summary = summary_of(trials)
+    assert summary["training_loops"] == {
+        "Lightning's: Mine has backward": 1,
+        "Lightning's: protocol.fast=off": 1,
+        "lean": 1,
+    }
+    assert texts(summary, "NOTE") == ("Lightning's own loop took the steps, not the lean one: Mine has backward",)

@@ -240,3 +240,11 @@ def test_the_survey_leaves_most_of_the_wall_time_to_the_search(monkeypatch, wall
     config = compose_checked(["workload=digits", "device=cpu", f"search.wall_seconds={wall_seconds}"])
     assert prepare(config).config.hardware.seconds == 45
     assert asked == [seconds]
+
+
+def test_a_study_of_a_former_version_goes_on_with_lightnings_loop():
+    """Its settings name no loop."""
+    off, auto = (
+        frozen_settings(compose_checked(["workload=digits", f"protocol.fast={fast}"])) for fast in ("off", "auto")
+    )
+    assert auto == {**off, "protocol.fast": "auto"}
