@@ -173,7 +173,7 @@ def test_a_device_that_stops_alone_ends_the_trial(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_device_that_never_answers_is_given_up(tmp_path):
     with Workers(partial(ranks.open_train, "hang"), 1, 10, devices=2) as workers:
         workers.start(make_spec(8, max_steps=12), Output(tmp_path), None)

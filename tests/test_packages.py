@@ -16,7 +16,7 @@ STUDY = ("search.trials=8", "search.objective=steps", "search.replicates=0", "ha
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["molecules", "stocks"])
+@pytest.mark.parametrize("name", [pytest.param("molecules", marks=pytest.mark.soak), "stocks"])
 def test_a_module_of_a_package_is_tuned(name, tmp_path):
     packages = os.environ.get("BSTUNE_PACKAGES", "")
     if not Path(packages, "chemprop").is_dir():

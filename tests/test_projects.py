@@ -33,7 +33,7 @@ TREE = PROJECTS / "hydra_tree" / "conf"  # groups of the project's own, one of w
 CASES |= {"wine": (TREE, "workload=wine"), "wine, linear": (TREE, "workload=wine model@workload.module=linear")}
 CLI = PROJECTS / "lightning_cli" / "config.yaml"
 # Its objective counts steps: what it does depends on no clock.
-STUDY = ("search.trials=10", "search.objective=steps", "search.replicates=1", "search.workers=0")
+STUDY = ("search.trials=14", "search.objective=steps", "search.replicates=1", "search.workers=0")
 STUDY += ("mlflow.enabled=false",)
 STEPS = 40
 OPTIMIZERS = {"two_optimizers": 2}  # that step at each batch: Lightning counts the steps of all

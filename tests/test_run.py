@@ -81,9 +81,9 @@ def end_at(monkeypatch, at, killed):
     ("arguments", "killed"),
     [
         ((*REPLAY, STEPS), True),
-        ((*REPLAY, "search.objective=both"), False),
+        pytest.param((*REPLAY, "search.objective=both"), False, marks=pytest.mark.soak),
         ((*REPLAY, STEPS, "sampler=tpe"), True),
-        ((*REPLAY, STEPS, "sampler=tpe"), False),
+        pytest.param((*REPLAY, STEPS, "sampler=tpe"), False, marks=pytest.mark.soak),
         ((*DIGITS, *EASY, STEPS, "search.trials=12", "search.replicates=2", "protocol.noise_scale_every=2"), False),
     ],
     ids=["frontier-killed", "both", "tpe-killed", "tpe", "real training"],

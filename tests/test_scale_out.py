@@ -127,7 +127,7 @@ DEVICES = [1, 2, 8, 64]
 WAIT = {2: 5e-4, 8: 5.6e-4, 64: 11.2e-4}  # on a line
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_study_plans_what_the_law_says(bstune, tmp_path, write_table):
     write_table(tmp_path / "law.jsonl", synthetic_table(LAW), "reached")
     target = ("workload.table=law.jsonl", "workload.target.metric=error", "workload.target.value=0.1")

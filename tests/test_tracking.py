@@ -690,7 +690,9 @@ def small_study(uri: str, **limits: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("late", ["never", "at the end", "after the next run"])
+@pytest.mark.parametrize(
+    "late", [*(pytest.param(one, marks=pytest.mark.soak) for one in ("never", "at the end")), "after the next run"]
+)
 def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatch, caplog):
     """Whichever request it is slow at, and whether it answers it later or not at all."""
     requesting = ("get_", "create_", "set_", "log_", "search_", "del")
