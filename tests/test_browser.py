@@ -35,7 +35,7 @@ def studies(tmp_path_factory):
         patch.chdir(folder)
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         for table in TABLES:
-            arguments = ("workload=replay", f"workload.table={table}", f"study={table}", "search.trials=16")
+            arguments = ("workload=replay", f"workload.table={table}", f"study={table}", "search.trials=32")
             patch.setattr(sys, "argv", ["bstune", *arguments, "search.objective=curve", "search.replicates=1"])
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 assert main() == 0
