@@ -235,6 +235,7 @@ def test_the_command_in_best_yaml_trains_the_winner_again(study, bstune, tmp_pat
     assert {tuple(one) for one in again["history"]} <= {tuple(one) for one in winner["history"]}
 
 
+@pytest.mark.slow
 def test_another_folder_and_changed_settings_are_refused(study, bstune, monkeypatch, tmp_path):
     monkeypatch.chdir(study[0])
     before = {path: path.read_bytes() for path in study[0].rglob("*") if path.is_file()}

@@ -189,26 +189,14 @@ def small_disk(tmp_path):
 NEVER, EASILY = "workload.target.value=0.0001", "workload.target.value=2.1"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(  # first a checkpoint
-            (EASILY, "output=full/s"),
-            r"\S+/full/s/\S+ cannot be written: No space left",
-            marks=pytest.mark.soak,
-        ),
-        pytest.param(  # a state
-            (NEVER, "output=full/s", "sampler=frontier"),
-            r"\S+/full/s/\S+ cannot be written: No space left",
-            marks=pytest.mark.soak,
-        ),
+        ((EASILY, "output=full/s"), r"\S+/full/s/\S+ cannot be written: No space left"),  # first a checkpoint
+        ((NEVER, "output=full/s", "sampler=frontier"), r"\S+/full/s/\S+ cannot be written: No space left"),  # a state
         ((NEVER, "output=full/s"), r"\S+/s/trials.jsonl cannot be written: No space left on device; tried 2 times"),
-        pytest.param(
-            (NEVER, "storage=sqlite:///full/s.db"),
-            "the storage does not answer: .*(disk is full|disk I/O error)",
-            marks=pytest.mark.soak,
-        ),
+        ((NEVER, "storage=sqlite:///full/s.db"), "the storage does not answer: .*(disk is full|disk I/O error)"),
     ],
 )
 def test_a_full_disk_ends_the_study_in_a_line(command, tmp_path, small_disk, arguments, message):

@@ -82,7 +82,7 @@ def end_at(monkeypatch, at, killed):
     [
         ((*REPLAY, STEPS), True),
         pytest.param((*REPLAY, "search.objective=both"), False, marks=pytest.mark.soak),
-        ((*REPLAY, STEPS, "sampler=tpe"), True),
+        pytest.param((*REPLAY, STEPS, "sampler=tpe"), True, marks=pytest.mark.soak),
         pytest.param((*REPLAY, STEPS, "sampler=tpe"), False, marks=pytest.mark.soak),
         ((*DIGITS, *EASY, STEPS, "search.trials=12", "search.replicates=2", "protocol.noise_scale_every=2"), False),
     ],

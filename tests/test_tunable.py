@@ -63,6 +63,7 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune, tmp
     assert "workload.tunable.momentum.high: was 0.95, now 0.9" in errors
 
 
+@pytest.mark.slow
 def test_a_sampler_that_chooses_no_horizon_searches_the_budget(bstune, tmp_path):
     """A trial ends with its own budget, and its schedule with it."""
     arguments = (

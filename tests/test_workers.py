@@ -273,6 +273,7 @@ def surveyed(sizes=(32, 128, 512)):
     return make_survey([(size, 1e-3 + 1e-5 * size) for size in sizes], high=sizes[-1])
 
 
+@pytest.mark.slow
 def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, caplog):
     """One of the processes dies on the way."""
     write_module("trained", TRAINED)

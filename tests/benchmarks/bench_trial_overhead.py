@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ def run_loop(
     weights = [value.detach() for value in (*module.parameters(), *module.buffers())]
     average = [value.clone() for value in weights]
     updated = 0
-    stream = iter(workload.train_batches(spec))
+    batches = workload.train_batches(spec)
+    stream = chain.from_iterable(repeat(batches))  # a DataLoader's end with the epoch
     synchronize(device)
     start = now()
     for step in range(steps):
