@@ -63,7 +63,7 @@ def arithmetic_of(precision: str, device: torch.device, convolves: bool) -> Arit
     """Return the arithmetic of a network's products under a precision of the config, such as ``bf16-mixed``.
 
     One that ``convolves`` has most of its FLOPs in convolutions, which cuDNN by default computes in tf32 where the
-    device has it; matrix products are in tf32 where PyTorch was told so.
+    device has it; matrix products are in tf32 where PyTorch is set to that.
     """
     name = PRECISIONS[precision.partition("-")[0]]
     if name != "fp32" or device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 8:

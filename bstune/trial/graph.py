@@ -31,7 +31,7 @@ DEVICES = ("cuda",)
 # the host, as is the third, which the first replay repeats.
 WARM_STEPS = 3
 # A step that changes so often, each time before as many replays, stays eager: a momentum with a schedule is one.
-MOST_CAPTURES, WORTH = 4, 32
+MAX_CAPTURES, WORTH = 4, 32
 # A replay may differ from its step by this share of the step's change of a tensor: kernels that add up in no fixed
 # order do by some tenths of a percent in half precision, of which Muon's orthogonalisation may make some percent.
 TOLERANCE = 0.05
@@ -130,9 +130,9 @@ class CapturedSteps:
         if signature != self._signature:
             self._changes = 1 if self._replays >= WORTH else self._changes + 1
             self._signature, self._replay, self._output, self._warm, self._replays = signature, None, None, 0, 0
-        if self._changes > MOST_CAPTURES:
+        if self._changes > MAX_CAPTURES:
             self._give_up("the module, the optimizer's options, tensors' places or shapes change again and again")
-        return self._changes <= MOST_CAPTURES
+        return self._changes <= MAX_CAPTURES
 
     def _fill_rates(self) -> None:
         # One small kernel a group whose rate has changed, and none while it is constant: unlike a table of all rates

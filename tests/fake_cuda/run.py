@@ -32,7 +32,7 @@ IMAGE_SHAPES = {
     "mnist_cnn": (1, 28, 28),
     "fashion_cnn": (1, 28, 28),
 }  # others: CIFAR's
-SETTLED = 3  # steps after which nothing is built any more, such as an optimizer's state
+FIRST_STEPS = 3  # steps after which nothing is built any more, such as an optimizer's state
 WORKLOADS = (
     *("digits", "fashion_mlp", "mnist_cnn", "fashion_cnn", "cifar_mlp"),
     *("resnet_cifar", "resnet_cifar_fast", "airbench_cifar", "airbench_muon", "speedrun_cifar", "mobilenet_cifar"),
@@ -71,10 +71,10 @@ def run(case: Case) -> dict[str, Any]:
     return seen | {
         "events": [[*key, times] for key, times in sorted(LOG.events.items())],
         "operators": dict(by_phase),
-        "operators_a_step": round(statistics.mean(lengths[SETTLED:]), 1) if lengths[SETTLED:] else None,
+        "operators_a_step": round(statistics.mean(lengths[FIRST_STEPS:]), 1) if lengths[FIRST_STEPS:] else None,
         "lengths": lengths,
         "names": dict(collections.Counter(one.name for one in steps[-2]).most_common()) if steps[1:] else {},
-        "changes": changes(steps, SETTLED),
+        "changes": changes(steps, FIRST_STEPS),
     }
 
 
