@@ -7,6 +7,7 @@ A section that fails says so in a line, and the next one runs; one that has no t
     tests        those that need CUDA
     workloads    every CIFAR recipe to its end: accuracy and seconds, several seeds
     sources      the scripts of their sources in the folder --sources, timed in the same way (see source.py)
+    loops        seconds per step of every recipe in each training loop, and whether they lead to the same error
     steps        seconds per step over batch size, of each training loop and precision
     operators    operators, kernels and the host's time a step
     ceiling      the memory ceiling, exact to the multiple, of the whole device and of a part of it
@@ -250,6 +251,28 @@ def sources(day: Day) -> None:
             day.say("sources", script=script.name, failed=failed)
 
 
+def loops(day: Day) -> None:
+    """Say the seconds per step of each recipe in each training loop, and the error that the same steps lead to."""
+    for name in (*RECIPES, *LONG_RECIPES):
+        workload, protocol, size, lr = prepared(day.device, day.tiny, name, "budget.steps=100000")
+        protocol = replace(protocol, budget=Budget(8 if day.tiny else 200, 1))
+        for loop in LOOPS:
+            if day.left < 15.0:
+                return
+            result = run_trial(workload, TrialSpec(0, 0, size, lr, None, 0), replace(protocol, fast=loop))
+            day.say(
+                "loops",
+                workload=name,
+                batch_size=size,
+                precision=protocol.trainer["precision"],
+                fast=loop,
+                loop=result.training_loop,
+                seconds_per_step=result.seconds_per_step,
+                error=result.history[-1][1] if result.history else None,
+                message=result.message,
+            )
+
+
 def steps(day: Day) -> None:
     """Say the seconds per step of airbench_cifar, over batch size, precision and training loop."""
     precisions = ("bf16-mixed", "16-true") if day.cuda else ("32-true",)
@@ -424,6 +447,7 @@ SECTIONS: dict[str, tuple[Callable[[Day], None], float]] = {
     "workloads": (workloads, 0.4),
     "sources": (sources, 0.45),
     "tests": (tests, 0.3),
+    "loops": (loops, 0.3),
     "steps": (steps, 0.3),
     "operators": (operators, 0.4),
     "ceiling": (ceiling, 0.5),
