@@ -4,8 +4,8 @@
     python tests/references.py compare FILE [OPTION=VALUE ...]  # after it: exit status 1 and the names of what differs
 
 Replayed studies (three tables, three samplers, four objectives), ``digits`` and ``airfoil`` trained under objective
-``steps``, and the quick comparison of searches. Numbers are compared exactly, as sorted lists, so that a key may get another name; seconds of
-what really trains are left out, and the options are those of what trains.
+``steps``, and the quick comparison of searches. Numbers are compared exactly, as sorted lists, so that a key may get
+another name; seconds of what really trains are left out, and the options are those of what trains.
 """
 
 import itertools
