@@ -72,6 +72,7 @@ class Day:
     tiny: bool
     seeds: int
     sources: Path | None
+    recipes: tuple[str, ...]  # the names of those to train
     recipe_options: tuple[str, ...]  # of bstune, for the recipes, such as protocol.fast=graph
     start: float  # of time.monotonic()
     end: float
@@ -180,7 +181,8 @@ def tests(day: Day) -> None:
 
 def workloads(day: Day) -> None:
     """Train each recipe to its end, on as many seeds as there is time for."""
-    for recipes in (RECIPES, LONG_RECIPES):
+    for every in (RECIPES, LONG_RECIPES):
+        recipes = {name: examples for name, examples in every.items() if name in day.recipes}
         results: dict[str, list[TrialResult]] = {name: [] for name in recipes}
         for seed, name in ((seed, name) for seed in range(-1, day.seeds) for name in recipes):
             examples = 640 if day.tiny else recipes[name]
@@ -203,6 +205,7 @@ def workloads(day: Day) -> None:
                 accuracy=accuracy(result),
                 steps=result.steps,
                 training_seconds=result.train_seconds,
+                wall_seconds=result.wall_seconds,
                 evaluation_seconds=result.eval_seconds,
                 seconds_per_step=result.seconds_per_step,
                 loop=result.training_loop,
@@ -479,6 +482,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small networks and few steps, of random images")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--option", action="append", default=[], metavar="OPTION=VALUE", help="of bstune, for recipes")
+    every = (*RECIPES, *LONG_RECIPES)
+    parser.add_argument("--recipe", action="append", choices=every, help="to train this alone; may be repeated")
     parser.add_argument("--sources", type=Path, help="folder of the sources' scripts")
     options = parser.parse_intermixed_args()
     if unknown := sorted(set(options.sections) - set(SECTIONS)):
@@ -491,6 +496,7 @@ def main() -> None:
         tiny=options.tiny,
         seeds=options.seeds,
         sources=None if options.sources is None else options.sources.resolve(),
+        recipes=tuple(options.recipe or every),
         recipe_options=tuple(options.option),
         start=start,
         end=start + options.seconds,
