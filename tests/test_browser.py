@@ -28,7 +28,10 @@ OF_MLFLOW = ("/users/current", "ResizeObserver loop")
 
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory):
-    """Replay two studies, by a sampler that takes no time to decide, and serve them; return MLflow's address, the page that each printed, and the folder."""
+    """Replay two studies, by a sampler that decides at once, and serve them.
+
+    Return MLflow's address, the page that each study printed, and the folder.
+    """
     skip_without_chromium()
     folder, printed = tmp_path_factory.mktemp("studies"), []
     with pytest.MonkeyPatch.context() as patch:
