@@ -25,7 +25,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from bstune.core.records import FastMode
 from bstune.trial.batches import TrainBatches
-from bstune.trial.graph import CapturedSteps
+from bstune.trial.graph import CapturedSteps, captures
 from bstune.trial.trainer import NoProfiler, is_overridden, of_package, package_of
 
 TRIED = ("2.6.0", "2.6.6")  # of either package: between the two no line of what is replaced here has changed
@@ -47,7 +47,7 @@ class LeanLoop:
 
     Args:
         trainer: which has not begun to train.
-        mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are captured too.
+        mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are captured on CUDA, too.
         around: makes a context for what captures them, which is no step of the training.
 
     Attributes:
@@ -60,7 +60,7 @@ class LeanLoop:
     def __init__(
         self, trainer: Any, mode: FastMode, around: Callable[[], AbstractContextManager[Any]] = nullcontext
     ) -> None:
-        self._captures, self._around = mode == "graph", around
+        self._mode, self._around = mode, around
         self._captured: CapturedSteps | None = None
         self._trainer, self._epoch_loop = trainer, trainer.fit_loop.epoch_loop
         self._began = False
@@ -122,7 +122,7 @@ class LeanLoop:
         self._step_of_object: Any = None
         self._outputs: Any = None
         self.take_step = self._take_step
-        if self._captures:
+        if captures(self._mode, self._device):
             optimizer = trainer.strategy.optimizers[0]
             self.take_step = self._captured = CapturedSteps(module, optimizer, self._take_step, self._around)
 
