@@ -118,8 +118,8 @@ class LeanLoop:
         self._step_function: Any = None
         self._batch: tuple[Any, ...] = ()
         self._optimizer: Any = None
+        self._step_of_object: Any = None  # as it was when this was found:
         self._quiet_step: Callable[..., Any] | None = None  # the optimizer's, without its label and its hooks
-        self._step_of_object: Any = None
         self._outputs: Any = None
         self.take_step = self._take_step
         if captures(self._mode, self._device):
@@ -220,10 +220,10 @@ class LeanLoop:
         self._batch, self._outputs = (batch, index) if self._indexed else (batch,), None
         self._names["_current_fx_name"] = "optimizer_step"  # what self.log() is called in
         # The optimizer calls it: some do so several times, or change the weights before.
-        if self._quiet_step is None or _is_heard(optimizer):
+        if self._quiet_step is None:
             optimizer.step(closure=self._closure)
         else:
-            self._quiet_step(optimizer, closure=self._closure)
+            _step_without_label(self._quiet_step, optimizer, closure=self._closure)
         self._names["_current_fx_name"] = None
         outputs: dict[str, Any] | None = self._outputs
         self._outputs, self._batch = None, ()
@@ -246,8 +246,9 @@ class LeanLoop:
         names["_current_fx_name"] = "optimizer_step"
         loss: Tensor | None
         if isinstance(output, Tensor):
-            # Lightning's is a copy, lest someone changes the loss ahead of its backward pass: here nobody has it then.
             loss, outputs = output, {"loss": output.detach()}
+            if not output.is_cpu:  # where a CUDA graph of torch.compile's may write to it again
+                outputs["loss"] = outputs["loss"].clone()
         else:
             result = self._result_class.from_training_step_output(output)
             loss, outputs = result.closure_loss, {} if result.loss is None else result.asdict()
@@ -259,12 +260,7 @@ class LeanLoop:
         total.started += 1
         current.started += 1
         names["_current_fx_name"] = "optimizer_zero_grad"
-        if type(optimizer).zero_grad is Optimizer.zero_grad and "zero_grad" not in vars(optimizer):
-            for group in optimizer.param_groups:  # as there, but for the label
-                for parameter in group["params"]:
-                    parameter.grad = None
-        else:
-            optimizer.zero_grad()
+        _forget_gradients(optimizer)
         names["_current_fx_name"] = "optimizer_step"
         total.completed += 1
         current.completed += 1
@@ -313,15 +309,25 @@ def _without_label(optimizer: Optimizer) -> Callable[..., Any] | None:
     return step
 
 
-def _is_heard(optimizer: Optimizer) -> bool:
-    """Return whether something follows an optimizer's steps: its hooks, or all optimizers', or torch's profiler."""
-    return bool(
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or _global_optimizer_pre_hooks
-        or _global_optimizer_post_hooks
-        or _profiler_enabled()
-    )
+def _forget_gradients(optimizer: Optimizer) -> None:
+    """Call ``zero_grad``; where it is torch's, do what that does, without its label for the profiler."""
+    if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer) or _profiler_enabled():
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+def _step_without_label(step: Callable[..., Any], optimizer: Optimizer, **options: Any) -> None:
+    """Take a step and call its hooks as torch does, but for its label, unless torch's profiler runs."""
+    if optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks or _profiler_enabled():
+        optimizer.step(**options)
+        return
+    step(optimizer, **options)
+    for hooks in (optimizer._optimizer_step_post_hooks, _global_optimizer_post_hooks):
+        for hook in hooks.values():
+            hook(optimizer, (optimizer,), options)
 
 
 class _Fetched:
