@@ -90,7 +90,7 @@ def reads(monkeypatch):
         ("digits", "32-true", "null"),
         ("digits", "bf16-true", "12"),
         ("resnet_cifar", "bf16-mixed", "null"),
-        *(pytest.param("resnet_cifar", *rest, marks=pytest.mark.slow) for rest in product(PRECISIONS, ("null", "12"))),
+        *(pytest.param("resnet_cifar", *rest, marks=pytest.mark.soak) for rest in product(PRECISIONS, ("null", "12"))),
     ],
 )
 def test_no_value_is_read_on_the_host(reads, workload, precision, micro):
