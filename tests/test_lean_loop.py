@@ -18,6 +18,7 @@ from toolbox import TRAINER, make_spec
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.study.prepare import compose_checked
 from bstune.trial import lean_loop
@@ -300,6 +301,24 @@ def test_a_trial_is_what_it_is_under_lightnings_loop(case):
         }
     if case == "watching":
         assert {place for place, *_ in module.seen} >= {"backward", "by epoch", "on_validation_start"}
+
+
+@pytest.mark.parametrize("fast", ["auto", "off"])
+def test_what_lightning_does_after_an_evaluation_is_no_training(fast):
+    clock, phases = TrialClock(), {"training_step": [], "on_validation_model_train": []}
+
+    def noting(name):
+        def note(self, *arguments):
+            phases[name].append(clock._phase)
+            return getattr(Regression, name)(self, *arguments)
+
+        return note
+
+    kind = type("Noting", (Regression,), {name: noting(name) for name in phases})
+    record, _ = run(kind, protocol=protocol_of(steps=STEPS, fast=fast), clock=clock)
+    assert set(phases["training_step"]) == {Phase.TRAINING}
+    after = [Phase.EVALUATION, *[Phase.EVALUATION if fast == "auto" else Phase.TRAINING] * (len(record.history) - 1)]
+    assert phases["on_validation_model_train"] == [*after, Phase.CLOSING]
 
 
 def test_torchs_profiler_sees_steps_under_their_labels():

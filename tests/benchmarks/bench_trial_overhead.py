@@ -3,7 +3,7 @@
 All sides draw the same batches from the same stream and train the whole module as its config has it, schedule and
 average of the weights included, so that they do the same work: a trial under the lean loop, a trial under Lightning's
 own (``protocol.fast=off``), the plain loop, and the plain loop that stops at each step at which the trial evaluates,
-outside of its clock too, to pass the same data through the network: what comes next finds the processor's caches full of
+outside of its clock too, to pass the same data through the network: what comes next finds the caches full of
 that. They run in turns in one process, after one round that is thrown away; after each the weights are compared. The
 trial's time is that of its training clock, warm-up included; a loop's that from its first batch to its last step. CPU
 time and wall time are of the same runs: on a busy machine the first says more, and the second what a person waits for.
