@@ -197,7 +197,9 @@ def _paint(found: Comparison, figure: "Figure") -> None:
     axes.set(xlabel="examples that may be trained on", ylabel="fewest steps to target")
     axes.set_title("What a budget of examples buys", fontsize=9.0, loc="left")
     if drawn:
-        log_axis(axes, "x", log_limits(np.concatenate([examples for _, examples, _ in drawn]), (0.05, 0.05)))
+        log_axis(
+            axes, "x", log_limits(np.concatenate([examples for _, examples, _ in drawn]), (0.05, 0.05)), decimal=True
+        )
         log_axis(axes, "y", log_limits(np.concatenate([steps for _, _, steps in drawn]), (0.1, 0.1)))
         axes.legend(frameon=False, fontsize=7.5)
     paint_comparison(top, found)  # last: its labels need everything's place
