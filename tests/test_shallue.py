@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -29,23 +28,23 @@ def sweep(*options):
     main(["shallue_regularisation", *REPLAYED, *options])
 
 
+@pytest.mark.slow
 def test_each_study_runs_goes_on_and_is_compared(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "outputs/sweeps/shallue_regularisation"
-    sweep("sweep.experiment.options=['search.trials=8']")
+    with monkeypatch.context() as patched:
+        patched.setattr(shallue, "read_study", interrupted)  # once both have run
+        with pytest.raises(Interrupted):
+            sweep("sweep.experiment.options=['search.trials=2','sampler=random']")
     assert "regularisation decayed, study 2 of 2" in capfd.readouterr().out
-    sweep("sweep.experiment.options=['search.trials=16']")
+    sweep("sweep.experiment.options=['search.trials=4','sampler=random']")
     out = capfd.readouterr().out
-    assert re.search(r"continues after (8|9|1\d) trials", out)
-    trials = {name: (folder / name / "trials.jsonl").read_text().splitlines() for name in ("smoothed", "decayed")}
+    assert out.count("continues after 2 trials") == 2
     result = json.loads((folder / "result.json").read_text())
     assert [row["study"] for row in result["rows"]] == ["smoothed", "decayed"]
-    for row in result["rows"]:
-        assert row["details"]["b_crit"] is None or 8 < row["details"]["b_crit"] < 4096
-        assert row["reached"].endswith(" of 16")
-        assert len(trials[row["study"]]) >= 16
+    assert all(row["reached"].endswith(" of 4") for row in result["rows"])
+    assert all(len((folder / row["study"] / "trials.jsonl").read_text().splitlines()) == 4 for row in result["rows"])
     assert result["sentence"] in out
-    assert result["sentence"].startswith("Regularisation: the critical batch size is largest for ")
     assert {path.name for path in folder.glob("*.*")} == {
         *("result.json", "figure.png", "studies.db", "comparison.html", "comparison.png")
     }
