@@ -50,6 +50,7 @@ def test_a_shortcut_keeps_every_second_pixel_and_pads_channels_with_zeros():
 @pytest.mark.parametrize(
     ("build", "text"),
     [
+        (lambda: mlp(64, [8, 0], 10), "the units of a hidden layer must be a positive integer, but got 0"),
         (lambda: simple_cnn(10, 0), "the width of the network must be a positive integer, but got 0"),
         (lambda: small_resnet(10, 16, 0), "the blocks of each group must be a positive integer, but got 0"),
         (lambda: small_resnet(10, 1.5, 1), "the width of the network must be a positive integer, but got 1.5"),
