@@ -4,7 +4,7 @@ Shallue et al. 2018 (arXiv 1811.03600) tuned each batch size of 35 workloads and
 falling over models, algorithms, data sets and regularisation. Here each of a sweep's studies is an ordinary study of
 bstune, with its own folder; the same command continues those that have not ended, and ends in one comparison.
 
-Two panels stand beside the comparison's. The fewest steps within a budget of examples: a larger batch takes fewer steps
+One panel stands below the comparison's: the fewest steps within a budget of examples. A larger batch takes fewer steps
 for more examples, so S*(B) over E(B) = B S*(B) is what a budget of examples buys (McCandlish et al. 2018, arXiv
 1812.06162, section 2.3). It is drawn from the batch size with the fewest examples on: below it both would be wasted.
 """
