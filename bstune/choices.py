@@ -125,7 +125,7 @@ def _optimizer_place(workload: DictConfig) -> str:
 
 def _optimizers(node: Any, key: str) -> Iterator[str]:
     """Yield the keys of the nodes that build optimizers, below a node."""
-    for name in node if isinstance(node, DictConfig) else ():
+    for name in map(str, node if isinstance(node, DictConfig) else ()):
         if OmegaConf.is_missing(node, name) or not isinstance(one := node[name], DictConfig):
             continue
         target = _target(one)
