@@ -40,6 +40,10 @@ def with_choices_of(
         for name, chosen in (("schedule", schedule), ("algorithm", algorithm)):
             if chosen is not None and replayed:
                 raise ConfigError(f"a replayed workload is not trained, so it has no {name}: leave out {name}=...")
+        for name in HALF_LIVES:
+            if replayed and OmegaConf.select(config, name) is not None:
+                line = f"a replayed workload is not trained, so that {name} changes nothing: leave it out"
+                raise ConfigError(line)
         places = [*_put_schedule(config, schedule), *_put_algorithm(config, algorithm)]
         below = tuple(f"{place}." for place in [*places, *ALWAYS]) if places else ()
         for argument in arguments:
