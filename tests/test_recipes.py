@@ -134,7 +134,7 @@ def test_hiverges_speedrun():
     assert [len(group["params"]) for group in groups] == [6, 1, 1, 6]
     assert (filters["initial_lr"], filters["momentum"], filters["nesterov"]) == (0.205, 0.655, True)
     assert filters["weight_decay"] == pytest.approx(wd, rel=1e-5)
-    assert (filters["steps_of_iteration"], filters["total_steps"]) == (3, steps)
+    assert (filters["steps_of_iteration"], len(schedule.optimizer.due)) == (3, steps + 1)
     for step, used in enumerate(factors(schedule, steps)):
         line = 1 - step / steps
         assert used == pytest.approx([line, max(0.0, 1 - step / math.ceil(0.19 * 32)), line, line])
@@ -175,8 +175,9 @@ NARROW = dict.fromkeys(RECIPES, "workload.module.model.widths=[8,16,16]")
 NARROW["resnet_cifar_fast"] = "workload.module.model.width=8"
 
 
+# Of the others the reduced ladder trains each (test_dawnbench.py).
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*(pytest.param(one, marks=pytest.mark.soak) for one in RECIPES[:-1]), RECIPES[-1]])
 def test_each_learns_from_cifar10_when_it_is_narrow(name, bstune, tmp_path):
     data_root("cifar-10-batches-bin")
     options = ("device=cpu", "precision=32-true", "mlflow.enabled=false", "budget={steps: 20, examples: 1}")
