@@ -92,6 +92,11 @@ def _put_algorithm(config: DictConfig, chosen: Any) -> list[str]:
         prefix = f"{place}.init_args"
         rest = {name: value for name, value in optimizer.items() if name not in ("_target_", "_partial_")}
         optimizer = {"class_path": optimizer["_target_"], "init_args": rest}
+    node: Any = config
+    for part in place.split(".")[:-1]:
+        if OmegaConf.is_interpolation(node, part):  # setting a value below would cut it off from the rest
+            node[part] = _plain(node[part])
+        node = node[part]
     OmegaConf.update(config, place, optimizer, merge=False)
     _put_tunables(config, chosen.tunable, [place], prefix)
     return [place]

@@ -12,6 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 from toolbox import make_spec
 
+from bstune.choices import with_choices_of
 from bstune.config import compose, compose_workload
 from bstune.core.errors import ConfigError
 from bstune.study.prepare import frozen_settings
@@ -117,6 +118,21 @@ def test_a_file_of_lightning_cli(monkeypatch):
     assert config.workload.tunable.momentum.key == "workload.module.optimizer.init_args.momentum"
     group = optimizer_of(config).param_groups[0]
     assert (group["initial_lr"], group["momentum"]) == (0.25, 0.9)
+
+
+def test_a_module_that_stands_elsewhere_in_the_config_stays_whole():
+    own = {"_target_": "torch.optim.SGD", "_partial_": True, "lr": "${trial.lr}", "weight_decay": 0.1}
+    config = OmegaConf.create(
+        {
+            "workload": {"name": "mine", "reference": {"batch_size": 64, "lr": 0.1}, "module": "${model}"},
+            "model": {"_target_": "my.Model", "optimizer": "${optimizer}"},
+            "optimizer": own,
+            "trial": {"lr": 1.0},
+            "algorithm": {"lr": 0.01, "optimizer": own | {"weight_decay": 0.0, "momentum": 0.9}, "tunable": {}},
+        }
+    )
+    module = OmegaConf.to_container(with_choices_of(config, False, [], [])[0].workload, resolve=True)["module"]
+    assert module == {"_target_": "my.Model", "optimizer": own | {"lr": 1.0, "momentum": 0.9}}
 
 
 CANNOT = {
