@@ -39,7 +39,7 @@ class ImageData(lightning.LightningDataModule):
         augment: applied to training batches; see :class:`~bstune.trial.batches.TrainBatches`.
         alternating_flip: whether images are mirrored every other time; see the same.
         train_examples: how many of the training images that are left to train on, the first of the shuffled ones, so
-            that a smaller set is part of a larger one; None: all. Held-out images and normalisation do not depend on it.
+            that a smaller set is part of a larger one; None: all. Neither held-out images nor normalisation change.
         classes: how many the network tells apart; None: as many as there are labels.
         mean, std: per channel, black being 0 and white 1; None for those of the training images that are left.
         precision: under a half precision, such as ``bf16-mixed``, batches come rounded to it, as autocast rounds them

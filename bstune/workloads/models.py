@@ -11,7 +11,12 @@ from bstune.trial.batches import check_size
 
 
 def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
-    """Return a perceptron with ReLU between layers: (N, ...) of ``inputs`` values to logits (N, classes)."""
+    """Return a perceptron with ReLU between layers: (N, ...) of ``inputs`` values to logits (N, classes).
+
+    ``hidden`` has the units of each hidden layer; ConfigError for one of none.
+    """
+    for width in hidden:
+        check_size("the units of a hidden layer", width)
     widths = [inputs, *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(widths):
