@@ -272,6 +272,10 @@ _Workload = _section(
         PositiveFinite | None,
         Field(default=None, exclude=True),
     ),  # of a study's settings, if it is left out
+    tokens=(
+        Positive | None,
+        Field(default=None, exclude=True),
+    ),  # of an example, likewise: how a batch size is said too
     trainer=(Node, {}),
     tunable=(_checked(_Tunables, _check_names), {}),
 )
