@@ -119,7 +119,7 @@ def test_how_the_critical_batch_size_grows_with_the_target(changes, expected):
 def test_batch_sizes_are_said_in_tokens_where_an_example_has_some():
     found = {**WHOLE, "tokens": 64}
     assert texts(found, "USE")[0] == "batch size 256 (16,384 tokens), learning rate 0.4"
-    assert texts(found, "CRITICAL")[0] == "batch size 67 (90%: 41 to 110), 4,300 tokens"
+    assert texts(found, "CRITICAL")[0] == "batch size 67 (90%: 41 to 110), 4300 tokens"
     assert texts(found | {"critical": asdict(hand_critical(None, 450.0, None))}, "CRITICAL")[0].endswith("above 450)")
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError
 from bstune.sweeps.harness import Finding, check_sweep, compose_sweep, main, show, sweep_names, write
 
-NAMES = ["dawnbench", "minibatch_sgd", "powers_of_two", "search_benchmark", "vectorization"]
+NAMES = ["critical_batch", "dawnbench", "minibatch_sgd", "powers_of_two", "search_benchmark", "vectorization"]
 TINY = ("size=4", "block=2", "repeats=2", "segment_seconds=1e-5", "device=cpu")
 
 
