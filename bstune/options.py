@@ -272,10 +272,8 @@ _Workload = _section(
         PositiveFinite | None,
         Field(default=None, exclude=True),
     ),  # of a study's settings, if it is left out
-    tokens=(
-        Positive | None,
-        Field(default=None, exclude=True),
-    ),  # of an example, likewise: how a batch size is said too
+    fast=(Fast | None, Field(default=None, exclude=True)),
+    tokens=(Positive | None, Field(default=None, exclude=True)),  # of an example: batch sizes are said in them too
     trainer=(Node, {}),
     tunable=(_checked(_Tunables, _check_names), {}),
 )
