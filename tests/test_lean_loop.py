@@ -18,6 +18,7 @@ from toolbox import TRAINER, make_spec
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.study.prepare import compose_checked
 from bstune.trial import lean_loop
@@ -259,12 +260,6 @@ LEAN = {
     "logging": (Logs, {"trainer": {**TRAINER, "logger": Notes(), "log_every_n_steps": 2}}, {}),
     "batch alone": (TakesBatch, {}, {}),
     "closure called twice": (Closures, {}, {}),
-    "a hook before an optimizer's steps": (listening(lambda self, o: o.register_step_pre_hook(self.note)), {}, {}),
-    "a hook after an optimizer's steps": (listening(lambda self, o: o.register_step_post_hook(self.note)), {}, {}),
-    "a hook after all optimizers' steps": (listening(hear_all), {}, {}),
-    "an optimizer's step is replaced": (listening(noting("step")), {}, {}),
-    "an optimizer's zero_grad is replaced": (listening(noting("zero_grad")), {}, {}),
-    "a step with the marks of torch's": (listening(lambda self, o: None, Marked), {}, {}),
     "averages": (Averages, {}, {}),
     "dictionaries": (Dicts, {}, {"collate": as_dict}),
     "batches left out": (Regression, {}, {"collate": with_gaps}),
@@ -282,10 +277,21 @@ LEAN = {
 }
 
 
+# Where somebody listens to the optimizer, from a step on that goes by the batch's number, so that none is captured.
+HEARD = {
+    "a hook before an optimizer's steps": (listening(lambda self, o: o.register_step_pre_hook(self.note)), {}, {}),
+    "a hook after an optimizer's steps": (listening(lambda self, o: o.register_step_post_hook(self.note)), {}, {}),
+    "a hook after all optimizers' steps": (listening(hear_all), {}, {}),
+    "an optimizer's step is replaced": (listening(noting("step")), {}, {}),
+    "an optimizer's zero_grad is replaced": (listening(noting("zero_grad")), {}, {}),
+    "a step with the marks of torch's": (listening(lambda self, o: None, Marked), {}, {}),
+}
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of a batch, or a loss, that is None
-@pytest.mark.parametrize("case", LEAN)
+@pytest.mark.parametrize("case", [*LEAN, *HEARD])
 def test_a_trial_is_what_it_is_under_lightnings_loop(case):
-    kind, changes, options = LEAN[case]
+    kind, changes, options = (LEAN | HEARD)[case]
     if case == "logging":
         Notes.told.clear()
     module = compare(kind, "lean", changes, **options)
@@ -300,6 +306,24 @@ def test_a_trial_is_what_it_is_under_lightnings_loop(case):
         }
     if case == "watching":
         assert {place for place, *_ in module.seen} >= {"backward", "by epoch", "on_validation_start"}
+
+
+@pytest.mark.parametrize("fast", ["auto", "off"])
+def test_what_lightning_does_after_an_evaluation_is_no_training(fast):
+    clock, phases = TrialClock(), {"training_step": [], "on_validation_model_train": []}
+
+    def noting(name):
+        def note(self, *arguments):
+            phases[name].append(clock._phase)
+            return getattr(Regression, name)(self, *arguments)
+
+        return note
+
+    kind = type("Noting", (Regression,), {name: noting(name) for name in phases})
+    record, _ = run(kind, protocol=protocol_of(steps=STEPS, fast=fast), clock=clock)
+    assert set(phases["training_step"]) == {Phase.TRAINING}
+    after = [Phase.EVALUATION, *[Phase.EVALUATION if fast == "auto" else Phase.TRAINING] * (len(record.history) - 1)]
+    assert phases["on_validation_model_train"] == [*after, Phase.CLOSING]
 
 
 def test_torchs_profiler_sees_steps_under_their_labels():

@@ -49,6 +49,7 @@ class LeanLoop:
         trainer: which has not begun to train.
         mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are captured on CUDA, too.
         around: makes a context for what captures them, which is no step of the training.
+        start: is called ahead of the first of some steps that follow one another, where this loop takes them.
 
     Attributes:
         take_step: from a batch and its number in the epoch to what Lightning hands to ``on_train_batch_end``: forward
@@ -58,9 +59,13 @@ class LeanLoop:
     take_step: Callable[[Any, int], dict[str, Any]]
 
     def __init__(
-        self, trainer: Any, mode: FastMode, around: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self,
+        trainer: Any,
+        mode: FastMode,
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        start: Callable[[], object] = lambda: None,
     ) -> None:
-        self._mode, self._around = mode, around
+        self._mode, self._around, self._start = mode, around, start
         self._captured: CapturedSteps | None = None
         self._trainer, self._epoch_loop = trainer, trainer.fit_loop.epoch_loop
         self._began = False
@@ -77,6 +82,11 @@ class LeanLoop:
         if self._captured is not None:
             return GRAPH if self._captured.reason is None else f"{LEAN}, not {GRAPH}: {self._captured.reason}"
         return LEAN if self._began else None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has taken steps, and goes on."""
+        return self._began and self._reason is None
 
     def _begin(self, fetcher: Any) -> None:
         """Choose the loop, once a fit: at its first step everything is set up, and has been called at the start."""
@@ -134,6 +144,7 @@ class LeanLoop:
             return
         if loop.val_loop.restarting:
             loop.val_loop.restarting = False
+        self._start()
         if self._captured is not None:
             self._captured.look_again()
         progress, steps = loop.batch_progress, self._optimizer_progress.step.total
