@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from bstune.core.errors import HardwareError
 from bstune.hardware import timing
 from bstune.hardware.roofline import TensorCoreMisalignment
 from bstune.hardware.timing import StepTiming, ladder, measure_step_times, summarize, time_bare, time_trial, visits
+from bstune.trial.backend import make_protocol
 from bstune.trial.workload import load
 from tests.toolbox import FakeTime
 
@@ -145,6 +147,37 @@ def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(monkeypatch
     assert {parameter.dtype for parameter in built[0].parameters()} == {weights}
     assert len(graphs) == (mode != "null")
     assert all(part._compiled_call_impl is None for part in built[0].modules())
+
+
+def test_the_seconds_of_a_devices_own_work(monkeypatch):
+    """On CUDA: kernels take 2 ms a step, and 5 ms before and after them; on a CPU: seconds of all its threads."""
+    protocol = make_protocol(compose(["workload=digits", "device=cpu"]))
+    profiled = []
+
+    class Profile:
+        def __init__(self, activities):
+            profiled.append(self)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+        def key_averages(self):
+            return [SimpleNamespace(self_device_time_total=time) for time in (5e3, 2e3 * self.steps)]
+
+    def time_trial(workload, protocol, batch_size, lr, steps, now=None):
+        if now is None:
+            profiled[-1].steps = steps
+        return (0.5, 0.1, 0.3)
+
+    monkeypatch.setattr(timing, "time_trial", time_trial)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert timing.busy_seconds(None, protocol, 8, 0.1, 4) == pytest.approx(0.15)
+    monkeypatch.setattr(timing, "device_of", lambda trainer: torch.device("cuda"))
+    monkeypatch.setattr(torch.profiler, "profile", Profile)
+    assert timing.busy_seconds(None, protocol, 8, 0.1, 4) == pytest.approx(2e-3)
 
 
 class Slow(torch.nn.Module):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from bstune.trial.trainer import without_monitors
 from bstune.trial.workload import on_device
 
 PADDING_ROUNDS = 3
+SHARE_OF_EVALUATION = 1e-9  # no trial that is profiled is evaluated before its end
 TIMER_CALLS = 5  # of a size at least: three to warm up, one to choose the block, one block
 
 
@@ -240,6 +242,26 @@ def time_trial(
             f"{budget.steps} ({result.status}): {result.message or 'its module stopped it'}"
         )
     return timed
+
+
+def busy_seconds(workload: Workload, protocol: TrialProtocol, batch_size: int, lr: float, steps: int) -> float:
+    """Return the seconds of a training step in which the device itself is at work.
+
+    On a CPU they are the process's CPU seconds over its threads, the median of ``steps`` steps. On CUDA they are the
+    seconds of kernels and copies: those of a profiled trial of twice the steps less those of one of them, over their
+    number, so that start, warm-up and evaluation drop out.
+    """
+    schedule = replace(protocol.evaluation_schedule, share=SHARE_OF_EVALUATION)
+    time = partial(time_trial, workload, replace(protocol, evaluation_schedule=schedule), batch_size, lr)
+    if device_of(protocol.trainer).type != "cuda":
+        return statistics.median(time(steps, process_time)) / torch.get_num_threads()
+
+    def profiled(count: int) -> float:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            time(count)
+        return sum(float(event.self_device_time_total) for event in profiler.key_averages()) / 1e6
+
+    return (profiled(2 * steps) - profiled(steps)) / steps
 
 
 def time_bare(
