@@ -12,6 +12,7 @@ numbers, and whether a kernel exists for its arguments. It starts itself again w
 
 import argparse
 import collections
+import contextlib
 import json
 import logging
 import os
@@ -32,10 +33,13 @@ IMAGE_SHAPES = {
     "mnist_cnn": (1, 28, 28),
     "fashion_cnn": (1, 28, 28),
 }  # others: CIFAR's
+RECURRENT = ("shakespeare_lstm",)
+TEXTS = ("shakespeare_transformer", "shakespeare_lstm")
 FIRST_STEPS = 3  # steps after which nothing is built any more, such as an optimizer's state
 WORKLOADS = (
     *("digits", "fashion_mlp", "mnist_cnn", "fashion_cnn", "cifar_mlp"),
     *("resnet_cifar", "resnet_cifar_fast", "airbench_cifar", "airbench_muon", "speedrun_cifar", "mobilenet_cifar"),
+    *TEXTS,
 )
 
 
@@ -55,11 +59,14 @@ class Case:
 
 def run(case: Case) -> dict[str, Any]:
     """Run a case and return what was seen as plain data; ``error`` is the traceback of one that failed."""
+    from torch._dispatch.python import enable_python_dispatcher
     from watch import LOG, changes, watching
 
     seen: dict[str, Any] = {"case": asdict(case), "error": None}
     try:
-        with watching(), tempfile.TemporaryDirectory() as folder:
+        # torch's CPU build has no cuDNN, which an LSTM's one operator asks for: its decomposition stands for it.
+        recurrent = enable_python_dispatcher() if case.workload in RECURRENT else contextlib.nullcontext()
+        with watching(), recurrent, tempfile.TemporaryDirectory() as folder:
             seen |= _survey(case) if case.surveys else _train(case, Path(folder))
     except Exception:  # noqa: BLE001 (all cases are to be reported)
         seen["error"] = traceback.format_exc()
@@ -90,7 +97,9 @@ def _load(case: Case) -> tuple[Any, Any, Any, int]:
     shape = list(IMAGE_SHAPES.get(case.workload, (3, 32, 32)))
     # Given, as they cannot be computed of fake tensors.
     given: dict[str, Any] = {"mean": [0.5] * shape[0], "std": [0.25] * shape[0]}
-    if case.workload != "digits":  # whose images ship with scikit-learn
+    if case.workload in TEXTS:
+        given = {"load": {"_target_": "made.made_text", "_partial_": True, "vocabulary": 65}}
+    elif case.workload != "digits":  # whose images ship with scikit-learn
         size = {"shape": shape, "examples": case.examples}
         given["load"] = {"_target_": "made.made_images", "_partial_": True, **size}
     for name, value in given.items():
