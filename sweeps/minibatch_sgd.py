@@ -85,10 +85,8 @@ def run(
         steps = math.ceil(series.epochs * workload.train_examples / series.batch_size)
         spec = TrialSpec(number, number, series.batch_size, series.lr, None, seed)
         trials[place].append(run_trial(workload, spec, replace(protocol, budget=Budget(steps, 1))))
-    resident, one_by_one = (
-        loader_seconds(own, protocol, runs, loader, np.random.default_rng(order_seed), timer)
-        for own in (workload, load(_row_by_row(config))[0])
-    )
+    sources = (workload, load(_row_by_row(config))[0])
+    resident, one_by_one = loader_seconds(sources, protocol, runs, loader, np.random.default_rng(order_seed), timer)
     rows = [
         {**row(series, own, level), "ms_resident": 1e3 * before, "ms_row_by_row": 1e3 * after}
         for series, own, before, after in zip(runs, trials, resident, one_by_one, strict=True)
@@ -112,20 +110,26 @@ def _row_by_row(config: DictConfig) -> DictConfig:
 
 
 def loader_seconds(
-    workload: Workload,
+    sources: Sequence[Workload],
     protocol: TrialProtocol,
     runs: Sequence[Series],
     loader: LoaderTiming,
     rng: np.random.Generator,
     timer: Callable[..., tuple[float, ...]],
-) -> list[float]:
-    """Return the seconds of a step of each run, the median over rounds of the mean of a round's steps."""
-    means: list[list[float]] = [[] for _ in runs]
+) -> list[list[float]]:
+    """Return the seconds of a step of each run with each source of rows: medians over rounds of a round's means.
+
+    A round times each of them once, in an order of its own.
+    """
+    pairs = [(source, place) for source in range(len(sources)) for place in range(len(runs))]
+    means: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
     for _ in range(loader.rounds):
-        for place in rng.permutation(len(runs)).tolist():
+        for index in rng.permutation(len(pairs)).tolist():
+            source, place = pairs[index]
             series = runs[place]
-            means[place].append(statistics.mean(timer(workload, protocol, series.batch_size, series.lr, loader.steps)))
-    return list(map(statistics.median, means))
+            steps = timer(sources[source], protocol, series.batch_size, series.lr, loader.steps)
+            means[source, place].append(statistics.mean(steps))
+    return [[statistics.median(means[source, place]) for place in range(len(runs))] for source in range(len(sources))]
 
 
 def _check(runs: Sequence[Series], seeds: Sequence[int], loader: LoaderTiming, examples: int) -> None:
