@@ -273,6 +273,7 @@ _Workload = _section(
         Field(default=None, exclude=True),
     ),  # of a study's settings, if it is left out
     fast=(Fast | None, Field(default=None, exclude=True)),
+    tokens=(Positive | None, Field(default=None, exclude=True)),  # of an example: batch sizes are said in them too
     trainer=(Node, {}),
     tunable=(_checked(_Tunables, _check_names), {}),
 )

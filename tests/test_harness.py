@@ -15,6 +15,7 @@ from bstune.sweeps.harness import Finding, check_sweep, compose_sweep, main, sho
 
 SHALLUE = [f"shallue_{name}" for name in ("algorithms", "data", "regularisation", "widths", "workloads")]
 NAMES = [
+    "critical_batch",
     "dawnbench",
     "losses",
     "minibatch_sgd",

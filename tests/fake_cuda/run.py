@@ -62,14 +62,11 @@ class Case:
 
 def run(case: Case) -> dict[str, Any]:
     """Run a case and return what was seen as plain data; ``error`` is the traceback of one that failed."""
-    from torch._dispatch.python import enable_python_dispatcher
     from watch import LOG, changes, watching
 
     seen: dict[str, Any] = {"case": asdict(case), "error": None}
     try:
-        # torch's CPU build has no cuDNN, which an LSTM's one operator asks for: its decomposition stands for it.
-        recurrent = enable_python_dispatcher() if case.workload in RECURRENT else contextlib.nullcontext()
-        with watching(), recurrent, tempfile.TemporaryDirectory() as folder:
+        with watching(), tempfile.TemporaryDirectory() as folder:
             seen |= _survey(case) if case.surveys else _train(case, Path(folder))
     except Exception:  # noqa: BLE001 (all cases are to be reported)
         seen["error"] = traceback.format_exc()
@@ -113,6 +110,13 @@ def _load(case: Case) -> tuple[Any, Any, Any, int]:
     return config, workload, protocol, int(case.batch_size or config.scaling.batch_size)
 
 
+def _decomposed(case: Case) -> contextlib.AbstractContextManager[Any]:
+    """Return what puts the operators of an LSTM in place of cuDNN's one, which torch's CPU build lacks."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher() if case.workload in RECURRENT else contextlib.nullcontext()
+
+
 def _train(case: Case, folder: Path) -> dict[str, Any]:
     from bstune.core.records import TrialSpec
     from bstune.trial.checkpoint import Stopped
@@ -121,14 +125,15 @@ def _train(case: Case, folder: Path) -> dict[str, Any]:
 
     config, workload, protocol, size = _load(case)
     spec = TrialSpec(0, 0, size, float(config.scaling.lr), None, 0)
-    if case.resumes:
-        half, state = replace(spec, max_steps=case.steps // 2), folder / "state"
-        stopped = Stopped(run_trial(workload, half, protocol, state=state), state)
-        spec = replace(spec, number=1, max_steps=case.steps, resumed_from=0)
-        result = run_trial(workload, spec, protocol, resume=stopped)
-    else:
-        horizon = case.steps if has_horizon(config) else None
-        result = run_trial(workload, spec, protocol, horizon=horizon)
+    with _decomposed(case):
+        if case.resumes:
+            half, state = replace(spec, max_steps=case.steps // 2), folder / "state"
+            stopped = Stopped(run_trial(workload, half, protocol, state=state), state)
+            spec = replace(spec, number=1, max_steps=case.steps, resumed_from=0)
+            result = run_trial(workload, spec, protocol, resume=stopped)
+        else:
+            horizon = case.steps if has_horizon(config) else None
+            result = run_trial(workload, spec, protocol, horizon=horizon)
     kept = ("status", "steps", "message", "seconds_per_step")
     evaluations = len(result.history)
     measured = len(result.noise_scale)
@@ -142,7 +147,8 @@ def _survey(case: Case) -> dict[str, Any]:
 
     config, workload, protocol, size = _load(case)
     arguments = (workload, protocol, size, float(config.scaling.lr), case.steps)
-    timed = {"trial": time_trial(*arguments), "bare": time_bare(*arguments, torch.device("cuda"))}
+    with _decomposed(case):
+        timed = {"trial": time_trial(*arguments), "bare": time_bare(*arguments, torch.device("cuda"))}
     return {name: list(seconds) for name, seconds in timed.items()}
 
 
