@@ -27,6 +27,7 @@ from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryV
 from pydantic import ValidationError
 from yaml import YAMLError, safe_load
 
+from bstune.choices import with_choices_of
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Budget
 from bstune.core.secrets import remember
@@ -34,7 +35,7 @@ from bstune.options import OPTIONS, Node, ReplayedOptions, Section, TrainedOptio
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}  # of what LightningCLI instantiates
-GROUPS = ("workload", "scaling", "sampler", "schedule")
+GROUPS = ("workload", "scaling", "sampler", "schedule", "algorithm")
 Complete = Callable[[DictConfig], DictConfig]  # fills in what a replayed workload takes from its table
 
 
@@ -53,7 +54,7 @@ def compose(arguments: Sequence[str], complete: Complete | None = None) -> DictC
             raise ConfigError(f"--config-dir {parsed.config_dir} is not a folder")
         options.append(f"hydra.searchpath=[file://{Path(parsed.config_dir).absolute()}]")
     config, unknown = compose_known(CONFIG_MODULE, parsed.config_name, options)
-    return validate(config, unknown, complete, groups_in(parsed.config_dir))
+    return validate(config, unknown, complete, groups_in(parsed.config_dir), options)
 
 
 def groups_in(folder: str | None) -> frozenset[str]:
@@ -76,7 +77,7 @@ def compose_workload(
         del store.repo["workload"][f"{name}.yaml"]
     for option, value in set_options.items():
         OmegaConf.update(config, option, value, force_add=True)
-    return validate(config, unknown)
+    return validate(config, unknown, arguments=arguments)
 
 
 def read_yaml(name: str) -> Any:
@@ -117,7 +118,7 @@ def without_plus(arguments: Sequence[str]) -> list[str]:
 
 
 def with_choices(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments as Hydra takes them: without ``schedule=null``, the default, and with ``~`` in quotes.
+    """Return the arguments as Hydra takes them: without ``schedule=null`` and its like, and with ``~`` in quotes.
 
     ConfigError for the choice of a group that is no name.
     """
@@ -132,7 +133,7 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
                 choice = OverridesParser.create().parse_override(argument).value()
             except HydraException as error:
                 raise ConfigError(plain_error(error)) from error
-            if choice is None and group == "schedule":
+            if choice is None and group in ("schedule", "algorithm"):
                 continue
             names = choice if isinstance(choice, list) else [choice]
             is_name = all(isinstance(one, str) and 0 < len(one) <= 200 for one in names)
@@ -190,13 +191,14 @@ def validate(
     unknown: Sequence[str] = (),
     complete: Complete | None = None,
     groups: Collection[str] = (),
+    arguments: Sequence[str] = (),
 ) -> DictConfig:
     """Return a copy of the config with every value checked and of its type; references stay references.
 
-    ``groups`` are further sections, which the user's own files refer to.
+    ``groups`` are further sections, which the user's own files refer to; ``arguments`` those that composed it.
     ConfigError lists all mistakes, a line each, with those options that were already found to be unknown.
     """
-    config = _with_schedule(config.copy())
+    config, unknown = with_choices_of(config.copy(), is_replayed(config), arguments, unknown)
     if is_replayed(config) and complete is not None:
         _parse(config, unknown, groups, incomplete=True)
         config = complete(config)
@@ -270,21 +272,6 @@ def _write_types(node: DictConfig, section: Any) -> None:
             text = isinstance(value, str) and value != node[name]  # a home directory, or a reference to a number
             if text or not OmegaConf.is_interpolation(node, name):
                 node[name] = value
-
-
-def _with_schedule(config: DictConfig) -> DictConfig:
-    """Put the chosen schedule into the workload's module; Hydra would merge it with the workload's own."""
-    with open_dict(config):
-        chosen = config.pop("schedule", None)
-        if chosen is None:
-            return config
-        if is_replayed(config):
-            raise ConfigError("a replayed workload is not trained, so it has no schedule: leave out schedule=...")
-        if not isinstance(chosen, DictConfig) or set(chosen) != {"rate", "average"}:
-            raise ConfigError(f"a schedule has the two keys rate and average, but got {chosen}")
-        if OmegaConf.select(config, "workload.module") is not None:
-            config.workload.module.update(schedule=chosen.rate, average=chosen.average)
-    return config
 
 
 def instantiate(node: DictConfig, what: str) -> Any:

@@ -20,6 +20,7 @@ from test_lean_loop import LEAN
 from toolbox import make_spec
 from torch import nn
 
+from bstune.config import instantiate
 from bstune.study.prepare import compose_checked
 from bstune.trial import graph
 from bstune.trial.checkpoint import Stopped
@@ -49,6 +50,11 @@ def recorded(monkeypatch):
 def fused(kind, **options):
     """Return an optimizer as captured steps have it, for an eager reference that is the same to the bit."""
     return partial(kind, fused=True, **options)
+
+
+def of_algorithm(name):
+    """Return an optimizer of conf/algorithm/."""
+    return instantiate(compose_checked(["workload=digits", f"algorithm={name}"]).workload.module.optimizer, name)
 
 
 def muon(parameters, lr):
@@ -98,6 +104,8 @@ def train(build, steps=12, captured=True, change=lambda module, step: None, **op
         ({"optimizer": fused(torch.optim.AdamW), "schedule": partial(linear_decay, total_steps=12, end=0.1)}, False),
         ({"optimizer": momentum, "schedule": partial(linear_decay, total_steps=12, end=0.0)}, False),
         ({"optimizer": muon, "schedule": partial(linear_decay, total_steps=12, end=0.0)}, False),
+        ({"optimizer": of_algorithm("muon"), "schedule": partial(linear_decay, total_steps=12, end=0.0)}, False),
+        ({"optimizer": of_algorithm("adamw")}, False),
     ],
 )
 def test_replays_are_the_steps(options, exact, recorded):
@@ -168,9 +176,16 @@ class Plain(torch.optim.Optimizer):
                 parameter.sub_(parameter.grad, alpha=group["lr"])
 
 
+def listened(parameters, lr):
+    optimizer = torch.optim.SGD(parameters, lr, fused=True)
+    optimizer.register_step_post_hook(lambda *arguments: None)
+    return optimizer
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        ({"optimizer": listened}, "the steps of SGD have hooks, which a graph does not call"),
         ({"kind": Numbering}, "training_step uses batch_idx, which differs from step to step"),
         ({"kind": Counting}, "training_step changes calls on the host"),
         ({"kind": Keeping}, "training_step changes losses on the host"),
@@ -255,7 +270,7 @@ AIRBENCH = ("workload.module.model.widths=[8,8,8]", "workload.module.model.white
 MODES = ("graph", "off")
 LOOPS = {
     "batch alone": "lean, not graph: a replayed step differs from the step itself in net.0.weight",  # by batch_idx
-    "closure called twice": "lean, not graph: training_step uses trainer.global_step, which differs from step to step",
+    "closure called twice": "lean, not graph: the steps of Twice have hooks, which a graph does not call",
     "dictionaries": "lean, not graph: a batch holds more than tensors (int)",
 }
 FEW = ("mnist_cnn", "airbench_cifar")  # the others are run in the soak group

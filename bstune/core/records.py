@@ -133,6 +133,7 @@ class TrialResult:
         horizon: steps after which its schedule ends, of a workload whose schedule ends with the trial; else None.
         training_loop: what took the steps: ``lean``, ``graph``, or ``lean, not graph: `` or ``Lightning's: `` and why;
             None: no Trainer took any.
+        effective_lr: lr/(1 - m) of SGD with a momentum m, before any schedule; None for other optimizers.
     """
 
     number: int
@@ -161,6 +162,7 @@ class TrialResult:
     measured_seconds_per_step: float | None = None
     horizon: int | None = None
     training_loop: str | None = None
+    effective_lr: float | None = None
 
     @classmethod
     def unmeasured(cls, spec: TrialSpec, status: Status, **values: Any) -> "TrialResult":
