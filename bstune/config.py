@@ -27,14 +27,17 @@ from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryV
 from pydantic import ValidationError
 from yaml import YAMLError, safe_load
 
+from bstune.core.batch_schedule import BatchSchedule
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Budget
+from bstune.core.search_space import BATCH_SCHEDULE
 from bstune.core.secrets import remember
 from bstune.options import OPTIONS, Node, ReplayedOptions, Section, TrainedOptions, mistake
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}  # of what LightningCLI instantiates
-GROUPS = ("workload", "scaling", "sampler", "schedule")
+GROUPS = ("workload", "scaling", "sampler", "schedule", "batch_schedule")
+OPTIONAL = ("schedule", "batch_schedule")  # groups without a choice by default
 Complete = Callable[[DictConfig], DictConfig]  # fills in what a replayed workload takes from its table
 
 
@@ -117,7 +120,7 @@ def without_plus(arguments: Sequence[str]) -> list[str]:
 
 
 def with_choices(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments as Hydra takes them: without ``schedule=null``, the default, and with ``~`` in quotes.
+    """Return the arguments as Hydra takes them: without ``schedule=null`` and its like, defaults, and with ``~`` quoted.
 
     ConfigError for the choice of a group that is no name.
     """
@@ -132,7 +135,7 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
                 choice = OverridesParser.create().parse_override(argument).value()
             except HydraException as error:
                 raise ConfigError(plain_error(error)) from error
-            if choice is None and group == "schedule":
+            if choice is None and group in OPTIONAL:
                 continue
             names = choice if isinstance(choice, list) else [choice]
             is_name = all(isinstance(one, str) and 0 < len(one) <= 200 for one in names)
@@ -196,7 +199,7 @@ def validate(
     ``groups`` are further sections, which the user's own files refer to.
     ConfigError lists all mistakes, a line each, with those options that were already found to be unknown.
     """
-    config = _with_schedule(config.copy())
+    config = _with_batch_schedule(_with_schedule(config.copy()))
     if is_replayed(config) and complete is not None:
         _parse(config, unknown, groups, incomplete=True)
         config = complete(config)
@@ -287,6 +290,22 @@ def _with_schedule(config: DictConfig) -> DictConfig:
     return config
 
 
+def _with_batch_schedule(config: DictConfig) -> DictConfig:
+    """Let the chosen schedule of batch sizes be searched, if ``search.tune`` names it: by each of its tunables."""
+    with open_dict(config):
+        chosen = config.get("batch_schedule")
+        if not isinstance(chosen, DictConfig):
+            return config
+        if is_replayed(config):
+            raise ConfigError("a replayed workload is not trained, so its batch sizes stay: leave out batch_schedule=...")
+        tunables = chosen.pop("tunable", None)
+        names = OmegaConf.select(config, "search.tune")
+        if tunables is not None and isinstance(names, ListConfig) and BATCH_SCHEDULE in names:
+            config.workload.tunable = {**(config.workload.get("tunable") or {}), **tunables}
+            config.search.tune = [one for one in names if one != BATCH_SCHEDULE] + list(tunables)
+    return config
+
+
 def instantiate(node: DictConfig, what: str) -> Any:
     """Instantiate a config node, whose targets are written as Hydra does or as LightningCLI does.
 
@@ -361,6 +380,15 @@ def with_hyperparameters(config: DictConfig, values: Mapping[str, float]) -> Dic
 def overrides(config: DictConfig, values: Mapping[str, float]) -> list[str]:
     """Return the arguments of the command line that give tunables their values."""
     return [f"{config.workload.tunable[name].key}={value!r}" for name, value in values.items()]
+
+
+def batch_schedule_of(config: DictConfig) -> BatchSchedule | None:
+    """Return the schedule of batch sizes that a config states; None where they stay."""
+    chosen = config.get("batch_schedule")
+    if chosen is None:
+        return None
+    values = to_dict(chosen)
+    return BatchSchedule(**{**values, "switch_examples": tuple(values["switch_examples"])})
 
 
 def budget_of(config: DictConfig) -> Budget:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bstune.core.scaling import ScalingRule
 
-MODULE, BUDGET = "workload.module.", "budget."
+MODULE, BUDGET, BATCH_SCHEDULE = "workload.module.", "budget.", "batch_schedule"
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Tunable:
     """A number of the config that is searched."""
 
     name: str  # in the study, the records and the report
-    key: str  # the config key that it sets, dotted, below workload.module or budget
+    key: str  # the config key that it sets, dotted, below workload.module, budget or batch_schedule
     low: float
     high: float
     log: bool  # whether it is searched on a log scale

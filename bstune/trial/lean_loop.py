@@ -46,6 +46,7 @@ class LeanLoop:
         trainer: which has not begun to train.
         mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are captured too.
         around: makes a context for what captures them, which is no step of the training.
+        reason: why Lightning's loop is to take them, where the Trainer does not show it yet.
 
     Attributes:
         take_step: from a batch and its number in the epoch to what Lightning hands to ``on_train_batch_end``: forward
@@ -55,13 +56,17 @@ class LeanLoop:
     take_step: Callable[[Any, int], dict[str, Any]]
 
     def __init__(
-        self, trainer: Any, mode: FastMode, around: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self,
+        trainer: Any,
+        mode: FastMode,
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        reason: str | None = None,
     ) -> None:
         self._captures, self._around = mode == "graph", around
         self._captured: CapturedSteps | None = None
         self._trainer, self._epoch_loop = trainer, trainer.fit_loop.epoch_loop
         self._began = False
-        self._reason = f"protocol.fast={mode}" if mode == "off" else None
+        self._reason = f"protocol.fast={mode}" if mode == "off" else reason
         self._advance_as_lightning = self._epoch_loop.advance
         if self._reason is None:
             self._epoch_loop.advance = self._begin
