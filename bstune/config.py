@@ -120,7 +120,7 @@ def without_plus(arguments: Sequence[str]) -> list[str]:
 
 
 def with_choices(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments as Hydra takes them: without ``schedule=null`` and its like, defaults, and with ``~`` quoted.
+    """Return the arguments as Hydra takes them: no ``schedule=null`` and its like, the defaults, and ``~`` quoted.
 
     ConfigError for the choice of a group that is no name.
     """
@@ -297,7 +297,9 @@ def _with_batch_schedule(config: DictConfig) -> DictConfig:
         if not isinstance(chosen, DictConfig):
             return config
         if is_replayed(config):
-            raise ConfigError("a replayed workload is not trained, so its batch sizes stay: leave out batch_schedule=...")
+            raise ConfigError(
+                "a replayed workload is not trained, so its batch sizes stay: leave out batch_schedule=..."
+            )
         tunables = chosen.pop("tunable", None)
         names = OmegaConf.select(config, "search.tune")
         if tunables is not None and isinstance(names, ListConfig) and BATCH_SCHEDULE in names:

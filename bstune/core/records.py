@@ -220,12 +220,14 @@ class TrialResult:
             raise RecordError(f"status must be one of {STATUSES}, but got {values['status']!r}")
         values["history"] = tuple((int(step), value) for step, value in values.get("history", ()))
         values["noise_scale"] = tuple((int(step), float(g), float(s)) for step, g, s in values.get("noise_scale", ()))
-        values["batch_parts"] = tuple((int(size), int(steps), tau) for size, steps, tau in values.get("batch_parts", ()))
+        values["batch_parts"] = tuple(
+            (int(size), int(steps), tau) for size, steps, tau in values.get("batch_parts", ())
+        )
         return cls(**values)
 
 
 def timed(parts: Sequence[tuple[int, int, float | None]]) -> dict[str, Any]:
-    """Return ``batch_parts`` and the ``seconds_per_step`` that they come to: the sum of tau(B_i) x steps_i over steps."""
+    """Return ``batch_parts`` and the ``seconds_per_step`` that they make: the sum of tau(B_i) x steps_i over steps."""
     seconds = [tau * steps for _, steps, tau in parts if tau is not None]
     mean = sum(seconds) / sum(steps for _, steps, _ in parts) if parts and len(seconds) == len(parts) else None
     return {"batch_parts": tuple(parts), "seconds_per_step": mean}

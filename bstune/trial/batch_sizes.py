@@ -97,7 +97,8 @@ class BatchSizes:
             tau = seconds_per_step(own, warmup_steps)
             if tau is not None:
                 taus[size] = tau
-        line = fit_line(list(taus.items())) if taus else lambda size: None
+        missing = taus and len(taus) < len(counts)
+        line = fit_line(list(taus.items())) if missing else lambda size: None
         return timed([(size, count, taus.get(size, line(size))) for size, count in counts])
 
     def _accumulate(self, trainer: Any, micro_batch: int) -> None:

@@ -408,11 +408,13 @@ class StreamBatchSampler(Sampler[list[int]]):
         self.stream = IndexStream(n, plan, generator, *((random_state, set_random_state) if in_process else ()))
         self._n, self._plan, self._micro_batch_size = n, plan, micro_batch_size
         self._in_process, self._fresh = in_process, True
-        self._epoch: range | None = None  # the batches of the one that is read
+        self._epoch: range | None = None  # the batches of the one that is read; None: of none yet
 
     def __len__(self) -> int:
+        if self._epoch is not None:
+            return self._micro_batches(self._epoch)
         # Before any is read, that of a trial that goes on after a whole epoch is the one that has ended.
-        return self._micro_batches(self._epoch or self._plan.epoch(self._n, max(0, self.stream.drawn - 1)))
+        return self._micro_batches(self._plan.epoch(self._n, max(0, self.stream.drawn - self._fresh)))
 
     @property
     def next_length(self) -> int:
@@ -435,18 +437,17 @@ class StreamBatchSampler(Sampler[list[int]]):
         return sum(counts[size] * (batches - before.get(size, 0)) for size, batches in until.items())
 
     def __iter__(self) -> Iterator[list[int]]:
+        self._epoch = None
+        return self._read()
+
+    def _read(self) -> Iterator[list[int]]:
         drawn = self.stream.drawn
         epoch = self._plan.epoch(self._n, drawn)
         # Where a trial goes on after a whole epoch, Lightning takes an iterator of that one too, and reads none of it;
         # worker processes would read ahead.
         ended = self._fresh and not self._in_process and drawn == epoch.start > 0
-        if not (self._fresh and drawn == epoch.start > 0):
-            self._epoch = epoch
-        self._fresh = False
-        return self._batches(0 if ended else epoch.stop - drawn)
-
-    def _batches(self, count: int) -> Iterator[list[int]]:
-        for index in islice(self.stream, count):
+        self._fresh, self._epoch = False, self._plan.epoch(self._n, drawn - 1) if ended else epoch
+        for index in islice(self.stream, 0 if ended else epoch.stop - drawn):
             for part in self._split[len(index)](index):
                 yield part.tolist()
 

@@ -67,7 +67,7 @@ class Workload:
     """What trials need of a workload."""
 
     build_module: Callable[[TrialSpec], LightningModule]
-    # B examples, or their micro-batches; endless, or an epoch's. A second argument is the trial's plan, if B changes.
+    # B examples, or their micro-batches; endless, or an epoch's. Where B changes, it gets the trial's ``plan``, too.
     train_batches: Callable[..., Iterable[Any]]
     validation_batches: Iterable[Any]  # the same at every batch size
     validation_examples: int
@@ -166,7 +166,7 @@ def _train(
         weight_micro_batches(module, lambda: sizes.micro)
     for name in ("training_step", "validation_step"):
         setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
-    train = workload.train_batches(spec, sizes.plan) if sizes.plan.changes else workload.train_batches(spec)
+    train = workload.train_batches(spec, plan=sizes.plan) if sizes.plan.changes else workload.train_batches(spec)
     distributed.check_share(train, sizes.micro.sizes)
     options: dict[str, Any] = {"weights_only": True}
     if resume is not None and progress.state is not None:
@@ -323,7 +323,8 @@ class _TargetLoop(Callback):
 
     def __init__(self, progress: _Progress, clock: TrialClock, compiling: Compiling, horizon: int | None) -> None:
         self.progress, self.clock, self._compiling = progress, clock, compiling
-        self.spec, self.protocol = spec, protocol = progress.spec, progress.protocol
+        self.spec, self.protocol = progress.spec, progress.protocol
+        protocol = progress.protocol
         self._horizon = horizon
         self._has_epochs = self._each_epoch = False  # with an end; and whether it is evaluated at each end too
         self._epoch: Mapping[str, Any] | None = None  # what the stopped trial's has accumulated, until it is put back

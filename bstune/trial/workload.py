@@ -22,6 +22,7 @@ A module may have
 """
 
 import functools
+import inspect
 import logging
 import traceback
 from collections.abc import Iterable, Mapping
@@ -138,6 +139,11 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
     micro_batch_size = config.protocol.micro_batch_size
     draws_batches = hasattr(data, "train_batches")
     if draws_batches:
+        if config.get("batch_schedule") and "plan" not in inspect.signature(data.train_batches).parameters:
+            raise ConfigError(
+                f"{type(data).__name__}.train_batches() takes no plan of batch sizes that change while training: let "
+                "it take the argument plan, as bstune.workloads.images.ImageData does, or leave out batch_schedule"
+            )
         data.setup("fit")
     validation, test, notes = data.val_dataloader(), None, list[str]()
     with optional(f"no test metrics, as {type(data).__name__}.setup('test') or test_dataloader() fails", notes):
