@@ -284,6 +284,7 @@ _Workload = _section(
         PositiveFinite | None,
         Field(default=None, exclude=True),
     ),  # of a study's settings, if it is left out
+    fast=(Fast | None, Field(default=None, exclude=True)),
     trainer=(Node, {}),
     tunable=(_checked(_Tunables, _check_names), {}),
 )

@@ -270,6 +270,11 @@ SMALL = {
         "workload.module.model.whitening.images=64",
     ),
     "airbench_muon": ("[3,32,32]", "workload.module.model.widths=[8,8,8]", "workload.module.model.whitening.images=64"),
+    "speedrun_cifar": (
+        "[3,32,32]",
+        "workload.module.model.widths=[8,8,8]",
+        "workload.module.model.whitening.images=64",
+    ),
 }
 
 

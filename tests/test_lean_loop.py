@@ -384,8 +384,9 @@ def test_an_optimizer_that_does_not_call_its_closure_is_named():
         run(Kind)
 
 
-def test_the_option_is_auto_or_off_also_as_yaml_reads_it():
-    assert compose_checked(["workload=digits"]).protocol.fast == "auto"
+def test_the_option_is_the_workloads_and_off_as_yaml_reads_it():
+    assert compose_checked(["workload=digits"]).protocol.fast == "graph"  # as its file says
+    assert compose_checked(["workload=replay", "workload.table=fashion_mlp"]).protocol.fast == "auto"
     assert compose_checked(["workload=digits", "protocol.fast=off"]).protocol.fast == "off"
     assert compose_checked(["workload=digits", "protocol.fast=false"]).protocol.fast == "off"
     with pytest.raises(ConfigError, match=r"protocol\.fast must be 'auto', 'off' or 'graph', but got 'quick'"):

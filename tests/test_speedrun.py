@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from bstune.core.errors import ConfigError
-from bstune.trial.graph import make_capturable
 from bstune.workloads.images import random_crop_flip
 from bstune.workloads.layers import mirrored
 from bstune.workloads.speedrun import SeldomNormalisingMuon, random_crop_flip_jitter, six_views_where_unsure
@@ -197,9 +196,3 @@ def test_options_of_the_optimizer_that_cannot_be(make, text):
     options = {"lr": 0.1, "momentum": 0.5, "nesterov": True, "steps": 3, "orthogonalise": True}
     with pytest.raises(ConfigError, match=text):
         make([nn.Parameter(torch.ones(2, 2))], **options)
-
-
-def test_its_step_is_not_captured_as_a_graph():
-    optimizer = optimizer_of([nn.Parameter(weight) for weight in weights()])
-    reason = make_capturable(optimizer, torch.device("cuda"))
-    assert reason == "the steps of SeldomNormalisingMuon are neither fused nor capturable"

@@ -101,8 +101,10 @@ def test_a_module_that_runs_only_in_trials_costs_a_note_each(monkeypatch):
     assert re.fullmatch(r"no share of overhead: OddError: not now \(test_survey.py:\d+\)", *notes)
 
 
-@pytest.mark.parametrize(("fast", "warmup_steps"), [("auto", 1), ("graph", 3)])
-def test_steps_are_timed_from_the_first_replay_on(monkeypatch, fast, warmup_steps):
+@pytest.mark.parametrize(
+    ("fast", "device", "warmup_steps"), [("auto", "cuda", 1), ("graph", "cpu", 1), ("graph", "cuda", 3)]
+)
+def test_steps_are_timed_from_the_first_replay_on(monkeypatch, fast, device, warmup_steps):
     timed = []
 
     def time_trial(workload, protocol, *arguments):
@@ -113,7 +115,7 @@ def test_steps_are_timed_from_the_first_replay_on(monkeypatch, fast, warmup_step
     monkeypatch.setattr(timing, "time_bare", lambda *arguments: (0.01,) * 3)
     options = (f"protocol.fast={fast}", "hardware.step_time.warmup_steps=1", "hardware.step_time.repeats=1")
     config = resolve(compose(["workload=digits", "device=cpu", *FAST, *options]))
-    arguments = (make_space(config), make_protocol(config), None, make_survey().ceiling, torch.device("cpu"))
+    arguments = (make_space(config), make_protocol(config), None, make_survey().ceiling, torch.device(device))
     _time_ladder(config, *arguments)
     assert set(timed) == {warmup_steps}
 

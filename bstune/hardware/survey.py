@@ -167,7 +167,7 @@ def measure(
         limit=_trial_limit(config, device),
         multiple=space.multiple,
         relative=options.relative[device.type],
-        steps=max(options.steps, eager_steps(protocol.fast) + 1),  # a captured graph holds memory of its own
+        steps=max(options.steps, eager_steps(protocol.fast, device) + 1),  # a captured graph holds memory of its own
         seconds=options.probe_seconds,
         largest_first=True,
         verify=options.verify,
@@ -283,7 +283,7 @@ def _time_ladder(
     device: torch.device,
 ) -> tuple[timing.Measured, tuple[str, ...]]:
     options = config.hardware.step_time
-    warmup_steps = max(options.warmup_steps, eager_steps(protocol.fast))
+    warmup_steps = max(options.warmup_steps, eager_steps(protocol.fast, device))
     short = replace(protocol, warmup_steps=warmup_steps)
     timed: list[tuple[float, float]] = []
     compared: set[int] = set()

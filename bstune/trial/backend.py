@@ -107,11 +107,6 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
             f"compile={config.compile} replays CUDA graphs, which overwrite the gradients of one micro-batch with the"
             " next one's: set compile=max-autotune-no-cudagraphs or default, or protocol.micro_batch_size=null"
         )
-    if options.fast == "graph" and config.compile in CUDA_GRAPH_MODES:
-        raise ConfigError(
-            f"compile={config.compile} captures CUDA graphs of its own, which protocol.fast=graph cannot capture again:"
-            " set compile=default or max-autotune-no-cudagraphs, or protocol.fast=auto"
-        )
     trainer: dict[str, Any] = {}
     if not is_replayed(config):
         kind, _, index = str(config.device).partition(":")
@@ -134,7 +129,7 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
         noise_scale_every=options.noise_scale_every,
         compile=config.compile,
         trainer=trainer,
-        fast=options.fast,
+        fast="auto" if options.fast == "graph" and config.compile in CUDA_GRAPH_MODES else options.fast,
         devices=config.devices,
         batch_schedule=batch_schedule_of(config),
     )

@@ -6,7 +6,7 @@ graph reads it, the learning rates, which lie in tensors, and the device's rando
 else may differ is looked for in the first steps, which run as they are, and a first replay is compared with the step
 that it repeats. Where anything differs, all steps are eager, and ``reason`` says why.
 
-No machine with CUDA has run this yet: tests record the operators of a step on a CPU in a graph's place.
+Tests on a CPU record the operators of a step in a graph's place.
 """
 
 import math
@@ -39,9 +39,14 @@ ROUNDING = 1e-6  # and by this share of the tensor itself
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-def eager_steps(mode: FastMode) -> int:
+def captures(mode: FastMode, device: torch.device) -> bool:
+    """Return whether steps on this device are captured, if they can be."""
+    return mode == "graph" and device.type in DEVICES
+
+
+def eager_steps(mode: FastMode, device: torch.device) -> int:
     """Return how many steps of a trial come before the first replay."""
-    return WARM_STEPS if mode == "graph" else 0
+    return WARM_STEPS if captures(mode, device) else 0
 
 
 class CapturedSteps:
@@ -71,10 +76,12 @@ class CapturedSteps:
         self._rates: list[Tensor] = []
         self._filled: list[float] = []  # what the rates hold
         self._signature: Any = None  # of the latest step
+        self._parameters: list[Tensor] = []
+        self._places: list[int] = []  # of parameters and buffers, when they were last looked at
         self._warm = self._changes = 0  # eager steps of this signature, and signatures so far that were not worth it
         self._replays = 0  # of this signature
         self._host: dict[str, list[Any]] = {}  # as it was when the step was captured
-        self._looks = False  # whether it is compared before the next step
+        self._looks = True  # whether the module is looked at before the next step
         self._replay: Callable[[], None] | None = None
         self._inputs: list[Tensor] = []
         self._output: Any = None
@@ -121,18 +128,24 @@ class CapturedSteps:
             for group in self._optimizer.param_groups
         ]
         batch = [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves]
-        tensors = [*self._module.parameters(), *self._module.buffers()]
-        signature = structure, batch, groups, [(_place(tensor), tensor.requires_grad) for tensor in tensors]
-        if self._replay is not None and self._looks:
-            host = _host_state(self._module, self._optimizer)
-            self._signature = self._signature if _first_change(self._host, host) is None else None
-        self._looks = False
+        if self._looks:
+            self._look()
+        frozen = [parameter.requires_grad for parameter in self._parameters]  # a schedule may freeze some at any step
+        signature = structure, batch, groups, frozen, self._places
         if signature != self._signature:
             self._changes = 1 if self._replays >= WORTH else self._changes + 1
             self._signature, self._replay, self._output, self._warm, self._replays = signature, None, None, 0, 0
         if self._changes > MAX_CAPTURES:
             self._give_up("the module, the optimizer's options, tensors' places or shapes change again and again")
         return self._changes <= MAX_CAPTURES
+
+    def _look(self) -> None:
+        self._looks = False
+        self._parameters = list(self._module.parameters())
+        self._places = [tensor.data_ptr() for tensor in (*self._parameters, *self._module.buffers())]
+        if self._replay is not None:
+            host = _host_state(self._module, self._optimizer)
+            self._signature = self._signature if _first_change(self._host, host) is None else None
 
     def _fill_rates(self) -> None:
         # One small kernel a group whose rate has changed, and none while it is constant: unlike a table of all rates
@@ -247,8 +260,6 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> str | None:
     ``capturable = True`` on its class: its step then takes an ``lr`` that is a tensor, and changes nothing on the host.
     """
     name = type(optimizer).__name__
-    if device.type not in DEVICES:
-        return f"the device is a {device.type}, which has no graphs"
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             return f"a learning rate of {name} is a tensor already"
@@ -324,10 +335,6 @@ def _first_difference(
 def _copy(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     if to:
         torch._foreach_copy_(list(to), list(values))
-
-
-def _place(tensor: Tensor) -> int:
-    return tensor.data_ptr()
 
 
 def _host_state(module: LightningModule, optimizer: Optimizer) -> dict[str, list[Any]]:

@@ -23,7 +23,7 @@ from torch.optim import LBFGS, Optimizer
 
 from bstune.core.records import FastMode
 from bstune.trial.batches import TrainBatches
-from bstune.trial.graph import CapturedSteps
+from bstune.trial.graph import CapturedSteps, captures
 from bstune.trial.trainer import NoProfiler, is_overridden, of_package, package_of
 
 TRIED = ("2.6.0", "2.6.6")  # of either package: between the two no line of what is replaced here has changed
@@ -44,7 +44,7 @@ class LeanLoop:
 
     Args:
         trainer: which has not begun to train.
-        mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are captured too.
+        mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are captured on CUDA, too.
         around: makes a context for what captures them, which is no step of the training.
         reason: why Lightning's loop is to take them, where the Trainer does not show it yet.
 
@@ -62,7 +62,7 @@ class LeanLoop:
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
         reason: str | None = None,
     ) -> None:
-        self._captures, self._around = mode == "graph", around
+        self._mode, self._around = mode, around
         self._captured: CapturedSteps | None = None
         self._trainer, self._epoch_loop = trainer, trainer.fit_loop.epoch_loop
         self._began = False
@@ -121,7 +121,7 @@ class LeanLoop:
         self._optimizer: Any = None
         self._outputs: Any = None
         self.take_step = self._take_step
-        if self._captures:
+        if captures(self._mode, self._device):
             optimizer = trainer.strategy.optimizers[0]
             self.take_step = self._captured = CapturedSteps(module, optimizer, self._take_step, self._around)
 

@@ -5,6 +5,7 @@ that vary in brightness and contrast, weights that are normalised every few step
 image at evaluation only where the network is unsure. A value out of its range is a ConfigError.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.nn import functional
 from bstune.core.errors import ConfigError
 from bstune.workloads.images import random_crop_flip
 from bstune.workloads.layers import Model, mirrored
-from bstune.workloads.optim import Muon
+from bstune.workloads.optim import EPS, Muon
 
 FIRST_INTERVAL, GROWTH = 2, 15  # steps between normalisations at the start, and how many more there are at the end
 
@@ -90,7 +91,8 @@ class SeldomNormalisingMuon(Muon):
 
     With p the share of the steps that are taken, this one included, weights are normalised before a step if at least
     2 + floor(15 p) steps have passed since they were; after every step they shrink by lr x weight_decay, which keeps
-    their norms in between. Products of matrices are batched by shape, where the source pads them all to one.
+    their norms in between. Products of matrices are batched by shape, where the source pads them all to one. Which
+    steps normalise lies in a table on the device, so that every step launches the same kernels, and can be captured.
 
     Args:
         params: parameters, or groups of them with options of their own, as those of :class:`Muon`.
@@ -99,22 +101,38 @@ class SeldomNormalisingMuon(Muon):
         options: the others of :class:`Muon`, but for ``normalise_weights``.
     """
 
-    capturable = False  # a graph would fix whether its one step normalises
-
     def __init__(self, params: Any, lr: float, *, total_steps: int, **options: Any) -> None:
         if total_steps < 1:
             raise ConfigError(f"muon that normalises at intervals needs at least one step, but got {total_steps}")
         super().__init__(params, lr, normalise_weights=False, **options)
-        intervals = {"total_steps": total_steps, "steps_taken": 0, "normalised_at": 0}
-        self.defaults |= intervals
+        self.defaults["capturable"] = True
         for group in self.param_groups:
-            group.update(intervals)  # in the groups, so that a checkpoint has them
+            group["capturable"] = True  # so that torch loads the count of steps to where it was
+        self._due = torch.tensor(_normalising(total_steps))
 
     def _step_orthogonal(self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]) -> None:
-        group["steps_taken"] += 1
-        step = group["steps_taken"]
-        due = step - group["normalised_at"] >= FIRST_INTERVAL + int(GROWTH * step / group["total_steps"])
-        if due:
-            group["normalised_at"] = step
-        super()._step_orthogonal(group | {"normalise_weights": due, "weight_decay": 0.0}, trained, gradients)
+        device, state = trained[0].device, self.state[trained[0]]
+        self._due = self._due.to(device)
+        if "step" not in state:
+            state["step"] = torch.zeros((), device=device)
+        state["step"] += 1.0
+        due = self._due.index_select(0, state["step"].long().clamp(max=len(self._due) - 1).view(1))
+        factors = [math.sqrt(len(weight)) / norm for weight, norm in zip(trained, _norms(trained), strict=True)]
+        torch._foreach_mul_(trained, list(torch.where(due, torch.stack(factors), 1.0).unbind()))
+        super()._step_orthogonal(group | {"weight_decay": 0.0}, trained, gradients)
         torch._foreach_mul_(trained, 1.0 - group["lr"] * group["weight_decay"])
+
+
+def _norms(weights: list[Tensor]) -> tuple[Tensor, ...]:
+    norms = torch._foreach_norm(weights)
+    torch._foreach_clamp_min_(norms, EPS)
+    return norms
+
+
+def _normalising(total_steps: int) -> list[bool]:
+    """Return whether each step normalises the weights, by its number, from 0 on."""
+    due, last = [False], 0
+    for step in range(1, total_steps + 1):
+        due.append(step - last >= FIRST_INTERVAL + int(GROWTH * step / total_steps))
+        last = step if due[-1] else last
+    return due

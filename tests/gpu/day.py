@@ -7,6 +7,7 @@ A section that fails says so in a line, and the next one runs; one that has no t
     tests        those that need CUDA
     workloads    every CIFAR recipe to its end: accuracy and seconds, several seeds
     sources      the scripts of their sources in the folder --sources, timed in the same way (see source.py)
+    loops        seconds per step of every recipe in each training loop, and whether they lead to the same error
     steps        seconds per step over batch size, of each training loop and precision
     operators    operators, kernels and the host's time a step
     ceiling      the memory ceiling, exact to the multiple, of the whole device and of a part of it
@@ -71,6 +72,7 @@ class Day:
     tiny: bool
     seeds: int
     sources: Path | None
+    recipes: tuple[str, ...]  # the names of those to train
     recipe_options: tuple[str, ...]  # of bstune, for the recipes, such as protocol.fast=graph
     start: float  # of time.monotonic()
     end: float
@@ -179,7 +181,8 @@ def tests(day: Day) -> None:
 
 def workloads(day: Day) -> None:
     """Train each recipe to its end, on as many seeds as there is time for."""
-    for recipes in (RECIPES, LONG_RECIPES):
+    for every in (RECIPES, LONG_RECIPES):
+        recipes = {name: examples for name, examples in every.items() if name in day.recipes}
         results: dict[str, list[TrialResult]] = {name: [] for name in recipes}
         for seed, name in ((seed, name) for seed in range(-1, day.seeds) for name in recipes):
             examples = 640 if day.tiny else recipes[name]
@@ -202,6 +205,7 @@ def workloads(day: Day) -> None:
                 accuracy=accuracy(result),
                 steps=result.steps,
                 training_seconds=result.train_seconds,
+                wall_seconds=result.wall_seconds,
                 evaluation_seconds=result.eval_seconds,
                 seconds_per_step=result.seconds_per_step,
                 loop=result.training_loop,
@@ -248,6 +252,28 @@ def sources(day: Day) -> None:
             day.say("sources", **json.loads(line))
         if failed:
             day.say("sources", script=script.name, failed=failed)
+
+
+def loops(day: Day) -> None:
+    """Say the seconds per step of each recipe in each training loop, and the error that the same steps lead to."""
+    for name in (*RECIPES, *LONG_RECIPES):
+        workload, protocol, size, lr = prepared(day.device, day.tiny, name, "budget.steps=100000")
+        protocol = replace(protocol, budget=Budget(8 if day.tiny else 200, 1))
+        for loop in LOOPS:
+            if day.left < 15.0:
+                return
+            result = run_trial(workload, TrialSpec(0, 0, size, lr, None, 0), replace(protocol, fast=loop))
+            day.say(
+                "loops",
+                workload=name,
+                batch_size=size,
+                precision=protocol.trainer["precision"],
+                fast=loop,
+                loop=result.training_loop,
+                seconds_per_step=result.seconds_per_step,
+                error=result.history[-1][1] if result.history else None,
+                message=result.message,
+            )
 
 
 def steps(day: Day) -> None:
@@ -424,6 +450,7 @@ SECTIONS: dict[str, tuple[Callable[[Day], None], float]] = {
     "workloads": (workloads, 0.4),
     "sources": (sources, 0.45),
     "tests": (tests, 0.3),
+    "loops": (loops, 0.3),
     "steps": (steps, 0.3),
     "operators": (operators, 0.4),
     "ceiling": (ceiling, 0.5),
@@ -455,6 +482,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small networks and few steps, of random images")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--option", action="append", default=[], metavar="OPTION=VALUE", help="of bstune, for recipes")
+    every = (*RECIPES, *LONG_RECIPES)
+    parser.add_argument("--recipe", action="append", choices=every, help="to train this alone; may be repeated")
     parser.add_argument("--sources", type=Path, help="folder of the sources' scripts")
     options = parser.parse_intermixed_args()
     if unknown := sorted(set(options.sections) - set(SECTIONS)):
@@ -467,6 +496,7 @@ def main() -> None:
         tiny=options.tiny,
         seeds=options.seeds,
         sources=None if options.sources is None else options.sources.resolve(),
+        recipes=tuple(options.recipe or every),
         recipe_options=tuple(options.option),
         start=start,
         end=start + options.seconds,

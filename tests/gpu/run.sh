@@ -16,5 +16,5 @@ if [ -n "${WHEELS:-}" ]; then
   export PYTHONPATH=$work/site
 fi
 cd "$work" # studies and caches of this run alone
-export PYTHONUNBUFFERED=1 BSTUNE_CACHE=${BSTUNE_CACHE:-$work/cache} TORCHINDUCTOR_CACHE_DIR=$work/inductor
+export PYTHONUNBUFFERED=1 BSTUNE_CACHE=${BSTUNE_CACHE:-$work/cache} TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$work/inductor}
 "$python" "$here/day.py" "$out" "$@"
