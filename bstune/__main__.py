@@ -45,6 +45,7 @@ VERBS = {  # each is called with what stands after it, and raises what ends it
     "report": "bstune.study.retarget:main",
     "compare": "bstune.__main__:compare",
     "record": "bstune.study.record:main",
+    "branch": "bstune.study.branch:main",
     "sweep": "bstune.sweeps.harness:main",
 }
 HYDRAS_OWN = {

@@ -112,6 +112,10 @@ class BatchSchedule:
                 f"{list(self.switch_examples)}"
             )
 
+    def __str__(self) -> str:
+        switches = ", ".join(f"{round(switch * self.stretch):,}" for switch in self.switch_examples)
+        return f"{self.factor:.3g} times as large after {switches} examples"
+
     def plan(self, batch_size: int) -> BatchPlan:
         """Return the parts of a trial that starts at a batch size; ConfigError if the largest one is below it."""
         if self.largest is not None and self.largest < batch_size:

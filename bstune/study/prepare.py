@@ -43,6 +43,10 @@ FIXED_HORIZON_CAVEAT = (
     "schedule stops working rather than the fewest steps (sampler=frontier chooses each trial's horizon)."
 )
 ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's source does: there is no other test."
+SCHEDULE_CAVEAT = (
+    "Batch sizes grow while training ({}): those of the curve and of the answer are where a trial starts, and the "
+    "critical batch size is one of starts too: it says nothing of a constant batch size."
+)
 ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
 
 SHARED_CAVEAT = "No plan for further devices: it starts from the seconds per step of one, and here {} share the steps."
@@ -89,6 +93,8 @@ class PreparedStudy:
         """What the report prints below its table."""
         horizon = [HORIZON_CAVEAT if chooses_horizons(self.config.sampler) else FIXED_HORIZON_CAVEAT]
         horizon = horizon if self.backend.horizon else []
+        if self.protocol.batch_schedule is not None:
+            horizon.append(SCHEDULE_CAVEAT.format(self.protocol.batch_schedule))
         if self.config.devices > 1:
             horizon.append(SHARED_CAVEAT.format(self.config.devices))
         return [*horizon, ON_TEST_CAVEAT] if self.backend.validates_on_test else horizon
@@ -148,6 +154,8 @@ def prepare(
             backend, space, survey, more = _train(config, protocol, space, trial, log)
         protocol = backend.protocol
         notes += more
+        if protocol.batch_schedule is not None:
+            notes.append(f"batch sizes are where a trial starts: they grow, {protocol.batch_schedule}")
         if config.devices > 1:
             notes += _several(config, backend, space, survey, trial)
         if config.devices > 1 or (trial is None and config.search.workers > 0):
