@@ -11,7 +11,7 @@ from fits import BATCH_SIZE, DATA, EXAMPLES, Regression, protocol_of
 from fits import run as run_regression
 from learners import IMAGES, learner, learning_protocol, momentum, same_weights, stream, tensors, train, validation
 from lightning.pytorch import LightningDataModule
-from toolbox import RESULT, FakeTime, make_spec
+from toolbox import RESULT, FakeTime, make_spec, make_survey
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
@@ -349,6 +349,29 @@ def test_batch_sizes_end_at_the_training_data(tmp_path, monkeypatch):
         single("batch_schedule.largest=32")
     with pytest.raises(ConfigError, match="of one device so far, but got devices=2"):
         single("devices=2")
+
+
+def test_batches_past_the_memory_ceiling_are_accumulated_and_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def surveyed(config, space, protocol, *_):
+        asked.append((space.high, protocol.batch_schedule))
+        return make_survey(taus=((16, 1e-3), (32, 1.5e-3), (100, 3e-3))), True
+
+    monkeypatch.setattr("bstune.hardware.survey.cached_survey", surveyed)
+    options = ["hardware.enabled=true", "search.batch_size.high=64", "search.workers=0", "budget.steps=200"]
+    options += ["batch_schedule.switch_examples=[200,600]", "batch_schedule.factor=3", "budget.examples=1"]
+    prepared = prepare(compose_checked([*DOUBLING, *options]))
+    assert asked == [(576, None)]  # as far as batches grow, at constant sizes
+    assert (prepared.space.high, prepared.protocol.micro_batch_size) == (64, 100)
+    said = "batch sizes past the memory ceiling, 100, up to 576, are accumulated from micro-batches of 100"
+    assert said in prepared.notes
+    assert prepared.frozen_settings["protocol.micro_batch_size"] is None  # the ceiling may differ when it goes on
+    record = prepared.backend.run(make_spec(64, 0.3), None, None)
+    assert [part[:2] for part in record.batch_parts][:2] == [(64, 4), (192, 2)]
+    assert record.training_loop == "Lightning's: accumulation of micro-batches, once batches are large"
+    assert "3 times as large after 200, 600 examples" in prepared.caveats[0]
 
 
 class Plain(LightningDataModule):
