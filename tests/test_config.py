@@ -167,7 +167,10 @@ def test_types_and_bounds(must, overrides):
         ("search.tune=[momentum,momentum]", "search.tune names 'momentum' twice"),
         (f"{MOMENTUM}.low=0.99", f"{MOMENTUM}: low must be less than high, but got low=0.99"),
         (f"{MOMENTUM}.log=true", f"{MOMENTUM}: low must be over 0 on a log scale, but got low=0"),
-        (f"{MOMENTUM}.key=trial.lr", f"{MOMENTUM}: key must lie below workload.module or budget, but got 'trial.lr'"),
+        (
+            f"{MOMENTUM}.key=trial.lr",
+            f"{MOMENTUM}: key must lie below workload.module, budget or batch_schedule, but got 'trial.lr'",
+        ),
         (f"{MOMENTUM}.integer=true", f"{MOMENTUM}: low and high of a whole number must be whole"),
         ("+workload.tunable.lr={key:workload.module.lr,low:0,high:1}", "workload.tunable: a study has lr already"),
         (f"search.tune=[momentum] {MU}", f"search: {MU} must name a number of the config, or null, but got nothing"),
