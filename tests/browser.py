@@ -40,12 +40,16 @@ def opened_browser(profile: Path, width: int, height: int) -> Iterator[Any]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     try:
-        # Chromium's windows are at least 500 pixels wide; what a page is shown in may be narrower.
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        resize(driver, width, height)
         yield driver
     finally:
         driver.quit()
+
+
+def resize(driver: Any, width: int, height: int) -> None:
+    """Make pages so many pixels wide, of which Chromium's windows have at least 500, and high."""
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
 
 def errors(driver: Any) -> list[str]:

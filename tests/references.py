@@ -1,11 +1,11 @@
 """Freeze what bstune computes, and compare it after a change that must not move a bit.
 
-    python tests/references.py record FILE      # before the change
-    python tests/references.py compare FILE     # after it: exit status 1 and the names of what differs
+    python tests/references.py record FILE [OPTION=VALUE ...]   # before the change
+    python tests/references.py compare FILE [OPTION=VALUE ...]  # after it: exit status 1 and the names of what differs
 
-Replayed studies (three tables, three samplers, four objectives), ``digits`` under objective ``steps``, and the quick
-comparison of searches. Numbers are compared exactly, as sorted lists, so that a key may get another name; seconds of
-what really trains are left out.
+Replayed studies (three tables, three samplers, four objectives), ``digits`` and ``airfoil`` trained under objective
+``steps``, and the quick comparison of searches. Numbers are compared exactly, as sorted lists, so that a key may get
+another name; seconds of what really trains are left out, and the options are those of what trains.
 """
 
 import itertools
@@ -21,6 +21,7 @@ from typing import Any
 TABLES = ("fashion_mlp", "mnist_cnn", "cifar_mlp")
 SAMPLERS = ("frontier", "tpe", "random")
 OBJECTIVES = ("time", "steps", "both", "curve")
+TRAINED = ("digits", "airfoil")
 # Of what trains: parts of keys that are left out.
 MEASURED = ("second", "time", "version", "device", "scale_out", "pareto")
 
@@ -61,9 +62,9 @@ def replayed(folder: Path, table: str, sampler: str, objective: str) -> dict[str
     return study(folder, ("version",), "+workload=replay", *options)
 
 
-def digits(folder: Path) -> dict[str, Any]:
-    """Train ``digits`` under an objective that no clock decides."""
-    return study(folder, MEASURED, "+workload=digits", "search.objective=steps", "search.trials=20")
+def trained(folder: Path, workload: str, options: list[str]) -> dict[str, Any]:
+    """Train a workload under an objective that no clock decides."""
+    return study(folder, MEASURED, f"+workload={workload}", "search.objective=steps", "search.trials=20", *options)
 
 
 def benchmark(folder: Path) -> dict[str, Any]:
@@ -75,9 +76,10 @@ def benchmark(folder: Path) -> dict[str, Any]:
     }
 
 
-def collect() -> dict[str, Any]:
-    """Run every case, two at a time."""
-    cases = {"benchmark": (benchmark,), "digits": (digits,)}
+def collect(options: list[str]) -> dict[str, Any]:
+    """Run every case, two at a time; the options are of those that train."""
+    cases: dict[str, tuple[Any, ...]] = {"benchmark": (benchmark,)}
+    cases |= {workload: (trained, workload, options) for workload in TRAINED}
     cases |= {"/".join(case): (replayed, *case) for case in itertools.product(TABLES, SAMPLERS, OBJECTIVES)}
 
     def run(case: tuple[Any, ...]) -> dict[str, Any]:
@@ -88,9 +90,9 @@ def collect() -> dict[str, Any]:
         return dict(zip(cases, pool.map(run, cases.values()), strict=True))
 
 
-def main(verb: str, file: str) -> int:
+def main(verb: str, file: str, *options: str) -> int:
     """Record to a file, or compare with it; return the exit status."""
-    found = collect()
+    found = collect([*options])
     if verb == "record":
         Path(file).write_text(json.dumps(found))
         return 0
@@ -104,6 +106,6 @@ def main(verb: str, file: str) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in ("record", "compare"):
+    if len(sys.argv) < 3 or sys.argv[1] not in ("record", "compare"):
         raise SystemExit(__doc__)
-    raise SystemExit(main(sys.argv[1], sys.argv[2]))
+    raise SystemExit(main(*sys.argv[1:]))

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from browser import awaited, errors, opened_browser
+from browser import awaited, errors, opened_browser, resize
 from mlflow import MlflowClient
 
 from bstune.core.errors import StudyError
@@ -274,17 +274,18 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1280, 400])
-def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(bstune, folders, tmp_path, width):
+def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(bstune, folders, tmp_path):
     folders(a=summary(ODD), b=summary("b", 900.0, 800.0, 1000.0), c=summary("c", **UNREACHED), d=OLD)
     assert bstune("compare", *(f"outputs/{name}" for name in "abcd"))[0] == 0
-    with opened_browser(tmp_path / "profile", width, 900) as driver:
-        driver.get((tmp_path / "comparison.html").as_uri())
-        drawn = "return [...document.querySelectorAll('figure.chart')].every(one => one.querySelector('svg.main-svg'))"
-        assert awaited(driver, drawn)
-        assert errors(driver) == []
-        assert driver.execute_script("return document.documentElement.scrollWidth") == width
-        fetched = driver.execute_script("return performance.getEntriesByType('resource').map(one => one.name)")
-        assert not [name for name in fetched if not name.startswith(("data:", "blob:"))]
-        shown = driver.find_element("tag name", "body").text
-        assert all(text in shown for text in (ODD, "c: ", "d: ", "differ"))
+    drawn = "return [...document.querySelectorAll('figure.chart')].every(one => one.querySelector('svg.main-svg'))"
+    with opened_browser(tmp_path / "profile", 1280, 900) as driver:
+        for width in (1280, 400):
+            resize(driver, width, 900)
+            driver.get((tmp_path / "comparison.html").as_uri())
+            assert awaited(driver, drawn)
+            assert errors(driver) == []
+            assert driver.execute_script("return document.documentElement.scrollWidth") == width
+            fetched = driver.execute_script("return performance.getEntriesByType('resource').map(one => one.name)")
+            assert not [name for name in fetched if not name.startswith(("data:", "blob:"))]
+            shown = driver.find_element("tag name", "body").text
+            assert all(text in shown for text in (ODD, "c: ", "d: ", "differ"))

@@ -197,7 +197,7 @@ def test_a_trial_goes_on_where_it_was_stopped_bit_for_bit(tmp_path):
     assert torch.equal(weights(tmp_path / "3.state"), weights(tmp_path / "whole" / "3.state"))
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # the trials are those above, the command that of the study below
 def test_a_shipped_workload_by_the_command(bstune, tmp_path):
     arguments = ("workload=digits", "trial.batch_size=33", "trial.lr=0.3", "device=cpu", "workload.target.value=0.5")
     found = []

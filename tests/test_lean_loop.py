@@ -2,7 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import asdict, replace
-from functools import partial
+from functools import partial, wraps
 
 import pytest
 import pytorch_lightning
@@ -16,7 +16,9 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from test_trainer import Dicts, TrainPlateau, TwoOptimizers, as_dict
 from toolbox import TRAINER, make_spec
 from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.study.prepare import compose_checked
 from bstune.trial import lean_loop
@@ -179,6 +181,64 @@ class Closures(Regression):
         return optimizer
 
 
+class Listens(Regression):
+    """Has its optimizer's calls noted, in one of the ways in which that can be done, from the third step on."""
+
+    def configure_optimizers(self):
+        self.seen = []
+        optimizer = self.make_optimizer(self.parameters(), lr=0.05)
+        return [optimizer], [lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+    make_optimizer = torch.optim.SGD
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 2 and self.current_epoch == 0:
+            self.listen(self.optimizers(use_pl_optimizer=False))
+        return super().training_step(batch, batch_idx)
+
+    def note(self, *_, **__):
+        self.seen.append((self.trainer.global_step, self.net[0].weight.sum().item()))
+
+    def listen(self, optimizer):
+        raise NotImplementedError
+
+
+def listening(listen, kind=torch.optim.SGD):
+    return type("Listening", (Listens,), {"listen": listen, "make_optimizer": staticmethod(kind)})
+
+
+def noting(name):
+    """Return what puts a function of one's own around a function of an optimizer, with all that marks it."""
+
+    def listen(self, optimizer):
+        function = getattr(optimizer, name)
+
+        @wraps(function)
+        def noted(*arguments, **options):
+            self.note()
+            return function(*arguments, **options)
+
+        setattr(optimizer, name, noted)
+
+    return listen
+
+
+class Marked(torch.optim.SGD):
+    """Has a step with the marks of torch's own, which does something else first."""
+
+    @wraps(torch.optim.SGD(torch.nn.Linear(1, 1).parameters()).step.__func__)
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.data.mul_(0.99)
+        return super().step(closure)
+
+
+def hear_all(self, optimizer):
+    self.handle = register_optimizer_step_post_hook(self.note)
+    self.on_train_end = self.handle.remove
+
+
 class Averages(Regression):
     def configure_callbacks(self):
         return [Lookahead(STEPS, 3, 0.5, 2.0), RunningWeightAverage(0.5)]
@@ -217,10 +277,21 @@ LEAN = {
 }
 
 
+# Where somebody listens to the optimizer, from a step on that goes by the batch's number, so that none is captured.
+HEARD = {
+    "a hook before an optimizer's steps": (listening(lambda self, o: o.register_step_pre_hook(self.note)), {}, {}),
+    "a hook after an optimizer's steps": (listening(lambda self, o: o.register_step_post_hook(self.note)), {}, {}),
+    "a hook after all optimizers' steps": (listening(hear_all), {}, {}),
+    "an optimizer's step is replaced": (listening(noting("step")), {}, {}),
+    "an optimizer's zero_grad is replaced": (listening(noting("zero_grad")), {}, {}),
+    "a step with the marks of torch's": (listening(lambda self, o: None, Marked), {}, {}),
+}
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of a batch, or a loss, that is None
-@pytest.mark.parametrize("case", LEAN)
+@pytest.mark.parametrize("case", [*LEAN, *HEARD])
 def test_a_trial_is_what_it_is_under_lightnings_loop(case):
-    kind, changes, options = LEAN[case]
+    kind, changes, options = (LEAN | HEARD)[case]
     if case == "logging":
         Notes.told.clear()
     module = compare(kind, "lean", changes, **options)
@@ -235,6 +306,32 @@ def test_a_trial_is_what_it_is_under_lightnings_loop(case):
         }
     if case == "watching":
         assert {place for place, *_ in module.seen} >= {"backward", "by epoch", "on_validation_start"}
+
+
+@pytest.mark.parametrize("fast", ["auto", "off"])
+def test_what_lightning_does_after_an_evaluation_is_no_training(fast):
+    clock, phases = TrialClock(), {"training_step": [], "on_validation_model_train": []}
+
+    def noting(name):
+        def note(self, *arguments):
+            phases[name].append(clock._phase)
+            return getattr(Regression, name)(self, *arguments)
+
+        return note
+
+    kind = type("Noting", (Regression,), {name: noting(name) for name in phases})
+    record, _ = run(kind, protocol=protocol_of(steps=STEPS, fast=fast), clock=clock)
+    assert set(phases["training_step"]) == {Phase.TRAINING}
+    after = [Phase.EVALUATION, *[Phase.EVALUATION if fast == "auto" else Phase.TRAINING] * (len(record.history) - 1)]
+    assert phases["on_validation_model_train"] == [*after, Phase.CLOSING]
+
+
+def test_torchs_profiler_sees_steps_under_their_labels():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        record, _ = run(Regression, protocol=protocol_of(steps=STEPS, fast="auto"))
+    seen = {event.key: event.count for event in profile.key_averages()}
+    assert record.training_loop == "lean"
+    assert [seen[f"Optimizer.{name}"] for name in ("step#SGD.step", "zero_grad#SGD.zero_grad")] == [STEPS, STEPS]
 
 
 SHAPES = {"digits": (1, 8, 8), "fashion_mlp": (1, 28, 28), "mnist_cnn": (1, 28, 28), "cifar_mlp": (3, 32, 32)}

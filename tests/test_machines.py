@@ -153,7 +153,6 @@ def test_states_stay_with_their_machine_and_the_report_says_who_has_a_checkpoint
         assert (f"the checkpoint of trial {winner['number']} is not in " in log(tmp_path, "a")) != here
 
 
-@pytest.mark.soak
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as free:
         return free.getsockname()[1]
@@ -198,8 +197,8 @@ def workers_of(kind, tmp_path, options):
     return lambda: (ray.get(tasks, timeout=GUARD), ray.shutdown())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["submitit", pytest.param("ray", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["submitit", "ray"])
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_a_clusters_library_starts_workers(kind, watch, tmp_path, monkeypatch):
     pytest.importorskip(kind)

@@ -13,17 +13,26 @@ webdriver = pytest.importorskip("selenium.webdriver", reason="needs pip install 
 DRAWN = "return !document.querySelector('figure.chart:not(:has(svg.main-svg))')"
 
 
-@pytest.fixture
-def driver(tmp_path):
-    """Return a browser at the page of a study whose every name is markup."""
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """Return a browser, and the page of a study whose every name is markup."""
+    folder = tmp_path_factory.mktemp("page")
     study = whole_study(**dict.fromkeys(("study", "workload", "target", "metric"), NASTY), devices=[NASTY])
     named = {"device": NASTY, "message": NASTY, "versions": {NASTY: NASTY}, "hyperparameters": {NASTY: 1.0}}
     trials = tuple(replace(trial, **named) for trial in study.trials)
-    write_page(replace(study, trials=trials, notes=(NASTY,)), tmp_path / "report.html")
-    with opened_browser(tmp_path / "profile", 1280, 900) as driver:
-        driver.get((tmp_path / "report.html").as_uri())
-        assert awaited(driver, DRAWN)
-        yield driver
+    write_page(replace(study, trials=trials, notes=(NASTY,)), folder / "report.html")
+    with opened_browser(folder / "profile", 1280, 900) as driver:
+        yield driver, (folder / "report.html").as_uri()
+
+
+@pytest.fixture
+def driver(opened):
+    """Return the browser with the page opened anew."""
+    driver, page = opened
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    driver.get(page)
+    assert awaited(driver, DRAWN)
+    return driver
 
 
 def column(driver, name):

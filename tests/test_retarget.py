@@ -2,6 +2,7 @@ import json
 import shutil
 
 import pytest
+from omegaconf import OmegaConf
 from toolbox import make_trial, table_rows, trials_of, write_rows
 
 from bstune.__main__ import main
@@ -95,6 +96,13 @@ def test_an_easier_target_is_answered_from_the_histories(folder, capsys):
     assert "<!doctype html>" in (folder / "report-0.2.html").read_text()
     assert found.summary["over_target"][-1]["target"] == 0.14
     assert not (folder / "report.html.partial").exists()
+
+
+def test_a_study_of_a_version_that_did_not_name_its_loop_is_answered(folder):
+    config = OmegaConf.load(folder / "config.yaml")
+    del config.protocol.fast
+    OmegaConf.save(config, folder / "config.yaml")
+    assert at_target(Output(folder), 0.2).summary["target"] == "val/error <= 0.2"
 
 
 def test_a_harder_target_says_what_would_have_to_be_run(folder, capsys):

@@ -86,15 +86,19 @@ class OddError(Exception):
 
 
 def test_a_module_that_runs_only_in_trials_costs_a_note_each(monkeypatch):
-    def build_module(spec):
+    def not_now(*arguments):
         raise OddError("not now")
 
     monkeypatch.setattr(timing, "time_trial", lambda *arguments: (0.01,) * 3)
     config = resolve(compose(["workload=digits", "device=cpu", *FAST]))
-    workload, space = replace(build_workload(config), build_module=build_module), make_space(config)
-    limits, cost, notes = _roofline(config, torch.device("cpu"), workload, make_protocol(config), space)
+    workload, space = replace(build_workload(config), build_module=not_now), make_space(config)
+    arguments = config, torch.device("cpu"), workload, make_protocol(config), space
+    limits, cost, notes = _roofline(*arguments)
     assert (limits.dtype, cost) == ("fp32", None)
     assert re.fullmatch(r"no roofline: OddError: not now \(test_survey.py:\d+\)", *notes)
+    with monkeypatch.context() as patch:
+        patch.setattr(timing, "measure_limits", not_now)
+        assert _roofline(*arguments) == (None, None, notes)
     ceiling = make_survey().ceiling
     measured, notes = _time_ladder(config, space, make_protocol(config), workload, ceiling, torch.device("cpu"))
     assert {row.bare for row in measured.timings} == {None}

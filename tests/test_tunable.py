@@ -1,7 +1,6 @@
 """Further hyperparameters of a search: in a trial's module, and in whole studies."""
 
 import shlex
-import subprocess
 
 import pytest
 import yaml
@@ -55,8 +54,9 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune, tmp
             assert trial.hyperparameters == trials[source].hyperparameters
     winner = yaml.safe_load((folder / "best.yaml").read_text())["best_by_steps"]
     assert winner["hyperparameters"].keys() == {"momentum", "average"}
-    again = subprocess.run(shlex.split(winner["command"]), capture_output=True, text=True, check=True)
-    assert f" after {winner['single_run']['steps']} steps" in again.stdout
+    status, again, errors = bstune(*shlex.split(winner["command"])[3:])  # after python -m bstune
+    assert status == 0, errors
+    assert f" after {winner['single_run']['steps']} steps" in again
     assert "continues after" in bstune(*arguments, "search.trials=15")[1]
     status, _, errors = bstune(*arguments, "workload.tunable.momentum.high=0.9", "search.trials=16")
     assert status == 2

@@ -48,6 +48,11 @@ class TrialClock:
         self._phase, self._since = phase, now
         return elapsed
 
+    def train(self) -> None:
+        """Enter ``TRAINING`` unless that is the phase."""
+        if self._phase is not Phase.TRAINING:
+            self.enter(Phase.TRAINING)
+
     def end_segment(self, steps: int, phase: Phase) -> None:
         """Close a training segment of ``steps`` optimizer steps and enter ``phase``."""
         elapsed = self._segment + self.enter(phase)

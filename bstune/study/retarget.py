@@ -150,6 +150,7 @@ def _prepared(files: Output, found: StudyFolder, goal: float | None) -> tuple[Pr
     assert isinstance(config, DictConfig)  # noqa: S101 (read_files has seen a mapping)
     config.trainer = {}  # what a Trainer takes may be classes of the user's, which nobody needs here
     config.workload.pop("trainer", None)
+    config.protocol.setdefault("fast", "off")  # as studies of former versions are, which do not name it
     own = make_protocol(config).target
     if goal is not None:
         config.workload.target.value = goal

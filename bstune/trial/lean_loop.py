@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
+from torch._C._autograd import _profiler_enabled
 from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from bstune.core.records import FastMode
 from bstune.trial.batches import TrainBatches
@@ -37,6 +39,7 @@ MODULE_HOOKS = (
 CALLED = ("on_train_batch_start", "on_after_backward", "on_train_batch_end")  # of bstune's own call-backs
 CALLBACK_HOOKS = (*CALLED, "on_before_zero_grad", "on_before_backward", "on_before_optimizer_step")
 PRECISIONS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")  # Lightning's, for one device
+LABELLED = Optimizer.profile_hook_step(lambda: None).__code__  # of what torch puts around an optimizer's step
 
 
 class LeanLoop:
@@ -46,6 +49,7 @@ class LeanLoop:
         trainer: which has not begun to train.
         mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are captured on CUDA, too.
         around: makes a context for what captures them, which is no step of the training.
+        start: is called ahead of the first of some steps that follow one another, where this loop takes them.
         reason: why Lightning's loop is to take them, where the Trainer does not show it yet.
 
     Attributes:
@@ -60,9 +64,10 @@ class LeanLoop:
         trainer: Any,
         mode: FastMode,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        start: Callable[[], object] = lambda: None,
         reason: str | None = None,
     ) -> None:
-        self._mode, self._around = mode, around
+        self._mode, self._around, self._start = mode, around, start
         self._captured: CapturedSteps | None = None
         self._trainer, self._epoch_loop = trainer, trainer.fit_loop.epoch_loop
         self._began = False
@@ -79,6 +84,11 @@ class LeanLoop:
         if self._captured is not None:
             return GRAPH if self._captured.reason is None else f"{LEAN}, not {GRAPH}: {self._captured.reason}"
         return LEAN if self._began else None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has taken steps, and goes on."""
+        return self._began and self._reason is None
 
     def _begin(self, fetcher: Any) -> None:
         """Choose the loop, once a fit: at its first step everything is set up, and has been called at the start."""
@@ -99,8 +109,8 @@ class LeanLoop:
         self._connector = trainer._logger_connector
         plain = type(trainer.precision_plugin).__name__ == "Precision"
         self._converted: Callable[[Any], Any] | None = None if plain else trainer.precision_plugin.convert_input
-        self._context: Callable[[], AbstractContextManager[Any]] = (
-            nullcontext if plain else trainer.precision_plugin.train_step_context
+        self._context: Callable[[], AbstractContextManager[Any]] | None = (
+            None if plain else trainer.precision_plugin.train_step_context
         )
         of = partial(of_package, package)
         self._takes_index = of("utilities.signature_utils.is_param_in_hook_signature")
@@ -116,9 +126,12 @@ class LeanLoop:
             for name in CALLED
         }
         self._optimizer_progress = loop.automatic_optimization.optim_progress.optimizer
+        self._zero_grad_progress = self._optimizer_progress.zero_grad.total, self._optimizer_progress.zero_grad.current
         self._step_function: Any = None
         self._batch: tuple[Any, ...] = ()
         self._optimizer: Any = None
+        self._step_of_object: Any = None  # as it was when this was found:
+        self._quiet_step: Callable[..., Any] | None = None  # the optimizer's, without its label and its hooks
         self._outputs: Any = None
         self.take_step = self._take_step
         if captures(self._mode, self._device):
@@ -133,6 +146,7 @@ class LeanLoop:
             return
         if loop.val_loop.restarting:
             loop.val_loop.restarting = False
+        self._start()
         if self._captured is not None:
             self._captured.look_again()
         progress, steps = loop.batch_progress, self._optimizer_progress.step.total
@@ -209,13 +223,20 @@ class LeanLoop:
 
     def _take_step(self, batch: Any, index: int) -> dict[str, Any]:
         optimizer = self._strategy.optimizers[0]
+        of_object = vars(optimizer)
+        if optimizer is not self._optimizer or of_object.get("step") is not self._step_of_object:
+            self._optimizer, self._step_of_object = optimizer, of_object.get("step")
+            self._quiet_step = _without_label(optimizer)
         function = self._module.training_step
         if function != self._step_function:
             self._step_function, self._indexed = function, self._takes_index(function, "batch_idx", min_args=2)
-        self._batch, self._optimizer, self._outputs = (batch, index) if self._indexed else (batch,), optimizer, None
+        self._batch, self._outputs = (batch, index) if self._indexed else (batch,), None
         self._names["_current_fx_name"] = "optimizer_step"  # what self.log() is called in
         # The optimizer calls it: some do so several times, or change the weights before.
-        optimizer.step(closure=self._closure)
+        if self._quiet_step is None:
+            optimizer.step(closure=self._closure)
+        else:
+            _step_without_label(self._quiet_step, optimizer, closure=self._closure)
         self._names["_current_fx_name"] = None
         outputs: dict[str, Any] | None = self._outputs
         self._outputs, self._batch = None, ()
@@ -230,24 +251,29 @@ class LeanLoop:
                 return self._closure()
         names, optimizer = self._names, self._optimizer
         names["_current_fx_name"] = "training_step"
-        with self._context():
+        if self._context is None:
             output = self._step_function(*self._batch)
+        else:
+            with self._context():
+                output = self._step_function(*self._batch)
         names["_current_fx_name"] = "optimizer_step"
         loss: Tensor | None
         if isinstance(output, Tensor):
-            loss, outputs = output, {"loss": output.detach().clone()}
+            loss, outputs = output, {"loss": output.detach()}
+            if not output.is_cpu:  # where a CUDA graph of torch.compile's may write to it again
+                outputs["loss"] = outputs["loss"].clone()
         else:
             result = self._result_class.from_training_step_output(output)
             loss, outputs = result.closure_loss, {} if result.loss is None else result.asdict()
             if loss is None:
                 self._closure_class(lambda: result).closure()  # warns
-        total, current = self._optimizer_progress.zero_grad.total, self._optimizer_progress.zero_grad.current
+        total, current = self._zero_grad_progress
         total.ready += 1
         current.ready += 1
         total.started += 1
         current.started += 1
         names["_current_fx_name"] = "optimizer_zero_grad"
-        optimizer.zero_grad()
+        _forget_gradients(optimizer)
         names["_current_fx_name"] = "optimizer_step"
         total.completed += 1
         current.completed += 1
@@ -277,6 +303,44 @@ class LeanLoop:
 
 def _nothing() -> None:
     pass
+
+
+def _without_label(optimizer: Optimizer) -> Callable[..., Any] | None:
+    """Return the step of an optimizer's class as it was written; None where it may be another one that is called.
+
+    Around it torch puts a label for its profiler and the calls of hooks, which take longer than a small step, and a
+    schedule puts, in the optimizer itself, a function that notes the call.
+    """
+    of_class, of_object = type(optimizer).step, vars(optimizer).get("step")
+    if getattr(of_class, "__code__", None) is not LABELLED:
+        return None
+    if of_object is not None:
+        if not hasattr(of_object, "_wrapped_by_lr_sched") or getattr(of_object, "__wrapped__", None) is not of_class:
+            return None
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+    step: Callable[..., Any] = of_class.__wrapped__  # type: ignore[attr-defined]
+    return step
+
+
+def _forget_gradients(optimizer: Optimizer) -> None:
+    """Call ``zero_grad``; where it is torch's, do what that does, without its label for the profiler."""
+    if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer) or _profiler_enabled():
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+def _step_without_label(step: Callable[..., Any], optimizer: Optimizer, **options: Any) -> None:
+    """Take a step and call its hooks as torch does, but for its label, unless torch's profiler runs."""
+    if optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks or _profiler_enabled():
+        optimizer.step(**options)
+        return
+    step(optimizer, **options)
+    for hooks in (optimizer._optimizer_step_post_hooks, _global_optimizer_post_hooks):
+        for hook in hooks.values():
+            hook(optimizer, (optimizer,), options)
 
 
 class _Fetched:

@@ -186,7 +186,7 @@ def _train(
         later = sizes.accumulates and sizes.micro == 1
         reason = "accumulation of micro-batches, once batches are large" if later else None
         around = functools.partial(loop.clock.interrupt_segment, Phase.STARTUP)
-        loop.lean = LeanLoop(trainer, fast, around, reason)
+        loop.lean = LeanLoop(trainer, fast, around, loop.clock.train, reason)
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
         for logger in trainer.loggers:
             logger.log_hyperparams({name: getattr(spec, name) for name in LOGGED} | dict(spec.hyperparameters))
@@ -572,7 +572,10 @@ class _TargetLoop(Callback):
         trainer.should_stop = self._stopping = self.progress.ended or stop
         self._segment_start = self.progress.steps
         self._restore_generators()
-        self.clock.enter(Phase.TRAINING if not trainer.should_stop else Phase.CLOSING)
+        if trainer.should_stop:
+            self.clock.enter(Phase.CLOSING)
+        elif self.lean is None or not self.lean.runs:  # it enters it when Lightning is done with the evaluation
+            self.clock.train()
 
     def _take_state(
         self, writer: StateWriter, batches: int, metrics: Mapping[str, torch.Tensor], epoch: Mapping[str, Any]

@@ -1,11 +1,14 @@
 """What a bstune trial's training costs over a plain PyTorch loop that takes the same steps, for each shipped workload.
 
 All sides draw the same batches from the same stream and train the whole module as its config has it, schedule and
-average of the weights included: a trial under the lean loop, a trial under Lightning's own (``protocol.fast=off``), and
-the plain loop. They run in turns, after one round that is thrown away; after each the weights are compared, so that all
-did the same work. The trial's seconds are those of its training clock, warm-up included; the loop's those from its
-first batch to its last step. They are of CPU time unless ``--wall`` is given: on a busy machine it says more. The trial
-evaluates in between, as the default protocol has it: that share is shown apart (resnet_cifar evaluates one batch).
+average of the weights included, so that they do the same work: a trial under the lean loop, a trial under Lightning's
+own (``protocol.fast=off``), the plain loop, and the plain loop that stops at each step at which the trial evaluates,
+outside of its clock too, to pass the same data through the network: what comes next finds the caches full of
+that. They run in turns in one process, after one round that is thrown away; after each the weights are compared. The
+trial's time is that of its training clock, warm-up included; a loop's that from its first batch to its last step. CPU
+time and wall time are of the same runs: on a busy machine the first says more, and the second what a person waits for.
+The trial also measures the noise scale in between, as the default protocol has it; what it spends on evaluations and
+that is shown apart (resnet_cifar evaluates one batch).
 
     python tests/benchmarks/bench_trial_overhead.py [--quick | --start] [--repeats 7] [--workload digits] [--json FILE]
 
@@ -19,7 +22,7 @@ it needs torchvision and a GPU. A ratio of at most 1.10 is asked of all steps, o
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -30,7 +33,7 @@ from common import load_for, machine, options_of, spread, train, write
 from lightning.pytorch import seed_everything
 from torch import Tensor
 
-from bstune.core.clock import TrialClock
+from bstune.core.clock import Phase, TrialClock
 from bstune.core.records import Budget, FastMode, TrialSpec
 from bstune.trial.device import synchronize
 from bstune.trial.loop import Workload
@@ -48,10 +51,30 @@ CASES = (  # workload, batch size, steps, the folder of its data under $BSTUNE_D
 )
 
 
+class BothClocks(TrialClock):
+    """A trial's clock of CPU time, beside which ``wall`` counts wall time."""
+
+    def __init__(self) -> None:
+        super().__init__(time.process_time, synchronize)
+        self.wall = TrialClock(synchronize=synchronize)
+
+    def enter(self, phase: Phase) -> float:
+        self.wall.enter(phase)
+        return super().enter(phase)
+
+    @property
+    def training(self) -> tuple[float, float]:
+        """Seconds of CPU time and of wall time in training."""
+        return self.seconds(Phase.TRAINING), self.wall.seconds(Phase.TRAINING)
+
+
 def run_loop(
-    workload: Workload, spec: TrialSpec, steps: int, device: torch.device, now: Callable[[], float]
-) -> tuple[float, list[Tensor]]:
-    """Train with a plain loop; return its seconds and its weights as trained, or their average where it keeps one."""
+    workload: Workload, spec: TrialSpec, steps: int, device: torch.device, evaluations: Collection[int] = ()
+) -> tuple[tuple[float, float], list[Tensor]]:
+    """Train with a plain loop, with a pause after ``evaluations`` to pass the validation data through the network.
+
+    Return its seconds of CPU time and of wall time, and its weights as trained, or their average where it keeps one.
+    """
     seed_everything(spec.seed, verbose=False)
     module: Any = workload.build_module(spec).to(device).train()
     optimizer, schedule = module.configure_optimizers(), None
@@ -63,8 +86,8 @@ def run_loop(
     updated = 0
     batches = workload.train_batches(spec)
     stream = chain.from_iterable(repeat(batches))  # a DataLoader's end with the epoch
-    synchronize(device)
-    start = now()
+    clock = BothClocks()
+    clock.enter(Phase.TRAINING)
     for step in range(steps):
         batch = next(stream)
         optimizer.zero_grad()
@@ -75,41 +98,58 @@ def run_loop(
         if rule is not None and rule.should_update(step_idx=step):
             torch._foreach_lerp_(average, weights, 1.0 - rule.decay(step + 1) if updated else 1.0)
             updated = rule._latest_update_step = step + 1
-    synchronize(device)
-    return now() - start, weights if rule is None else average
+        if step + 1 in evaluations:
+            with clock.interrupt_segment(Phase.EVALUATION):
+                evaluate(workload, module)
+    clock.enter(Phase.CLOSING)
+    return clock.training, weights if rule is None else average
 
 
-def measure(
-    name: str, batch_size: int, steps: int, repeats: int, device: torch.device, now: Callable[[], float]
-) -> dict[str, Any]:
+@torch.no_grad()
+def evaluate(workload: Workload, module: Any) -> None:
+    """Pass the validation data through the network, and leave what it counts as it is."""
+    buffers = [value.clone() for value in module.buffers()]
+    for number, batch in enumerate(workload.validation_batches):
+        module.eval().training_step(batch, number)
+    for value, kept in zip(module.train().buffers(), buffers, strict=True):
+        value.copy_(kept)
+
+
+def measure(name: str, batch_size: int, steps: int, repeats: int, device: torch.device) -> dict[str, Any]:
     """Print and return the rounds of one case; an error if its sides came to other weights."""
     workload, protocol = load_for(name, device, steps)
     if name == "resnet_cifar":
         protocol = replace(protocol, trainer={**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1})
+        workload = replace(workload, validation_batches=[next(iter(workload.validation_batches))])
 
-    def go(repeat: int) -> tuple[float, ...]:
+    def go(repeat: int) -> tuple[tuple[float, float], ...]:
         # A small rate: all sides must stay finite however many steps are asked for.
         spec = TrialSpec(0, 0, batch_size, 0.01, None, repeat)
-        trials = [
-            train(workload, spec, replace(protocol, fast=fast), clock=TrialClock(now, synchronize)) for fast in LOOPS
-        ]
-        seconds, plain = run_loop(workload, spec, steps, device, now)
-        for _, ours in trials:
-            for a, b in zip(ours.parameters(), plain, strict=False):
+        clocks, weights = [], []
+        for fast in LOOPS:
+            clocks.append(BothClocks())
+            record, module = train(workload, spec, replace(protocol, fast=fast), clock=clocks[-1])
+            weights.append(list(module.parameters()))
+        evaluations = {step for step, _ in record.history if step < steps}
+        loops = [run_loop(workload, spec, steps, device, when) for when in ((), evaluations)]
+        weights += [values for _, values in loops]
+        for others in weights[:-1]:
+            for a, b in zip(others, weights[-1], strict=False):
                 if not torch.allclose(a.detach().to(b), b, rtol=1e-3, atol=1e-5):
                     raise RuntimeError(f"the trial and the loop came to other weights in round {repeat}")
-        (lean, _), (lightning, _) = trials
-        return lean.train_seconds, lightning.train_seconds, seconds, lean.eval_seconds
+        beside = (clocks[0].seconds(Phase.EVALUATION), clocks[0].wall.seconds(Phase.EVALUATION))
+        return *(clock.training for clock in clocks), *(seconds for seconds, _ in loops), beside
 
     rounds = [go(repeat) for repeat in range(repeats + 1)][1:]
-    lean, lightning, loop, evaluation = (
-        [1e6 * value / steps for value in column] for column in zip(*rounds, strict=True)
-    )
-    middle = [statistics.median(column) for column in (lean, lightning, loop)]
-    ratios = [spread([a / b for a, b in zip(side, loop, strict=True)]) for side in (lean, lightning)]
-    share = statistics.median(a / b for a, b in zip(evaluation, lean, strict=True))
-    times = " ".join(f"{value:>9.0f}" for value in middle)
-    print(f"{name:<13} {batch_size:>5} {steps:>6} {times}  {ratios[0]:<22} {ratios[1]:<22} {share:>9.2f}", flush=True)
+    lean, lightning, loop, evaluating, beside = zip(*rounds, strict=True)
+    times = [1e6 * statistics.median(cpu for cpu, _ in side) / steps for side in (lean, lightning, loop)]
+    ratios = [
+        spread([a[kind] / b[kind] for a, b in zip(*sides, strict=True)])
+        for kind, sides in ((0, (lean, loop)), (0, (lean, evaluating)), (1, (lean, loop)), (0, (lightning, loop)))
+    ]
+    share = statistics.median(a / b for (a, _), (b, _) in zip(beside, lean, strict=True))
+    columns = " ".join(f"{value:>9.0f}" for value in times) + "  " + " ".join(f"{ratio:<20}" for ratio in ratios)
+    print(f"{name:<13} {batch_size:>5} {steps:>6} {columns} {share:>9.2f}", flush=True)
     return {"workload": name, "batch_size": batch_size, "steps": steps, "rounds": rounds}
 
 
@@ -138,19 +178,18 @@ if __name__ == "__main__":
     options = options_of(
         __doc__,
         ("--repeats", {"type": int, "help": "rounds per row: 7, or 3 with --quick"}),
-        ("--wall", {"action": "store_true", "help": "wall time in place of CPU time"}),
         ("--quick", {"action": "store_true", "help": "a quarter of the steps a run"}),
         ("--start", {"action": "store_true", "help": "CPU time of a trial of one step instead"}),
         ("--workload", {"choices": sorted({name for name, *_ in CASES}), "help": "this one alone"}),
     )
     repeats = options.repeats or (3 if options.quick else 7)
     about = machine(options.device, repeats)
-    now = time.perf_counter if options.wall else time.process_time
     if options.start:
         print(f"{'workload':<13} {'B':>5} {'module ms':>9} {'trial ms':>9}")
     else:
         head = f"{'workload':<13} {'B':>5} {'steps':>6} {'lean us':>9} {'Lightning':>9} {'loop us':>9}"
-        print(f"{head}  {'lean / loop':<22} {'Lightning / loop':<22} {'eval/lean':>9}")
+        ratios = ("lean / loop", "lean / evaluating", "lean / loop, wall", "Lightning / loop")
+        print(head + "  " + " ".join(f"{ratio:<20}" for ratio in ratios) + f" {'eval/lean':>9}")
     rows = []
     for name, batch_size, steps, folder in CASES:
         if options.workload not in (None, name):
@@ -162,5 +201,5 @@ if __name__ == "__main__":
         if options.start:
             rows.append(measure_start(name, batch_size, repeats, options.device))
         else:
-            rows.append(measure(name, batch_size, steps, repeats, options.device, now))
+            rows.append(measure(name, batch_size, steps, repeats, options.device))
     write(options.json, about, rows)
