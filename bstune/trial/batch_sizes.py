@@ -28,7 +28,7 @@ class BatchSizes:
 
     def __init__(self, plan: BatchPlan, micro_batch_size: int | None, batches: int) -> None:
         self.plan, self._micro_batch_size = plan, micro_batch_size
-        self._part = plan.part(batches)
+        self._enter_part(plan.part(batches))
         self.micro = MicroBatches(plan.sizes[self._part], micro_batch_size)
         self._timed: list[int] = []  # batch sizes of the clock's segments
         self._rates: dict[Optimizer, list[Any]] = {}  # before the present step, of its groups of parameters
@@ -65,18 +65,14 @@ class BatchSizes:
         if self.plan.changes and isinstance(sampler, StreamBatchSampler):
             trainer.fit_loop.max_batches = sampler.next_length
 
-    def start_batch(self, trainer: Any, micro_batch: int) -> None:
-        """Count micro-batches anew where an epoch begins."""
-        if self.plan.changes and micro_batch == 0:
+    def start_micro_batches(self, trainer: Any) -> None:
+        """Count micro-batches anew, as an epoch begins."""
+        if self.plan.changes:
             self._accumulate(trainer, 0)
-
-    def changes_after(self, batches: int) -> bool:
-        """Return whether the batch after the first ``batches`` ones is of another size than the last of them."""
-        return self.plan.part(batches) != self._part
 
     def change(self, trainer: Any, batches: int, micro_batch: int) -> None:
         """Go on to the part that the next batch is in, which begins with this micro-batch of the epoch."""
-        self._part = self.plan.part(batches)
+        self._enter_part(self.plan.part(batches))
         self._accumulate(trainer, micro_batch)
 
     def note_segment(self, steps: int) -> None:
@@ -100,6 +96,11 @@ class BatchSizes:
         missing = taus and len(taus) < len(counts)
         line = fit_line(list(taus.items())) if missing else lambda size: None
         return timed([(size, count, taus.get(size, line(size))) for size, count in counts])
+
+    def _enter_part(self, part: int) -> None:
+        self._part = part
+        following = self.plan.first[part + 1 :]
+        self.end = following[0] if following else None  # the number of batches after which their size changes
 
     def _accumulate(self, trainer: Any, micro_batch: int) -> None:
         self.micro = MicroBatches(self.plan.sizes[self._part], self._micro_batch_size, micro_batch)

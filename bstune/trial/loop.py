@@ -458,7 +458,8 @@ class _TargetLoop(Callback):
             self.batch_sizes.start_epoch(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self.batch_sizes.start_batch(trainer, batch_idx)
+        if batch_idx == 0:
+            self.batch_sizes.start_micro_batches(trainer)
         self._go_on_with_epoch(trainer, pl_module)
         if self._amid_epoch:  # Lightning would accumulate anew from what it takes for an epoch's first batch
             trainer._logger_connector._first_loop_iter = self._amid_epoch = False
@@ -508,7 +509,7 @@ class _TargetLoop(Callback):
         over = trainer.should_stop or 0 < loop.max_steps <= loop.global_step
         epoch_end = self._each_epoch and self._at_epoch_end(trainer)
         batches = progress.steps + progress.skipped
-        changes = self.batch_sizes.changes_after(batches)
+        changes = batches == self.batch_sizes.end
         if progress.steps >= min(progress.due_step, progress.last_step) or over or epoch_end:
             trainer.val_check_batch = batch_idx + 1
             self._end_segment(Phase.EVALUATION)
