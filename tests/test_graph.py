@@ -168,9 +168,16 @@ class Plain(torch.optim.Optimizer):
                 parameter.sub_(parameter.grad, alpha=group["lr"])
 
 
+def listened(parameters, lr):
+    optimizer = torch.optim.SGD(parameters, lr, fused=True)
+    optimizer.register_step_post_hook(lambda *arguments: None)
+    return optimizer
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        ({"optimizer": listened}, "the steps of SGD have hooks, which a graph does not call"),
         ({"kind": Numbering}, "training_step uses batch_idx, which differs from step to step"),
         ({"kind": Counting}, "training_step changes calls on the host"),
         ({"kind": Keeping}, "training_step changes losses on the host"),
@@ -255,7 +262,7 @@ AIRBENCH = ("workload.module.model.widths=[8,8,8]", "workload.module.model.white
 MODES = ("graph", "off")
 LOOPS = {
     "batch alone": "lean, not graph: a replayed step differs from the step itself in net.0.weight",  # by batch_idx
-    "closure called twice": "lean, not graph: training_step uses trainer.global_step, which differs from step to step",
+    "closure called twice": "lean, not graph: the steps of Twice have hooks, which a graph does not call",
     "dictionaries": "lean, not graph: a batch holds more than tensors (int)",
 }
 FEW = ("mnist_cnn", "airbench_cifar")  # the others are run in the soak group

@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bstune.core.records import FastMode
@@ -36,6 +37,7 @@ MAX_CAPTURES, WORTH = 4, 32
 # order do by some tenths of a percent in half precision, of which Muon's orthogonalisation may make some percent.
 TOLERANCE = 0.05
 ROUNDING = 1e-6  # and by this share of the tensor itself
+GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -260,6 +262,8 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> str | None:
     ``capturable = True`` on its class: its step then takes an ``lr`` that is a tensor, and changes nothing on the host.
     """
     name = type(optimizer).__name__
+    if any((optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *GLOBAL_HOOKS)):
+        return f"the steps of {name} have hooks, which a graph does not call"
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             return f"a learning rate of {name} is a tensor already"

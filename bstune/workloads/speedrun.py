@@ -99,6 +99,9 @@ class SeldomNormalisingMuon(Muon):
         lr: learning rate.
         total_steps: the trial's own steps, over 0.
         options: the others of :class:`Muon`, but for ``normalise_weights``.
+
+    Attributes:
+        due: whether each step normalises, by its number; (total_steps + 1,), bool.
     """
 
     def __init__(self, params: Any, lr: float, *, total_steps: int, **options: Any) -> None:
@@ -108,15 +111,15 @@ class SeldomNormalisingMuon(Muon):
         self.defaults["capturable"] = True
         for group in self.param_groups:
             group["capturable"] = True  # so that torch loads the count of steps to where it was
-        self._due = torch.tensor(_normalising(total_steps))
+        self.due = torch.tensor(_normalising(total_steps))
 
     def _step_orthogonal(self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]) -> None:
         device, state = trained[0].device, self.state[trained[0]]
-        self._due = self._due.to(device)
+        self.due = self.due.to(device)
         if "step" not in state:
             state["step"] = torch.zeros((), device=device)
         state["step"] += 1.0
-        due = self._due.index_select(0, state["step"].long().clamp(max=len(self._due) - 1).view(1))
+        due = self.due.index_select(0, state["step"].long().clamp(max=len(self.due) - 1).view(1))
         factors = [math.sqrt(len(weight)) / norm for weight, norm in zip(trained, _norms(trained), strict=True)]
         torch._foreach_mul_(trained, list(torch.where(due, torch.stack(factors), 1.0).unbind()))
         super()._step_orthogonal(group | {"weight_decay": 0.0}, trained, gradients)
