@@ -60,7 +60,7 @@ WITH_VALUE = {
 }
 WRITTEN = "options are written NAME=VALUE; bstune --help shows the most useful ones"
 HELP = """usage: bstune +workload=NAME [OPTION=VALUE ...]        a study: which batch size and learning rate to use
-       bstune {verbs} ...   each with --help
+       bstune {verbs} ...  (with --help)
 
 Examples
   bstune +workload=digits                                       a study of a minute or two, on a CPU
