@@ -19,7 +19,7 @@ from bstune.core.batch_schedule import BatchPlan, BatchSchedule, constant
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target, TrialResult
-from bstune.study.growth import proposed_growth
+from bstune.study.batch_growth import proposed_growth
 from bstune.study.prepare import compose_checked, frozen_settings, prepare
 from bstune.trial.batches import IndexStream, endless, rebatch
 from bstune.trial.checkpoint import Stopped

@@ -32,8 +32,8 @@ from bstune.report.rows import WINNERS, Summary
 from bstune.report.study_folder import read_study
 from bstune.search.acquisition import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
+from bstune.study.batch_growth import proposed_growth
 from bstune.study.critical import INTERVAL, ROOM, CriticalBatch, critical_batch, no_easier_target, over_targets
-from bstune.study.growth import proposed_growth
 from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, seed_scatter, study_posterior
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import MERITS, Winner, left_out, winners
@@ -84,7 +84,7 @@ def report_study(
     summary, band, best = summary_of(prepared, done, sampled[1], stop_reason, missing)
     with optional("no critical batch size at easier targets", missing):
         summary |= _over_target(prepared, done)
-    summary["growth"] = _growth(prepared, summary, done, arguments)
+    summary["batch_growth"] = _batch_growth(prepared, summary, done, arguments)
     summary["test"] = _test_winners(prepared, study, best, missing)
     if arguments is not None:
         summary["arguments"] = _again(arguments)
@@ -152,7 +152,7 @@ def summary_of(
         "not_run_again": _not_run_again(left_out(*ranking), budget.candidates),
         "over_target": [],
         "over_target_note": None,
-        "growth": None,
+        "batch_growth": None,
         "test": {},
         "scale_out": {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]},
         "notes": [],
@@ -302,7 +302,7 @@ def _over_target(prepared: PreparedStudy, done: Sequence[TrialResult]) -> dict[s
     return {"over_target": rows, "over_target_note": None if rows else no_easier_target(target, ideal, horizon)}
 
 
-def _growth(
+def _batch_growth(
     prepared: PreparedStudy, summary: Summary, done: Sequence[TrialResult], arguments: Sequence[str] | None
 ) -> dict[str, Any] | None:
     """Return the schedule of batch sizes that B_crit over the target proposes, with its command; None: it has none."""
