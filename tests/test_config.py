@@ -161,8 +161,8 @@ def test_types_and_bounds(must, overrides):
         ("search.tune=[dropout]", "search.tune names 'dropout', but the workload digits lists momentum, average"),
         (
             "search.tune=[horizon]",
-            "search.tune names 'horizon', but the workload digits lists momentum, average under workload.tunable; "
-            "the search chooses each trial's horizon without it",
+            "search.tune names 'horizon', but the workload digits lists momentum, average, weight_decay, "
+            "label_smoothing under workload.tunable; the search chooses each trial's horizon without it",
         ),
         ("search.tune=[momentum,momentum]", "search.tune names 'momentum' twice"),
         (f"{MOMENTUM}.low=0.99", f"{MOMENTUM}: low must be less than high, but got low=0.99"),

@@ -79,9 +79,11 @@ def test_recipes_and_a_sources_script_are_timed(tmp_path):
 
 @pytest.mark.soak
 def test_every_other_section_runs_on_a_cpu(tmp_path):
-    found = run(tmp_path, "--seconds", "300", "tests", "steps", "operators", "ceiling", "workers", "powers")
+    found = run(tmp_path, "--seconds", "300", "tests", "loops", "steps", "operators", "powers", "workers", "ceiling")
     assert [line["fast"] for line in found["steps"]] == ["off", "auto", "graph"]
-    assert [line["loop"] for line in found["steps"]][1] == "lean"
+    assert [line["loop"] for line in found["steps"]][1:] == ["lean", "lean"]
+    assert len(found["loops"]) == 15
+    assert {line["error"] for line in found["loops"][:3]} == {found["loops"][0]["error"]}
     assert all(line["a_step"]["operators_of"] > 50 for line in found["operators"])
     assert [line["workers"] for line in found["workers"]] == [1, 2]
     (ceiling,) = found["ceiling"]

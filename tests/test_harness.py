@@ -13,7 +13,9 @@ from rich.console import Console
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError
 from bstune.sweeps.harness import Finding, check_sweep, compose_sweep, main, show, sweep_names, write
 
-NAMES = ["dawnbench", "minibatch_sgd", "powers_of_two", "search_benchmark", "vectorization"]
+SHALLUE = [f"shallue_{name}" for name in ("algorithms", "data", "regularisation", "widths", "workloads")]
+NAMES = ["dawnbench", "minibatch_sgd", "powers_of_two", "search_benchmark", *SHALLUE, "shallue_error", "vectorization"]
+NAMES.sort()
 TINY = ("size=4", "block=2", "repeats=2", "segment_seconds=1e-5", "device=cpu")
 
 
@@ -37,7 +39,8 @@ def files_in(folder):
 def test_every_sweep_composes_and_its_experiment_takes_its_parameters(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checked = check_sweep(name, compose_sweep(name, ()))
-    assert checked.experiment.func.__module__ == f"bstune.sweeps.{name}"
+    module = "shallue" if name in SHALLUE else name
+    assert checked.experiment.func.__module__ == f"bstune.sweeps.{module}"
     assert checked.result == Path("outputs/sweeps") / name / "result.json"
     assert "http" in checked.source
     assert set(checked.parameters) == set(checked.plain_parameters)

@@ -63,6 +63,19 @@ def test_images_are_normalised_on_the_scale_from_black_to_white(given):
         torch.testing.assert_close(x, torch.from_numpy(expected).float(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("count", [1, 12, 30])
+def test_part_of_the_training_images_leaves_all_else_as_it_is(count):
+    whole, part = image_data(classes=40), image_data(train_examples=count)
+    assert part.train_size == count
+    assert part.validation_size == whole.validation_size
+    torch.testing.assert_close(part.first_images(99), whole.first_images(count), rtol=0, atol=0)
+    for one, other in zip(part.val_dataloader(), whole.val_dataloader(), strict=True):
+        torch.testing.assert_close(one[0], other[0], rtol=0, atol=0)
+        assert one[1].tolist() == other[1].tolist()
+    drawn = next(iter(part.train_batches(count, None, seed=0)))[1]
+    assert sorted(drawn.tolist()) == sorted(split_images(fake_dataset(), 10, None, 0)[0].labels[:count].tolist())
+
+
 def test_split_is_the_same_in_every_version():
     train, validation, _ = split_images(fake_dataset(), 5, None, seed=0)
     assert validation.labels.tolist() == [22, 20, 25, 4, 10]
@@ -72,6 +85,17 @@ def test_split_is_the_same_in_every_version():
 
 NO_TEST = partial(fake_dataset, with_test=False)
 CONSTANT = ImageDataset("fake", 16, Images(np.full((40, 2, 4, 4), 3, np.uint8), np.arange(40)), None)
+CUT = ImageDataset("fake", 16, Images(fake_images(40).images, np.arange(39)), None)
+
+
+def labelled(**third):
+    """Return the fake data with another label of the third image of a part."""
+    dataset = fake_dataset()
+    for part, label in third.items():
+        getattr(dataset, part).labels[2] = label
+    return dataset
+
+
 UNFIT = r"must have 2 value\(s\) each"
 
 
@@ -91,6 +115,15 @@ UNFIT = r"must have 2 value\(s\) each"
         ({"std": [1.0, 1.0]}, UNFIT),
         ({"mean": [0.5, 0.5], "std": [1.0, 0.0]}, UNFIT),
         ({"load": lambda: CONSTANT}, "channel 0 of the images is constant"),
+        ({"train_examples": 31}, r"data.train_examples=31, but 30 training images are left after the split"),
+        ({"train_examples": 0}, "data.train_examples must be a positive integer, but got 0"),
+        (
+            {"classes": 40, "load": lambda: labelled(test=40)},
+            r"fake: test image 2 has the label 40, but .* 0 to 39, as",
+        ),
+        ({"classes": 10}, r"fake: training image 10 has the label 10, but labels are 0 to 9, as data\.classes=10"),
+        ({"load": lambda: labelled(train=-1)}, "fake: training image 2 has the label -1, but labels are 0 and above"),
+        ({"load": lambda: CUT}, "fake has 40 training images, but 39 labels"),
         ({"eval_batch_size": 0}, r"data\.eval_batch_size must be a positive integer, but got 0"),
         ({"augment": partial(random_crop_flip, padding=4)}, "below the image's 4x4 pixels, but got 4"),
         ({"augment": partial(random_crop_flip, padding=1, cutout=5)}, "at most the image's 4x4 pixels, but got 5"),

@@ -337,7 +337,7 @@ def test_torchs_profiler_sees_steps_under_their_labels():
 SHAPES = {"digits": (1, 8, 8), "fashion_mlp": (1, 28, 28), "mnist_cnn": (1, 28, 28), "cifar_mlp": (3, 32, 32)}
 RECIPES = ("airbench_cifar", "airbench_muon", "speedrun_cifar")
 SLOW = dict.fromkeys(("resnet_cifar", "resnet_cifar_fast", *RECIPES), (3, 32, 32))
-SLOW["fashion_cnn"] = (1, 28, 28)
+SLOW |= {"fashion_cnn": (1, 28, 28), "mnist_mlp": (1, 28, 28), "cifar_resnet8": (3, 32, 32)}
 SMALL = {
     "resnet_cifar": ["width=2"],
     "resnet_cifar_fast": ["width=2", "whitening.images=64"],

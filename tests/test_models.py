@@ -9,16 +9,56 @@ from torch import nn
 from bstune.core.errors import ConfigError
 from bstune.study.prepare import compose_checked
 from bstune.trial.workload import build_module
-from bstune.workloads.models import mlp, mobilenet_v3_large, simple_cnn
+from bstune.workloads.models import mlp, mobilenet_v3_large, simple_cnn, small_resnet
 
 
 def test_simple_cnn_is_that_of_shallue_et_al(parameters, shapes):
-    model = simple_cnn(10)
+    model = simple_cnn(10, 32)
     # Two 5x5 convolutions, 1 to 32 to 64 channels, a hidden layer of 1024 units, 10 classes; each with biases.
     first, second = 32 * (5 * 5 * 1 + 1), 64 * (5 * 5 * 32 + 1)
     assert parameters(model) == first + second + 1024 * (7 * 7 * 64 + 1) + 10 * (1024 + 1) == 3_274_634
     sizes = [*[(32, 28, 28)] * 2, (32, 14, 14), *[(64, 14, 14)] * 2, (64, 7, 7), (3136,), *[(1024,)] * 2, (10,)]
     assert shapes(model, torch.zeros(3, 1, 28, 28)) == sizes
+    # The paper's narrow one has half of each: 16 and 32 filters, 512 units.
+    assert parameters(simple_cnn(10, 16)) == 16 * 26 + 32 * (25 * 16 + 1) + 512 * (7 * 7 * 32 + 1) + 10 * 513
+
+
+@pytest.mark.parametrize(("width", "blocks", "layers"), [(16, 1, 8), (4, 3, 20)])
+def test_small_resnet_is_that_of_he_et_al_without_normalisation(width, blocks, layers, parameters, shapes):
+    model = small_resnet(10, width, blocks)
+    weights = [one.weight for one in model.modules() if isinstance(one, nn.Conv2d | nn.Linear)]
+    assert len(weights) == layers
+    assert not [one for one in model.modules() if isinstance(one, nn.BatchNorm2d)]
+    if layers == 8:  # 3x3 convolutions: 3 to 16, then 16, 32 and 64 twice each
+        pairs = [(3, 16), (16, 16), (16, 16), (16, 32), (32, 32), (32, 64), (64, 64)]
+        assert parameters(model) == sum((9 * inputs + 1) * outputs for inputs, outputs in pairs) + 650 == 75_050
+    sides = [(width * 2**group, 32 // 2**group, 32 // 2**group) for group in range(3) for _ in range(blocks)]
+    ends = [sides[-1], (4 * width, 1, 1), (4 * width,), (10,)]
+    assert shapes(model, torch.zeros(2, 3, 32, 32)) == [(width, 32, 32), *sides, *ends]
+    variance = weights[1].var().item() * 9 * width / 2  # He et al. 2015, eq. 10: 2 over the inputs
+    assert variance == pytest.approx(1.0, rel=0.3)
+
+
+def test_a_shortcut_keeps_every_second_pixel_and_pads_channels_with_zeros():
+    block = small_resnet(10, 2, 1)[2]
+    for parameter in block.parameters():
+        nn.init.zeros_(parameter)
+    x = torch.randn(1, 2, 6, 6)
+    torch.testing.assert_close(block(x), torch.cat([x[:, :, ::2, ::2], torch.zeros(1, 2, 3, 3)], dim=1))
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (lambda: mlp(64, [8, 0], 10), "the units of a hidden layer must be a positive integer, but got 0"),
+        (lambda: simple_cnn(10, 0), "the width of the network must be a positive integer, but got 0"),
+        (lambda: small_resnet(10, 16, 0), "the blocks of each group must be a positive integer, but got 0"),
+        (lambda: small_resnet(10, 1.5, 1), "the width of the network must be a positive integer, but got 1.5"),
+    ],
+)
+def test_a_network_of_no_size_is_refused(build, text):
+    with pytest.raises(ConfigError, match=text):
+        build()
 
 
 @pytest.mark.parametrize(("hidden", "count"), [([], 65 * 10), ([128], 65 * 128 + 129 * 10), ([5, 7], 65 * 5 + 42 + 80)])

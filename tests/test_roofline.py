@@ -167,7 +167,7 @@ def test_a_cost_that_outgrows_the_batch_is_named():
     assert cost.layers[1].flops == AffineCost(0, 6 * 4 * 8)  # 2 B^2 4 forward and twice backward, at B = 8
 
 
-@pytest.mark.parametrize("network", [mlp(784, [64], 10), simple_cnn(10), RESNET9])
+@pytest.mark.parametrize("network", [mlp(784, [64], 10), simple_cnn(10, 32), RESNET9])
 def test_the_line_holds_at_other_batch_sizes(network):
     module = Classifier(network, nn.CrossEntropyLoss(), torch.optim.SGD, 0.1)
     shape = (3, 32, 32) if network is RESNET9 else (1, 28, 28)

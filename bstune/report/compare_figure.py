@@ -24,7 +24,7 @@ from bstune.report.compare import Collapse, Compared, Comparison, collapsed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 INCHES_WIDE, TOP_INCHES, FOOT_INCHES, ROW_INCHES = 6.0, 5.0, 0.7, 0.4
 COLOURS = (BLUE, VERMILION, "#009E73", PURPLE, "#E69F00", "#56B4E9", INK)
@@ -56,13 +56,17 @@ class Row:
 
 def draw_comparison(found: Comparison, path: Path) -> None:
     """Write the figure: S(B) above, the collapse below it, then a row for each study's B_crit and time to target."""
-    inches = INCHES_WIDE, TOP_INCHES + FOOT_INCHES + ROW_INCHES * len(found.studies)
-    save_figure(lambda figure: paint_comparison(figure, found), inches, path)
+    save_figure(lambda figure: paint_comparison(figure, found), comparison_inches(found), path)
 
 
-def paint_comparison(figure: "Figure", found: Comparison) -> None:
-    """Draw what :func:`draw_comparison` writes."""
-    drawn = _looks(found.studies)
+def comparison_inches(found: Comparison) -> tuple[float, float]:
+    """Return width and height of the figure."""
+    return INCHES_WIDE, TOP_INCHES + FOOT_INCHES + ROW_INCHES * len(found.studies)
+
+
+def paint_comparison(figure: "Figure | SubFigure", found: Comparison) -> None:
+    """Draw what :func:`draw_comparison` writes, on a figure or on a part of one whose other parts are drawn."""
+    drawn = looks(found.studies)
     (top,), (foot,) = figure.subfigures(
         2, 1, squeeze=False, height_ratios=[TOP_INCHES, FOOT_INCHES + ROW_INCHES * len(drawn)]
     )
@@ -79,7 +83,7 @@ def paint_comparison(figure: "Figure", found: Comparison) -> None:
     _name_curves(figure, curves, drawn)
 
 
-def _looks(studies: Sequence[Compared]) -> list[Look]:
+def looks(studies: Sequence[Compared]) -> list[Look]:
     """Return how the studies are drawn: no two of the first 49 alike."""
     count = len(COLOURS)
     return [
@@ -196,9 +200,9 @@ def _write(axes: "Axes", x: float, row: float, text: str, colour: str, **style: 
     axes.text(x, row, text, transform=where, color=colour, va="center", parse_math=False, **style)
 
 
-def _name_curves(figure: "Figure", axes: "Axes", drawn: Sequence[Look]) -> None:
+def _name_curves(figure: "Figure | SubFigure", axes: "Axes", drawn: Sequence[Look]) -> None:
     """Write each study's name near its B_crit, and that; near its curve or its points, where it has none."""
-    figure.draw_without_rendering()
+    figure.canvas.figure.draw_without_rendering()  # the whole of it, where this is a part
     labels = []
     for look in drawn:
         study, points = look.study, [(point.batch_size, point.steps) for point in look.study.points]

@@ -39,10 +39,17 @@ class ImageData(lightning.LightningDataModule):
         eval_batch_size: examples per evaluation batch.
         augment: applied to training batches; see :class:`~bstune.trial.batches.TrainBatches`.
         alternating_flip: whether images are mirrored every other time; see the same.
+        train_examples: how many of the training images that are left to train on, the first of the shuffled ones, so
+            that a smaller set is part of a larger one; None: all. Neither held-out images nor normalisation change.
+        classes: how many the network tells apart; None: as many as there are labels.
         mean, std: per channel, black being 0 and white 1; None for those of the training images that are left.
         precision: under a half precision, such as ``bf16-mixed``, batches come rounded to it, as autocast rounds them
             for a convolution or a linear layer; None, or any other: in float32, for models that begin with another.
         channels_last: whether batches come in that memory format.
+
+    Raises:
+        ConfigError: from :meth:`prepare_data`, for an option that the data do not allow.
+        DataError: from there, for data that cannot be read, or a label below 0 or not below ``classes``.
     """
 
     def __init__(
@@ -54,6 +61,8 @@ class ImageData(lightning.LightningDataModule):
         split_seed: int,
         eval_batch_size: int,
         test: int | None = None,
+        train_examples: int | None = None,
+        classes: int | None = None,
         augment: Augment | None = None,
         alternating_flip: bool = False,
         mean: Sequence[float] | None = None,
@@ -65,7 +74,7 @@ class ImageData(lightning.LightningDataModule):
         self._load, self._device = load, device
         self.validates_on_test = validation == "test"
         self._validation, self._test, self._split_seed = validation, test, split_seed
-        self._eval_batch_size = eval_batch_size
+        self._eval_batch_size, self._train_examples, self._classes = eval_batch_size, train_examples, classes
         self._augment, self._alternating_flip = augment, alternating_flip
         self._mean, self._std = mean, std
         self._dtype = HALF.get((precision or "").partition("-")[0], torch.float32)
@@ -136,11 +145,13 @@ class ImageData(lightning.LightningDataModule):
     def _read(self) -> "_Split":
         if self._split is None:
             dataset = self._load()
+            check_labels(dataset, self._classes)
             parts = split_images(dataset, self._validation, self._test, self._split_seed)
             mean, std = self._mean_std(parts[0].images, dataset.white)
             # (pixels / white - mean) / std, per channel, as one scale and one shift
             scale = torch.tensor([1 / (dataset.white * s) for s in std], dtype=torch.float32)
             shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32)
+            parts = (first_examples(parts[0], self._train_examples), *parts[1:])
             train, validation, test = ((torch.tensor(part.images), torch.tensor(part.labels)) for part in parts)
             self._split = _Split(train, validation, test, scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1))
         return self._split
@@ -203,6 +214,32 @@ def split_images(
     validation_images, test_images, train = (dataset.train.take(index) for index in places)
     test_images = test_images if dataset.test is None else dataset.test
     return (train, test_images, validation_images) if validation == "test" else (train, validation_images, test_images)
+
+
+def first_examples(images: Images, count: int | None) -> Images:
+    """Return the first ``count`` of the training images, all for None; ConfigError for more than there are."""
+    if count is None:
+        return images
+    check_size("data.train_examples", count)
+    if count > len(images):
+        raise ConfigError(f"data.train_examples={count}, but {len(images)} training images are left after the split")
+    return Images(images.images[:count], images.labels[:count])
+
+
+def check_labels(dataset: ImageDataset, classes: int | None) -> None:
+    """Raise a DataError for images without a label each, or a label that is not from 0 to ``classes`` - 1."""
+    for name, part in (("training", dataset.train), ("test", dataset.test)):
+        if part is None:
+            continue
+        if len(part.images) != len(part.labels):
+            raise DataError(f"{dataset.name} has {len(part.images)} {name} images, but {len(part.labels)} labels")
+        outside = (part.labels < 0) | (part.labels >= (math.inf if classes is None else classes))
+        if outside.any():
+            place = int(outside.argmax())
+            allowed = "0 and above" if classes is None else f"0 to {classes - 1}, as data.classes={classes}"
+            raise DataError(
+                f"{dataset.name}: {name} image {place} has the label {part.labels[place]}, but labels are {allowed}"
+            )
 
 
 def _positive(size: object) -> bool:

@@ -4,13 +4,19 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bstune.core.errors import ConfigError
+from bstune.trial.batches import check_size
 
 
 def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
-    """Return a perceptron with ReLU between layers: (N, ...) of ``inputs`` values to logits (N, classes)."""
+    """Return a perceptron with ReLU between layers: (N, ...) of ``inputs`` values to logits (N, classes).
+
+    ``hidden`` has the units of each hidden layer; ConfigError for one of none.
+    """
+    for width in hidden:
+        check_size("the units of a hidden layer", width)
     widths = [inputs, *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(widths):
@@ -34,23 +40,84 @@ def tiny_cnn(channels: int, height: int, filters: tuple[int, int], classes: int)
     )
 
 
-def simple_cnn(classes: int) -> nn.Sequential:
+def simple_cnn(classes: int, width: int) -> nn.Sequential:
     """Return the simple CNN of Shallue et al. 2018 (arXiv 1811.03600, appendix B): images (N, 1, 28, 28) to logits.
 
-    Two 5x5 convolutions of 32 and 64 filters with "same" padding, each with 2x2 max-pooling, then 1024 hidden units.
+    Two 5x5 convolutions with "same" padding, each with 2x2 max-pooling, then a hidden layer, without the paper's
+    dropout.
+
+    Args:
+        classes: number of classes.
+        width: filters of the first convolution; the second has 2 and the hidden layer 32 times as many. 32 in the
+            paper's base model, 16 in its narrow one.
     """
+    check_size("the width of the network", width)
     return nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2),
+        nn.Conv2d(1, width, 5, padding=2),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
+        nn.Conv2d(width, 2 * width, 5, padding=2),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(7 * 7 * 64, 1024),
+        nn.Linear(7 * 7 * 2 * width, 32 * width),
         nn.ReLU(),
-        nn.Linear(1024, classes),
+        nn.Linear(32 * width, classes),
     )
+
+
+class _Residual(nn.Module):
+    """x + two convolutions of it, each after a ReLU; where channels double, x is halved in size and padded with zeros.
+
+    (He et al. 2016, arXiv 1603.05027, figure 4e, without normalisation; the shortcut is option A of 1512.03385.)
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.stride, self.further = outputs // inputs, outputs - inputs
+        self.branch = nn.Sequential(
+            nn.ReLU(),
+            nn.Conv2d(inputs, outputs, 3, stride=self.stride, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch: Tensor = self.branch(x)
+        if self.further:
+            x = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.further))
+        return x + branch
+
+
+def small_resnet(classes: int, width: int, blocks: int) -> nn.Sequential:
+    """Return a residual network for CIFAR-10 without normalisation: images (N, 3, 32, 32) to logits (N, classes).
+
+    A convolution, three groups of residual blocks of ``width``, 2 and 4 times as many channels, the mean over pixels
+    and a linear layer: 6 ``blocks`` + 2 layers with weights (He et al. 2016, arXiv 1512.03385, section 4.2). With one
+    block a group it is ResNet-8 as in Shallue et al. 2018 (arXiv 1811.03600, appendix B), with the blocks of He et al.
+    2016, arXiv 1603.05027. Weights start as in He et al. 2015, arXiv 1502.01852, eq. 10.
+
+    Args:
+        classes: number of classes.
+        width: channels of the first group; 16 in the source.
+        blocks: of each group.
+    """
+    check_size("the width of the network", width)
+    check_size("the blocks of each group", blocks)
+    channels = [width, *(width * factor for factor in (1, 2, 4) for _ in range(blocks))]
+    network = nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1),
+        *(_Residual(inputs, outputs) for inputs, outputs in pairwise(channels)),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4 * width, classes),
+    )
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]  # it has one
+    return network
 
 
 def mobilenet_v3_large(classes: int, image_size: int) -> nn.Sequential:

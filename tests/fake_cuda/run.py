@@ -31,10 +31,13 @@ IMAGE_SHAPES = {
     "fashion_mlp": (1, 28, 28),
     "mnist_cnn": (1, 28, 28),
     "fashion_cnn": (1, 28, 28),
+    "mnist_mlp": (1, 28, 28),
+    "mnist_simple_cnn": (1, 28, 28),
 }  # others: CIFAR's
 FIRST_STEPS = 3  # steps after which nothing is built any more, such as an optimizer's state
 WORKLOADS = (
     *("digits", "fashion_mlp", "mnist_cnn", "fashion_cnn", "cifar_mlp"),
+    *("mnist_mlp", "mnist_simple_cnn", "cifar_resnet8"),
     *("resnet_cifar", "resnet_cifar_fast", "airbench_cifar", "airbench_muon", "speedrun_cifar", "mobilenet_cifar"),
 )
 

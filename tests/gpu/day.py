@@ -10,9 +10,9 @@ A section that fails says so in a line, and the next one runs; one that has no t
     loops        seconds per step of every recipe in each training loop, and whether they lead to the same error
     steps        seconds per step over batch size, of each training loop and precision
     operators    operators, kernels and the host's time a step
-    ceiling      the memory ceiling, exact to the multiple, of the whole device and of a part of it
-    workers      trials side by side
     powers       of two, under AMP
+    workers      trials side by side
+    ceiling      the memory ceiling, exact to the multiple, of the whole device and of a part of it
 
 BSTUNE_DATA holds CIFAR-10's binary files; without them images are random, which changes no time. With --device cpu
 --tiny it runs without a GPU, in a minute, so that a test can show that it still does.
@@ -453,9 +453,9 @@ SECTIONS: dict[str, tuple[Callable[[Day], None], float]] = {
     "loops": (loops, 0.3),
     "steps": (steps, 0.3),
     "operators": (operators, 0.4),
-    "ceiling": (ceiling, 0.5),
+    "powers": (powers, 0.5),
     "workers": (workers, 0.5),
-    "powers": (powers, 1.0),
+    "ceiling": (ceiling, 1.0),  # its probes, of some ten seconds each, end when they are done
 }
 
 

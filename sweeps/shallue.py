@@ -1,0 +1,205 @@
+"""Studies that differ in one factor, compared: what moves the critical batch size, and by how much.
+
+Shallue et al. 2018 (arXiv 1811.03600) tuned each batch size of 35 workloads and compared how far steps to target kept
+falling over models, algorithms, data sets and regularisation. Here each of a sweep's studies is an ordinary study of
+bstune, with its own folder; the same command continues those that have not ended, and ends in one comparison.
+
+One panel stands below the comparison's: the fewest steps within a budget of examples. A larger batch takes fewer steps
+for more examples, so S*(B) over E(B) = B S*(B) is what a budget of examples buys (McCandlish et al. 2018, arXiv
+1812.06162, section 2.3). It is drawn from the batch size with the fewest examples on: below it both would be wasted.
+"""
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import DictConfig
+from rich.console import Console
+
+from bstune.core.console import format_count, format_number, quieten
+from bstune.core.errors import ConfigError, Interrupted
+from bstune.core.figures import log_axis, log_limits
+from bstune.report.compare import Compared, Comparison, Pair, compare, compared
+from bstune.report.compare_console import write_comparison
+from bstune.report.compare_figure import comparison_inches, looks, paint_comparison
+from bstune.report.study_folder import read_study
+from bstune.study.prepare import compose_checked
+from bstune.study.run import run as run_study
+from bstune.sweeps.harness import Finding
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+END_SPAN = 4.0  # a slope at an end of the curve is taken over this factor of batch size
+BUDGET_INCHES = 3.0
+PLAIN = re.compile(r"[\w./:-]+")  # what Hydra takes without quotes
+
+
+def run(
+    config: DictConfig,
+    console: Console,
+    *,
+    factor: str,
+    folder: str,
+    common: list[str],
+    studies: dict[str, list[str]],
+    options: list[str],
+) -> Finding:
+    """Run or continue each study, and compare them.
+
+    Args:
+        config: empty: each study composes its own.
+        console: for what the studies say.
+        factor: what they differ in, in words.
+        folder: of the studies' folders and of their storage.
+        common: arguments of every study, as on the command line.
+        studies: further arguments of each study, by a name.
+        options: arguments of every study, after all others.
+
+    Raises:
+        ConfigError: for no study, or one that cannot be composed, before any of them runs.
+        Interrupted: with what is kept.
+    """
+    if not studies:
+        raise ConfigError("this sweep compares studies, but sweep.experiment.studies has none")
+    root = Path(folder).absolute()
+    arguments = {name: [*common, *chosen, *options, *_places(name, root)] for name, chosen in studies.items()}
+    configs = {}
+    for name, each in arguments.items():
+        try:
+            configs[name] = compose_checked(each)
+        except ConfigError as error:
+            raise ConfigError(f"sweep.experiment.studies.{name}: {error}") from error
+    root.mkdir(parents=True, exist_ok=True)
+    quieten(training=True)
+    for number, (name, each) in enumerate(configs.items(), start=1):
+        console.print(f"\n{factor} {name}, study {number} of {len(configs)}", soft_wrap=True, markup=False)
+        try:
+            run_study(each, arguments[name], console)
+        except (KeyboardInterrupt, SystemExit) as error:  # Lightning turns the first into the second
+            raise Interrupted(f"interrupted: {root} keeps all finished trials; the same command goes on") from error
+    read = {name: read_study(root / name).summary for name in configs}
+    found = compare([replace(compared(summary, str(root / name)), name=name) for name, summary in read.items()])
+    console.print()
+    write_comparison(found, root, console)
+    device = ", ".join(dict.fromkeys(one.device for one in found.studies))
+    rows = [row(one, read[one.name]) for one in found.studies]
+    width, height = comparison_inches(found)
+    return Finding(
+        sentence(factor, found),
+        rows,
+        1,
+        device,
+        functools.partial(_paint, found),
+        (width, height + BUDGET_INCHES),
+        notes=found.notes,
+        details={"pairs": [str(pair) for pair in found.pairs], "arguments": arguments},
+    )
+
+
+def _places(name: str, root: Path) -> list[str]:
+    """Return the arguments that keep a study, and its trials, within the sweep's folder."""
+    values = {"study": name, "output": root / name, "storage": f"sqlite:///{root}/studies.db"}
+    quoted = {key: value if PLAIN.fullmatch(str(value)) else f"'{value}'" for key, value in values.items()}
+    return [*(f"{key}={value}" for key, value in quoted.items()), "mlflow.enabled=false"]
+
+
+def row(study: Compared, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a study found.
+
+    Slopes are those of log S*(B) over log B, over a factor of 4 at the small and at the large end of the batch sizes
+    that reached the target: -1 is perfect scaling, 0 none. ``steps`` and ``examples`` are the least of a reached trial.
+    """
+    small, large = end_slopes(study)
+    sizes = [one.batch_size for one in study.points]
+    return {
+        "study": study.name,
+        "B_crit": study.critical,
+        "slopes": "-" if small is None else f"{small:.2f}, {large:.2f}",
+        "exponent of lr": study.exponent_text,
+        "reached at B": f"{format_count(min(sizes))} to {format_count(max(sizes))}" if sizes else "-",
+        "steps": min((one.steps for one in study.points), default=None),
+        "examples": min((one.steps * one.batch_size for one in study.points), default=None),
+        "reached": f"{summary['statuses'].get('reached')} of {summary['trials']}",
+        "details": {
+            **{name: getattr(study, name) for name in ("b_crit", "b_crit_low", "b_crit_high", "level", "exponent")},
+            "slope_small": small,
+            "slope_large": large,
+            "target": study.target,
+            "seconds": study.spend_seconds,
+        },
+    }
+
+
+def end_slopes(study: Compared) -> tuple[float | None, float | None]:
+    """Return the slopes of log S*(B) over log B at the small and the large end of what was seen; None for no curve."""
+    if not study.steps.size or not study.points or study.points[0].batch_size == study.points[-1].batch_size:
+        return None, None
+    low, high = study.points[0].batch_size, study.points[-1].batch_size
+    span = min(END_SPAN, high / low)
+
+    def slope(start: float) -> float:
+        ends = np.log([start, start * span])
+        steps = np.interp(ends, np.log(study.batch_size), np.log(study.steps))
+        return float((steps[1] - steps[0]) / (ends[1] - ends[0]))
+
+    return slope(low), slope(high / span)
+
+
+def sentence(factor: str, found: Comparison) -> str:
+    """Return the finding in words: the largest and the smallest critical batch size, and whether they differ."""
+    placed = sorted((one for one in found.studies if one.b_crit is not None), key=lambda one: one.b_crit or 0.0)
+    missing = [one.name for one in found.studies if one.b_crit is None]
+    unknown = f" That of {' and '.join(missing)} is not known." if missing else ""
+    if len(placed) < 2:
+        return f"Of {len(found.studies)} studies too few have a critical batch size to compare them.{unknown}"
+    small, large = placed[0], placed[-1]
+    pair = next(one for one in found.pairs if {one.larger, one.smaller} == {small.name, large.name})
+    differ = [one for one in found.pairs if one.differ]
+    return (
+        f"{factor[0].upper()}{factor[1:]}: the critical batch size is largest for {large.name}, {large.critical}, and "
+        f"smallest for {small.name}, {small.critical}, {_verdict(pair)}; of {len(found.pairs)} pairs {len(differ)} "
+        f"differ.{unknown}"
+    )
+
+
+def _verdict(pair: Pair) -> str:
+    ratio = f"{format_number(pair.ratio, 2)} times as large"
+    if pair.differ is None:
+        return f"{ratio}, with an open interval"
+    shown = "which differ" if pair.differ else "which are not shown to differ"
+    return f"{ratio} ({pair.interval}), {shown}"
+
+
+def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
+    """Return examples E(B) and the fewest steps S*(B) within them, (n,) each, from the fewest examples on."""
+    if not study.steps.size or not study.points:
+        return np.empty(0), np.empty(0)
+    seen = (study.batch_size >= study.points[0].batch_size) & (study.batch_size <= study.points[-1].batch_size)
+    examples, steps = (study.batch_size * study.steps)[seen], study.steps[seen]
+    start = int(np.argmin(examples)) if examples.size else 0
+    return examples[start:], np.minimum.accumulate(steps[start:])
+
+
+def _paint(found: Comparison, figure: "Figure") -> None:
+    """Draw the comparison, and below it the fewest steps within a budget of examples."""
+    _, height = comparison_inches(found)
+    (top,), (foot,) = figure.subfigures(2, 1, squeeze=False, height_ratios=[height, BUDGET_INCHES])
+    axes = foot.subplots()
+    curves = [(look, *budget_curve(look.study)) for look in looks(found.studies)]
+    drawn = [(look, examples, steps) for look, examples, steps in curves if examples.size]
+    for look, examples, steps in drawn:
+        axes.plot(examples, steps, color=look.colour, linewidth=1.6, label=look.name)
+    axes.set(xlabel="examples that may be trained on", ylabel="fewest steps to target")
+    axes.set_title("What a budget of examples buys", fontsize=9.0, loc="left")
+    if drawn:
+        log_axis(
+            axes, "x", log_limits(np.concatenate([examples for _, examples, _ in drawn]), (0.05, 0.05)), decimal=True
+        )
+        log_axis(axes, "y", log_limits(np.concatenate([steps for _, _, steps in drawn]), (0.1, 0.1)))
+        axes.legend(frameon=False, fontsize=7.5)
+    paint_comparison(top, found)  # last: its labels need everything's place

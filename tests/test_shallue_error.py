@@ -1,0 +1,133 @@
+"""The sweep shallue_error: what a made law of the error gives, and what it keeps."""
+
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy import stats
+from toolbox import make_result
+
+from bstune.core.errors import ConfigError, Interrupted, TableError
+from bstune.sweeps.harness import check_sweep, compose_sweep
+from bstune.sweeps.shallue_error import best, difference, row, sentence
+
+FEW = ("sweep.experiment.batch_sizes=[16,128]", "sweep.experiment.lrs=[0.2,0.4]", "sweep.experiment.seeds=[0,1,2,3]")
+BUDGETS = ("sweep.experiment.steps=50", "sweep.experiment.examples=2000", "sweep.experiment.level=0.95")
+
+
+def law(workload, spec, protocol):
+    """Return a trial whose error falls by steps and is least at a learning rate of 0.4, but for the seed's own part."""
+    end = max(protocol.budget.steps, math.ceil(protocol.budget.examples / spec.batch_size))
+    history = [(step, 1.0 / step + abs(spec.lr - 0.4) + 1e-3 * spec.seed) for step in range(5, end + 1, 5)]
+    return make_result(batch_size=spec.batch_size, lr=spec.lr, seed=spec.seed, status="censored", history=history)
+
+
+def run(folder, *options, trainer=law):
+    arguments = ("workload=digits", "device=cpu", f"sweep.output={folder}", *FEW, *BUDGETS, *options)
+    checked = check_sweep("shallue_error", compose_sweep("shallue_error", arguments))
+    return checked.experiment.func(checked.config, Console(quiet=True), **checked.parameters, trainer=trainer)
+
+
+def test_each_budget_counts_what_it_allows_on_fresh_seeds_and_runs_are_kept(tmp_path):
+    asked = []
+
+    def counting(workload, spec, protocol):
+        asked.append((spec.batch_size, spec.lr, spec.seed))
+        return law(workload, spec, protocol)
+
+    found = run(tmp_path, trainer=counting)
+    assert len(asked) == len(set(asked)) == 4 + 2 * 3  # each rate on the first seed, the best on the others
+    means = {(one["budget"], one["batch_size"]): one["mean"] - 2e-3 for one in found.rows}
+    expected = {
+        ("2,000 examples", 16): 1 / 125,
+        ("2,000 examples", 128): 1 / 15,
+        ("50 steps", 16): 1 / 50,
+        ("50 steps", 128): 1 / 50,
+        ("both", 16): 1 / 125,
+        ("both", 128): 1 / 50,
+    }
+    assert means == pytest.approx({(name.replace(",", ""), size): value for (name, size), value in expected.items()})
+    assert {one["lr"] for one in found.rows} == {0.4}
+    assert all(one["high"] - one["mean"] == pytest.approx(stats.t.ppf(0.975, 2) * 1e-3 / 3**0.5) for one in found.rows)
+    assert run(tmp_path, trainer=None).rows == found.rows  # nothing is trained twice ...
+    with pytest.raises(TypeError):
+        run(tmp_path, "workload.module.loss.label_smoothing=0.1", trainer=None)  # ... but under other settings
+
+
+def test_an_interruption_keeps_what_has_finished(tmp_path):
+    asked = []
+
+    def stops(workload, spec, protocol):
+        asked.append(spec)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return law(workload, spec, protocol)
+
+    with pytest.raises(Interrupted, match=r"runs\.jsonl keeps finished runs; the same command goes on"):
+        run(tmp_path, trainer=stops)
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write('{"settings": "cut sho')
+    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 3
+    (tmp_path / "runs.jsonl").write_text('{"settings": 3}\nno run\n')
+    with pytest.raises(TableError, match=r"runs\.jsonl, line 2 is no run of this sweep"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("sweep.experiment.batch_sizes=[16]", r"two batch sizes or more, from 1 to 1200, but got \[16\]"),
+        ("sweep.experiment.batch_sizes=[16,1201]", r"from 1 to 1200, but got \[16, 1201\]"),
+        ("sweep.experiment.lrs=[]", r"learning rates over 0, but got \[\]"),
+        ("sweep.experiment.lrs=[0.1,-1]", "learning rates over 0"),
+        ("sweep.experiment.seeds=[0,1]", r"three different seeds or more, from 0, but got \[0, 1\]"),
+        ("sweep.experiment.seeds=[0,1,1]", "three different seeds"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(option, text, tmp_path):
+    with pytest.raises(ConfigError, match=text):
+        run(tmp_path, option)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("sign", "steps", "examples", "expected"),
+    [
+        (1.0, None, None, 0.1),
+        (1.0, 20, None, 0.3),
+        (1.0, None, 80, 0.5),
+        (1.0, 9, None, math.inf),
+        (-1.0, 20, None, 0.5),
+    ],
+)
+def test_the_best_within_a_budget(sign, steps, examples, expected):
+    assert best([(10, 0.5), (20, 0.3), (30, 0.4), (40, 0.1)], 8, sign, steps, examples) == expected
+
+
+LOW, HIGH = (0.10, 0.11, 0.12), (0.20, 0.21, 0.22)
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "mode", "text"),
+    [
+        (LOW, HIGH, "min", "within 9 steps, larger is worse (0.21 at B = 64, 0.11 at B = 8; difference"),
+        (LOW, HIGH, "max", "larger is better"),
+        (HIGH, LOW, "min", "larger is better"),
+        (LOW, (0.09, 0.11, 0.13), "min", "no difference is shown"),
+        ((0.1,) * 3, (0.1,) * 3, "min", "no difference is shown"),
+        (LOW, (0.1, math.inf, 0.1), "min", "too few batch sizes have a value"),
+    ],
+)
+def test_the_sentence_says_whether_the_largest_is_worse(small, large, mode, text):
+    rows = [row("9 steps", size, 0.1, values, 0.95) for size, values in ((8, small), (64, large))]
+    assert text in sentence(rows, "val/error", mode, 0.95)
+
+
+def test_the_difference_is_welchs():
+    one, other = np.random.default_rng(0).normal(size=(2, 5)) + np.array([[1.0], [0.0]])
+    spread = one.var(ddof=1) / 5, other.var(ddof=1) / 5
+    freedom = sum(spread) ** 2 / (spread[0] ** 2 / 4 + spread[1] ** 2 / 4)
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(sum(spread))
+    middle = one.mean() - other.mean()
+    assert difference(one, other, 0.95) == pytest.approx((middle - half, middle + half))
