@@ -213,7 +213,8 @@ def _job(config: "DictConfig") -> None:
 
     try:
         arguments = _job_arguments()
-        run(validate(config, complete=complete, groups=groups_in(parse(arguments).config_dir)), arguments)
+        groups = groups_in(parse(arguments).config_dir)
+        run(validate(config, complete=complete, groups=groups, arguments=arguments), arguments)
     except Exception as error:  # all of them: Hydra would print the job's options with it
         if interruption.status() is not None and not isinstance(error, BstuneError):
             raise KeyboardInterrupt from error

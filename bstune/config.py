@@ -27,17 +27,17 @@ from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryV
 from pydantic import ValidationError
 from yaml import YAMLError, safe_load
 
+from bstune.choices import with_choices_of
 from bstune.core.batch_schedule import BatchSchedule
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Budget
-from bstune.core.search_space import BATCH_SCHEDULE
 from bstune.core.secrets import remember
 from bstune.options import OPTIONS, Node, ReplayedOptions, Section, TrainedOptions, mistake
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}  # of what LightningCLI instantiates
-GROUPS = ("workload", "scaling", "sampler", "schedule", "batch_schedule")
-OPTIONAL = ("schedule", "batch_schedule")  # groups without a choice by default
+GROUPS = ("workload", "scaling", "sampler", "schedule", "algorithm", "batch_schedule")
+OPTIONAL = ("schedule", "algorithm", "batch_schedule")  # groups without a choice by default
 Complete = Callable[[DictConfig], DictConfig]  # fills in what a replayed workload takes from its table
 
 
@@ -56,7 +56,7 @@ def compose(arguments: Sequence[str], complete: Complete | None = None) -> DictC
             raise ConfigError(f"--config-dir {parsed.config_dir} is not a folder")
         options.append(f"hydra.searchpath=[file://{Path(parsed.config_dir).absolute()}]")
     config, unknown = compose_known(CONFIG_MODULE, parsed.config_name, options)
-    return validate(config, unknown, complete, groups_in(parsed.config_dir))
+    return validate(config, unknown, complete, groups_in(parsed.config_dir), options)
 
 
 def groups_in(folder: str | None) -> frozenset[str]:
@@ -79,7 +79,7 @@ def compose_workload(
         del store.repo["workload"][f"{name}.yaml"]
     for option, value in set_options.items():
         OmegaConf.update(config, option, value, force_add=True)
-    return validate(config, unknown)
+    return validate(config, unknown, arguments=arguments)
 
 
 def read_yaml(name: str) -> Any:
@@ -120,7 +120,7 @@ def without_plus(arguments: Sequence[str]) -> list[str]:
 
 
 def with_choices(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments as Hydra takes them: no ``schedule=null`` and its like, the defaults, and ``~`` quoted.
+    """Return the arguments as Hydra takes them: without ``schedule=null`` and its like, and with ``~`` in quotes.
 
     ConfigError for the choice of a group that is no name.
     """
@@ -193,13 +193,14 @@ def validate(
     unknown: Sequence[str] = (),
     complete: Complete | None = None,
     groups: Collection[str] = (),
+    arguments: Sequence[str] = (),
 ) -> DictConfig:
     """Return a copy of the config with every value checked and of its type; references stay references.
 
-    ``groups`` are further sections, which the user's own files refer to.
+    ``groups`` are further sections, which the user's own files refer to; ``arguments`` those that composed it.
     ConfigError lists all mistakes, a line each, with those options that were already found to be unknown.
     """
-    config = _with_batch_schedule(_with_schedule(config.copy()))
+    config, unknown = with_choices_of(config.copy(), is_replayed(config), arguments, unknown)
     if is_replayed(config) and complete is not None:
         _parse(config, unknown, groups, incomplete=True)
         config = complete(config)
@@ -273,39 +274,6 @@ def _write_types(node: DictConfig, section: Any) -> None:
             text = isinstance(value, str) and value != node[name]  # a home directory, or a reference to a number
             if text or not OmegaConf.is_interpolation(node, name):
                 node[name] = value
-
-
-def _with_schedule(config: DictConfig) -> DictConfig:
-    """Put the chosen schedule into the workload's module; Hydra would merge it with the workload's own."""
-    with open_dict(config):
-        chosen = config.pop("schedule", None)
-        if chosen is None:
-            return config
-        if is_replayed(config):
-            raise ConfigError("a replayed workload is not trained, so it has no schedule: leave out schedule=...")
-        if not isinstance(chosen, DictConfig) or set(chosen) != {"rate", "average"}:
-            raise ConfigError(f"a schedule has the two keys rate and average, but got {chosen}")
-        if OmegaConf.select(config, "workload.module") is not None:
-            config.workload.module.update(schedule=chosen.rate, average=chosen.average)
-    return config
-
-
-def _with_batch_schedule(config: DictConfig) -> DictConfig:
-    """Let the chosen schedule of batch sizes be searched, if ``search.tune`` names it: by each of its tunables."""
-    with open_dict(config):
-        chosen = config.get("batch_schedule")
-        if not isinstance(chosen, DictConfig):
-            return config
-        if is_replayed(config):
-            raise ConfigError(
-                "a replayed workload is not trained, so its batch sizes stay: leave out batch_schedule=..."
-            )
-        tunables = chosen.pop("tunable", None)
-        names = OmegaConf.select(config, "search.tune")
-        if tunables is not None and isinstance(names, ListConfig) and BATCH_SCHEDULE in names:
-            config.workload.tunable = {**(config.workload.get("tunable") or {}), **tunables}
-            config.search.tune = [one for one in names if one != BATCH_SCHEDULE] + list(tunables)
-    return config
 
 
 def instantiate(node: DictConfig, what: str) -> Any:

@@ -14,7 +14,7 @@ from bstune.core.batch_schedule import BatchSchedule
 from bstune.core.errors import ConfigError
 from bstune.core.files import expand_home
 from bstune.core.records import CompileMode, FastMode, Objective, Target
-from bstune.core.search_space import BATCH_SCHEDULE, BUDGET, MODULE
+from bstune.core.search_space import BATCH_SCHEDULE, BUDGET, HALF_LIVES, MODULE
 
 
 def _not_bool(value: object) -> object:
@@ -147,11 +147,21 @@ def _check_target(options: Any) -> list[tuple[Any, str]]:
 def _check_tunable(options: Any) -> list[tuple[Any, str]]:
     whole = options.low.is_integer() and options.high.is_integer()
     ends = f"low={options.low:g} and high={options.high:g}"
-    below = options.key.startswith((MODULE, BUDGET, f"{BATCH_SCHEDULE}."))  # these are made anew for each trial
+    places = (MODULE, BUDGET, f"{BATCH_SCHEDULE}.")  # these are made anew for each trial
+    below = options.key.startswith(places) or options.key in HALF_LIVES
+    named = f"below workload.module, budget or batch_schedule, or be {' or '.join(HALF_LIVES)}"
     return [
-        (not below, f"key must lie below workload.module, budget or batch_schedule, but got {options.key!r}"),
+        (not below, f"key must lie {named}, but got {options.key!r}"),
         (not options.low < options.high, f"low must be less than high, but got {ends}"),
-        (options.log and not options.low > 0, f"low must be over 0 on a log scale, but got {ends}"),
+        (
+            options.log and not options.complement and not options.low > 0,
+            f"low must be over 0 on a log scale, but got {ends}",
+        ),
+        (
+            options.log and options.complement and not options.high < 1,
+            f"high must be less than 1 where its complement is on a log scale, but got {ends}",
+        ),
+        (options.integer and options.complement, "a whole number has no complement: leave out complement or integer"),
         (options.integer and not whole, f"low and high of a whole number must be whole, but got {ends}"),
     ]
 
@@ -225,6 +235,7 @@ _Sampler = _section(  # the numbers of conf/sampler/
     exponent_sigma=(Sigma | None, None),
     noise_scale=(PositiveFinite | None, None),
     n_startup_trials=(Few, 0),
+    ratio=(OverOne, 2),
     policy=(
         _section(
             _Open,
@@ -269,7 +280,9 @@ def _check_batch_schedule(options: Any) -> list[tuple[Any, str]]:
 
 _Budget = _section(steps=Positive, examples=Positive)
 _Target = _section(metric=Text, value=Finite, mode=Literal["min", "max"], bounds=(list[Number] | None, None))
-_Tunable = _section(key=Text, low=Finite, high=Finite, log=(bool, False), integer=(bool, False))
+_Tunable = _section(
+    key=Text, low=Finite, high=Finite, log=(bool, False), integer=(bool, False), complement=(bool, False)
+)
 _Tunables: Any = dict[str, _checked(_Tunable, _check_tunable)]  # type: ignore[misc]
 _Range = _section(low=Positive, high=Positive)
 _Workload = _section(
@@ -285,6 +298,7 @@ _Workload = _section(
         Field(default=None, exclude=True),
     ),  # of a study's settings, if it is left out
     fast=(Fast | None, Field(default=None, exclude=True)),
+    tokens=(Positive | None, Field(default=None, exclude=True)),  # of an example: batch sizes are said in them too
     trainer=(Node, {}),
     tunable=(_checked(_Tunables, _check_names), {}),
 )
@@ -372,6 +386,8 @@ OPTIONS: dict[str, Any] = {
         batch_size=PositiveFinite,
         lr=PositiveFinite,
         noise_scale=PositiveFinite | None,
+        beta2_half_life=PositiveFinite | None,
+        weight_decay_half_life=PositiveFinite | None,
         lr_octaves_sigma=_real(0.001, 30.0),
         lr_octaves=_real(0.001, 100.0),  # 2^100 is a number with room to spare
         rule=Node,

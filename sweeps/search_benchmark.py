@@ -75,7 +75,7 @@ def run(
     sources = find_sources(tables, read_index())
     benchmarks, digests = [], {}
     for name, (file, shipped) in sources.items():
-        goal = _target(file, shipped, target)
+        goal = find_target(file, shipped, target)
         benchmarks.append(make_benchmark(name, read_table(file), goal, objective, lr_factor, budget_factor))
         digests[name] = sha256(file.read_bytes()).hexdigest()[:16]
     path = Path(runs)
@@ -181,7 +181,8 @@ def find_sources(names: Sequence[str], index: Mapping[str, Source]) -> dict[str,
     return sources
 
 
-def _target(path: Path, shipped: Source | None, value: float | None) -> Target:
+def find_target(path: Path, shipped: Source | None, value: float | None) -> Target:
+    """Return a table's target: the value that is given, or what a table that ships was recorded for."""
     if value is not None:
         return Target("error" if shipped is None else shipped.target.metric, value, "min")
     if shipped is None:

@@ -93,6 +93,36 @@ def test_a_whole_study_reads_as_one_block():
     assert answer(WHOLE).headline == headline
 
 
+GROWTH = {"exponent": -4.31, "low": -5.0, "high": -3.5, "level": 0.9, "ideal": 0.0, "from": 2.6, "to": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "rises as the target gets harder: as val/error^-4.3 (90%: -5.0 to -3.5) from 2.6 to 2"),
+        (
+            {"high": 0.1},
+            "does not surely change as the target gets harder: as val/error^-4.3 (90%: -5.0 to 0.1) from 2.6",
+        ),
+        (
+            {"low": 0.4, "exponent": 0.5, "high": 0.7},
+            "falls as the target gets harder: as val/error^0.5 (90%: 0.4 to 0",
+        ),
+        ({"ideal": 1.0}, "rises as the target gets harder: as |val/error - 1|^-4.3 (90%: -5.0 to -3.5) from 2.6 to 2"),
+    ],
+)
+def test_how_the_critical_batch_size_grows_with_the_target(changes, expected):
+    found = list(texts({**WHOLE, "over_target_growth": GROWTH | changes}, "CRITICAL"))
+    assert found[2].startswith(expected)
+
+
+def test_batch_sizes_are_said_in_tokens_where_an_example_has_some():
+    found = {**WHOLE, "tokens": 64}
+    assert texts(found, "USE")[0] == "batch size 256 (16,384 tokens), learning rate 0.4"
+    assert texts(found, "CRITICAL")[0] == "batch size 67 (90%: 41 to 110), 4300 tokens"
+    assert texts(found | {"critical": asdict(hand_critical(None, 450.0, None))}, "CRITICAL")[0].endswith("above 450)")
+
+
 NARROWER = (NextTrial(8, 0.011, 2310.0, 12.3), NextTrial(4096, 0.5, 81.0, None))
 
 

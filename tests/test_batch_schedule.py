@@ -333,7 +333,7 @@ def test_a_schedule_that_cannot_be_is_refused(options, message):
 def test_what_does_not_go_with_a_schedule_is_refused():
     with pytest.raises(ConfigError, match="batch sizes stay: choose a schedule that grows, batch_schedule=doubling"):
         compose_checked([*DIGITS, "search.tune=[batch_schedule]"])
-    with pytest.raises(ConfigError, match="a replayed workload is not trained, so its batch sizes stay"):
+    with pytest.raises(ConfigError, match="a replayed workload is not trained, so it has no batch_schedule"):
         compose_checked(["workload=replay", "workload.table=fashion_mlp", "batch_schedule=doubling"])
     with pytest.raises(ConfigError, match=r"Could not find 'batch_schedule/halving'"):
         compose_checked([*DIGITS, "batch_schedule=halving"])

@@ -20,9 +20,9 @@ from bstune.trial.replay import complete
 
 CONF = Path(conf.__file__).parent
 WORKLOADS = sorted(path.stem for path in (CONF / "workload").glob("*.yaml"))
-SAMPLERS = ("tpe", "gp", "qmc", "random")
+SAMPLERS = ("tpe", "gp", "qmc", "random", "each_batch_size")
 RULES = ("none", "linear", "saturating", "surge")
-SCHEDULES = ("constant", "warmup", "linear", "one_cycle", "triangle")
+SCHEDULES = ("constant", "warmup", "one_cycle", "triangle")
 README = CONF / "README.md"
 MOMENTUM = "workload.tunable.momentum"
 REDUCE = "hardware.scale_out.all_reduce"
@@ -45,7 +45,7 @@ def mistakes(*arguments):
     [[f"+workload={name}"] for name in WORKLOADS if name != "replay"]
     + [["workload=digits", f"sampler={name}"] for name in SAMPLERS]
     + [["workload=digits", f"scaling={name}"] for name in RULES]
-    + [["workload=resnet_cifar", f"schedule={name}"] for name in SCHEDULES],
+    + [["workload=resnet_cifar", f"schedule={name}"] for name in SCHEDULES],  # those with numbers to tune: test_choices
 )
 def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
     monkeypatch.setenv("BSTUNE_DATA", "data")  # without ~, which is expanded
@@ -59,6 +59,7 @@ def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
     for tunable in raw["workload"].setdefault("tunable", {}).values():
         tunable.setdefault("log", False)
         tunable.setdefault("integer", False)
+        tunable.setdefault("complement", False)
     assert values == raw
 
 
@@ -169,7 +170,7 @@ def test_types_and_bounds(must, overrides):
         (f"{MOMENTUM}.log=true", f"{MOMENTUM}: low must be over 0 on a log scale, but got low=0"),
         (
             f"{MOMENTUM}.key=trial.lr",
-            f"{MOMENTUM}: key must lie below workload.module, budget or batch_schedule, but got 'trial.lr'",
+            f"{MOMENTUM}: key must lie below workload.module, budget or batch_schedule, or be scaling.beta2_",
         ),
         (f"{MOMENTUM}.integer=true", f"{MOMENTUM}: low and high of a whole number must be whole"),
         ("+workload.tunable.lr={key:workload.module.lr,low:0,high:1}", "workload.tunable: a study has lr already"),

@@ -11,7 +11,7 @@ from bstune.report.answer import critical_text
 from bstune.search.acquisition import most_telling
 from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior, make_prior
-from bstune.study.critical import critical_batch, easier_targets, no_easier_target, over_targets, passing
+from bstune.study.critical import critical_batch, easier_targets, growth, no_easier_target, over_targets, passing
 
 LOW, HIGH = 8, 2048  # B_mid is 128
 MIDDLE = math.log(128.0)
@@ -168,7 +168,8 @@ def falling(number, batch_size, last):
 
 def test_b_crit_over_targets_that_enough_trials_passed():
     done = [falling(i, 16 * 2**i, round(4000 / 2**i)) for i in range(8)]
-    assert [one.value for one in easier_targets(done, TARGET, 0.0)] == pytest.approx([0.125, 0.16, 0.2, 0.25, 0.32])
+    ladder = [0.1 * 1.06**k for k in (1, 6, 11, 15, 20)]  # of the 20 that all of them passed, five with both ends
+    assert [one.value for one in easier_targets(done, TARGET, 0.0)] == pytest.approx(ladder)
     assert easier_targets(done[:7], TARGET, 0.0) == easier_targets(done[:1] * 9, TARGET, 0.0) == []
     assert easier_targets(done, TARGET, None) == []
     assert "set workload.target.bounds" in no_easier_target(TARGET, None)
@@ -190,3 +191,45 @@ def test_b_crit_over_targets_that_enough_trials_passed():
     assert [row["b_crit"] for row in rows] == pytest.approx([1000.0 * row["target"] for row in rows], rel=0.03)
     assert {row["passed"] for row in rows} == {8}
     assert all(before > after for before, after in zip(asked[0], asked[-1], strict=True))
+
+
+def rows_of(b_crit, width=1.2, values=(2.0, 2.2, 2.4, 2.6)):
+    """Return B_crit at targets, each with an interval of a factor."""
+    middles = [(value, b_crit(value)) for value in values]
+    return [{"target": t, "b_crit": b, "b_crit_low": b / width, "b_crit_high": b * width} for t, b in middles]
+
+
+@pytest.mark.parametrize("ideal", [0.0, 1.0])
+@pytest.mark.parametrize("exponent", [-4.76, 0.0, 2.0])
+def test_the_exponent_of_a_power_of_the_distance_and_its_sign(ideal, exponent):
+    found = growth(rows_of(lambda target: 30.0 * abs(target - ideal) ** exponent, values=(2.0, 2.5, 3.0, 4.0)), ideal)
+    assert found["exponent"] == pytest.approx(exponent, abs=1e-6)
+    assert (found["from"], found["to"], found["ideal"]) == (4.0, 2.0, ideal)
+    assert found["low"] < exponent < found["high"]
+    assert (found["low"] > 0, found["high"] < 0) == (exponent > 1, exponent < -1)
+    # The line through four points: sigma of a point over the root of the sum of squares of what is centred.
+    x = np.log(np.abs(np.array([2.0, 2.5, 3.0, 4.0]) - ideal))
+    half = math.log(1.2) / np.sqrt(((x - x.mean()) ** 2).sum())
+    assert found["high"] - exponent == pytest.approx(half, rel=1e-6)
+
+
+def test_a_wide_interval_weighs_little_and_scatter_widens_what_is_said():
+    def law(target):
+        return 300.0 * target**-4.0
+
+    rows = rows_of(law)
+    off = {"target": 2.8, "b_crit": 900.0, "b_crit_low": 9.0, "b_crit_high": 90_000.0}
+    assert growth([*rows, off], 0.0)["exponent"] == pytest.approx(-4.0, abs=0.1)
+    narrow, scattered = growth(rows_of(law, 1.01), 0.0), [dict(row) for row in rows_of(law, 1.01)]
+    scattered[1]["b_crit"] *= 1.5
+    found = growth(scattered, 0.0)
+    assert found["high"] - found["low"] > 5 * (narrow["high"] - narrow["low"])
+
+
+def test_fewer_than_three_targets_with_both_ends_tell_no_growth():
+    rows = rows_of(lambda target: 30.0)
+    for k, name in enumerate(("b_crit", "b_crit_low", "b_crit_high")):
+        rows[k][name] = None
+        assert (growth(rows, 0.0) is None) == (k > 0)
+    assert growth([rows[3]] * 5, 0.0) is None
+    assert growth([], 0.0) is None

@@ -16,6 +16,7 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true")
 WORKLOADS = (
     *("digits", "fashion_mlp", "mnist_cnn", "fashion_cnn", "cifar_mlp"),
     *("resnet_cifar", "resnet_cifar_fast", "airbench_cifar", "airbench_muon", "speedrun_cifar"),
+    *("shakespeare_transformer", "shakespeare_lstm"),
     pytest.param(
         "mobilenet_cifar", marks=pytest.mark.skipif(find_spec("torchvision") is None, reason="there is no torchvision")
     ),

@@ -20,6 +20,7 @@ from test_lean_loop import LEAN
 from toolbox import make_spec
 from torch import nn
 
+from bstune.config import instantiate
 from bstune.study.prepare import compose_checked
 from bstune.trial import graph
 from bstune.trial.checkpoint import Stopped
@@ -49,6 +50,11 @@ def recorded(monkeypatch):
 def fused(kind, **options):
     """Return an optimizer as captured steps have it, for an eager reference that is the same to the bit."""
     return partial(kind, fused=True, **options)
+
+
+def of_algorithm(name):
+    """Return an optimizer of conf/algorithm/."""
+    return instantiate(compose_checked(["workload=digits", f"algorithm={name}"]).workload.module.optimizer, name)
 
 
 def muon(parameters, lr):
@@ -98,6 +104,8 @@ def train(build, steps=12, captured=True, change=lambda module, step: None, **op
         ({"optimizer": fused(torch.optim.AdamW), "schedule": partial(linear_decay, total_steps=12, end=0.1)}, False),
         ({"optimizer": momentum, "schedule": partial(linear_decay, total_steps=12, end=0.0)}, False),
         ({"optimizer": muon, "schedule": partial(linear_decay, total_steps=12, end=0.0)}, False),
+        ({"optimizer": of_algorithm("muon"), "schedule": partial(linear_decay, total_steps=12, end=0.0)}, False),
+        ({"optimizer": of_algorithm("adamw")}, False),
     ],
 )
 def test_replays_are_the_steps(options, exact, recorded):

@@ -14,7 +14,16 @@ from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError
 from bstune.sweeps.harness import Finding, check_sweep, compose_sweep, main, show, sweep_names, write
 
 SHALLUE = [f"shallue_{name}" for name in ("algorithms", "data", "regularisation", "widths", "workloads")]
-NAMES = ["dawnbench", "minibatch_sgd", "powers_of_two", "search_benchmark", *SHALLUE, "shallue_error", "vectorization"]
+NAMES = [
+    "critical_batch",
+    "dawnbench",
+    "minibatch_sgd",
+    "powers_of_two",
+    "search_benchmark",
+    *SHALLUE,
+    "shallue_error",
+    "vectorization",
+]
 NAMES.sort()
 TINY = ("size=4", "block=2", "repeats=2", "segment_seconds=1e-5", "device=cpu")
 

@@ -10,9 +10,10 @@ from bstune.core.errors import ConfigError
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.layers import BatchNorm, Whitening
 from bstune.workloads.models import mlp
-from bstune.workloads.optim import KINDS, Muon, orthogonalised, parameter_groups
+from bstune.workloads.optim import KINDS, Muon, muon_and_adam, orthogonalised, parameter_groups
 
 SETTINGS = {"momentum": 0.9, "nesterov": True, "steps": 5, "normalise_weights": False}
+ADAM = {"adam_matrices": [-1], "adam_rate": 0.1, "betas": [0.9, 0.99], "eps": 1e-8, "weight_decay": 0.1}
 MATRICES = [(8, 20), (20, 8), (6, 6), (1, 9), (8, 20)]
 FILTERS = [(8, 4, 3, 3), (8, 4, 3, 3), (16, 8, 3, 3), (40, 2, 2, 2)]
 
@@ -64,6 +65,40 @@ def test_the_iteration_is_its_polynomial_on_each_singular_value(steps, shape, sc
             values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
         torch.testing.assert_close(result, left @ values.diag() @ right, rtol=0, atol=1e-4)
         assert steps < 5 or 0.65 < values.min() <= values.max() < 1.25
+
+
+@pytest.mark.parametrize("adam_matrices", [[-1], [0, -1]])
+def test_muon_leaves_vectors_and_the_matrices_that_are_named_to_adamw(adam_matrices):
+    """Those go bit for bit as under torch's AdamW, the others as under Muon by itself."""
+    shapes = [(8, 20), (8,), (6, 8), (6,), (4, 6)]
+    ours, theirs = random_parameters(shapes), random_parameters(shapes)
+    options = {"momentum": 0.9, "nesterov": True, "steps": 5}
+    mine = muon_and_adam(ours, 0.02, **ADAM | {"adam_matrices": adam_matrices}, **options)
+    left = {1, 3} | {(0, 2, 4)[place] for place in adam_matrices}
+    adam = torch.optim.AdamW([theirs[i] for i in sorted(left)], lr=0.02 * 0.1, betas=(0.9, 0.99), weight_decay=0.1)
+    own = [theirs[i] for i in range(5) if i not in left]
+    muon = Muon(own, 0.02, orthogonalise=True, normalise_weights=False, weight_decay=0.1, **options)
+    for step in range(4):
+        for parameters, optimizers in ((ours, [mine]), (theirs, [adam, muon])):
+            set_gradients(parameters, step)
+            for optimizer in optimizers:
+                optimizer.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"adam_matrices": [2]}, "adam_matrices names the place 2, but the network has 1 matrices"),
+        ({"adam_rate": 0.0}, "adam_rate and eps must be over 0 and betas lie in [0, 1), but got adam_rate=0.0"),
+        ({"betas": [0.9, 1.0]}, "betas=[0.9, 1.0]"),
+        ({}, "muon has nothing to orthogonalise"),
+    ],
+)
+def test_muon_with_adamw_refuses(changes, line):
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        muon_and_adam(random_parameters([(3, 3), (3,)]), 0.1, **ADAM | changes, momentum=0.9, nesterov=True, steps=5)
 
 
 def test_weights_are_normalised_before_the_step_as_in_the_source():

@@ -113,6 +113,13 @@ def test_a_whole_study_shows_all_that_is_known():
     assert steps["layout"]["annotations"][0]["x"] == math.log10(100.0)
 
 
+def test_how_the_critical_batch_size_grows_is_said_below_its_chart():
+    growth = {"exponent": -4.3, "low": -5.0, "high": -3.5, "level": 0.9, "ideal": 0.0, "from": 0.2, "to": 0.1}
+    said = "It rises as the target gets harder: as val/error^-4.3 (90%: -5.0 to -3.5) from 0.2 to 0.1."
+    assert said in study_page(whole_study(over_target_growth=growth))
+    assert "gets harder" not in study_page(whole_study())
+
+
 @pytest.mark.parametrize(
     ("critical", "shapes", "name", "said"),
     [

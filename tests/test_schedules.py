@@ -15,7 +15,14 @@ from bstune.study.prepare import compose_checked
 from bstune.trial import distributed
 from bstune.trial.workload import build_module, has_horizon
 from bstune.workloads.averaging import RunningWeightAverage
-from bstune.workloads.schedules import constant, linear_decay, one_cycle, piecewise_linear, triangle
+from bstune.workloads.schedules import (
+    constant,
+    decay_then_constant,
+    linear_decay,
+    one_cycle,
+    piecewise_linear,
+    triangle,
+)
 from bstune.workloads.schedules import warmup_then_constant as warmup
 
 LR = 0.4
@@ -37,6 +44,9 @@ CLOSED_FORMS = {
     "a warm-up that ends in a step": (lambda own: warmup(own, 33, 32), [0.5, 1.0, 1.0]),
     "warm-up": (lambda own: warmup(own, 1200, 100), [min(1, (t + 1) / 12) for t in range(15)]),
     "warm-up, batch size 1": (lambda own: warmup(own, 99, 1), [min(1, (t + 1) / 99) for t in range(102)]),
+    # A quarter of the 16 steps that 64 examples take at B = 4.
+    "a decay": (lambda own: decay_then_constant(own, 9, 64, 4, 0.25, end=0.2), [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]),
+    "a decay over its steps": (lambda own: decay_then_constant(own, 9, 64, 32, 1 / 3, end=0.1), [1.0, 0.7, 0.4, 0.1]),
     "piecewise": (lambda own: piecewise_linear(own, 10, (0.3, 0.5), (0.25, 0.75)), [0.25] * 3 + [0.5] + [0.75] * 8),
     # A short cycle starts at its peak.
     "one-cycle, 1 step": (lambda own: one_cycle(own, 1, 0.3, start=0.5, end=0.1), [1.0, 0.1, 0.1]),
@@ -196,7 +206,10 @@ TRIAL = ("workload=digits", "trial.batch_size=32", "trial.lr=0.1")
         (["schedule=triangle", "schedule.rate.peak=0"], "a schedule's peak must lie between 0 and 1 of"),
         (["schedule=nothing"], "Could not find 'schedule/nothing'"),
         (["schedule=linear", "schedule.horizon=1"], "unknown option schedule.horizon"),
-        (["schedule=linear", "+schedule.horizon=1"], "a schedule has the two keys rate and average, but got {"),
+        (
+            ["schedule=linear", "+schedule.horizon=1"],
+            "a schedule has the keys rate and average, and may have tunable, but got {",
+        ),
     ],
 )
 def test_what_a_schedule_cannot_be_ends_in_a_line(bstune, tmp_path, arguments, text):

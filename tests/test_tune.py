@@ -201,7 +201,7 @@ BAD = [
     ({"module": LightningModule}, "LightningModule needs one argument lr or learning_rate, but its arguments are"),
     ({"module": OtherName}, r"OtherName needs hidden besides what a trial has: give module=lambda trial: OtherName"),
     ({"module": Net, "tunable": {"depth": (1, 2)}}, "Net has no argument depth, which is to be searched"),
-    ({"tunable": {"hidden": (1, 2, 3)}}, r"tunable\['hidden'\] must be \(low, high\) or a dict of high, integer"),
+    ({"tunable": {"hidden": (1, 2, 3)}}, r"tunable\['hidden'\] must be \(low, high\) or a dict of complement, high"),
     ({"tunable": {"hidden": {"low": 1}}}, r"tunable\['hidden'\] must be"),
     ({"tunable": {"hidden": (32, 8)}}, "low must be less than high, but got low=32 and high=8"),
     ({"data": Digits}, r"data must be an instance, but got the class Digits: give data=Digits\(...\)"),

@@ -136,6 +136,7 @@ class TrialResult:
             None: no Trainer took any.
         batch_parts: (batch size, steps, seconds per step) of each part of the steps, of a trial whose batch size
             changed: ``batch_size`` is the first one's, and ``seconds_per_step`` the mean over all steps; else empty.
+        effective_lr: lr/(1 - m) of SGD with a momentum m, before any schedule; None for other optimizers.
     """
 
     number: int
@@ -165,6 +166,7 @@ class TrialResult:
     horizon: int | None = None
     training_loop: str | None = None
     batch_parts: tuple[tuple[int, int, float | None], ...] = ()
+    effective_lr: float | None = None
 
     @classmethod
     def unmeasured(cls, spec: TrialSpec, status: Status, **values: Any) -> "TrialResult":

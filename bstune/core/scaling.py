@@ -1,6 +1,8 @@
 """Scaling rules: from a batch size to a learning rate through a reference (B0, lr0), in examples and learning rates.
 
-A rule changes the learning rate alone. The search never trusts one: its variable is delta = log2(lr / rule(B)).
+A rule changes the learning rate alone. The search never trusts one: its variable is delta = log2(lr / rule(B)). What
+else may follow the batch size, if it is asked for, are decays: an average's, or a weight's, whose half-life is kept in
+examples.
 """
 
 import math
@@ -81,6 +83,29 @@ def lr_of(
     if rule in noisy:
         return noisy[rule](batch_size, reference_batch_size, reference_lr, noise_scale)
     return rules[rule](batch_size, reference_batch_size, reference_lr)
+
+
+def beta2_of(batch_size: float, half_life: float) -> float:
+    """Return beta2 = 2^(-B/half_life), the decay of Adam's squared gradients that has one half-life in examples.
+
+    (Marek et al. 2025, arXiv 2507.07101, section 3: at small B a fixed beta2 forgets too
+    soon; Porian et al. 2024, arXiv 2406.19146, found it to be what fails there). Both in examples.
+    """
+    return math.exp2(-batch_size / half_life)
+
+
+def shrinkage_of(batch_size: float, half_life: float) -> float:
+    """Return 1 - 2^(-B/half_life), the share that a step takes of a weight without gradient, both in examples.
+
+    Divided by the learning rate it is the weight decay (Wang and Aitchison 2024, arXiv 2405.13698: the time scale
+    1/(lr x weight_decay) is what to keep, in epochs).
+    """
+    return -math.expm1(-batch_size / half_life * math.log(2.0))
+
+
+def effective_lr_of(lr: float, momentum: float, dampening: float = 0.0) -> float:
+    """Return lr (1 - dampening)/(1 - momentum), at which a gradient acts over all steps (Shallue et al. 2018)."""
+    return lr * (1.0 - dampening) / (1.0 - momentum) if momentum else lr
 
 
 def _noise_scale(noise_scale: float | None, rule: str) -> float:

@@ -1,11 +1,13 @@
 """The space that a study searches: integer batch sizes on a log scale, and delta = log2(lr / rule(B))."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bstune.core.scaling import ScalingRule
 
 MODULE, BUDGET, BATCH_SCHEDULE = "workload.module.", "budget.", "batch_schedule"
+HALF_LIVES = ("scaling.beta2_half_life", "scaling.weight_decay_half_life")
 
 
 @dataclass(frozen=True)
@@ -13,15 +15,20 @@ class Tunable:
     """A number of the config that is searched."""
 
     name: str  # in the study, the records and the report
-    key: str  # the config key that it sets, dotted, below workload.module, budget or batch_schedule
+    key: str  # the config key that it sets, dotted, below workload.module, budget or batch_schedule, or of HALF_LIVES
     low: float
     high: float
     log: bool  # whether it is searched on a log scale
     integer: bool
+    complement: bool = False  # whether 1 - value is searched, as on a log scale a momentum is (Shallue et al. 2018)
 
     def value(self, value: float) -> float:
         """Return a value as the config takes it: an integer where it is one."""
         return round(value) if self.integer else value
+
+    def searched(self, value: float) -> float:
+        """Return what is searched in place of a value, and the value of what was searched: one less the other."""
+        return 1.0 - value if self.complement else value
 
 
 def corners(tunables: tuple[Tunable, ...]) -> list[dict[str, float]]:
@@ -62,6 +69,10 @@ class Space:
         share = (van_der_corput(index) + offset) % 1.0
         return self.snap(self.low * (self.high / self.low) ** share)
 
+    def searched(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Return what is searched in place of the tunables' values, by name."""
+        return {one.name: one.searched(values[one.name]) for one in self.tunables}
+
     def lr(self, batch_size: int, delta: float) -> float:
         """Return rule(B) 2^delta, clipped to the learning rates that can be had."""
         return min(max(self.rule(batch_size) * math.exp2(delta), self.lr_low), self.lr_high)
@@ -71,11 +82,11 @@ class Space:
         return math.log2(lr / self.rule(batch_size))
 
 
-def van_der_corput(index: int) -> float:
-    """Return term ``index`` of the base-2 low-discrepancy sequence 0, 1/2, 1/4, 3/4, ... in [0, 1)."""
-    value, weight = 0.0, 0.5
+def van_der_corput(index: int, base: int = 2) -> float:
+    """Return term ``index`` of the low-discrepancy sequence of a base, 0, 1/2, 1/4, 3/4, ... of base 2, in [0, 1)."""
+    value, weight = 0.0, 1.0 / base
     while index:
-        index, bit = divmod(index, 2)
-        value += bit * weight
-        weight /= 2
+        index, digit = divmod(index, base)
+        value += digit * weight
+        weight /= base
     return value

@@ -69,7 +69,9 @@ def answer(summary: Row) -> Answer:
     """Return what a study answers, from the mapping of its ``curve.json``."""
     use, other = _winners(summary)
     lines: dict[str, Iterable[str | None]] = {
-        "USE": [] if use is None else [_point_text(use), expected_text(use), _test_text(summary)],
+        "USE": []
+        if use is None
+        else [_point_text(use, summary.get("tokens")), expected_text(use), _test_text(summary)],
         "WARNING": [text for one in (use, other) if (text := _warning(one))],
         "RESULT": [unreached_text(summary)] if use is None else [],
         "WHY": [_cause(summary)[0]] if use is None else [],
@@ -177,12 +179,16 @@ def device_text(device: str) -> str:
     return "replayed" if device == "replay" else device.replace(" (", ", ").removesuffix(")")
 
 
-def _point_text(winner: Row) -> str:
-    """Return ``batch size 204, learning rate 1.13``, with further hyper-parameters and the horizon if there are any."""
+def _point_text(winner: Row, tokens: int | None = None) -> str:
+    """Return ``batch size 204, learning rate 1.13``, with further hyper-parameters and the horizon if there are any.
+
+    ``tokens``: of an example, where it has some; then ``batch size 204 (13,056 tokens)``.
+    """
     others = [f"{name} {format_number(value)}" for name, value in (winner.get("hyperparameters") or {}).items()]
     if winner.get("horizon") is not None:
         others.append(f"a schedule of {plural(winner['horizon'], 'step')}")
     size, rate = format_count(winner["batch_size"]), format_number(winner["lr"])
+    size += f" ({format_count(winner['batch_size'] * tokens)} tokens)" if tokens else ""
     return ", ".join([f"batch size {size}", f"learning rate {rate}", *others])
 
 
@@ -273,16 +279,30 @@ def _critical_texts(summary: Row) -> Iterator[str]:
     if critical["smallest"] == critical["largest"]:
         yield f"not known, as batch size {format_count(critical['smallest'])} alone reached the target"
         return
-    yield f"batch size {critical_text(critical)}"
+    tokens = summary.get("tokens")
+    counted = tokens is not None and critical["b_crit"] is not None
+    said = f", {format_count(float(format_number(critical['b_crit'] * tokens, 2)))} tokens" if counted else ""
+    yield f"batch size {critical_text(critical)}{said}"
     if critical["b_crit"] is not None:
         yield regimes_text(summary.get("regimes") or (), critical)
     if critical.get("b_opt") is not None:
         opt = f"{format_number(critical['b_opt'], 2)} ({interval_text(critical, 'b_opt')})"
         yield f"fewest examples at batch size {opt}; smaller batches need more of them"
+    if summary.get("over_target_growth"):
+        yield growth_text(summary["over_target_growth"], str(summary.get("metric") or "metric"))
     noise = summary.get("noise_scale") or {}
     if noise.get("noise_scale") is not None:
         ends = f"{noise['level']:.0%}: {format_number(noise['low'], 2)} to {format_number(noise['high'], 2)}"
         yield f"gradient noise scale {format_number(noise['noise_scale'], 2)} ({ends}), a hint at it"
+
+
+def growth_text(row: Row, metric: str) -> str:
+    """Return ``rises as the target gets harder: as val/loss^-4.3 (90%: -5.1 to -3.5) from 2.6 to 2``."""
+    how = "rises" if row["high"] < 0.0 else "falls" if row["low"] > 0.0 else "does not surely change"
+    base = metric if row["ideal"] == 0.0 else f"|{metric} - {row['ideal']:g}|"
+    ends = f"{row['level']:.0%}: {row['low']:z.1f} to {row['high']:z.1f}"
+    span = f"from {format_number(row['from'])} to {format_number(row['to'])}"
+    return f"{how} as the target gets harder: as {base}^{row['exponent']:z.1f} ({ends}) {span}"
 
 
 def regimes_text(regimes: Sequence[Row], critical: Row) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from bstune.core.console import format_count, format_number, format_seconds, plural
 from bstune.core.records import TrialResult
 from bstune.core.scaling import linear, none, sqrt
-from bstune.report.answer import STATUS_WORDS, critical_text, expected_text, interval_text
+from bstune.report.answer import STATUS_WORDS, critical_text, expected_text, growth_text, interval_text
 from bstune.report.html import axis, chart, label, paragraph, text
 from bstune.report.rows import WINNERS, Row
 from bstune.report.study_folder import EMPTY_CRITICAL, StudyFolder
@@ -261,7 +261,9 @@ def over_target(summary: Row) -> str:
         "showlegend": False,
     }
     layout = {"xaxis": axis(f"target: {metric}", log=False), "yaxis": axis("critical batch size (examples)")}
+    found = summary["over_target_growth"]
     caption = "From the same histories, at targets that enough trials passed; the large dot is this page's target."
+    caption += f" It {growth_text(found, metric)}." if found else ""
     return chart([trace], layout, caption, height=360)
 
 

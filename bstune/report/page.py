@@ -126,12 +126,13 @@ def _trials(trials: Sequence[TrialResult]) -> str:
         return ""
     names = sorted({name for trial in trials for name in trial.hyperparameters})
     horizon = ["horizon"] if any(trial.horizon is not None for trial in trials) else []
-    heads = ["trial", "batch size", "learning rate", *names, *horizon, "status", "steps", "missed at", "time to target"]
-    heads += ["a step", "last value", "seed", "took", "remark"]
-    return table(heads, [_trial_cells(trial, names, bool(horizon)) for trial in trials])
+    effective = ["lr/(1 - m)"] if any(trial.effective_lr is not None for trial in trials) else []
+    heads = ["trial", "batch size", "learning rate", *effective, *names, *horizon, "status", "steps", "missed at"]
+    heads += ["time to target", "a step", "last value", "seed", "took", "remark"]
+    return table(heads, [_trial_cells(trial, names, bool(horizon), bool(effective)) for trial in trials])
 
 
-def _trial_cells(trial: TrialResult, names: Sequence[str], horizon: bool) -> list[Cell | str]:
+def _trial_cells(trial: TrialResult, names: Sequence[str], horizon: bool, effective: bool) -> list[Cell | str]:
     last = next((value for _, value in reversed(trial.history) if value is not None), None)
     remark = ", ".join(part for part in (charts.part_text(trial).partition(", ")[2], trial.message or "") if part)
     tau, time = trial.seconds_per_step, trial.time_to_target
@@ -139,6 +140,7 @@ def _trial_cells(trial: TrialResult, names: Sequence[str], horizon: bool) -> lis
         Cell(str(trial.number), trial.number),
         Cell(format_count(trial.batch_size), trial.batch_size),
         Cell(format_number(trial.lr), trial.lr),
+        *([Cell(format_number(trial.effective_lr), trial.effective_lr)] if effective else []),
         *(Cell(format_number(value), value) for value in (trial.hyperparameters.get(name) for name in names)),
         *([Cell(format_count(trial.horizon), trial.horizon)] if horizon else []),
         STATUS_WORDS[trial.status],

@@ -7,13 +7,13 @@ the target is not claimed, nor is an end of the interval that the prior sets and
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 from bstune.core.console import format_count, plural
 from bstune.core.curve import SLOPE_RATIO, batch_at
@@ -30,7 +30,9 @@ PRIOR_DRAWS = 2000
 ODDS, SHARE = 10.0, 0.9  # of a small-batch term: least Bayes factor, and least posterior probability, to report it
 NARROW = 3.0  # times the interval's low end: a wider interval asks for trials ...
 NEXT_TRIALS = 3  # ... so many
-EASIER = (1.25, 1.6, 2.0, 2.5, 3.2)  # targets, as multiples of the target's distance from the ideal value
+EASIER = tuple(1.06**k for k in range(1, 21))  # targets, as multiples of the target's distance from the ideal value
+MAX_EASIER = 5  # of those that enough trials passed
+MIN_GROWTH = 3  # targets with B_crit and both ends of its interval, for the exponent of its growth
 MIN_PASSED, MIN_SPAN = 8, 8.0  # trials that passed an easier target, and their batch sizes' largest over smallest
 FINE, MAX_COARSE = 0.7, 0.2  # last miss over first hit, and the share of them whose evaluations may be further apart
 
@@ -150,11 +152,14 @@ def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
 
 
 def easier_targets(done: Sequence[TrialResult], target: Target, ideal: float | None) -> list[Target]:
-    """Return the targets, the nearest first, that enough trials passed on their way; none without an ideal value."""
+    """Return a few targets, nearest first, that enough trials passed on their way; none without an ideal value."""
     if ideal is None:
         return []
     targets = [replace(target, value=ideal + times * (target.value - ideal)) for times in EASIER]
-    return [easier for easier in targets if too_few_passed(done, easier) is None]
+    passed = [easier for easier in targets if too_few_passed(done, easier) is None]
+    if len(passed) <= MAX_EASIER:
+        return passed
+    return [passed[round(i * (len(passed) - 1) / (MAX_EASIER - 1))] for i in range(MAX_EASIER)]  # the farthest too
 
 
 def too_few_passed(done: Sequence[TrialResult], target: Target) -> str | None:
@@ -217,3 +222,37 @@ def over_targets(
             ends = {"b_crit": found.b_crit, "b_crit_low": found.b_crit_low, "b_crit_high": found.b_crit_high}
             rows.append({"target": easier.value, "passed": len(_passed(done, easier)), **ends})
     return rows
+
+
+def growth(rows: Iterable[Mapping[str, Any]], ideal: float) -> dict[str, float] | None:
+    """Return the exponent k of B_crit ~ d^k over the distance d of targets from the ideal value, with its interval.
+
+    Of a loss, whose ideal value is 0, it is Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3: B_crit = B*/L^(1/alpha),
+    where k = -1/alpha = -4.76. It is a least-squares line of log B_crit over log d, weighted by the intervals of
+    B_crit, and wider where the points scatter more than those say. The same runs answer all targets, so that their
+    errors go together and the interval is rather too wide than too narrow.
+
+    Args:
+        rows: each with ``target``, ``b_crit``, ``b_crit_low`` and ``b_crit_high``; one where any is None is left out.
+        ideal: the metric's best value.
+
+    Returns:
+        ``exponent``, ``low``, ``high``, ``level``, ``ideal``, and the targets of the most and the least distance,
+        ``from`` and ``to``; None for fewer than three different targets with an interval.
+    """
+    names = ("b_crit_low", "b_crit", "b_crit_high")
+    there = {row["target"]: row for row in rows if None not in (row[name] for name in names)}
+    if len(there) < MIN_GROWTH:
+        return None
+    distance = {value: abs(value - ideal) for value in there}
+    x = np.log(list(distance.values()))
+    low, y, high = np.log([[row[name] for row in there.values()] for name in names])
+    z = float(ndtri(INTERVAL[1]))
+    weight = (2.0 * z / np.maximum(high - low, 1e-6)) ** 2
+    away, gap = (values - np.average(values, weights=weight) for values in (x, y))
+    spread = float(weight @ away**2)
+    slope = float(weight @ (away * gap)) / spread
+    scatter = float(weight @ (gap - slope * away) ** 2) / (len(x) - 2)
+    error = z * math.sqrt(max(1.0, scatter) / spread)
+    ends = {"from": max(distance, key=distance.__getitem__), "to": min(distance, key=distance.__getitem__)}
+    return {"exponent": slope, "low": slope - error, "high": slope + error, "level": NOMINAL, "ideal": ideal, **ends}

@@ -7,7 +7,7 @@ arithmetic, stands beside it: an exponent that the trials do not narrow is not i
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,8 @@ def study_posterior(
     sampler = FrontierSampler(**context, **sigmas, noise_scale=scale)
     rng = np.random.default_rng(prepared.budget.seed)
     independent = not is_replayed(prepared.config)  # on a recorded table trials repeat its runs
+    if any(one.complement for one in prepared.space.tunables):  # the model's axes are those that are searched
+        done = [replace(one, hyperparameters=prepared.space.searched(one.hyperparameters)) for one in done]
     posterior = sampler.posterior(done, particles=particles, moves=MOVES, rng=rng, independent=independent)
     assert posterior is not None  # noqa: S101 - its search space is given
     return posterior

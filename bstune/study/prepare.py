@@ -16,7 +16,7 @@ from bstune.core.errors import BstuneError, ConfigError, UserCodeError
 from bstune.core.failures import cause, described
 from bstune.core.files import Identity, Output, check_owner, check_writable
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
-from bstune.core.search_space import BATCH_SCHEDULE, Space
+from bstune.core.search_space import BATCH_SCHEDULE, HALF_LIVES, Space
 from bstune.core.secrets import redact_values
 from bstune.study.connection import check_storage
 from bstune.study.plan import SearchBudget
@@ -357,6 +357,9 @@ def frozen_settings(config: DictConfig) -> dict[str, Any]:
         values.pop(f"workload.{name}", None)
     if values["protocol.fast"] == "off":  # as studies of former versions are, which do not name it
         del values["protocol.fast"]
+    for name in (*HALF_LIVES, *(f"workload.tunable.{one}.complement" for one in config.search.tune)):
+        if not values.get(name):  # likewise
+            values.pop(name, None)
     # What may be searched is no matter of a study that does not.
     tuned = tuple(f"workload.tunable.{name}." for name in config.search.tune)
     values = {key: v for key, v in values.items() if not key.startswith("workload.tunable") or key.startswith(tuned)}

@@ -33,7 +33,7 @@ from bstune.report.study_folder import read_study
 from bstune.search.acquisition import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
 from bstune.study.batch_growth import proposed_growth
-from bstune.study.critical import INTERVAL, ROOM, CriticalBatch, critical_batch, no_easier_target, over_targets
+from bstune.study.critical import INTERVAL, ROOM, CriticalBatch, critical_batch, growth, no_easier_target, over_targets
 from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, seed_scatter, study_posterior
 from bstune.study.prepare import PreparedStudy
 from bstune.study.replicates import MERITS, Winner, left_out, winners
@@ -83,7 +83,7 @@ def report_study(
         sampled = done, study_posterior(prepared, done, REPORT_PARTICLES)
     summary, band, best = summary_of(prepared, done, sampled[1], stop_reason, missing)
     with optional("no critical batch size at easier targets", missing):
-        summary |= _over_target(prepared, done)
+        summary |= _over_target(prepared, done, summary["critical"])
     summary["batch_growth"] = _batch_growth(prepared, summary, done, arguments)
     summary["test"] = _test_winners(prepared, study, best, missing)
     if arguments is not None:
@@ -137,6 +137,7 @@ def summary_of(
     summary = {
         "study": config.study,
         "workload": config.workload.name,
+        "tokens": config.workload.get("tokens"),
         "objective": budget.objective,
         **summarize(done, target, _fit(done), exponent, stop_reason, critical, best, prepared.protocol.budget),
         "use": next((name for name in merits if WINNERS[name].merit in best), None),
@@ -152,6 +153,7 @@ def summary_of(
         "not_run_again": _not_run_again(left_out(*ranking), budget.candidates),
         "over_target": [],
         "over_target_note": None,
+        "over_target_growth": None,
         "batch_growth": None,
         "test": {},
         "scale_out": {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]},
@@ -288,8 +290,10 @@ def _band(posterior: Posterior, critical: CriticalBatch) -> CurveBand:
     return steps_band(posterior, ladder, INTERVAL)
 
 
-def _over_target(prepared: PreparedStudy, done: Sequence[TrialResult]) -> dict[str, Any]:
-    """Return B_crit at easier targets, or why there is none, as ``curve.json`` has them."""
+def _over_target(
+    prepared: PreparedStudy, done: Sequence[TrialResult], critical: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return B_crit at easier targets and how it grows, or why there is none, as ``curve.json`` has them."""
     target, ideal, horizon = prepared.protocol.target, sampler_context(prepared)["ideal"], prepared.backend.horizon
     rows: list[dict[str, Any]] = []
     if not horizon:
@@ -299,7 +303,11 @@ def _over_target(prepared: PreparedStudy, done: Sequence[TrialResult]) -> dict[s
             ideal,
             lambda trials, easier: study_posterior(prepared, trials, TARGET_PARTICLES, easier),
         )
-    return {"over_target": rows, "over_target_note": None if rows else no_easier_target(target, ideal, horizon)}
+    note = None if rows else no_easier_target(target, ideal, horizon)
+    found = None
+    if ideal is not None and critical is not None:
+        found = growth([*rows, {"target": target.value, **critical}], ideal)
+    return {"over_target": rows, "over_target_note": note, "over_target_growth": found}
 
 
 def _batch_growth(

@@ -113,6 +113,7 @@ def at_target(files: Output, goal: float | None) -> StudyFolder:
         return replace(found, summary=completed(summary | {"notes": [*prepared.caveats, *notes]}), trials=tuple(trials))
     notes = [*_what_to_run(prepared, trials, posterior, found.summary["arguments"]), *notes]
     summary |= {"notes": [*prepared.caveats, *notes], "over_target": _over_target(found, own)}
+    summary["over_target_growth"] = found.summary["over_target_growth"]
     if summary["unreached"] is not None:  # why a trial was stopped was another target
         summary["unreached"] = {"closest": summary["unreached"]["closest"]}
     return replace(found, summary=completed(summary), trials=tuple(trials), best=None)

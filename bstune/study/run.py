@@ -42,7 +42,7 @@ from bstune.study.storage import (
     results,
     store_unstored,
 )
-from bstune.trial.backend import chooses_horizons, stops_trials
+from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
 from bstune.trial.workers import InProcess
 
 # Options that another machine that joins the study gives itself, or has no use for.
@@ -57,7 +57,9 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     trial_budget = prepared.protocol.budget
     spent = f"{format_count(trial_budget.steps)} steps and {format_count(trial_budget.examples)} examples"
     if not stops_trials(config.sampler):
-        ends = f", {budget.stratified:.0%} of them spread evenly over log B; each ends at the target or after {spent}"
+        turns = chooses_batch_sizes(config.sampler)
+        spread = "at each batch size in turn" if turns else f"{budget.stratified:.0%} of them spread evenly over log B"
+        ends = f", {spread}; each ends at the target or after {spent}"
     elif prepared.backend.stops:
         ends = "; each ends at the target or once it cannot matter, and may be continued; winners run again"
     elif prepared.backend.horizon and chooses_horizons(config.sampler):

@@ -329,13 +329,14 @@ def ask(
     ``stops``: whether a trial can be stopped early and continued; else the sampler's limits count only as horizons.
     """
     trial_index = claimed.trial_index
-    stopping: Any = sampler if hasattr(sampler, "max_steps") else None  # chooses every batch size itself
+    stopping: Any = sampler if hasattr(sampler, "max_steps") else None
     failed = _failed(claimed.trials, trial_index)
     earlier = failed[-1] if failed else None
     if earlier is not None and not (RECORD in earlier.user_attrs and _failures(failed) % TRIES == 0):
         trial = _suggested(study, claimed, space, sampler, dict(earlier.params))
         return _stored(trial, replace(_spec(earlier), number=trial.number))
-    stratum = None if stopping is not None else budget.stratum(trial_index, space)
+    chooses = stopping is not None or getattr(sampler, "chooses_batch_sizes", False)
+    stratum = None if chooses else budget.stratum(trial_index, space)
     trial = _suggested(study, claimed, space, sampler, {} if stratum is None else {"batch_size": stratum})
     batch_size = space.snap(trial.params["batch_size"])
     lr, seed = space.lr(batch_size, trial.params["delta"]), budget.trial_seed(trial_index)
@@ -346,7 +347,7 @@ def ask(
             continued = finished(study, resumed_from)
             lr, seed = continued.lr, continued.seed
     delta = space.delta(batch_size, lr)
-    values = {one.name: trial.params[one.name] for one in space.tunables}
+    values = space.searched(trial.params)  # and back
     spec = TrialSpec(
         trial.number, trial_index, batch_size, lr, delta, seed, max_steps, resumed_from, hyperparameters=values
     )
@@ -530,7 +531,8 @@ def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution
         if one.integer:
             searched[one.name] = IntDistribution(round(one.low), round(one.high), log=one.log)
         else:
-            searched[one.name] = FloatDistribution(one.low, one.high, log=one.log)
+            low, high = sorted((one.searched(one.low), one.searched(one.high)))
+            searched[one.name] = FloatDistribution(low, high, log=one.log)
     return searched
 
 
@@ -547,7 +549,8 @@ def build_sampler(
     if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):
         raise ConfigError(f"sampler must name an optuna.samplers.BaseSampler in _target_, but got {dict(config)}")
     seed, wanted = budget.sampler_seed(trial_index, attempt), getattr(sampler, "context", ())
-    arguments = {name: value for name, value in (context or {}).items() if name in wanted}
+    place = {"trial_index": trial_index, "attempt": attempt, "study_seed": budget.seed}
+    arguments = {name: value for name, value in {**(context or {}), **place}.items() if name in wanted}
     if issubclass(sampler, QMCSampler):  # keeps one seed: its place in the sequence is kept in the storage
         arguments |= {"seed": budget.seed, "independent_sampler": RandomSampler(seed=seed)}
     elif "seed" in inspect.signature(sampler).parameters:

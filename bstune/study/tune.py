@@ -30,7 +30,7 @@ Module = Callable[[Trial], LightningModule] | type[LightningModule]
 Data = LightningDataModule | Sequence[Any] | Mapping[str, Any] | Callable[[int], Any]
 UNMET = -1e15  # a goal that no metric meets
 SMALL_LR = 1e-3  # a survey trains nothing: its learning rates are this one's by the rule, divided by 1000
-TUNABLE = {"low", "high", "log", "integer"}
+TUNABLE = {"low", "high", "log", "integer", "complement"}
 # The options that the arguments of tune() set, by name.
 OPTIONS = {
     "name": "study",
@@ -90,8 +90,8 @@ def tune(
         reference: a batch size and a learning rate that go together: where the search begins.
         budget: after which a trial gives up.
         trainer: further arguments of the Lightning Trainer.
-        tunable: further hyper-parameters to search, by name: ``(low, high)``, or a dict of ``low``, ``high``, ``log``
-            and ``integer``.
+        tunable: further hyper-parameters to search, by name: ``(low, high)``, or a dict of ``low``, ``high``, ``log``,
+            ``integer`` and ``complement`` (1 - value is searched).
         name: of the study: one of the same name is continued; None: the module's class.
         objective: ``time``, ``steps``, ``both`` or ``curve``.
         trials: of the whole search; a stopped one that is continued counts once.
@@ -305,6 +305,8 @@ def _tunable(name: str, value: Any) -> dict[str, Any]:
 
 def _middle(tunable: Mapping[str, Any]) -> float:
     low, high = tunable["low"], tunable["high"]
+    if tunable["log"] and tunable.get("complement") and high < 1:
+        return 1.0 - math.sqrt((1.0 - low) * (1.0 - high))
     value = math.sqrt(low * high) if tunable["log"] and low > 0 else (low + high) / 2
     return round(value) if tunable["integer"] else value
 

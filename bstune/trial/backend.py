@@ -98,6 +98,11 @@ def chooses_horizons(node: DictConfig) -> bool:
     return "horizon" in getattr(getattr(sampler_factory(node), "func", None), "context", ())
 
 
+def chooses_batch_sizes(node: DictConfig) -> bool:
+    """Return whether the config's sampler goes through the batch sizes itself, so that none is stratified."""
+    return getattr(getattr(sampler_factory(node), "func", None), "chooses_batch_sizes", False)
+
+
 def make_protocol(config: DictConfig) -> TrialProtocol:
     """Return what stays fixed in every trial of a config whose device and precision are resolved."""
     options, target = config.protocol, config.workload.target

@@ -50,6 +50,7 @@ from bstune.trial.device import (
     versions,
 )
 from bstune.trial.epoch import accumulate_on, accumulated
+from bstune.trial.half_lives import effective_lr
 from bstune.trial.lean_loop import LeanLoop
 from bstune.trial.noise_scale import NoiseScale
 from bstune.trial.skipped_steps import SkippedSteps
@@ -150,6 +151,7 @@ def _record(loop: "_TargetLoop", not_compiled: str | None) -> TrialResult:
         message=progress.message or not_compiled or loop.missing,
         noise_scale=loop.noise_scale.measurements,
         training_loop=None if loop.lean is None else loop.lean.name,
+        effective_lr=loop.effective_lr,
         **loop.batch_sizes.timed(clock.segments, progress.steps, protocol.warmup_steps),
     )
 
@@ -336,6 +338,7 @@ class _TargetLoop(Callback):
         # Lightning's calls of one more call-back would be some percent of a short step, so its hooks are called here.
         self.noise_scale = NoiseScale(every=protocol.noise_scale_every, weights="examples", around=self._aside)
         self._measures_noise = False
+        self.effective_lr: float | None = None
         self.missing: str | None = None  # what the trial goes on without
         self.batch_sizes = BatchSizes(progress.plan, protocol.micro_batch_size, progress.steps + progress.skipped)
         self._skipped_in_a_row = 0
@@ -427,6 +430,7 @@ class _TargetLoop(Callback):
         self.clock.enter(Phase.STARTUP)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.effective_lr = effective_lr(trainer.optimizers)
         self._skipped_steps = SkippedSteps(trainer, pl_module)
         self.batch_sizes.start(trainer)
         self._restore_generators()

@@ -49,6 +49,7 @@ from bstune.trial.batches import loaders_of, rebatch
 from bstune.trial.checkpoint import PlainFiles, Stopped
 from bstune.trial.device import device_name, has_bfloat16, processor, resolve_device, versions
 from bstune.trial.distributed import check_devices, count
+from bstune.trial.half_lives import follow_batch_size
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.objects import Loaders
 from bstune.trial.start import depends_on_length
@@ -200,18 +201,21 @@ def _build(own: DictConfig, spec: TrialSpec) -> LightningModule:
         if hasattr(part, "check_batch"):
             for size in plan.sizes:
                 part.check_batch(size, own.protocol.micro_batch_size)  # type: ignore[operator]
-    _name_optimizer_errors(module)
+    half_lives = {name: own.scaling.get(name) for name in ("beta2_half_life", "weight_decay_half_life")}
+    _configure_with(module, spec.batch_size, half_lives)
     return module
 
 
-def _name_optimizer_errors(module: LightningModule) -> None:
-    """Make ``configure_optimizers`` raise a ConfigError for an option that an optimizer or a schedule refuses."""
+def _configure_with(module: LightningModule, batch_size: int, half_lives: Mapping[str, float | None]) -> None:
+    """Make ``configure_optimizers`` apply half-lives, and name an option that an optimizer or a schedule refuses."""
     configure = module.configure_optimizers
 
     @functools.wraps(configure)
     def configured() -> Any:
         try:
-            return configure()
+            built = configure()
+            follow_batch_size(built, batch_size, **half_lives)
+            return built
         except (TypeError, ValueError) as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise ConfigError(

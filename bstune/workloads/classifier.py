@@ -99,13 +99,16 @@ class Classifier(LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Add up errors and losses on the device."""
         images, labels = batch
-        logits = self(images) if self.test_time is None else self.test_time(self, images)
+        self.add_up(self(images) if self.test_time is None else self.test_time(self, images), labels)
+
+    test_step = validation_step
+
+    def add_up(self, logits: Tensor, labels: Tensor) -> None:
+        """Add errors and losses of logits (N, classes) to those of the evaluation."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # three digits of bfloat16 are too few
         loss = self.loss(logits, labels).float() * len(labels)
         wrong = (logits.argmax(dim=1) != labels).sum()
         self._sums.append(torch.stack([wrong.float(), loss, torch.full_like(loss, len(labels))]))
-
-    test_step = validation_step
 
     def on_validation_epoch_end(self) -> None:
         """Log ``val/error`` and ``val/loss``."""

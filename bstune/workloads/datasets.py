@@ -132,6 +132,15 @@ AIRFOIL = Source(
     suffix="",
 )
 
+TINY_SHAKESPEARE = Source(
+    name="tiny Shakespeare",
+    folder="tinyshakespeare",
+    sha256={"input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"},
+    sizes={"input.txt": 1_115_394},
+    mirrors=("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",),
+    suffix="",
+)
+
 
 def load_digits() -> ImageDataset:
     """Return the 1797 digits of 8 x 8 pixels, 0 to 16, that scikit-learn ships; they have no test images."""

@@ -1,4 +1,4 @@
-"""Muon, and groups of a network's parameters by kind, each with its own learning rate and weight decay."""
+"""Muon, with SGD or AdamW for what it does not orthogonalise, and groups of parameters with rates of their own."""
 
 import math
 from collections import defaultdict
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from bstune.core.errors import ConfigError
@@ -21,12 +22,13 @@ EPS = 1e-7
 
 
 class Muon(Optimizer):
-    """Steps groups of parameters with orthogonalised momentum, and the others as torch's SGD does.
+    """Steps groups of parameters with orthogonalised momentum, and the others as torch's SGD or AdamW does.
 
     (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon, as in cifar10-airbench's airbench94_muon.) A group
     with ``orthogonalise`` holds filters and matrices: m <- momentum x m + g, u = g + momentum x m (Nesterov) or m,
     w <- (1 - lr x weight_decay) w, w <- w - lr x O(u), where O makes the singular values of u near 1, a filter bank
-    being a matrix with a row for each filter. The gradient's scale cancels. Nothing waits for an accelerator. A group's
+    being a matrix with a row for each filter. The gradient's scale cancels. Another group with
+    ``betas`` and ``eps`` is stepped as AdamW does. Nothing waits for an accelerator. A group's
     ``lr`` may become a tensor without dimensions, which a CUDA graph of the step reads (bstune.trial.graph).
 
     Args:
@@ -64,7 +66,7 @@ class Muon(Optimizer):
         if len(coefficients) != 3:
             raise ConfigError(f"muon's iteration takes three coefficients, but got {list(coefficients)}")
         defaults |= {"steps_of_iteration": steps, "coefficients": tuple(coefficients)}
-        defaults |= {"normalise_weights": normalise_weights, "orthogonalise": orthogonalise}
+        defaults |= {"normalise_weights": normalise_weights, "orthogonalise": orthogonalise, "betas": None, "eps": None}
         super().__init__(params, defaults)
         for group in self.param_groups:
             if not 0.0 <= group["lr"] < math.inf:
@@ -96,7 +98,8 @@ class Muon(Optimizer):
         for group in self.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
             if trained:
-                step = self._step_orthogonal if group["orthogonalise"] else self._step_plain
+                rest = self._step_adam if group.get("betas") else self._step_plain
+                step = self._step_orthogonal if group["orthogonalise"] else rest
                 step(group, trained, [parameter.grad for parameter in trained])
         return loss
 
@@ -134,6 +137,89 @@ class Muon(Optimizer):
         sgd(trained, gradients, buffers, **options, dampening=0.0, maximize=False, fused=fused)
         for parameter, buffer in zip(trained, buffers, strict=False):
             self.state[parameter]["momentum_buffer"] = buffer
+
+    def _step_adam(self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]) -> None:
+        tensor = isinstance(group["lr"], Tensor)  # in a step that is captured nothing may be read on the host
+        for parameter in trained:
+            if not self.state[parameter]:
+                device = parameter.device if tensor else "cpu"  # as torch's own have it
+                count = torch.zeros((), dtype=torch.float32, device=device)
+                zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.state[parameter].update(zeros, step=count)
+        averages, squares, counts = (
+            [self.state[parameter][name] for parameter in trained] for name in ("exp_avg", "exp_avg_sq", "step")
+        )
+        adamw(
+            trained,
+            gradients,
+            averages,
+            squares,
+            [],
+            counts,
+            fused=True if tensor else None,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+def muon_and_adam(
+    params: Any,
+    lr: float,
+    *,
+    adam_matrices: Sequence[int],
+    adam_rate: float,
+    betas: Sequence[float],
+    eps: float,
+    weight_decay: float,
+    **options: Any,
+) -> Muon:
+    """Return Muon for the matrices and filters of a network, whose other parameters are stepped as torch's AdamW does.
+
+    Groups that say themselves what is orthogonalised are left as they are.
+
+    Args:
+        params: parameters in the network's order, or groups of them with options of their own.
+        lr: Muon's learning rate.
+        adam_matrices: places, among the parameters of two or more dimensions, of those that AdamW takes: -1 is the last
+            layer's, 0 an embedding's, as Jordan et al. 2024 advise.
+        adam_rate: factor of the learning rate for AdamW, over 0.
+        betas: of AdamW.
+        eps: of AdamW, over 0.
+        weight_decay: decoupled, of all parameters: the rate times it is the share that a step takes of a weight.
+        **options: of :class:`Muon`.
+
+    Raises:
+        ConfigError: for a value out of its range, or if no parameter is left for Muon.
+    """
+    params = list(params)
+    options |= {"weight_decay": weight_decay}
+    if any(isinstance(one, Mapping) and "orthogonalise" in one for one in params):
+        return Muon(params, lr, normalise_weights=False, **options)
+    if not 0.0 < adam_rate < math.inf or not eps > 0.0 or not all(0.0 <= beta < 1.0 for beta in betas):
+        raise ConfigError(
+            "adam_rate and eps must be over 0 and betas lie in [0, 1), but got "
+            f"adam_rate={adam_rate}, eps={eps}, betas={list(betas)}"
+        )
+    grouped = bool(params) and isinstance(params[0], Mapping)
+    groups: list[dict[str, Any]] = [dict(one) for one in params] if grouped else [{"params": params}]
+    everything = [parameter for group in groups for parameter in group["params"]]
+    matrices = [parameter for parameter in everything if parameter.ndim >= 2]
+    if beyond := [place for place in adam_matrices if not -len(matrices) <= place < len(matrices)]:
+        raise ConfigError(f"adam_matrices names the place {beyond[0]}, but the network has {len(matrices)} matrices")
+    left = {id(matrices[place]) for place in adam_matrices}
+    muons = {id(parameter) for parameter in matrices} - left
+    made = []
+    for group in groups:
+        rest = [parameter for parameter in group["params"] if id(parameter) not in muons]
+        of_adam = {"lr": group.get("lr", lr) * adam_rate, "betas": tuple(betas), "eps": eps, "orthogonalise": False}
+        made.append({**group, "params": [one for one in group["params"] if id(one) in muons], "orthogonalise": True})
+        made.append({**group, "params": rest, **of_adam})
+    return Muon([group for group in made if group["params"]], lr, normalise_weights=False, **options)
 
 
 def _subtract(weight: Tensor, update: Tensor, rate: float | Tensor) -> None:

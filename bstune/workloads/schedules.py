@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from bstune.core.errors import ConfigError
+from bstune.core.records import Budget
 from bstune.trial import distributed
 
 
@@ -63,6 +64,20 @@ def linear_decay(optimizer: Optimizer, total_steps: int, end: float) -> LambdaLR
     """
     _check(total_steps, end=end)
     return _scheduled(optimizer, lambda step: 1.0 - (1.0 - end) * min(1.0, step / total_steps))
+
+
+def decay_then_constant(
+    optimizer: Optimizer, budget_steps: int, budget_examples: int, batch_size: int, length: float, end: float
+) -> LambdaLR:
+    """Return a schedule that falls from 1 to ``end`` by a straight line, and stays there (Shallue et al. 2018, 4.2).
+
+    Step t (from 0) uses 1 - (1 - end) min(1, t/n), with n = length x max(budget_steps, budget_examples/batch_size), a
+    share ``length`` over 0 of the steps of a trial that never reaches its target.
+    """
+    if not 0.0 < length < math.inf:
+        raise ConfigError(f"a decay's length is a share of the budget's steps, over 0, but got {length}")
+    steps = math.ceil(length * Budget(budget_steps, budget_examples).last_step(batch_size))
+    return linear_decay(optimizer, steps, end)
 
 
 def one_cycle(optimizer: Optimizer, total_steps: int, peak: float, start: float, end: float) -> LambdaLR:

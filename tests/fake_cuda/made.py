@@ -1,4 +1,4 @@
-"""Black images in a workload's shape, as on fake tensors nothing depends on what they show, and a fault."""
+"""Black images in a workload's shape, and a text, as on fake tensors nothing depends on what they show; and a fault."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import lightning.pytorch
 import numpy as np
 
 from bstune.workloads.datasets import ImageDataset, Images
+from bstune.workloads.language import Text
 
 TEST_EXAMPLES = 2048
 
@@ -18,6 +19,12 @@ def made_images(shape: Sequence[int], examples: int) -> ImageDataset:
         return Images(np.zeros((count, *shape), np.uint8), np.arange(count) % 10)
 
     return ImageDataset("made", 255, images(examples), images(TEST_EXAMPLES))
+
+
+def made_text(vocabulary: int) -> Text:
+    """Return a text whose tokens come one after another."""
+    tokens = (np.arange(100_000) % vocabulary).astype(np.uint8)
+    return Text("made", vocabulary, tokens, tokens, None)
 
 
 class Reader(lightning.pytorch.Callback):

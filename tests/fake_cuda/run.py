@@ -12,6 +12,7 @@ numbers, and whether a kernel exists for its arguments. It starts itself again w
 
 import argparse
 import collections
+import contextlib
 import json
 import logging
 import os
@@ -34,11 +35,14 @@ IMAGE_SHAPES = {
     "mnist_mlp": (1, 28, 28),
     "mnist_simple_cnn": (1, 28, 28),
 }  # others: CIFAR's
+RECURRENT = ("shakespeare_lstm",)
+TEXTS = ("shakespeare_transformer", "shakespeare_lstm")
 FIRST_STEPS = 3  # steps after which nothing is built any more, such as an optimizer's state
 WORKLOADS = (
     *("digits", "fashion_mlp", "mnist_cnn", "fashion_cnn", "cifar_mlp"),
     *("mnist_mlp", "mnist_simple_cnn", "cifar_resnet8"),
     *("resnet_cifar", "resnet_cifar_fast", "airbench_cifar", "airbench_muon", "speedrun_cifar", "mobilenet_cifar"),
+    *TEXTS,
 )
 
 
@@ -93,7 +97,9 @@ def _load(case: Case) -> tuple[Any, Any, Any, int]:
     shape = list(IMAGE_SHAPES.get(case.workload, (3, 32, 32)))
     # Given, as they cannot be computed of fake tensors.
     given: dict[str, Any] = {"mean": [0.5] * shape[0], "std": [0.25] * shape[0]}
-    if case.workload != "digits":  # whose images ship with scikit-learn
+    if case.workload in TEXTS:
+        given = {"load": {"_target_": "made.made_text", "_partial_": True, "vocabulary": 65}}
+    elif case.workload != "digits":  # whose images ship with scikit-learn
         size = {"shape": shape, "examples": case.examples}
         given["load"] = {"_target_": "made.made_images", "_partial_": True, **size}
     for name, value in given.items():
@@ -104,6 +110,13 @@ def _load(case: Case) -> tuple[Any, Any, Any, int]:
     return config, workload, protocol, int(case.batch_size or config.scaling.batch_size)
 
 
+def _decomposed(case: Case) -> contextlib.AbstractContextManager[Any]:
+    """Return what puts the operators of an LSTM in place of cuDNN's one, which torch's CPU build lacks."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher() if case.workload in RECURRENT else contextlib.nullcontext()
+
+
 def _train(case: Case, folder: Path) -> dict[str, Any]:
     from bstune.core.records import TrialSpec
     from bstune.trial.checkpoint import Stopped
@@ -112,14 +125,15 @@ def _train(case: Case, folder: Path) -> dict[str, Any]:
 
     config, workload, protocol, size = _load(case)
     spec = TrialSpec(0, 0, size, float(config.scaling.lr), None, 0)
-    if case.resumes:
-        half, state = replace(spec, max_steps=case.steps // 2), folder / "state"
-        stopped = Stopped(run_trial(workload, half, protocol, state=state), state)
-        spec = replace(spec, number=1, max_steps=case.steps, resumed_from=0)
-        result = run_trial(workload, spec, protocol, resume=stopped)
-    else:
-        horizon = case.steps if has_horizon(config) else None
-        result = run_trial(workload, spec, protocol, horizon=horizon)
+    with _decomposed(case):
+        if case.resumes:
+            half, state = replace(spec, max_steps=case.steps // 2), folder / "state"
+            stopped = Stopped(run_trial(workload, half, protocol, state=state), state)
+            spec = replace(spec, number=1, max_steps=case.steps, resumed_from=0)
+            result = run_trial(workload, spec, protocol, resume=stopped)
+        else:
+            horizon = case.steps if has_horizon(config) else None
+            result = run_trial(workload, spec, protocol, horizon=horizon)
     kept = ("status", "steps", "message", "seconds_per_step")
     evaluations = len(result.history)
     measured = len(result.noise_scale)
@@ -133,7 +147,8 @@ def _survey(case: Case) -> dict[str, Any]:
 
     config, workload, protocol, size = _load(case)
     arguments = (workload, protocol, size, float(config.scaling.lr), case.steps)
-    timed = {"trial": time_trial(*arguments), "bare": time_bare(*arguments, torch.device("cuda"))}
+    with _decomposed(case):
+        timed = {"trial": time_trial(*arguments), "bare": time_bare(*arguments, torch.device("cuda"))}
     return {name: list(seconds) for name, seconds in timed.items()}
 
 

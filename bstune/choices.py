@@ -1,0 +1,178 @@
+"""What a choice of ``schedule`` or ``algorithm`` puts in the place of a part of the workload's module.
+
+The optimizer's node is the one below ``workload.module`` that is called ``optimizer`` or builds one of torch's; it is
+written as Hydra does or as LightningCLI does. A module that builds its optimizer itself has none, and is refused.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+
+from bstune.core.errors import ConfigError
+from bstune.core.search_space import BATCH_SCHEDULE, HALF_LIVES, MODULE
+
+ALWAYS = ("workload.tunable", "workload.reference")  # of which a choice changes parts
+# What makes the algorithm; the rest, such as a weight decay, stays the workload's where its optimizer is of that class.
+OF_ALGORITHM = ("_target_", "_partial_", "momentum", "nesterov", "dampening", "betas")
+
+
+def with_choices_of(
+    config: DictConfig, replayed: bool, arguments: Sequence[str], unknown: Sequence[str]
+) -> tuple[DictConfig, list[str]]:
+    """Put the chosen schedule and algorithm into a config's workload, then what the command line sets in them.
+
+    Args:
+        config: composed by Hydra, which would merge a choice with what the workload has; it is changed.
+        replayed: whether the workload is answered from recorded runs: then there is nothing to choose.
+        arguments: of the command line; those that set a part of what a choice replaced are applied again.
+        unknown: options that Hydra refused, as the workload's own part has no such key.
+
+    Returns:
+        The config, and those of ``unknown`` that are so still.
+
+    Raises:
+        ConfigError: for a choice of other keys, or one that the workload has no place for.
+    """
+    with open_dict(config):
+        schedule, algorithm = config.pop("schedule", None), config.pop("algorithm", None)
+        sizes = config.get(BATCH_SCHEDULE)
+        for name, chosen in (("schedule", schedule), ("algorithm", algorithm), (BATCH_SCHEDULE, sizes)):
+            if chosen is not None and replayed:
+                raise ConfigError(f"a replayed workload is not trained, so it has no {name}: leave out {name}=...")
+        for name in HALF_LIVES:
+            if replayed and OmegaConf.select(config, name) is not None:
+                line = f"a replayed workload is not trained, so that {name} changes nothing: leave it out"
+                raise ConfigError(line)
+        places = [*_put_schedule(config, schedule), *_put_algorithm(config, algorithm)]
+        _tune_batch_schedule(config, sizes)
+        below = tuple(f"{place}." for place in [*places, *ALWAYS]) if places else ()
+        for argument in arguments:
+            if argument.lstrip("+").startswith(below) and "=" in argument:
+                override = OverridesParser.create().parse_override(argument)
+                OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+    return config, [name for name in unknown if not name.startswith(below)]
+
+
+def _put_schedule(config: DictConfig, chosen: Any) -> list[str]:
+    if chosen is None:
+        return []
+    if not isinstance(chosen, DictConfig) or not {"rate", "average"} <= set(chosen) <= {"rate", "average", "tunable"}:
+        raise ConfigError(f"a schedule has the keys rate and average, and may have tunable, but got {chosen}")
+    if OmegaConf.select(config, "workload.module") is None:
+        return []
+    config.workload.module.update(schedule=chosen.rate, average=chosen.average)
+    places = [f"{MODULE}{name}" for name in ("schedule", "average")]
+    _put_tunables(config, chosen.get("tunable"), places, places[0])
+    return places
+
+
+def _tune_batch_schedule(config: DictConfig, chosen: Any) -> None:
+    """Let a schedule of batch sizes be searched, if ``search.tune`` names it: by each of its tunables."""
+    tunables = chosen.pop("tunable", None) if isinstance(chosen, DictConfig) else None
+    names = OmegaConf.select(config, "search.tune")
+    if tunables is not None and isinstance(names, ListConfig) and BATCH_SCHEDULE in names:
+        config.workload.tunable = {**(config.workload.get("tunable") or {}), **tunables}
+        config.search.tune = [one for one in names if one != BATCH_SCHEDULE] + list(tunables)
+
+
+def _put_algorithm(config: DictConfig, chosen: Any) -> list[str]:
+    """Put an optimizer in the place of the workload's, and its reference learning rate.
+
+    Between optimizers of one class lr/(1 - momentum) of the reference is kept, else it is the algorithm's ``lr``.
+    """
+    if chosen is None:
+        return []
+    if not isinstance(chosen, DictConfig) or set(chosen) != {"lr", "optimizer", "tunable"}:
+        raise ConfigError(f"an algorithm has the keys lr, optimizer and tunable, but got {chosen}")
+    place = _optimizer_place(config.workload)
+    former = OmegaConf.select(config, place)
+    arguments, optimizer = _arguments(former), _plain(chosen.optimizer)
+    reference = OmegaConf.select(config, "workload.reference.lr")
+    if _target(former) == optimizer["_target_"]:
+        optimizer |= {name: value for name, value in arguments.items() if name not in OF_ALGORITHM}
+        if isinstance(reference, int | float):
+            lr = reference * _share_of_gradient(optimizer) / _share_of_gradient(arguments)
+            config.workload.reference.lr = float(f"{lr:.12g}")
+    else:
+        optimizer |= {"lr": arguments["lr"]} if "lr" in arguments else {}  # which the module does not give
+        config.workload.reference.lr = chosen.lr
+    prefix = place
+    if "class_path" in former:
+        prefix = f"{place}.init_args"
+        rest = {name: value for name, value in optimizer.items() if name not in ("_target_", "_partial_")}
+        optimizer = {"class_path": optimizer["_target_"], "init_args": rest}
+    node: Any = config
+    for part in place.split(".")[:-1]:
+        if OmegaConf.is_interpolation(node, part):  # setting a value below would cut it off from the rest
+            node[part] = _plain(node[part])
+        node = node[part]
+    OmegaConf.update(config, place, optimizer, merge=False)
+    _put_tunables(config, chosen.tunable, [place], prefix)
+    return [place]
+
+
+def _put_tunables(config: DictConfig, added: Any, replaced: Sequence[str], place: str) -> None:
+    """Add tunables, their keys below a place or of a half-life, and drop those of what was replaced."""
+    below = tuple(f"{one}." for one in replaced)
+    former = config.workload.get("tunable") or {}
+    kept = {name: one for name, one in former.items() if not str(one.get("key")).startswith(below)}
+    tunables = {} if added is None else _plain(added)
+    for one in tunables.values():
+        one["key"] = one["key"] if one["key"] in HALF_LIVES else f"{place}.{one['key']}"
+    config.workload.tunable = {**kept, **tunables}
+
+
+def _optimizer_place(workload: DictConfig) -> str:
+    """Return the key of the one node that builds an optimizer."""
+    module = OmegaConf.select(workload, "module")
+    found = list(_optimizers(module, MODULE.rstrip(".")))
+    if len(found) == 1:
+        return found[0]
+    what = f"the module of the workload {workload.get('name')}, {_target(module) if module else 'none'}"
+    if found:
+        raise ConfigError(
+            f"algorithm=... takes the place of one optimizer, but {what}, has {', '.join(found)}: leave out "
+            "algorithm=..., and change them one by one"
+        )
+    raise ConfigError(
+        f"algorithm=... takes the place of an optimizer that the config names, but {what}, is given none, so that it "
+        "builds its own: let it take one, optimizer: {_target_: torch.optim.SGD, _partial_: true}, or leave out "
+        "algorithm=..."
+    )
+
+
+def _optimizers(node: Any, key: str) -> Iterator[str]:
+    """Yield the keys of the nodes that build optimizers, below a node."""
+    for name in map(str, node if isinstance(node, DictConfig) else ()):
+        if OmegaConf.is_missing(node, name) or not isinstance(one := node[name], DictConfig):
+            continue
+        target = _target(one)
+        torchs = target.startswith("torch.optim.") and not target.startswith("torch.optim.lr_scheduler.")
+        if torchs or (target and name == "optimizer"):
+            yield f"{key}.{name}"
+        else:
+            yield from _optimizers(one, f"{key}.{name}")
+
+
+def _target(node: DictConfig) -> str:
+    """Return what a node builds; empty where it builds nothing."""
+    return str(node.get("_target_") or node.get("class_path") or "")
+
+
+def _arguments(node: DictConfig) -> dict[str, Any]:
+    """Return what a node gives its target, references as they are."""
+    values = _plain(node)
+    return dict(values.get("init_args") or {}) if "class_path" in values else values
+
+
+def _plain(node: DictConfig) -> dict[str, Any]:
+    values = OmegaConf.to_container(node)
+    return {str(key): value for key, value in values.items()} if isinstance(values, Mapping) else {}
+
+
+def _share_of_gradient(arguments: Mapping[str, Any]) -> float:
+    """Return 1 - momentum; 1 where there is none."""
+    momentum = arguments.get("momentum")
+    return 1.0 - momentum if isinstance(momentum, int | float) and 0.0 <= momentum < 1.0 else 1.0

@@ -1,0 +1,108 @@
+"""The protocol of Shallue et al. 2018 as a sampler: every batch size tuned by itself, with as many trials each."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from optuna import Study
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial
+
+from bstune.core.errors import ConfigError
+from bstune.core.search_space import van_der_corput
+from bstune.search.sampler import BATCH_SIZE
+
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)  # bases of the sequence, one for each parameter
+AGAIN = 2**20  # places further on in the sequence, for a point in the place of one that failed
+
+
+class EachBatchSize(BaseSampler):
+    """Goes through the batch sizes in turn, and at each through a quasi-random sequence of the other parameters.
+
+    (Shallue et al. 2018, arXiv 1811.03600, section 4.2.) The sequence is Halton's, shifted at random, another shift for
+    each batch size (Bousquet et al. 2017, arXiv 1706.03200). It looks at no trial: n batch sizes with k trials each are
+    ``search.trials`` = n k. A trial's parameters are a function of the study's seed and the trial's index.
+
+    Args:
+        ratio: of neighbouring batch sizes at most, over 1: they lie evenly in log B, both ends of the range included.
+        search_space: the study's parameters, ``batch_size`` among them.
+        snap: returns the batch size that a trial uses.
+        trial_index: the trial's place in the study's plan, from 0.
+        attempt: how many points failed at this index.
+        study_seed: of the study.
+
+    Raises:
+        ConfigError: for a ratio that is not over 1, or more parameters than there are bases.
+    """
+
+    chooses_batch_sizes = True  # search.stratified does not
+    context: tuple[str, ...] = ("search_space", "snap", "trial_index", "attempt", "study_seed")
+
+    def __init__(
+        self,
+        *,
+        ratio: float,
+        search_space: Mapping[str, BaseDistribution] | None = None,
+        snap: Callable[[float], int] = round,
+        trial_index: int = 0,
+        attempt: int = 0,
+        study_seed: int = 0,
+    ) -> None:
+        if not 1.0 < ratio < math.inf:
+            raise ConfigError(f"sampler.ratio is of neighbouring batch sizes and must be over 1, but got {ratio}")
+        self._space = dict(search_space or {})
+        if len(self._space) > len(PRIMES) + 1:
+            raise ConfigError(
+                f"sampler=each_batch_size takes at most {len(PRIMES) - 1} names in search.tune, but got "
+                f"{len(self._space) - 2}"
+            )
+        self._ratio, self._snap = ratio, snap
+        self._index, self._attempt, self._study_seed = trial_index, attempt, study_seed
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return the parameters that were given."""
+        return self._space
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the parameters of the trial at this index."""
+        sizes = search_space.get(BATCH_SIZE)
+        if not isinstance(sizes, IntDistribution):
+            return {}
+        grid = batch_sizes(sizes.low, sizes.high, self._ratio, self._snap)
+        turn, place = divmod(self._index, len(grid))
+        others = sorted(search_space.keys() - {BATCH_SIZE})
+        shifts = np.random.default_rng([self._study_seed, place]).random(len(others)).tolist()
+        shares = (
+            (van_der_corput(turn + self._attempt * AGAIN, base) + shift) % 1.0
+            for base, shift in zip(PRIMES, shifts, strict=False)
+        )
+        values = {name: _at(share, search_space[name]) for name, share in zip(others, shares, strict=True)}
+        return {BATCH_SIZE: grid[place], **values}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Refuse a parameter that was not given: the sequence has no place for it."""
+        raise ConfigError(f"sampler=each_batch_size has no parameter {param_name}, but {', '.join(self._space)}")
+
+
+def batch_sizes(low: int, high: int, ratio: float, snap: Callable[[float], int]) -> list[int]:
+    """Return the batch sizes that are tuned, rising, from the smallest to the largest candidate."""
+    octaves = math.ceil(math.log(high / low) / math.log(ratio) - 1e-9)
+    return sorted({snap(low * (high / low) ** (i / max(1, octaves))) for i in range(octaves + 1)})
+
+
+def _at(share: float, distribution: BaseDistribution) -> float:
+    """Return the value at a share of a parameter's range, on its own scale."""
+    if not isinstance(distribution, IntDistribution | FloatDistribution):
+        raise ConfigError(f"a parameter has a distribution of unknown kind, {distribution}")
+    low, high = distribution.low, distribution.high
+    if isinstance(distribution, IntDistribution):  # each whole number has as large a share
+        low, high = low - 0.5, high + 0.5
+    value = low * (high / low) ** share if distribution.log else low + share * (high - low)
+    value = min(max(value, distribution.low), distribution.high)
+    return round(value) if isinstance(distribution, IntDistribution) else value

@@ -1,0 +1,399 @@
+"""Language models on text that lives on the device as tokens: data, a Transformer, an LSTM and their Lightning module.
+
+An example is a sequence of ``context`` tokens, whose targets are the same tokens one place on. Batch sizes count
+sequences; times ``context`` they are tokens.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bstune.core.batch_schedule import BatchPlan, constant
+from bstune.core.errors import ConfigError, DataError
+from bstune.trial.batches import IndexStream, check_size, micro_batch_sizes, seeded_generators, splitters
+from bstune.trial.device import resolve_device
+from bstune.workloads.classifier import Classifier
+from bstune.workloads.datasets import TINY_SHAKESPEARE, read_files
+
+INITIAL_STD = 0.02  # of embeddings and linear layers, as in GPT-2
+HELD_OUT = 0.1  # of a text, its end: the first half of it for the target, the second to test
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text as tokens from 0 to ``vocabulary`` - 1, in parts, each integers (n,), in memory or memory-mapped.
+
+    ``test`` is None where there is none. ``source`` is the file that a message names.
+    """
+
+    source: str
+    vocabulary: int
+    train: NDArray[np.integer]
+    validation: NDArray[np.integer]
+    test: NDArray[np.integer] | None
+
+
+def load_tiny_shakespeare(root: str | Path) -> Text:
+    """Return 40,000 lines of Shakespeare (Karpathy 2015) as characters: 65 of them, 1,115,394 in all.
+
+    The first nine tenths are to train on, a twentieth for the target, the last one to test. The file is kept as
+    ``root/tinyshakespeare/input.txt``; missing or other bytes are errors as of
+    :func:`bstune.workloads.datasets.load_fashion_mnist`.
+    """
+    (data,) = read_files(TINY_SHAKESPEARE, root).values()
+    characters = np.frombuffer(data, np.uint8)
+    alphabet = np.unique(characters)
+    return _split("tinyshakespeare/input.txt", np.searchsorted(alphabet, characters).astype(np.uint8), len(alphabet))
+
+
+def load_text(path: str | Path) -> Text:
+    """Return a text file of one's own as characters, numbered in the order of their code points, in the same parts.
+
+    The vocabulary is that of the part to train on.
+
+    Raises:
+        DataError: if the file cannot be read, is not UTF-8, or holds at its end a character that is nowhere before.
+    """
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"workload.data.load.path={path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8, from byte {error.start} on: export it as UTF-8") from error
+    points = np.array([ord(one) for one in text], np.int32)
+    alphabet = np.unique(points[: _train_length(len(points))])
+    foreign = np.flatnonzero(~np.isin(points, alphabet))
+    if foreign.size:
+        line = text.count("\n", 0, foreign[0]) + 1
+        raise DataError(
+            f"{path}, line {line}: {text[foreign[0]]!r} is outside the vocabulary, the {len(alphabet)} characters of "
+            "the first nine tenths, which are trained on: remove it, or put it into them too"
+        )
+    return _split(str(path), np.searchsorted(alphabet, points).astype(np.int32), len(alphabet))
+
+
+def _train_length(characters: int) -> int:
+    return int((1.0 - HELD_OUT) * characters)
+
+
+def _split(source: str, tokens: NDArray[np.integer], vocabulary: int) -> Text:
+    first = _train_length(len(tokens))
+    second = first + (len(tokens) - first) // 2
+    return Text(source, vocabulary, tokens[:first], tokens[first:second], tokens[second:])
+
+
+class TextData(lightning.LightningDataModule):
+    """A text, kept on one device, that hands each trial its own stream of sequences.
+
+    Trained on are the sequences that begin at every ``stride``-th token, each once an epoch, in random order. The
+    target is measured on sequences that do not overlap, evenly spread over their part of the text.
+
+    Args:
+        load: returns a :class:`Text`, such as ``functools.partial(load_tiny_shakespeare, root=...)``.
+        device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA where there is one.
+        vocabulary: of the model: the text may have fewer different tokens, but none that is outside.
+        context: tokens in a sequence.
+        stride: tokens between the beginnings of sequences that are trained on; ``context``: they do not overlap.
+        train_tokens: how many of the first tokens to train on; None: all of that part.
+        validation: sequences for the target, and for the test.
+        eval_batch_size: sequences in an evaluation batch.
+        resident: False: the text to train on stays where ``load`` has it, such as on disk, and each batch is moved.
+
+    Raises:
+        ConfigError: for sizes that are not positive integers, and more sequences or tokens than there are.
+        DataError: for a token outside the vocabulary, or a text that is too short for one sequence.
+    """
+
+    def __init__(
+        self,
+        *,
+        load: Callable[[], Text],
+        device: str,
+        vocabulary: int,
+        context: int,
+        validation: int,
+        eval_batch_size: int,
+        stride: int = 1,
+        train_tokens: int | None = None,
+        resident: bool = True,
+    ) -> None:
+        super().__init__()
+        self._load, self._device, self._vocabulary = load, device, vocabulary
+        self._context, self._validation, self._eval_batch_size = context, validation, eval_batch_size
+        self._stride, self._train_tokens, self._resident = stride, train_tokens, resident
+        self._text: Text | None = None
+        self._train: Tensor | None = None  # where it is resident
+
+    def prepare_data(self) -> None:
+        """Read and check the text, off the device."""
+        resolve_device(self._device)
+        self._read()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Put the text on the device, once, for any stage."""
+        if self._train is None and self._resident:
+            self._train = self._on_device(self._read().train)
+
+    @property
+    def train_size(self) -> int:
+        """Sequences in one epoch."""
+        return (len(self._read().train) - self._context - 1) // self._stride + 1
+
+    @property
+    def validation_size(self) -> int:
+        """Sequences on which the target is measured."""
+        return self._validation
+
+    def train_batches(
+        self, batch_size: int, micro_batch_size: int | None, seed: int, plan: BatchPlan | None = None
+    ) -> "TokenBatches":
+        """Return a trial's endless stream of batches, whose size stays or changes by a plan."""
+        self.setup()
+        return TokenBatches(
+            self._read().train if self._train is None else self._train,
+            context=self._context,
+            stride=self._stride,
+            batch_size=batch_size,
+            micro_batch_size=micro_batch_size,
+            seed=seed,
+            plan=plan,
+        )
+
+    def val_dataloader(self) -> "TokenEvalBatches":
+        """Return the batches for the target."""
+        return self._evaluated(self._read().validation)
+
+    def test_dataloader(self) -> "TokenEvalBatches":
+        """Return the test batches; none where there is no test text."""
+        return self._evaluated(self._read().test)
+
+    def _evaluated(self, tokens: NDArray[np.integer] | None) -> "TokenEvalBatches":
+        sequences = np.empty((0, self._context + 1), np.int64)
+        if tokens is not None:
+            every = (len(tokens) - 1) // self._validation
+            sequences = sliding_window_view(tokens, self._context + 1)[::every][: self._validation]
+        return TokenEvalBatches(self._on_device(sequences).long(), self._eval_batch_size)
+
+    def _read(self) -> Text:
+        if self._text is None:
+            sizes = ("vocabulary", "context", "stride", "validation", "eval_batch_size")
+            for name in (*sizes, *(["train_tokens"] if self._train_tokens is not None else [])):
+                check_size(f"workload.data.{name}", getattr(self, f"_{name}"))
+            text = self._load()
+            if text.vocabulary > self._vocabulary:
+                raise DataError(
+                    f"{text.source} has {text.vocabulary} different tokens, more than workload.data.vocabulary="
+                    f"{self._vocabulary}: set that to {text.vocabulary}"
+                )
+            train = text.train
+            if self._train_tokens is not None:
+                if self._train_tokens > len(train):
+                    raise ConfigError(
+                        f"workload.data.train_tokens must be at most the {len(train)} tokens that {text.source} has to "
+                        f"train on, but got {self._train_tokens}"
+                    )
+                train = train[: self._train_tokens]
+            # One that is not evaluated needs no token after it.
+            self._check("train", text.source, train, self._context + 1)
+            for name, part in (("validation", text.validation), ("test", text.test)):
+                if part is not None:
+                    self._check(name, text.source, part, self._validation * self._context + 1)
+            self._text = Text(text.source, text.vocabulary, train, text.validation, text.test)
+        return self._text
+
+    def _check(self, name: str, source: str, tokens: NDArray[np.integer], least: int) -> None:
+        if len(tokens) < least:
+            raise DataError(
+                f"{source} is too short, or cut short: its {name} part has {len(tokens)} tokens, but "
+                f"{'a sequence' if name == 'train' else f'{self._validation} sequences'} of "
+                f"workload.data.context={self._context} tokens take {least}"
+            )
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self._vocabulary:
+            place = int(np.argmax((tokens < 0) | (tokens >= self._vocabulary)))
+            raise DataError(
+                f"{source}: token {tokens[place]} at place {place} of its {name} part is outside the vocabulary, 0 to "
+                f"{self._vocabulary - 1}: set workload.data.vocabulary={high + 1}, or tokenise the text again"
+            )
+
+    def _on_device(self, tokens: NDArray[np.integer]) -> Tensor:
+        kind = np.uint8 if self._vocabulary <= 256 else np.int32  # of other unsigned integers torch indexes none
+        return torch.tensor(tokens.astype(kind), device=resolve_device(self._device))
+
+
+class TokenBatches:
+    """Endless training batches (tokens, targets), each int64 (B, context), on the device of a text (n,).
+
+    Each iterator goes on where the last left off, at the next whole batch. The order depends on ``seed`` alone. A text
+    that is an array is read sequence by sequence, and its batches are in main memory.
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor | NDArray[np.integer],
+        *,
+        context: int,
+        stride: int,
+        batch_size: int,
+        micro_batch_size: int | None,
+        seed: int,
+        plan: BatchPlan | None = None,
+    ) -> None:
+        check_size("batch size", batch_size)
+        self.batch_size, plan = batch_size, plan or constant(batch_size)
+        self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
+        self._split = splitters(plan, micro_batch_size)
+        self._sequences: Tensor | NDArray[np.integer]  # (sequences, context + 1), a view
+        if isinstance(tokens, Tensor):
+            self._sequences = tokens.unfold(0, context + 1, stride)
+        else:
+            self._sequences = sliding_window_view(tokens, context + 1)[::stride]
+        (order,) = seeded_generators(seed, tokens.device if isinstance(tokens, Tensor) else "cpu", 1)
+        self.stream = IndexStream(len(self._sequences), plan, order)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for index in self.stream:
+            for part in self._split[len(index)](self._taken(index)):
+                yield part[:, :-1], part[:, 1:]
+
+    def _taken(self, index: Tensor) -> Tensor:
+        if isinstance(self._sequences, Tensor):
+            return self._sequences.index_select(0, index).long()
+        return torch.from_numpy(self._sequences[index.numpy()].astype(np.int64))
+
+
+class TokenEvalBatches:
+    """Evaluation batches (tokens, targets) of sequences (n, context + 1), int64; none without sequences."""
+
+    def __init__(self, sequences: Tensor, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self._sequences = sequences
+
+    def __len__(self) -> int:
+        return -(-len(self._sequences) // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(self._sequences), self.batch_size):
+            part = self._sequences[start : start + self.batch_size]
+            yield part[:, :-1], part[:, 1:]
+
+
+class LanguageModel(Classifier):
+    """Trains ``model``, of tokens (N, context) to logits (N, context, vocabulary), to tell each place's next token.
+
+    ``val/loss`` and ``test/loss`` are nats a token, ``val/error`` and ``test/error`` shares of tokens. Arguments are
+    those of :class:`~bstune.workloads.classifier.Classifier`.
+    """
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the batch's mean loss."""
+        tokens, targets = batch
+        return self.loss(self(tokens).flatten(0, 1), targets.flatten())
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Add up errors and losses on the device."""
+        tokens, targets = batch
+        self.add_up(self(tokens).flatten(0, 1), targets.flatten())
+
+    test_step = validation_step
+
+
+class Transformer(nn.Module):
+    """A decoder of pre-normalised blocks without dropout, as GPT-2 (Radford et al. 2019) but with an output of its own.
+
+    Maps tokens (N, T), T up to ``context``, to logits (N, T, vocabulary). Weights start normal around 0, with standard
+    deviation 0.02, and those that add to the residual stream with 0.02/sqrt(2 layers).
+
+    Args:
+        vocabulary: different tokens.
+        context: tokens in the longest sequence.
+        layers, width, heads: blocks, size of the residual stream, and heads of attention, which share the width.
+
+    Raises:
+        ConfigError: for sizes that are not positive integers, or a width that the heads do not divide.
+    """
+
+    def __init__(self, *, vocabulary: int, context: int, layers: int, width: int, heads: int) -> None:
+        super().__init__()
+        sizes = {"vocabulary": vocabulary, "context": context, "layers": layers, "width": width, "heads": heads}
+        for name, size in sizes.items():
+            check_size(f"workload.module.model.{name}", size)
+        if width % heads:
+            raise ConfigError(f"workload.module.model.width={width} must be a multiple of heads={heads}")
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.places = nn.Parameter(torch.empty(context, width))
+        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        for name, weight in self.named_parameters():
+            if weight.dim() > 1:
+                shrunk = math.sqrt(2 * layers) if "residual" in name else 1.0
+                nn.init.normal_(weight, std=INITIAL_STD / shrunk)
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits (N, T, vocabulary) for tokens (N, T)."""
+        stream = self.tokens(tokens) + self.places[: tokens.shape[1]]
+        logits: Tensor = self.head(self.norm(self.blocks(stream)))
+        return logits
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self._heads = heads
+        self.attention_norm, self.hidden_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.attention_residual = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.hidden, self.hidden_residual = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        examples, length, width = stream.shape
+        parts = self.attention(self.attention_norm(stream)).view(examples, length, 3, self._heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (N, heads, T, width/heads)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        stream = stream + self.attention_residual(mixed.transpose(1, 2).reshape(examples, length, width))
+        hidden: Tensor = self.hidden_residual(functional.gelu(self.hidden(self.hidden_norm(stream))))
+        return stream + hidden
+
+
+class Lstm(nn.Module):
+    """An LSTM whose state begins at 0 with each sequence; maps tokens (N, T) to logits (N, T, vocabulary).
+
+    Args:
+        vocabulary: different tokens.
+        embedding: size of a token's vector.
+        width, layers: size of the state, and layers of it.
+        projection: size that a layer's state is projected to before it is used; 0: it is not.
+
+    Raises:
+        ConfigError: for sizes that are not positive integers.
+    """
+
+    def __init__(self, *, vocabulary: int, embedding: int, width: int, layers: int, projection: int = 0) -> None:
+        super().__init__()
+        sizes = {"vocabulary": vocabulary, "embedding": embedding, "width": width, "layers": layers}
+        for name, size in sizes.items():
+            check_size(f"workload.module.model.{name}", size)
+        if not 0 <= projection < width:
+            raise ConfigError(
+                f"workload.module.model.projection must be from 0 to below width={width}, but got {projection}"
+            )
+        self.tokens = nn.Embedding(vocabulary, embedding)
+        self.cells = nn.LSTM(embedding, width, layers, batch_first=True, proj_size=projection)
+        self.head = nn.Linear(projection or width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits (N, T, vocabulary) for tokens (N, T)."""
+        states, _ = self.cells(self.tokens(tokens))
+        logits: Tensor = self.head(states)
+        return logits

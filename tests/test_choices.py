@@ -1,0 +1,180 @@
+"""What algorithm=... puts in the place of a workload's optimizer: of what ships, users' own, and where it cannot."""
+
+import itertools
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from omegaconf import OmegaConf
+from toolbox import make_spec
+
+from bstune.choices import with_choices_of
+from bstune.config import compose, compose_workload
+from bstune.core.errors import ConfigError
+from bstune.study.prepare import frozen_settings
+from bstune.trial.lightning_cli import Chosen, workload_of
+from bstune.trial.workload import build_module
+from bstune.workloads.optim import Muon
+
+PROJECTS = Path(__file__).parent / "projects"
+ALGORITHMS = {
+    "sgd": (torch.optim.SGD, {"momentum": 0.0, "nesterov": False}),
+    "heavy_ball": (torch.optim.SGD, {"momentum": 0.9, "nesterov": False}),
+    "nesterov": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    "adam": (torch.optim.Adam, {"betas": (0.9, 0.999)}),
+    "adamw": (torch.optim.AdamW, {"betas": (0.9, 0.999)}),
+    "muon": (Muon, {"momentum": 0.95}),
+}
+
+
+def optimizer_of(config):
+    configured = build_module(config, make_spec(lr=0.25)).configure_optimizers()
+    configured = configured[0] if isinstance(configured, tuple) else configured
+    found = configured["optimizer"] if isinstance(configured, dict) else configured
+    return found[0] if isinstance(found, list) else found
+
+
+@pytest.mark.parametrize(
+    ("name", "workload"), [*itertools.product(ALGORITHMS, ("digits", "cifar_mlp")), ("sgd", "airfoil")]
+)
+def test_every_algorithm_takes_the_place_of_a_workloads_optimizer(name, workload):
+    kind, options = ALGORITHMS[name]
+    config = compose([f"workload={workload}", f"algorithm={name}"])
+    optimizer = optimizer_of(config)
+    assert type(optimizer) is kind
+    group = optimizer.param_groups[0]
+    assert {key: group[key] for key in options} == options
+    assert group.get("initial_lr", group["lr"]) == 0.25
+    for one in config.workload.tunable.values():
+        assert OmegaConf.select(config, one.key, default="nothing") != "nothing"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lr"),
+    [
+        (["workload=digits", "algorithm=sgd"], 0.4),
+        (["workload=digits", "algorithm=nesterov"], 0.04),  # lr/(1 - m) is kept
+        (["workload=fashion_mlp", "algorithm=sgd"], 0.3),
+        (["workload=digits", "algorithm=nesterov", "algorithm.optimizer.momentum=0.5"], 0.2),
+        (["workload=digits", "algorithm=adam"], 0.001),  # of another class
+        (["workload=cifar_mlp", "algorithm=adam"], 0.001),
+        (["workload=cifar_mlp", "algorithm=nesterov"], 0.01),
+        (["workload=digits", "algorithm=adam", "workload.reference.lr=0.007"], 0.007),
+        (["workload=digits", "algorithm=adam", "scaling.lr=0.007"], 0.007),
+        (["workload=digits", "algorithm=null"], 0.4),
+    ],
+)
+def test_the_reference_learning_rate_is_the_algorithms(arguments, lr):
+    assert compose(arguments).scaling.lr == pytest.approx(lr, abs=1e-15)
+
+
+def test_what_the_command_line_sets_in_the_place_holds():
+    own = ["workload.module.optimizer.eps=1e-6", "workload.tunable.beta2.high=0.99", "search.tune=[beta2,average]"]
+    config = compose(["workload=digits", "algorithm=adam", *own])
+    assert optimizer_of(config).param_groups[0]["eps"] == 1e-6
+    assert config.workload.tunable.beta2.high == 0.99
+    assert "momentum" not in config.workload.tunable  # of the optimizer that is gone
+    for name in ("linear", "decay"):
+        set_end = ["workload.module.schedule.end=0.2", "search.tune=[decay_end,momentum]"]
+        workload = compose(["workload=digits", f"schedule={name}", *set_end]).workload
+        assert (workload.module.schedule.end, workload.module.average) == (0.2, None)
+        assert workload.tunable.decay_end.key == "workload.module.schedule.end"
+        assert "average" not in workload.tunable  # it has none any more
+
+
+def test_a_weight_decay_stays_the_workloads_between_optimizers_of_one_class():
+    for name, decay in (("heavy_ball", 5e-4), ("adamw", 0.01)):
+        config = compose(["workload=resnet_cifar", f"algorithm={name}"])
+        assert config.workload.module.optimizer.weight_decay == decay
+    assert compose(["workload=resnet_cifar", "algorithm=heavy_ball"]).workload.module.optimizer.fused
+
+
+def test_a_study_of_a_former_version_goes_on():
+    """What it did not name is not frozen as long as it is off."""
+    frozen = frozen_settings(compose(["workload=digits", "search.tune=[momentum]"]))
+    assert not [name for name in frozen if "half_life" in name or "complement" in name]
+    frozen = frozen_settings(compose(["workload=digits", "algorithm=adam", "scaling.beta2_half_life=1e5"]))
+    assert frozen["scaling.beta2_half_life"] == 1e5
+    tuned = frozen_settings(compose(["workload=digits", "algorithm=nesterov", "search.tune=[momentum]"]))
+    assert tuned["workload.tunable.momentum.complement"]
+
+
+def test_a_project_with_a_hydra_tree_of_its_own(monkeypatch):
+    monkeypatch.syspath_prepend(PROJECTS)
+    config = compose(["--config-dir", str(PROJECTS / "hydra_tree" / "conf"), "workload=wine", "algorithm=nesterov"])
+    optimizer = optimizer_of(config)
+    assert type(optimizer) is torch.optim.SGD
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["nesterov"]) == (0.25, True)
+
+
+def test_a_file_of_lightning_cli(monkeypatch):
+    monkeypatch.syspath_prepend(PROJECTS)
+    workload, _ = workload_of(PROJECTS / "lightning_cli" / "config.yaml", Chosen("val_loss=0.1"))
+    config = compose_workload(workload, ["algorithm=heavy_ball"], {})
+    assert config.workload.tunable.momentum.key == "workload.module.optimizer.init_args.momentum"
+    group = optimizer_of(config).param_groups[0]
+    assert (group["initial_lr"], group["momentum"]) == (0.25, 0.9)
+
+
+def test_a_module_that_stands_elsewhere_in_the_config_stays_whole():
+    own = {"_target_": "torch.optim.SGD", "_partial_": True, "lr": "${trial.lr}", "weight_decay": 0.1}
+    config = OmegaConf.create(
+        {
+            "workload": {"name": "mine", "reference": {"batch_size": 64, "lr": 0.1}, "module": "${model}"},
+            "model": {"_target_": "my.Model", "optimizer": "${optimizer}"},
+            "optimizer": own,
+            "trial": {"lr": 1.0},
+            "algorithm": {"lr": 0.01, "optimizer": own | {"weight_decay": 0.0, "momentum": 0.9}, "tunable": {}},
+        }
+    )
+    module = OmegaConf.to_container(with_choices_of(config, False, [], [])[0].workload, resolve=True)["module"]
+    assert module == {"_target_": "my.Model", "optimizer": own | {"lr": 1.0, "momentum": 0.9}}
+
+
+CANNOT = {
+    "builds its own": (
+        ["--config-dir", str(PROJECTS / "conf"), "workload=two_optimizers"],
+        "of the workload two_optimizers, two_optimizers.gan.GAN, is given none, so that it builds its own: let it take",
+    ),
+    "two": (
+        ["workload=digits", "+workload.module.other={_target_: torch.optim.Adam, _partial_: true}"],
+        "has workload.module.optimizer, workload.module.other: leave out algorithm=",
+    ),
+    "replayed": (["workload=replay", "workload.table=fashion_mlp"], "so it has no algorithm: leave out algorithm=..."),
+    "a half-life of what is replayed": (
+        ["workload=replay", "workload.table=fashion_mlp", "scaling.beta2_half_life=1e5", "algorithm=null"],
+        "a replayed workload is not trained, so that scaling.beta2_half_life changes nothing: leave it out",
+    ),
+    "a choice of the user's own": (["workload=digits", "+algorithm.rate=1"], "has the keys lr, optimizer and tunable"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "line"), CANNOT.values(), ids=CANNOT)
+def test_where_it_cannot_it_says_so(arguments, line):
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        compose(arguments if "algorithm=null" in arguments else [*arguments, "algorithm=sgd"])
+
+
+@pytest.mark.slow
+def test_momentum_and_half_lives_are_searched_in_a_study_of_a_users_own(bstune, tmp_path, monkeypatch):
+    """The command of a winner's record builds its optimizer: what was searched stands in the algorithm's place."""
+    shutil.copytree(PROJECTS / "hydra_tree", tmp_path / "hydra_tree")
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = ["--config-dir", "hydra_tree/conf", "workload=wine", "algorithm=nesterov", "study=wine"]
+    arguments += ["search.tune=[momentum,weight_decay_half_life]", "sampler=each_batch_size", "search.trials=4"]
+    arguments += ["search.batch_size.low=16", "search.batch_size.high=32", "search.objective=steps", "workers=0"]
+    arguments = [one.replace("workers", "search.workers") for one in arguments] + ["mlflow.enabled=false"]
+    status, printed, errors = bstune(*arguments, "search.replicates=0", "workload.target.value=0.5")
+    assert status == 0, errors
+    assert "4 trials, at each batch size in turn" in printed
+    assert "searches momentum (0.1 to 0.99), weight_decay_half_life" in printed
+    winner = yaml.safe_load((tmp_path / "outputs" / "wine" / "best.yaml").read_text())["best_by_steps"]
+    command = shlex.split(winner["command"])
+    config = compose(command[command.index("bstune") + 1 :])
+    values = winner["hyperparameters"]
+    assert optimizer_of(config).param_groups[0]["momentum"] == values["momentum"]
+    assert config.scaling.weight_decay_half_life == values["weight_decay_half_life"]

@@ -1,0 +1,103 @@
+"""The protocol of Shallue et al. 2018 as a sampler."""
+
+import math
+import re
+from collections import defaultdict
+from dataclasses import replace
+
+import optuna
+import pytest
+from omegaconf import OmegaConf
+from optuna.distributions import FloatDistribution, IntDistribution
+from test_storage import BUDGET, SPACE, url
+
+from bstune.core.errors import ConfigError
+from bstune.core.search_space import Tunable, van_der_corput
+from bstune.search.each_batch_size import EachBatchSize, batch_sizes
+from bstune.study.storage import ask, build_sampler, claim, distributions, open_study
+
+NODE = {"_target_": "bstune.search.each_batch_size.EachBatchSize", "ratio": 2.0}
+MOMENTUM = Tunable("momentum", "", 0.1, 0.99, log=True, integer=False, complement=True)
+TUNED = replace(SPACE, tunables=(MOMENTUM,))
+SEARCHED = distributions(TUNED)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ratio", "sizes"),
+    [
+        (8, 64, 2.0, [8, 16, 32, 64]),
+        (8, 65, 2.0, [8, 14, 23, 38, 65]),  # both ends, at most twice each other
+        (8, 8, 2.0, [8]),
+        (1, 3, 1.01, [1, 2, 3]),
+    ],
+)
+def test_batch_sizes(low, high, ratio, sizes):
+    assert batch_sizes(low, high, ratio, round) == sizes
+
+
+@pytest.mark.parametrize(("base", "terms"), [(2, [0, 1 / 2, 1 / 4, 3 / 4]), (3, [0, 1 / 3, 2 / 3, 1 / 9, 4 / 9])])
+def test_low_discrepancy(base, terms):
+    assert [van_der_corput(i, base) for i in range(len(terms))] == pytest.approx(terms)
+
+
+def asked(index, attempt=0):
+    own = {"trial_index": index, "attempt": attempt, "study_seed": BUDGET.seed}
+    return EachBatchSize(ratio=2.0, search_space=SEARCHED, snap=TUNED.snap, **own).sample_relative(None, None, SEARCHED)
+
+
+def test_every_batch_size_has_as_many_points_well_spread():
+    points = defaultdict(list)
+    for index in range(32):
+        point = asked(index)
+        points[point["batch_size"]].append((point["delta"], math.log10(point["momentum"])))
+    assert sorted(points) == [8 * 2**i for i in range(8)]
+    for some in points.values():
+        deltas, left = (sorted(values) for values in zip(*some, strict=True))
+        assert len(some) == 4
+        assert len({math.floor((delta + 3.0) / 1.5) for delta in deltas}) >= 3  # of the four quarters
+        assert -2 <= left[0] < left[-1] <= math.log10(0.9)
+    assert len({some[0] for some in points.values()}) == 8  # a shift of its own for each size
+    assert asked(5)["batch_size"] == asked(5, 1)["batch_size"]
+    assert abs(asked(5)["delta"] - asked(5, 1)["delta"]) > 1e-9  # a point that failed is not tried again
+
+
+def test_a_study_asks_them_by_their_index(tmp_path):
+    """In any order; none is stratified, and the momentum stands in the record, not what is searched in its place."""
+    study = open_study("toy", url(tmp_path), "steps", {}, tmp_path)
+    for index in (9, 3):
+        context = {"search_space": SEARCHED, "snap": TUNED.snap}
+        sampler = build_sampler(OmegaConf.create(NODE), BUDGET, index, context)
+        spec = ask(study, claim(study, index, "me"), BUDGET, TUNED, sampler, stops=True)[1]
+        point = asked(index)
+        assert (spec.batch_size, spec.delta) == (point["batch_size"], pytest.approx(point["delta"]))
+        assert spec.hyperparameters == {"momentum": 1.0 - point["momentum"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"ratio": 1.0}, "sampler.ratio is of neighbouring batch sizes and must be over 1, but got 1.0"),
+        (
+            {"ratio": 2.0, "search_space": {str(i): FloatDistribution(0, 1) for i in range(12)}},
+            "takes at most 9 names in search.tune, but got 10",
+        ),
+    ],
+)
+def test_refuses(options, line):
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        EachBatchSize(**options)
+
+
+def test_whole_numbers_have_equal_shares():
+    space = {"batch_size": IntDistribution(8, 8), "depth": IntDistribution(1, 3)}
+    values = [
+        EachBatchSize(ratio=2.0, search_space=space, trial_index=i).sample_relative(None, None, space)["depth"]
+        for i in range(300)
+    ]
+    assert [values.count(depth) for depth in (1, 2, 3)] == pytest.approx([100] * 3, abs=3)
+
+
+def test_in_a_study_of_ones_own_it_has_no_place_for_other_parameters():
+    study = optuna.create_study(sampler=EachBatchSize(ratio=2.0))
+    with pytest.raises(ConfigError, match="has no parameter dropout"):
+        study.ask().suggest_float("dropout", 0, 1)
