@@ -3,13 +3,14 @@
 Zhang, Lipton, Li and Smola, Dive into Deep Learning, 12.5.4: gradient descent, SGD with one example a step and two
 minibatches on the same linear regression. Each is a trial of bstune's own, with a target that is never met and a budget
 of its epochs, so that its history is the loss over steps. A step's time is the trial's tau(B), which leaves evaluation,
-start-up and the first steps out.
+start-up and the first steps out. The book takes its batches from a DataLoader, row by row; here rows live on the
+device, and a step is timed either way.
 """
 
 import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,11 @@ from rich.progress import track
 from bstune.core.console import format_count, format_number, format_seconds, time_unit
 from bstune.core.errors import ConfigError
 from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION
-from bstune.core.records import Budget, Target, TrialResult, TrialSpec
+from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
+from bstune.hardware.timing import time_trial
 from bstune.sweeps.harness import Finding
 from bstune.trial.device import device_name
-from bstune.trial.loop import run_trial
+from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import load, resolve
 
 if TYPE_CHECKING:
@@ -45,6 +47,14 @@ class Series:
     epochs: float
 
 
+@dataclass  # not frozen: OmegaConf could not fill it in
+class LoaderTiming:
+    """How steps are timed whose rows come one by one."""
+
+    rounds: int  # of all runs with either source of rows, in shuffled order
+    steps: int  # in each
+
+
 def run(
     config: DictConfig,
     console: Console,
@@ -53,13 +63,18 @@ def run(
     level: float,
     seeds: list[int],
     order_seed: int,
+    loader: LoaderTiming,
     runs: list[Series],
+    timer: Callable[..., tuple[float, ...]] = time_trial,
 ) -> Finding:
-    """Train each of ``runs`` on each seed, in shuffled order, and return the loss over seconds."""
+    """Train each of ``runs`` on each seed, in shuffled order, and return the loss over seconds.
+
+    Tests replace ``timer``.
+    """
     config = resolve(config)
     workload, protocol = load(config)
     protocol = replace(protocol, target=Target(metric, level, "min").never_met)
-    _check(runs, seeds, workload.train_examples)
+    _check(runs, seeds, loader, workload.train_examples)
     rng = np.random.default_rng(order_seed)
     plan = [(place, seed) for seed in seeds for place in rng.permutation(len(runs)).tolist()]
     trials: list[list[TrialResult]] = [[] for _ in runs]
@@ -70,14 +85,56 @@ def run(
         steps = math.ceil(series.epochs * workload.train_examples / series.batch_size)
         spec = TrialSpec(number, number, series.batch_size, series.lr, None, seed)
         trials[place].append(run_trial(workload, spec, replace(protocol, budget=Budget(steps, 1))))
-    rows = [row(series, own, level) for series, own in zip(runs, trials, strict=True)]
+    sources = (workload, load(_row_by_row(config))[0])
+    resident, one_by_one = loader_seconds(sources, protocol, runs, loader, np.random.default_rng(order_seed), timer)
+    rows = [
+        {**row(series, own, level), "ms_resident": 1e3 * before, "ms_row_by_row": 1e3 * after}
+        for series, own, before, after in zip(runs, trials, resident, one_by_one, strict=True)
+    ]
     device = device_name(protocol.trainer)
     title = f"{config.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"
     painter = functools.partial(_paint, rows, level, metric, title)
-    return Finding(sentence(rows, level, len(seeds)), rows, len(seeds), device, painter, FIGURE_INCHES)
+    text = f"{sentence(rows, level, len(seeds))} {loader_sentence(rows, loader.rounds)}"
+    return Finding(text, rows, len(seeds), device, painter, FIGURE_INCHES)
 
 
-def _check(runs: Sequence[Series], seeds: Sequence[int], examples: int) -> None:
+def _row_by_row(config: DictConfig) -> DictConfig:
+    """Return the config with rows that a DataLoader takes out one by one."""
+    own = config.copy()
+    if "row_by_row" not in own.workload.data:
+        raise ConfigError(
+            f"this sweep is of the workload airfoil, whose data have row_by_row; {own.workload.name} has not"
+        )
+    own.workload.data.row_by_row = True
+    return own
+
+
+def loader_seconds(
+    sources: Sequence[Workload],
+    protocol: TrialProtocol,
+    runs: Sequence[Series],
+    loader: LoaderTiming,
+    rng: np.random.Generator,
+    timer: Callable[..., tuple[float, ...]],
+) -> list[list[float]]:
+    """Return the seconds of a step of each run with each source of rows: medians over rounds of a round's means.
+
+    A round times each of them once, in an order of its own.
+    """
+    pairs = [(source, place) for source in range(len(sources)) for place in range(len(runs))]
+    means: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
+    for _ in range(loader.rounds):
+        for index in rng.permutation(len(pairs)).tolist():
+            source, place = pairs[index]
+            series = runs[place]
+            steps = timer(sources[source], protocol, series.batch_size, series.lr, loader.steps)
+            means[source, place].append(statistics.mean(steps))
+    return [[statistics.median(means[source, place]) for place in range(len(runs))] for source in range(len(sources))]
+
+
+def _check(runs: Sequence[Series], seeds: Sequence[int], loader: LoaderTiming, examples: int) -> None:
+    if loader.rounds < 1 or loader.steps < 1:
+        raise ConfigError(f"sweep.experiment.loader needs rounds and steps from 1, but got {loader}")
     if not runs or not seeds or min(seeds) < 0:
         raise ConfigError(f"this sweep needs runs, and seeds from 0, but got {len(runs)} runs and seeds {list(seeds)}")
     for series in runs:
@@ -152,6 +209,18 @@ def sentence(rows: Sequence[Mapping[str, Any]], level: float, n: int) -> str:
         text += f"; {row['run']} takes {times} times as long ({cost(row)})"
     text += f"; {' and '.join(absent)} never reach{'es' if len(absent) == 1 else ''} it" if absent else ""
     return f"{text[0].upper()}{text[1:]} {medians}."
+
+
+def loader_sentence(rows: Sequence[Mapping[str, Any]], rounds: int) -> str:
+    """Return in words how much longer a step takes whose rows a DataLoader takes out one by one."""
+    parts = [
+        f"{format_number(row['ms_row_by_row'] / row['ms_resident'])} times as long at {row['batch_size']}"
+        for row in sorted(rows, key=lambda row: int(row["batch_size"]))
+    ]
+    return (
+        f"With a DataLoader that takes rows one by one a step lasts {', '.join(parts)} as with rows that live on the "
+        f"device (by batch size, medians, n = {rounds} rounds)."
+    )
 
 
 def _paint(rows: Sequence[Mapping[str, Any]], level: float, metric: str, title: str, figure: "Figure") -> None:

@@ -4,17 +4,18 @@ Raschka 2022, "No, We Don't Have to Choose Batch Sizes As Powers Of 2", timed te
 a few batch sizes around 128 and 512, and says that repeated runs would be more reliable. Here the steps of short trials
 are timed at such batch sizes in rounds of shuffled order; whether one of them is out of line with its neighbours is
 tested over the rounds (:mod:`bstune.sweeps.statistics`). A multiple of 8 that is no power of two is among them, since
-hardware may prefer those; and so is the memory ceiling, since other batch sizes serve to fill the memory.
+hardware may prefer those; and so is the memory ceiling, since other batch sizes serve to fill the memory. His 100, 128
+and 156 are stated against each other, and on several devices (his 255, 256 and 257) the steps are those of DDP.
 """
 
 import functools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from omegaconf import DictConfig
 from rich.progress import track
 
@@ -24,7 +25,8 @@ from bstune.core.figures import BLUE, GREY, INK, VERMILION
 from bstune.core.records import TrialProtocol
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.probe import measure_ceiling
-from bstune.hardware.timing import StepTiming, summarize, time_trial, visits
+from bstune.hardware.several import shared_steps
+from bstune.hardware.timing import StepTiming, busy_seconds, summarize, time_trial, visits
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import (
     ALIGNED,
@@ -32,9 +34,10 @@ from bstune.sweeps.statistics import (
     Effect,
     choose_batch_sizes,
     effects,
-    estimate,
+    gain,
     is_power_of_two,
     kind,
+    off_the_line,
 )
 from bstune.trial.device import device_name
 from bstune.trial.loop import Workload
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 FIGURE_INCHES = (13.0, 5.2)
 COLOURS = {"power of two": VERMILION, "multiple of 8": BLUE, "": GREY}  # by kind()
 Timer = Callable[[Workload, TrialProtocol, int, float, int], tuple[float, ...]]
+BUSY_VISITS = 3  # to each batch size, for the share of the device's time that is in use
 
 
 @dataclass
@@ -68,6 +72,7 @@ def run(
     console: "Console",
     *,
     batch_sizes: list[int],
+    against_each_other: list[int],
     centres: list[int],
     ceiling: int | None,
     probe: CeilingProbe,
@@ -77,9 +82,10 @@ def run(
     level: float,
     seed: int,
     timer: Timer = time_trial,
+    busy: Callable[[Workload, TrialProtocol, int, float, int], float] = busy_seconds,
     find_ceiling: Callable[..., Ceiling] = measure_ceiling,
 ) -> Finding:
-    """Time the steps of a workload's trials around powers of two; tests replace ``timer`` and ``find_ceiling``."""
+    """Time the steps of a workload's trials around powers of two; tests replace the last three."""
     for name, value, least in (("repeats", repeats, 2), ("steps", steps, 1)):
         if value < least:
             raise ConfigError(f"sweep.experiment.{name} must be at least {least}, but got {value}")
@@ -87,6 +93,12 @@ def run(
         raise ConfigError(
             f"sweep.experiment.level must lie between 0 and 1 and lr be positive, but got level={level} and lr={lr}"
         )
+    if len(against_each_other) not in (0, 3) or sorted(set(against_each_other)) != against_each_other:
+        raise ConfigError(
+            "sweep.experiment.against_each_other must be three rising batch sizes or none, "
+            f"but got {against_each_other}"
+        )
+    batch_sizes = [*batch_sizes, *against_each_other]
     choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))  # refuses them before any probe
     config = resolve(config)
     workload, protocol = load(config)
@@ -102,17 +114,31 @@ def run(
 
     timed: dict[int, list[tuple[float, ...]]] = {size: [] for size in choice.sizes}
     order = visits(choice.sizes, repeats, seed)
-    for size in track(order, f"{repeats} rounds of {len(choice.sizes)} batch sizes", console=console, transient=True):
-        timed[size].append(timer(workload, protocol, size, lr, steps))
+    rounds_of = f"{repeats} rounds of {len(choice.sizes)} batch sizes"
+    with _steps_of(config, workload, protocol, timer) as time_steps:
+        for size in track(order, rounds_of, console=console, transient=True):
+            timed[size].append(time_steps(size, lr, steps))
     medians = {size: [statistics.median(visit) for visit in rounds] for size, rounds in timed.items()}
     found = effects(medians, choice.centres, level)
-    gain = _gain(medians, choice, level)
-    rows = _rows(choice, {size: summarize(size, rounds) for size, rounds in timed.items()}, medians, found, gain)
-    device = device_name(protocol.trainer)
+    filled = gain(medians, choice.power, choice.ceiling, level)
+    in_use = {}
+    if config.devices == 1:
+        for size in choice.sizes:
+            seconds = statistics.median(busy(workload, protocol, size, lr, steps) for _ in range(BUSY_VISITS))
+            in_use[size] = seconds / statistics.median(medians[size])
+    summaries = {size: summarize(size, rounds) for size, rounds in timed.items()}
+    rows = _rows(choice, summaries, medians, found, filled, in_use)
+    parts = [sentence(found, choice, medians, filled, level)]
+    if against_each_other and against_each_other[-1] <= choice.ceiling:
+        parts.append(sentence_of_three(*against_each_other, medians, level))
+    if in_use:
+        ends = " and ".join(f"{in_use[size]:.0%} at B = {size}" for size in (choice.sizes[0], choice.ceiling))
+        parts.append(f"The device's time is in use to {ends}.")
+    device = device_name(protocol.trainer, protocol.devices)
     title = f"{config.workload.name} in {config.precision}, {device}; n = {repeats} rounds"
     asked = {*batch_sizes, *(size + step for size in centres for step in (-1, 0, 1))}
     return Finding(
-        sentence=sentence(found, choice, medians, gain, level),
+        sentence=" ".join(parts),
         rows=rows,
         n=repeats,
         device=device,
@@ -150,12 +176,16 @@ def _measured(
     return found.batch_size
 
 
-def _gain(medians: Mapping[int, Sequence[float]], choice: Choice, level: float) -> Effect:
-    """Return examples per second at the ceiling over those at the largest power of two below it, less 1."""
-    # Paired by round: what is common to a round drops out.
-    logs = [np.log(size / np.array(medians[size], dtype=np.float64)) for size in (choice.ceiling, choice.power)]
-    name = f"{choice.ceiling} over {choice.power}"
-    return estimate(name, (choice.ceiling, choice.power), np.asarray(logs[0] - logs[1]), level)
+@contextmanager
+def _steps_of(
+    config: DictConfig, workload: Workload, protocol: TrialProtocol, timer: Timer
+) -> Iterator[Callable[[int, float, int], tuple[float, ...]]]:
+    """Return what times steps: trials in this process, or of all the devices' processes."""
+    if config.devices == 1:
+        yield functools.partial(timer, workload, protocol)
+    else:
+        with shared_steps(config, protocol.warmup_steps) as time_steps:
+            yield time_steps
 
 
 def _rows(
@@ -163,7 +193,8 @@ def _rows(
     timings: Mapping[int, StepTiming],
     medians: Mapping[int, Sequence[float]],
     found: Sequence[Effect],
-    gain: Effect,
+    filled: Effect,
+    in_use: Mapping[int, float],
 ) -> list[dict[str, Any]]:
     """Return one row a batch size, with its contrast if it is a centre, then one a group of centres."""
     single = {effect.centres[0]: effect for effect in found if len(effect.centres) == 1}
@@ -179,10 +210,11 @@ def _rows(
                 "ms_sd": _rounded(1e3 * statistics.stdev(medians[size])),
                 "examples_per_second": statistics.mean(speeds),
                 "examples_per_second_sd": _rounded(statistics.stdev(speeds)),
+                "in_use": {"share": in_use[size], "visits": BUSY_VISITS} if in_use else {},
                 **_effect_cells(single.get(size)),
                 "seconds_of_rounds": list(medians[size]),
                 "seconds_of_steps": asdict(timings[size]),  # median and quartiles over all of them
-                "over_power_of_two": asdict(gain) if size == choice.ceiling else {},
+                "over_power_of_two": asdict(filled) if size == choice.ceiling else {},
             }
         )
     for effect in found:
@@ -222,7 +254,7 @@ def p_text(effect: Effect) -> str:
 
 
 def sentence(
-    found: Sequence[Effect], choice: Choice, medians: Mapping[int, Sequence[float]], gain: Effect, level: float
+    found: Sequence[Effect], choice: Choice, medians: Mapping[int, Sequence[float]], filled: Effect, level: float
 ) -> str:
     """Return the finding in words: which batch sizes differ from their neighbours, and what the ceiling gives."""
     rounds = found[0].rounds
@@ -243,7 +275,17 @@ def sentence(
     speeds = [_speed_text(size, medians[size]) for size in (choice.ceiling, choice.power)]
     return (
         f"{first}. At the ceiling, B = {choice.ceiling}, {speeds[0]} examples/s, against {speeds[1]} at"
-        f" B = {choice.power}, the largest power of two below it: {share_text(gain)}."
+        f" B = {choice.power}, the largest power of two below it: {share_text(filled)}."
+    )
+
+
+def sentence_of_three(low: int, middle: int, high: int, medians: Mapping[int, Sequence[float]], level: float) -> str:
+    """Return in words what three batch sizes give a second, and whether the middle one is off the others' line."""
+    speeds = [share_text(gain(medians, *pair, level)) for pair in ((low, middle), (middle, high))]
+    return (
+        f"Against each other: B = {middle} gives {speeds[0]} examples/s over {low}, {high} {speeds[1]} over {middle}; "
+        f"a step at {middle} takes {share_text(off_the_line(medians, low, middle, high, level))} against the line "
+        f"through {low} and {high}."
     )
 
 

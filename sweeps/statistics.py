@@ -101,6 +101,20 @@ def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
     return np.asarray(at - (below + above) / 2.0)
 
 
+def gain(seconds: Mapping[int, Sequence[float]], before: int, after: int, level: float) -> Effect:
+    """Return examples per second at one batch size over those at another, less 1, from tau of every round by size."""
+    # Paired by round: what is common to a round drops out.
+    logs = [np.log(size / np.array(seconds[size], dtype=np.float64)) for size in (after, before)]
+    return estimate(f"{after} over {before}", (after, before), np.asarray(logs[0] - logs[1]), level)
+
+
+def off_the_line(seconds: Mapping[int, Sequence[float]], low: int, middle: int, high: int, level: float) -> Effect:
+    """Return tau at a batch size over the one on the line through two others, less 1: log-ratios over rounds."""
+    below, at, above = (np.array(seconds[size], dtype=np.float64) for size in (low, middle, high))
+    line = below + (above - below) * (middle - low) / (high - low)
+    return estimate(f"{middle} between {low} and {high}", (middle,), np.asarray(np.log(at / line)), level)
+
+
 def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> Effect:
     """Return mean, interval and test of ``values``, one a round (two or more), logs of ratios."""
     if np.ptp(values) == 0.0:

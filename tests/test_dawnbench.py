@@ -4,18 +4,21 @@ import io
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
 from rich.console import Console
-from toolbox import make_result, make_spec
+from toolbox import FakeTime, make_result, make_spec
 
 from bstune.config import flatten
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target
-from bstune.sweeps.dawnbench import BuiltRung, Rung, applied, climb, make_rows
+from bstune.sweeps import dawnbench
+from bstune.sweeps.dawnbench import BuiltRung, Rung, applied, climb, data_note, make_rows
 from bstune.sweeps.dawnbench_report import sentence, shown
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
 from bstune.trial.loop import run_trial
@@ -92,6 +95,23 @@ def untrained(sweep, **changes):
 
 
 # The trials
+
+
+@pytest.mark.parametrize(("device", "calls"), [("cpu", 1), ("meta", 3)])
+def test_what_preparing_and_moving_batches_takes_of_a_step(checked, monkeypatch, device, calls):
+    (first, *_), _ = climbed(checked())
+    time = FakeTime()
+    drawn = (time.sleep(0.01) or (torch.ones(4, 1, 8, 8), torch.ones(4)) for _ in range(100))
+    monkeypatch.setattr(dawnbench, "device_of", lambda trainer: torch.device(device))
+    monkeypatch.setattr(dawnbench, "synchronize", lambda place: time.sleep(0.1))  # outside of the clock, but for one
+    note = data_note(replace(first, workload=replace(first.workload, train_batches=lambda spec: drawn)), 0.05, time)
+    # 12 batches of 100 are an epoch of 1200 digits; 20 batches and a wait are timed: 0.3 s
+    start = (
+        "start: an epoch's 12 batches are drawn, augmented and normalised on the device in 180 ms, 30% of its steps' "
+    )
+    assert note.startswith(start)
+    assert note.count("ms") == calls
+    assert note.endswith("(means of 20 batches)")
 
 
 def test_each_rung_trains_once_a_seed_for_its_own_epochs(checked):

@@ -1,13 +1,23 @@
 """A survey as text, as JSON and as a figure."""
 
 import json
+import re
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from bstune.core.files import Output
-from bstune.hardware.report import advice, headline, survey_json, write_survey
-from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
+from bstune.hardware.report import advice, headline, survey_json, survey_tables, write_survey
+from bstune.hardware.roofline import (
+    AffineCost,
+    DeviceLimits,
+    LayerCost,
+    StepCost,
+    misalignments,
+    tensor_core_multiple,
+)
 from bstune.hardware.survey import probe_text
 from tests.toolbox import entries, make_probe_result, make_survey
 
@@ -16,8 +26,15 @@ ODD = LayerCost(
 )
 
 
-def on_cuda(dtype):
-    return make_survey(device_type="cuda", limits=DeviceLimits(dtype, 1e9, 1e6, 5e8), cost=StepCost((ODD,), ()))
+FAST_DEVICE = DeviceLimits("fp32", 1e12, 1e10)
+
+
+def on_cuda(dtype, measured_gain=None):
+    limits, cost = DeviceLimits(dtype, 1e9, 1e6, 5e8), StepCost((ODD,), ())
+    multiple = tensor_core_multiple(dtype, "cuda")
+    rows = misalignments(cost, limits, multiple, 1000) if multiple else []
+    misaligned = tuple(replace(row, measured_gain=measured_gain) for row in rows)
+    return make_survey(device_type="cuda", limits=limits, cost=cost, misaligned=misaligned)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +48,13 @@ def on_cuda(dtype):
         (on_cuda("tf32"), "tensor cores take tf32 in multiples of 4, 16 bytes (NVIDIA, Matrix Multiplication"),
         (on_cuda("bf16"), "tensor cores take bf16 in multiples of 8, 16 bytes"),
         (on_cuda("bf16"), "fc (Linear): pad in_features from 15 to 16: predicted 1.88 times its throughput"),
+        (on_cuda("bf16", 1.31), "pad in_features from 15 to 16: predicted 1.88, measured 1.31 times its throughput"),
+        # 4e6 FLOPs at 1e12/s and 1e5 bytes at 1e10/s are allowed 1e-5 s, 6.4e7 FLOPs at 64 6.4e-5 s
+        (
+            make_survey(limits=FAST_DEVICE),
+            "up to batch size 64 a step is bound by neither arithmetic nor memory, which",
+        ),
+        (make_survey(limits=FAST_DEVICE), "take 5.3% of it at most: a faster device gains nothing there"),
         (on_cuda("fp32"), "fp32 does not run on tensor cores, so no multiple is asked of layers or batch"),
     ],
 )
@@ -40,7 +64,16 @@ def test_advice(survey, words):
 
 def test_advice_that_is_not_needed():
     lines = advice(make_survey(((4, 1e-3), (512, 5e-3)), above=make_probe_result(520, "training"), high=600))
-    assert not any("power" in line or "tensor cores" in line for line in lines)
+    assert not any("power" in line or "tensor cores" in line or "neither" in line for line in lines)
+
+
+def test_the_tables_fit_eighty_columns():
+    out = StringIO()
+    Console(file=out, width=80).print(survey_tables(make_survey(limits=FAST_DEVICE)))
+    assert "elsewhere, predicted: ridge, turning batch size" in out.getvalue()
+    # bytes 200 B + 1e5, FLOPs 1e6 B: B = 201e5/(1e6 - 201 x 200/2) at half the width, which a batch has at least
+    assert re.search(r"A100 40 GB +12.5: 1 +100: 10 +201: 10 +201: 10 *\n", out.getvalue())
+    assert "…" not in out.getvalue()
 
 
 def test_what_follows_from_a_survey():

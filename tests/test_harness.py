@@ -17,6 +17,7 @@ SHALLUE = [f"shallue_{name}" for name in ("algorithms", "data", "regularisation"
 NAMES = [
     "critical_batch",
     "dawnbench",
+    "losses",
     "minibatch_sgd",
     "powers_of_two",
     "search_benchmark",
@@ -48,7 +49,7 @@ def files_in(folder):
 def test_every_sweep_composes_and_its_experiment_takes_its_parameters(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checked = check_sweep(name, compose_sweep(name, ()))
-    module = "shallue" if name in SHALLUE else name
+    module = "shallue" if name in (*SHALLUE, "losses") else name
     assert checked.experiment.func.__module__ == f"bstune.sweeps.{module}"
     assert checked.result == Path("outputs/sweeps") / name / "result.json"
     assert "http" in checked.source

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from rich.console import Console
 from toolbox import data_root, make_result
 
 from bstune.core.errors import ConfigError, DataError
+from bstune.core.records import TrialSpec
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
 from bstune.sweeps.minibatch_sgd import Series, row, sentence
+from bstune.trial.workload import load
 from bstune.workloads import datasets
 from bstune.workloads.airfoil import LinearRegression
 
@@ -38,8 +41,16 @@ def checked(root, *options):
     return check_sweep("minibatch_sgd", compose_sweep("minibatch_sgd", (*own, f"sweep.output={root}/out", *options)))
 
 
+def seconds(workload, protocol, batch_size, lr, steps):
+    """Return the seconds of steps that take longer where each row is taken out alone."""
+    one_by_one = (
+        type(workload.train_batches(TrialSpec(0, 0, batch_size, lr, None, 0)).dataset).__name__ == "TensorDataset"
+    )
+    return (1e-3 + (1e-5 * batch_size if one_by_one else 0.0),) * steps
+
+
 def run(sweep):
-    return sweep.experiment.func(sweep.config, Console(quiet=True), **sweep.parameters)
+    return sweep.experiment.func(sweep.config, Console(quiet=True), **sweep.parameters, timer=seconds)
 
 
 def descend(x, y, seed, lr, steps):
@@ -78,8 +89,27 @@ def test_a_run_that_diverges_is_drawn_and_named(root):
     finding = run(sweep)
     assert {trial["status"] for trial in finding.rows[0]["trials"]} == {"diverged"}
     assert finding.rows[0]["steps_to_level"] is None
-    assert finding.sentence == "No run reaches a loss of 0.25 in its epochs (medians, n = 2 seeds)."
+    assert finding.sentence.startswith("No run reaches a loss of 0.25 in its epochs (medians, n = 2 seeds). With a ")
     write(sweep, finding, ())
+
+
+def test_rows_that_come_one_by_one_are_the_same_rows_and_what_they_cost_is_said(root):
+    sweep = checked(root, "sweep.experiment.loader.rounds=2")
+    batches = []
+    for one_by_one in (False, True):
+        sweep.config.workload.data.row_by_row = one_by_one
+        workload, _ = load(sweep.config)
+        batches.append(list(islice(workload.train_batches(TrialSpec(0, 0, 7, 0.1, None, 3)), 3)))
+    for before, after in zip(*batches, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    finding = run(checked(root))
+    assert [(row["ms_resident"], row["ms_row_by_row"]) for row in finding.rows] == [
+        pytest.approx((1.0, 1.0 + size / 100)) for size in (30, 1, 7)
+    ]
+    text = (
+        "1.01 times as long at 1, 1.07 times as long at 7, 1.3 times as long at 30 as with rows that live on the device"
+    )
+    assert text in finding.sentence
 
 
 def row_of(*histories, taus=(0.1, 0.1, 0.1), level=0.25):
@@ -143,6 +173,7 @@ def test_the_sentence_is_computed(steps, n, text):
         ("sweep.experiment.runs.0.batch_size=31", "a run needs a batch size from 1 to 30, and a positive lr"),
         ("sweep.experiment.runs.0.epochs=nan", "a positive lr and epochs, but got Series(name='whole'"),
         ("sweep.experiment.metric=val/nope", "the target's metric is 'val/nope', but the module logs val/loss"),
+        ("sweep.experiment.loader.steps=0", "sweep.experiment.loader needs rounds and steps from 1, but got Loader"),
         ("device=tpu", "device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
     ],
 )

@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+import re
 from io import StringIO
 from types import SimpleNamespace
 
@@ -35,6 +36,11 @@ class Machine:
         return tuple(at * math.exp(value) for value in self.random.normal(0.0, 0.01, steps))
 
 
+def half(workload, protocol, batch_size, lr, steps):
+    """Return the seconds in which a device is at work that is so for half of each step, or all of it from 512 on."""
+    return (9e-3 + 4.4e-4 * batch_size) * (0.5 if batch_size < 512 else 1.0)
+
+
 def sweep(*options):
     options = ["workload=digits", "device=cpu", "sweep.experiment.repeats=8", "sweep.experiment.steps=5", *options]
     return check_sweep("powers_of_two", compose_sweep("powers_of_two", options))
@@ -44,7 +50,7 @@ def found(*options, machine=None, **changes):
     """Return the finding and what was printed."""
     checked, out = sweep(*options), StringIO()
     console = Console(file=out, width=200)
-    parameters = {**checked.parameters, "timer": machine or Machine(), **changes}
+    parameters = {**checked.parameters, "timer": machine or Machine(), "busy": half, **changes}
     return run(checked.config, console, **parameters), out.getvalue()
 
 
@@ -104,6 +110,23 @@ def test_rows_are_json_the_figure_is_written_and_the_table_fits_eighty_columns(c
     assert "…" not in table
 
 
+def test_three_batch_sizes_are_stated_against_each_other_and_what_is_in_use():
+    finding, _ = found("sweep.experiment.ceiling=628", machine=Machine({128: 1.05}))
+    text = finding.sentence.partition("Against each other: ")[2]
+    numbers = [float(number) for number in re.findall(r"([+-][\d.]+)% \(", text)]
+    tau = {size: (9e-3 + 4.4e-4 * size) * (1.05 if size == 128 else 1.0) for size in (100, 128, 156)}
+    speed = {size: size / tau[size] for size in tau}
+    expected = [100 * (ratio - 1) for ratio in (speed[128] / speed[100], speed[156] / speed[128], 1.05)]
+    assert numbers == pytest.approx(expected, abs=1.5)
+    assert text.startswith("B = 128 gives ")
+    assert " over 100, 156 " in text
+    assert "against the line through 100 and 156." in text
+    assert re.search(r"The device's time is in use to (49|50|51)% at B = 100 and (99|100|101)% at B = 628\.$", text)
+    assert finding.rows[0]["in_use"] == {"share": pytest.approx(0.5, abs=0.01), "visits": 3}
+    finding, _ = found("sweep.experiment.ceiling=150")  # 156 does not fit
+    assert "Against each other" not in finding.sentence
+
+
 def test_a_ceiling_that_is_not_given_is_measured():
     asked = []
 
@@ -120,7 +143,9 @@ def test_a_ceiling_that_is_not_given_is_measured():
 
 
 def test_without_batch_sizes_of_its_own_the_ceilings_are_left():
-    finding, _ = found(*(f"sweep.experiment.{option}" for option in ("ceiling=40", "centres=[]", "batch_sizes=[]")))
+    finding, _ = found(
+        *(f"sweep.experiment.{option}" for option in ("ceiling=40", "centres=[]", "against_each_other=[]"))
+    )
     assert [row["batch_size"] for row in finding.rows] == [31, 32, 33, 40]
     assert "from the mean of its two neighbours" in finding.sentence
 
@@ -131,6 +156,8 @@ def test_without_batch_sizes_of_its_own_the_ceilings_are_left():
         (["repeats=1"], ConfigError, "sweep.experiment.repeats must be at least 2, but got 1"),
         (["steps=0"], ConfigError, "sweep.experiment.steps must be at least 1, but got 0"),
         (["level=1.5"], ConfigError, "level must lie between 0 and 1 and lr be positive, but got level=1.5"),
+        (["against_each_other=[5,4,6]"], ConfigError, r"three rising batch sizes or none, but got \[5, 4, 6\]"),
+        (["against_each_other=[5]"], ConfigError, r"three rising batch sizes or none, but got \[5\]"),
         (["lr=0"], ConfigError, "lr be positive, but got level=0.95 and lr=0.0"),
         (["centres=[12]"], ConfigError, "centres must be powers of two or multiples of 8, and at least 2, but got"),
         (["batch_sizes=[-3]"], ConfigError, "batch_sizes must be positive"),
@@ -153,3 +180,14 @@ def test_real_steps():
     assert [row["batch_size"] for row in rows] == [20, 23, 24, 25, 31, 32, 33, 40]
     assert all(len(row["seconds_of_rounds"]) == 2 and min(row["seconds_of_rounds"]) > 0 for row in rows)
     assert finding.device.startswith("cpu")
+
+
+@pytest.mark.soak
+def test_steps_that_two_processes_share():
+    """Raschka's 255, 256 and 257 under DDP, here two processes of a CPU and a few steps."""
+    options = ("ceiling=260", "centres=[]", "against_each_other=[]", "repeats=2", "steps=2")
+    checked = sweep("devices=2", *(f"sweep.experiment.{option}" for option in options))
+    finding = run(checked.config, Console(file=StringIO()), **checked.parameters)
+    assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [255, 256, 257, 260]
+    assert finding.device.startswith("2 x cpu")
+    assert "in use" not in finding.sentence

@@ -11,8 +11,9 @@ from rich.console import Console
 from toolbox import FakeTime
 
 from bstune.core.errors import ConfigError
+from bstune.core.figures import save_figure
 from bstune.sweeps import vectorization
-from bstune.sweeps.vectorization import measure, sentence, ways
+from bstune.sweeps.vectorization import cache_levels, measure, read_sentence, sentence, ways
 
 NAMES = ["element by element", "column by column", "blocks of 3 columns", "whole"]
 
@@ -52,7 +53,7 @@ def test_a_slow_way_is_not_repeated_past_its_limit_and_the_order_is_shuffled(lim
 
 
 def run(**changes):
-    options = {"device": "cpu", "dtype": "fp32", "size": 4, "block": 3, "repeats": 3}
+    options = {"device": "cpu", "dtype": "fp32", "size": 4, "block": 3, "repeats": 3, "working_sets": []}
     options |= {"segment_seconds": 1.0, "limit_seconds": 100.0, "seed": 0}
     return vectorization.run(OmegaConf.create(), Console(), **{**options, **changes})
 
@@ -78,12 +79,57 @@ def test_the_sentence_is_computed():
     )
 
 
+def test_rates_of_reading_in_closed_form(monkeypatch, tmp_path):
+    monkeypatch.setattr(vectorization, "cache_levels", lambda place: {"L1": 2**15, "L2": 2**20})
+    ticks = iter(range(1000))
+    finding = run(now=lambda: float(next(ticks)), working_sets=[131072, 16, 1024, 64])  # a call a second
+    rows = [row for row in finding.rows if "kib" in row]
+    assert [(row["way"].removeprefix("reading "), row["fits"]) for row in rows] == [
+        ("16 KiB", "L1"),
+        ("64 KiB", "L2"),
+        ("1 MiB", "L2"),
+        ("128 MiB", "no cache"),
+    ]
+    assert [row["gb_per_second"] for row in rows] == pytest.approx([2**26 / 1e9] * 3 + [2**27 / 1e9])
+    assert finding.sentence.endswith(read_sentence(rows))
+    save_figure(finding.paint, finding.inches, tmp_path / "figure.png")
+
+
+@pytest.mark.parametrize(
+    ("fits", "words"),
+    [
+        (
+            ("L2", "no cache"),
+            "64 KiB, which fits L2, is read at 80 GB/s, 5 times as fast as one of 256 MiB, which fits no",
+        ),
+        ((None, None), "A vector of 64 KiB is read at 80 GB/s, 5 times as fast as one of 256 MiB at 16."),
+    ],
+)
+def test_the_sentence_on_caches(fits, words):
+    rates = zip((64, 262144), (80.0, 16.0), fits, strict=True)
+    rows = [{"kib": kib, "gb_per_second": rate, "fits": level} for kib, rate, level in rates]
+    assert words in read_sentence(rows)
+    assert read_sentence(rows[:1]) == ""
+
+
+def test_cache_levels_are_those_of_the_system(tmp_path):
+    found = [("Instruction", 1, "32K"), ("Data", 1, "48K"), ("Unified", 3, "32768K"), ("Unified", 2, "1024K")]
+    for number, cache in enumerate(found):
+        (tmp_path / f"index{number}").mkdir()
+        for name, value in zip(("type", "level", "size"), cache, strict=True):
+            (tmp_path / f"index{number}" / name).write_text(f"{value}\n")
+    levels = cache_levels(torch.device("cpu"), tmp_path)
+    assert list(levels.items()) == [("L1", 48 * 2**10), ("L2", 2**20), ("L3", 2**25)]
+    assert cache_levels(torch.device("cpu"), tmp_path / "nowhere") == {}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"device": "tpu"}, "sweep.experiment.device must be auto, cpu, cuda or cuda:N, but got 'tpu'"),
         ({"dtype": "tf32"}, "sweep.experiment.dtype must be one of fp64, fp32, bf16, fp16, but got 'tf32'"),
         ({"size": 0}, "sweep.experiment.size must be positive, but got 0"),
+        ({"working_sets": [16, 0]}, "sweep.experiment.working_sets must be KiB from 1 to 4194304, but got [16, 0]"),
         ({"limit_seconds": math.inf}, "sweep.experiment.limit_seconds must be positive, but got inf"),
     ],
 )

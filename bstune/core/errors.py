@@ -6,6 +6,11 @@ class BstuneError(Exception):
 
     exit_status = 2
 
+    def __str__(self) -> str:
+        """Return the message; of an error in a DataLoader's process it is what follows the traceback put before it."""
+        text, name = super().__str__(), f"{type(self).__module__}.{type(self).__name__}: "
+        return text.rpartition(name)[2].strip() if "\nOriginal Traceback" in text else text
+
 
 class ConfigError(BstuneError):
     """An option, workload, sampler or rule is unknown, or its value cannot be used."""

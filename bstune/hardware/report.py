@@ -19,6 +19,7 @@ from bstune.core.figures import BLUE, GREY, INK, PURPLE, VERMILION, save_figure
 from bstune.core.files import Identity, Output, check_writable, owned, write_text
 from bstune.core.records import dump_json
 from bstune.hardware import roofline
+from bstune.hardware.known_devices import Prediction
 from bstune.hardware.roofline import TENSOR_CORE_SOURCE, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import Survey, compose_survey, probe_text, survey_of
 
@@ -66,7 +67,7 @@ def survey_json(survey: Survey) -> str:
         "left_out_error": survey.left_out_error,
         "turning_batch_size": survey.turning_batch_size,
         "achieved": [asdict(row) for row in survey.achieved],
-        "misaligned": [asdict(row) for row in survey.misaligned],
+        "elsewhere": [asdict(row) for row in survey.elsewhere],
         "plateau": survey.plateau.batch_size,
         "advice": advice(survey),
     }
@@ -107,7 +108,8 @@ def survey_tables(survey: Survey) -> Group:
     for line in advice(survey):
         facts.add_row("advice", line)
     facts.add_row("took", format_seconds(survey.seconds))
-    return Group(_timings_table(survey), facts)
+    tables = [_timings_table(survey), *([_elsewhere_table(survey)] if survey.elsewhere else [])]
+    return Group(*tables, facts)
 
 
 def advice(survey: Survey) -> list[str]:
@@ -144,8 +146,17 @@ def advice(survey: Survey) -> list[str]:
     elif dtype == "fp32" and survey.device_type == "cuda":
         lines.append("fp32 does not run on tensor cores, so no multiple is asked of layers or batch; in tf32 it is 4")
     for row in survey.misaligned[:MAX_MISALIGNED]:
-        gain = "" if row.predicted_gain is None else f": predicted {row.predicted_gain:.2f} times its throughput"
+        gains = [] if row.predicted_gain is None else [f"predicted {row.predicted_gain:.2f}"]
+        gains += [] if row.measured_gain is None else [f"measured {row.measured_gain:.2f}"]
+        gain = f": {', '.join(gains)} times its throughput" if gains else ""
         lines.append(f"{row.name} ({row.kind}): pad {row.dimension} from {row.size} to {row.padded}{gain}")
+    if survey.bound_by_neither:
+        last, share = survey.bound_by_neither[-1], max(row.share_of_roofline for row in survey.bound_by_neither)
+        lines.append(
+            f"up to batch size {format_count(last.batch_size)} a step is bound by neither arithmetic nor memory, which "
+            f"take {share:.1%} of it at most: a faster device gains nothing there, fewer and larger "
+            f"operations do{' (compile=default, protocol.fast=graph)' if survey.device_type == 'cuda' else ''}"
+        )
     return lines
 
 
@@ -214,6 +225,27 @@ def _timings_table(survey: Survey) -> Table:
             *(() if row is None else (f"{row.share_of_roofline:.0%}", f"{row.share_of_peak:.0%}")),
         )
     return table
+
+
+def _elsewhere_table(survey: Survey) -> Table:
+    """Return one row a known device: its ridge and the predicted turning batch size in each arithmetic."""
+    title = "elsewhere, predicted: ridge, turning batch size"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    kinds = list(dict.fromkeys(row.dtype for row in survey.elsewhere))
+    kinds.sort(key=list(roofline.DTYPES).index)
+    for name in ("device", *kinds):
+        table.add_column(name, justify="right" if name in kinds else "left", no_wrap=True)
+    for device in dict.fromkeys(row.device for row in survey.elsewhere):
+        rows = {row.dtype: row for row in survey.elsewhere if row.device == device}
+        table.add_row(device, *(_turning_text(rows.get(kind)) for kind in kinds))
+    return table
+
+
+def _turning_text(row: Prediction | None) -> str:
+    if row is None:
+        return "-"
+    turning = "never" if row.turning_batch_size is None else format_count(row.turning_batch_size)
+    return f"{format_number(row.ridge)}: {turning}"
 
 
 def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimits) -> None:

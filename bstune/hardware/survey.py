@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,12 @@ from bstune.core.files import write_text
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTimeModel, fit_step_model, fit_step_times, leave_one_out
-from bstune.hardware import roofline, timing
+from bstune.hardware import known_devices, roofline, timing
 from bstune.hardware.memory import Ceiling, ProbeResult, memory_limit, resident_bytes
 from bstune.hardware.probe import DEVICE_LOST, measure_ceiling
 from bstune.hardware.several import shared_steps
 from bstune.trial.backend import OBJECTS, make_space
-from bstune.trial.device import device_name, processor, versions
+from bstune.trial.device import device_name, processor, products_in, versions
 from bstune.trial.graph import eager_steps
 from bstune.trial.loop import Workload
 from bstune.trial.preflight import check_loaders
@@ -54,6 +55,7 @@ from bstune.trial.workload import (
 )
 
 logger = logging.getLogger(__name__)
+NEITHER = 0.1  # of a step: where the roofline allows it in less, neither computing nor memory is what it waits for
 PLATEAU = 0.95  # of the best throughput: from here on a larger batch gives next to nothing a second
 
 
@@ -73,6 +75,8 @@ class Survey:
     cost: roofline.StepCost | None  # FLOPs and bytes of a step; None: not known, as the notes say
     seconds: float  # that the survey took
     notes: tuple[str, ...] = ()
+    # Dimensions that miss the tensor cores' multiple at the ceiling, with what padding them was measured to give.
+    misaligned: tuple[roofline.TensorCoreMisalignment, ...] = ()
 
     @property
     def pairs(self) -> list[tuple[int, float]]:
@@ -115,11 +119,14 @@ class Survey:
         return None if self.limits is None else roofline.tensor_core_multiple(self.limits.dtype, self.device_type)
 
     @property
-    def misaligned(self) -> list[roofline.TensorCoreMisalignment]:
-        """Layers that miss the tensor cores' multiple at the ceiling."""
-        if not self.cost or not self.limits or not self.multiple:
-            return []
-        return roofline.misalignments(self.cost, self.limits, self.multiple, self.ceiling.batch_size)
+    def elsewhere(self) -> list[known_devices.Prediction]:
+        """From where on the step is compute-bound on devices that are known by their makers' figures."""
+        return known_devices.predictions(self.cost, self.limits.dtype) if self.cost and self.limits else []
+
+    @property
+    def bound_by_neither(self) -> list[roofline.Achieved]:
+        """The smallest batch sizes, in a row, of whose measured steps the roofline accounts for less than a tenth."""
+        return list(takewhile(lambda row: row.share_of_roofline < NEITHER, self.achieved))
 
     @property
     def plateau(self) -> timing.StepTiming:
@@ -176,6 +183,7 @@ def measure(
     with _device_errors():
         workload = build()
         limits, cost, notes = _roofline(config, device, workload, protocol, space)
+        misaligned, padding = _misaligned(config, device, workload, protocol, space, limits, cost, ceiling.batch_size)
         log("timing steps")
         measured, more = _time_ladder(config, space, protocol, workload, ceiling, device)
     return Survey(
@@ -190,7 +198,8 @@ def measure(
         limits=limits,
         cost=cost,
         seconds=time.perf_counter() - start,
-        notes=(*ceiling.notes, *notes, *more),
+        notes=(*ceiling.notes, *notes, *padding, *more),
+        misaligned=misaligned,
     )
 
 
@@ -243,7 +252,7 @@ def _roofline(
     options, limits, cost, notes = config.hardware.ceilings, None, None, list[str]()
     module: LightningModule | None = None
     with optional("no roofline", notes):
-        module, _ = at_start(workload, _spec(space.low, space), protocol)
+        module, trainer = at_start(workload, _spec(space.low, space), protocol)
     convolves = module is not None and roofline.is_convolutional(module)
     with optional("no roofline", notes):
         arithmetic = roofline.arithmetic_of(config.precision, device, convolves)
@@ -251,22 +260,46 @@ def _roofline(
             device, arithmetic, options.seconds, list(options.matrix_sizes), list(options.copy_bytes)
         )
         if module is not None:
-            cost = _step_cost(module.to(device).train(), device, arithmetic, workload, space, options)
+            loss = partial(_loss, trainer.precision_plugin)
+            draw = partial(_batch, workload, module.to(device).train(), space, device)
+            cost = roofline.step_cost(module, draw, loss, arithmetic, list(options.traced_batch_sizes))
     return limits, cost, tuple(notes[:1])  # said once: where the module fails, the ceilings may as well
 
 
-def _step_cost(
-    module: LightningModule,
-    device: torch.device,
-    arithmetic: roofline.Arithmetic,
-    workload: Workload,
-    space: Space,
-    options: DictConfig,
-) -> roofline.StepCost:
-    def batch(size: int) -> Any:
-        return on_device(workload, module, next(iter(workload.train_batches(_spec(size, space)))), device)
+def _loss(precision: Any, module: LightningModule, batch: Any) -> torch.Tensor:
+    """Return a training step's loss in the precision of its Trainer's plug-in: batches may come in half of it."""
+    with precision.train_step_context():
+        return roofline.training_loss(module, precision.convert_input(batch))
 
-    return roofline.step_cost(module, batch, roofline.training_loss, arithmetic, list(options.traced_batch_sizes))
+
+def _batch(workload: Workload, module: LightningModule, space: Space, device: torch.device, size: int) -> Any:
+    return on_device(workload, module, next(iter(workload.train_batches(_spec(size, space)))), device)
+
+
+def _misaligned(
+    config: DictConfig,
+    device: torch.device,
+    workload: Workload,
+    protocol: TrialProtocol,
+    space: Space,
+    limits: roofline.DeviceLimits | None,
+    cost: roofline.StepCost | None,
+    batch_size: int,
+) -> tuple[tuple[roofline.TensorCoreMisalignment, ...], tuple[str, ...]]:
+    """Return what misses the tensor cores' multiple, with the measured gain of padding it, and notes."""
+    multiple = None if limits is None else roofline.tensor_core_multiple(limits.dtype, device.type)
+    if limits is None or cost is None or multiple is None:
+        return (), ()
+    rows, notes = roofline.misalignments(cost, limits, multiple, batch_size), list[str]()
+    with optional("padding is not measured", notes):
+        module, trainer = at_start(workload, _spec(space.low, space), protocol)
+        small = config.hardware.ceilings.traced_batch_sizes[0]
+        batch = _batch(workload, module.to(device).train(), space, device, small)
+        shapes = roofline.input_shapes(module, batch, partial(_loss, trainer.precision_plugin), batch_size / small)
+        with products_in(tf32=limits.dtype == "tf32"):
+            seconds = config.hardware.ceilings.seconds
+            rows = timing.time_padding(module, rows, shapes, device, limits.dtype, seconds)
+    return tuple(rows), tuple(notes)
 
 
 def _spec(batch_size: int, space: Space) -> TrialSpec:

@@ -68,11 +68,15 @@ class AirfoilData(lightning.LightningDataModule):
         load: returns rows of features and a label, such as ``functools.partial(load_airfoil, root=...)``.
         device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA where there is one.
         rows: how many of the first rows are trained on.
+        row_by_row: whether the rows stay in main memory and a DataLoader takes them out one by one, as in the book, and
+            puts them together, in place of whole batches on the device.
     """
 
-    def __init__(self, *, load: Callable[[], NDArray[np.float64]], device: str, rows: int) -> None:
+    def __init__(
+        self, *, load: Callable[[], NDArray[np.float64]], device: str, rows: int, row_by_row: bool = False
+    ) -> None:
         super().__init__()
-        self._load, self._device, self._rows = load, device, rows
+        self._load, self._device, self._rows, self._row_by_row = load, device, rows, row_by_row
         self._resident: _Rows | None = None
 
     def setup(self, stage: str | None = None) -> None:
@@ -91,6 +95,8 @@ class AirfoilData(lightning.LightningDataModule):
         """Return the rows, as one batch."""
         self.setup()
         assert self._resident is not None  # noqa: S101  # set up
+        if self._row_by_row:
+            return DataLoader(TensorDataset(*(part.cpu() for part in self._resident.tensors)), batch_size=self._rows)
         # What _Rows returns is a whole batch already.
         return DataLoader(self._resident, batch_size=self._rows, collate_fn=lambda batch: batch)
 

@@ -130,14 +130,27 @@ def mobilenet_v3_large(classes: int, image_size: int) -> nn.Sequential:
         image_size: height and width in pixels, after a bilinear resize.
 
     Raises:
-        ConfigError: without torchvision, or with one that is built for another torch.
+        ConfigError: as of :func:`from_torchvision`.
+    """
+    resize = nn.Upsample(size=(image_size, image_size), mode="bilinear", align_corners=False)
+    return nn.Sequential(resize, from_torchvision("mobilenet_v3_large", classes))
+
+
+def from_torchvision(name: str, classes: int) -> nn.Module:
+    """Return a network of torchvision's, such as ``vgg11`` or ``resnet50``, untrained: images (N, 3, H, W) to logits.
+
+    Raises:
+        ConfigError: without torchvision, with one that is built for another torch, or for a name that it has not.
     """
     try:
-        from torchvision import models  # an extra, which only this model needs
+        from torchvision import models  # an extra, which only these models need
     except (ImportError, RuntimeError) as error:  # the latter: its operators are built for another torch
         raise ConfigError(
-            f"MobileNetV3 comes from torchvision, which cannot be imported ({error}): pip install 'bstune[vision]', "
-            f"from the place that torch {torch.__version__} is from"
+            f"{name} comes from torchvision, which cannot be imported ({error}): pip install 'bstune[vision]', from "
+            f"the place that torch {torch.__version__} is from"
         ) from error
-    resize = nn.Upsample(size=(image_size, image_size), mode="bilinear", align_corners=False)
-    return nn.Sequential(resize, models.mobilenet_v3_large(weights=None, num_classes=classes))
+    build = getattr(models, name, None)
+    if not callable(build):
+        raise ConfigError(f"workload.module.model: torchvision has no network {name!r}")
+    model: nn.Module = build(weights=None, num_classes=classes)
+    return model

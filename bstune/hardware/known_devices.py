@@ -1,0 +1,84 @@
+"""Devices that one may not have: their makers' figures, and where a workload's step would turn compute-bound on them.
+
+Peaks are dense. Datasheets of Ampere and Hopper print twice as much for matrices of which half is zero ("with
+sparsity"): 624 TFLOP/s over 1.5 TB/s gives an A100 a ridge of 416 FLOPs per byte, where products of whole matrices have
+312 over 1.555, which is 201.
+No program reaches them: a survey's own roof, which is measured, lies lower at both its sides.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bstune.hardware.roofline import DTYPES, Arithmetic, StepCost, in_width, turning_batch_size
+
+
+@dataclass(frozen=True)
+class KnownDevice:
+    """What a device can do at most, as its maker states it."""
+
+    name: str
+    flops_per_second: Mapping[Arithmetic, float]  # of dense products, by what the device can compute in
+    bytes_per_second: float  # of its memory
+    source: str
+
+    def ridge(self, arithmetic: Arithmetic) -> float:
+        """Return FLOPs per byte above which the device computes longer than it moves bytes."""
+        return self.flops_per_second[arithmetic] / self.bytes_per_second
+
+
+def _teraflops(**peaks: float) -> Mapping[Arithmetic, float]:
+    return {name: 1e12 * peak for name, peak in peaks.items()}  # type: ignore[misc]  # the names are Arithmetic's
+
+
+KNOWN_DEVICES = (
+    KnownDevice(
+        "V100",
+        _teraflops(fp32=15.7, fp16=125.0),
+        900e9,
+        "NVIDIA V100 datasheet, 2020, SXM2",
+    ),
+    KnownDevice(
+        "T4",
+        _teraflops(fp32=8.1, fp16=65.0),
+        320e9,
+        "NVIDIA T4 product brief, 2020",
+    ),
+    KnownDevice(
+        "A100 40 GB",
+        _teraflops(fp32=19.5, tf32=156.0, bf16=312.0, fp16=312.0),
+        1555e9,
+        "NVIDIA A100 datasheet, 2020, SXM4",
+    ),
+    KnownDevice(
+        "A100 80 GB",
+        _teraflops(fp32=19.5, tf32=156.0, bf16=312.0, fp16=312.0),
+        2039e9,
+        "NVIDIA A100 datasheet, 2021, SXM4",
+    ),
+    KnownDevice(
+        "H100",
+        _teraflops(fp32=67.0, tf32=494.7, bf16=989.4, fp16=989.4),
+        3350e9,
+        "NVIDIA H100 datasheet, 2023, SXM5, halved where it counts sparsity",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Where a workload's step turns compute-bound on a device that it was not measured on."""
+
+    device: str
+    dtype: Arithmetic
+    ridge: float  # FLOPs per byte
+    turning_batch_size: float | None  # None: memory-bound at any batch size
+
+
+def predictions(cost: StepCost, arithmetic: Arithmetic) -> list[Prediction]:
+    """Return the turning batch sizes of a step, traced in an arithmetic, on every known device in all that it has."""
+    return [
+        Prediction(device.name, own, device.ridge(own), turning_batch_size(scaled, device.ridge(own)))
+        for device in KNOWN_DEVICES
+        for own in device.flops_per_second
+        for scaled in (in_width(cost, DTYPES[own].itemsize / DTYPES[arithmetic].itemsize),)
+    ]

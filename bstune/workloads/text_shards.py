@@ -1,0 +1,163 @@
+"""Text in shards, tokenised once into files that are memory-mapped: for corpora that fit neither memory nor device.
+
+Shards hold a sentence or a paragraph a line, plain or compressed (``.gz``, ``.xz``, ``.bz2``), as the One Billion Word
+benchmark and the deduplicated Common Crawl of Buck et al. 2014 do. The vocabulary is SentencePiece's (Kudo and
+Richardson 2018, arXiv 1808.06226), learnt from the first shard; a character outside it becomes its bytes, and each line
+ends with the same token. A shard that is cut short ends it all with its name.
+"""
+
+import bz2
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from bstune.core.errors import ConfigError, DataError
+from bstune.trial.batches import check_size
+from bstune.workloads.language import Text
+
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+LINES_AT_ONCE = 10_000  # that are tokenised together
+LEARNT_LINES = 500_000  # of the first shard, from which the vocabulary is learnt
+END_OF_LINE = 1  # its token
+LEAST_VOCABULARY = 300  # the 256 bytes, what is unknown, the end of a line, and a few pieces
+
+
+def load_shards(
+    root: str | Path,
+    train: str,
+    validation: str,
+    vocabulary: int,
+    cache: str | Path,
+    test: str | None = None,
+) -> Text:
+    """Return the tokens of text shards, memory-mapped; they are tokenised where that has not been done.
+
+    Args:
+        root: folder of the shards.
+        train: pattern of their names below it, such as ``train/news.en-*``.
+        validation: likewise, of those for the target.
+        vocabulary: largest number of different tokens.
+        cache: folder in which the tokens are kept, 2 bytes each (4 from 65,537 on), for shards of the same names,
+            sizes and times.
+        test: likewise, of those that no choice depends on; None: there are none.
+
+    Raises:
+        DataError: for a pattern without a file, a shard that cannot be read, is cut short, is not UTF-8 or has no
+            lines, or kept tokens that are cut short.
+        ConfigError: without SentencePiece, for an empty ``root``, a vocabulary out of its range, or a shard in two
+            parts.
+    """
+    if not str(root or ""):
+        raise ConfigError("workload.data.load.root is empty: set it to the folder of the shards")
+    check_size("workload.data.load.vocabulary", vocabulary)
+    if vocabulary < LEAST_VOCABULARY:
+        raise ConfigError(f"workload.data.load.vocabulary must be at least {LEAST_VOCABULARY}, but got {vocabulary}")
+    patterns = {"train": train, "validation": validation} | ({} if test is None else {"test": test})
+    shards = {part: _matching(Path(root).expanduser(), pattern) for part, pattern in patterns.items()}
+    parts = [(path, part) for part, paths in shards.items() for path in paths]
+    for path, part in parts:
+        if others := [other for same, other in parts if same == path and other != part]:
+            raise ConfigError(f"{path} is in {part} and in {others[0]}: give each part shards of its own")
+    files = [[part, str(path), path.stat().st_size, path.stat().st_mtime_ns] for path, part in parts]
+    key = hashlib.sha256(json.dumps([files, vocabulary]).encode()).hexdigest()[:16]
+    folder = Path(cache).expanduser() / key
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):  # trials side by side: one of them tokenises
+            if not folder.exists():
+                _tokenise(shards, vocabulary, folder)
+    except OSError as error:
+        raise DataError(f"workload.data.load.cache={cache} cannot be written ({error.strerror})") from error
+    return _read(folder, str(Path(root).expanduser()), shards)
+
+
+def _matching(root: Path, pattern: str) -> list[Path]:
+    paths = sorted(path for path in root.glob(pattern) if path.is_file())
+    if not paths:
+        raise DataError(f"{root} has no shard {pattern}: set workload.data.load.root, or the pattern of its names")
+    return paths
+
+
+def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Path) -> None:
+    """Learn the vocabulary, write each part's tokens beside the folder, and rename it once all is there."""
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise ConfigError("text is tokenised by SentencePiece: pip install 'bstune[text]'") from error
+    learnt = list(islice(lines_of(shards["train"][0]), LEARNT_LINES))  # SentencePiece wraps an iterator's errors
+    made = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        with (made / "vocabulary.model").open("wb") as model:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(learnt),
+                model_writer=model,
+                vocab_size=vocabulary,
+                hard_vocab_limit=False,  # a short text has fewer
+                byte_fallback=True,
+                unk_id=0,
+                eos_id=END_OF_LINE,
+                bos_id=-1,
+                pad_id=-1,
+                minloglevel=2,
+            )
+        pieces = sentencepiece.SentencePieceProcessor(model_file=str(made / "vocabulary.model"))
+        size = int(pieces.vocab_size())
+        kind = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
+        counts = {}
+        for part, paths in shards.items():
+            with (made / part).open("wb") as file:
+                for path in paths:
+                    lines = lines_of(path)
+                    while some := list(islice(lines, LINES_AT_ONCE)):
+                        tokens = (token for line in pieces.encode(some, add_eos=True) for token in line)
+                        np.fromiter(tokens, kind).tofile(file)
+                counts[part] = file.tell() // kind.itemsize
+        (made / "tokens.json").write_text(json.dumps({"vocabulary": size, "type": kind.name, "counts": counts}))
+        os.replace(made, folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a shard without their ends; a DataError names one that is cut short, empty or no text."""
+    line, number = "", 0
+    try:
+        with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8", newline="\n") as file:
+            for line in file:
+                number += 1
+                yield line.rstrip("\r\n")
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, OSError) as error:
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DataError(f"{path} is cut short or damaged after line {number} ({text})") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8 after line {number} ({error.reason})") from error
+    if not number:
+        raise DataError(f"{path} is empty")
+    if not line.endswith("\n"):
+        raise DataError(f"{path} is cut short: its last line, {number}, has no end; if it is whole, add one")
+
+
+def _read(folder: Path, source: str, shards: Mapping[str, Sequence[Path]]) -> Text:
+    """Return kept tokens; a DataError names a file of them that is not whole."""
+    kept = json.loads((folder / "tokens.json").read_text())
+    kind, arrays = np.dtype(kept["type"]), dict[str, NDArray[np.integer]]()
+    for part in shards:
+        path, expected = folder / part, kept["counts"][part] * kind.itemsize
+        if (size := path.stat().st_size if path.exists() else 0) != expected:
+            raise DataError(
+                f"{path} has {size} bytes of {expected}: delete {folder}, and the shards are tokenised again"
+            )
+        arrays[part] = np.memmap(path, kind, "r")
+    return Text(source, kept["vocabulary"], arrays["train"], arrays["validation"], arrays.get("test"))
