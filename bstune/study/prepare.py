@@ -253,6 +253,12 @@ def _limited(
             f"batch sizes that change while training are of one device so far, but got devices={config.devices}: "
             "leave out batch_schedule, or set devices=1"
         )
+    tuned = {one.key for one in space.tunables}
+    if fixed := [name for name in HALF_LIVES if name in tuned or OmegaConf.select(config, name) is not None]:
+        raise ConfigError(
+            f"{fixed[0]} is applied once a trial, at its first batch size, which batch_schedule changes: leave out one "
+            "of the two"
+        )
     largest = min(config.batch_schedule.largest or examples, examples)
     config.batch_schedule.largest = largest
     schedule = batch_schedule_of(config)

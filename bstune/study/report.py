@@ -84,7 +84,8 @@ def report_study(
     summary, band, best = summary_of(prepared, done, sampled[1], stop_reason, missing)
     with optional("no critical batch size at easier targets", missing):
         summary |= _over_target(prepared, done, summary["critical"])
-    summary["batch_growth"] = _batch_growth(prepared, summary, done, arguments)
+    with optional("no proposal of a batch size that grows", missing):
+        summary["batch_growth"] = _batch_growth(prepared, summary, done, arguments)
     summary["test"] = _test_winners(prepared, study, best, missing)
     if arguments is not None:
         summary["arguments"] = _again(arguments)
