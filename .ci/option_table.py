@@ -2,7 +2,8 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -10,6 +11,7 @@ from bstune.options import TrainedOptions
 
 CONF = Path(__file__).parents[1] / "conf"
 README = CONF / "README.md"
+GROUPS = {"batch_schedule": "doubling"}  # groups without a choice by default, whose options stand in one's file
 
 
 def option_types(section: type[BaseModel] = TrainedOptions, prefix: str = "") -> dict[str, Any]:
@@ -17,11 +19,18 @@ def option_types(section: type[BaseModel] = TrainedOptions, prefix: str = "") ->
     types = {}
     for name, field in section.model_fields.items():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if get_origin(kind) in (Union, UnionType):  # a section that may be left out
+            kind = next((inner for one in get_args(kind) if is_section(inner := (get_args(one) or [one])[0])), kind)
+        if is_section(kind):
             types |= option_types(kind, f"{prefix}{name}.")
         else:
             types[f"{prefix}{name}"] = field.rebuild_annotation()
     return types
+
+
+def is_section(kind: Any) -> bool:
+    """Return whether a type is a group of options."""
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def allowed(schema: dict[str, Any]) -> str:
@@ -45,10 +54,19 @@ def number(value: float) -> str:
 
 
 def comments() -> dict[str, tuple[str, str]]:
-    """Return the default of each option in conf/config.yaml, and the comment at the end of its line."""
+    """Return the default of each option in conf/config.yaml or GROUPS, and the comment at the end of its line."""
+    found = comments_of(CONF / "config.yaml")
+    for group, choice in GROUPS.items():
+        own = comments_of(CONF / group / f"{choice}.yaml")
+        found |= {f"{group}.{name}": value for name, value in own.items() if not name.startswith("tunable")}
+    return found
+
+
+def comments_of(file: Path) -> dict[str, tuple[str, str]]:
+    """Return the values of a YAML file by dotted name, each with the comment at the end of its line."""
     stack: list[str] = []
     found = {}
-    for line in (CONF / "config.yaml").read_text().splitlines():
+    for line in file.read_text().splitlines():
         entry = re.match(r"( *)(\w+):([^#]*)(?:# (.*))?$", line)
         if entry:
             stack[len(entry[1]) // 2 :] = [entry[2]]

@@ -45,6 +45,7 @@ VERBS = {  # each is called with what stands after it, and raises what ends it
     "report": "bstune.study.retarget:main",
     "compare": "bstune.__main__:compare",
     "record": "bstune.study.record:main",
+    "branch": "bstune.study.branch:main",
     "sweep": "bstune.sweeps.harness:main",
 }
 HYDRAS_OWN = {
@@ -59,7 +60,7 @@ WITH_VALUE = {
 }
 WRITTEN = "options are written NAME=VALUE; bstune --help shows the most useful ones"
 HELP = """usage: bstune +workload=NAME [OPTION=VALUE ...]        a study: which batch size and learning rate to use
-       bstune {verbs} ...   each with --help
+       bstune {verbs} ...  (with --help)
 
 Examples
   bstune +workload=digits                                       a study of a minute or two, on a CPU

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from bstune.core.errors import ConfigError
-from bstune.core.search_space import HALF_LIVES, MODULE
+from bstune.core.search_space import BATCH_SCHEDULE, HALF_LIVES, MODULE
 
 ALWAYS = ("workload.tunable", "workload.reference")  # of which a choice changes parts
 # What makes the algorithm; the rest, such as a weight decay, stays the workload's where its optimizer is of that class.
@@ -37,7 +37,8 @@ def with_choices_of(
     """
     with open_dict(config):
         schedule, algorithm = config.pop("schedule", None), config.pop("algorithm", None)
-        for name, chosen in (("schedule", schedule), ("algorithm", algorithm)):
+        sizes = config.get(BATCH_SCHEDULE)
+        for name, chosen in (("schedule", schedule), ("algorithm", algorithm), (BATCH_SCHEDULE, sizes)):
             if chosen is not None and replayed:
                 raise ConfigError(f"a replayed workload is not trained, so it has no {name}: leave out {name}=...")
         for name in HALF_LIVES:
@@ -45,6 +46,7 @@ def with_choices_of(
                 line = f"a replayed workload is not trained, so that {name} changes nothing: leave it out"
                 raise ConfigError(line)
         places = [*_put_schedule(config, schedule), *_put_algorithm(config, algorithm)]
+        _tune_batch_schedule(config, sizes)
         below = tuple(f"{place}." for place in [*places, *ALWAYS]) if places else ()
         for argument in arguments:
             if argument.lstrip("+").startswith(below) and "=" in argument:
@@ -64,6 +66,15 @@ def _put_schedule(config: DictConfig, chosen: Any) -> list[str]:
     places = [f"{MODULE}{name}" for name in ("schedule", "average")]
     _put_tunables(config, chosen.get("tunable"), places, places[0])
     return places
+
+
+def _tune_batch_schedule(config: DictConfig, chosen: Any) -> None:
+    """Let a schedule of batch sizes be searched, if ``search.tune`` names it: by each of its tunables."""
+    tunables = chosen.pop("tunable", None) if isinstance(chosen, DictConfig) else None
+    names = OmegaConf.select(config, "search.tune")
+    if tunables is not None and isinstance(names, ListConfig) and BATCH_SCHEDULE in names:
+        config.workload.tunable = {**(config.workload.get("tunable") or {}), **tunables}
+        config.search.tune = [one for one in names if one != BATCH_SCHEDULE] + list(tunables)
 
 
 def _put_algorithm(config: DictConfig, chosen: Any) -> list[str]:

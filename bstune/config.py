@@ -28,6 +28,7 @@ from pydantic import ValidationError
 from yaml import YAMLError, safe_load
 
 from bstune.choices import with_choices_of
+from bstune.core.batch_schedule import BatchSchedule
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.records import Budget
 from bstune.core.secrets import remember
@@ -35,7 +36,8 @@ from bstune.options import OPTIONS, Node, ReplayedOptions, Section, TrainedOptio
 
 CONFIG_MODULE, CONFIG_NAME, HYDRA_VERSION = "bstune.conf", "config", "1.3"
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}  # of what LightningCLI instantiates
-GROUPS = ("workload", "scaling", "sampler", "schedule", "algorithm")
+GROUPS = ("workload", "scaling", "sampler", "schedule", "algorithm", "batch_schedule")
+OPTIONAL = ("schedule", "algorithm", "batch_schedule")  # groups without a choice by default
 Complete = Callable[[DictConfig], DictConfig]  # fills in what a replayed workload takes from its table
 
 
@@ -133,7 +135,7 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
                 choice = OverridesParser.create().parse_override(argument).value()
             except HydraException as error:
                 raise ConfigError(plain_error(error)) from error
-            if choice is None and group in ("schedule", "algorithm"):
+            if choice is None and group in OPTIONAL:
                 continue
             names = choice if isinstance(choice, list) else [choice]
             is_name = all(isinstance(one, str) and 0 < len(one) <= 200 for one in names)
@@ -348,6 +350,15 @@ def with_hyperparameters(config: DictConfig, values: Mapping[str, float]) -> Dic
 def overrides(config: DictConfig, values: Mapping[str, float]) -> list[str]:
     """Return the arguments of the command line that give tunables their values."""
     return [f"{config.workload.tunable[name].key}={value!r}" for name, value in values.items()]
+
+
+def batch_schedule_of(config: DictConfig) -> BatchSchedule | None:
+    """Return the schedule of batch sizes that a config states; None where they stay."""
+    chosen = config.get("batch_schedule")
+    if chosen is None:
+        return None
+    values = to_dict(chosen)
+    return BatchSchedule(**{**values, "switch_examples": tuple(values["switch_examples"])})
 
 
 def budget_of(config: DictConfig) -> Budget:

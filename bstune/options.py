@@ -10,9 +10,11 @@ from omegaconf import OmegaConf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
+from bstune.core.batch_schedule import BatchSchedule
+from bstune.core.errors import ConfigError
 from bstune.core.files import expand_home
 from bstune.core.records import CompileMode, FastMode, Objective, Target
-from bstune.core.search_space import BUDGET, HALF_LIVES, MODULE
+from bstune.core.search_space import BATCH_SCHEDULE, BUDGET, HALF_LIVES, MODULE
 
 
 def _not_bool(value: object) -> object:
@@ -145,12 +147,11 @@ def _check_target(options: Any) -> list[tuple[Any, str]]:
 def _check_tunable(options: Any) -> list[tuple[Any, str]]:
     whole = options.low.is_integer() and options.high.is_integer()
     ends = f"low={options.low:g} and high={options.high:g}"
-    below = options.key.startswith((MODULE, BUDGET)) or options.key in HALF_LIVES  # these are made anew for each trial
+    places = (MODULE, BUDGET, f"{BATCH_SCHEDULE}.")  # these are made anew for each trial
+    below = options.key.startswith(places) or options.key in HALF_LIVES
+    named = f"below workload.module, budget or batch_schedule, or be {' or '.join(HALF_LIVES)}"
     return [
-        (
-            not below,
-            f"key must lie below workload.module or budget, or be {' or '.join(HALF_LIVES)}, but got {options.key!r}",
-        ),
+        (not below, f"key must lie {named}, but got {options.key!r}"),
         (not options.low < options.high, f"low must be less than high, but got {ends}"),
         (
             options.log and not options.complement and not options.low > 0,
@@ -196,6 +197,8 @@ def _check_search(search: Any, info: Any) -> Any:
         )
     for name in search.tune if workload else ():
         named = f"search.tune names {name!r}"
+        if name == BATCH_SCHEDULE:
+            raise ValueError(f"{named}, but batch sizes stay: choose a schedule that grows, batch_schedule=doubling")
         if name not in workload.tunable:
             listed = ", ".join(workload.tunable) or "nothing"
             instead = "; the search chooses each trial's horizon without it" * (name == "horizon")
@@ -265,6 +268,14 @@ def _check_sampler(sampler: Node, info: Any) -> Node:
             if not OmegaConf.is_interpolation(info.context.sampler, str(one["loc"][0])):  # checked where it stands
                 raise ValueError(mistake(".".join(["sampler", *map(str, one["loc"])]), one)) from error
     return sampler
+
+
+def _check_batch_schedule(options: Any) -> list[tuple[Any, str]]:
+    try:
+        BatchSchedule(**{**options.model_dump(), "switch_examples": tuple(options.switch_examples)})
+    except ConfigError as error:
+        return [(True, str(error))]
+    return []
 
 
 _Budget = _section(steps=Positive, examples=Positive)
@@ -352,6 +363,13 @@ _ScaleOut = _section(
     candidate_ratio=_real(1.001, 1e6),
     all_reduce=_checked(_AllReduce, _check_all_reduce),
 )
+_BatchSchedule = _section(
+    factor=_real(0.0, 1e6),
+    switch_examples=_listed(Positive),
+    stretch=PositiveFinite,
+    lr_exponent=_real(-2.0, 2.0),
+    largest=Positive | None,
+)
 OPTIONS: dict[str, Any] = {
     "study": Name,
     "seed": Seed,
@@ -373,6 +391,10 @@ OPTIONS: dict[str, Any] = {
         lr_octaves_sigma=_real(0.001, 30.0),
         lr_octaves=_real(0.001, 100.0),  # 2^100 is a number with room to spare
         rule=Node,
+    ),
+    "batch_schedule": (
+        _checked(_BatchSchedule, _check_batch_schedule) | None,
+        Field(default=None, exclude=True),  # of a study's settings, where batch sizes stay
     ),
     "prior": _section(level_sigma=Sigma, exponent_sigma=Sigma),
     "protocol": _Protocol,

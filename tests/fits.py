@@ -54,8 +54,9 @@ class Regression(Sine, LightningModule):
     """Of lightning.pytorch."""
 
 
-def batches_of(spec, micro_batch_size=None, collate=None):
-    return rebatch(DataLoader(DATA, shuffle=True, collate_fn=collate), spec.batch_size, micro_batch_size, spec.seed)
+def batches_of(spec, micro_batch_size=None, collate=None, plan=None):
+    loader = DataLoader(DATA, shuffle=True, collate_fn=collate)
+    return rebatch(loader, spec.batch_size, micro_batch_size, spec.seed, plan)
 
 
 def protocol_of(**changes):

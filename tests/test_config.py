@@ -170,7 +170,7 @@ def test_types_and_bounds(must, overrides):
         (f"{MOMENTUM}.log=true", f"{MOMENTUM}: low must be over 0 on a log scale, but got low=0"),
         (
             f"{MOMENTUM}.key=trial.lr",
-            f"{MOMENTUM}: key must lie below workload.module or budget, or be scaling.beta2_half_life or ",
+            f"{MOMENTUM}: key must lie below workload.module, budget or batch_schedule, or be scaling.beta2_",
         ),
         (f"{MOMENTUM}.integer=true", f"{MOMENTUM}: low and high of a whole number must be whole"),
         ("+workload.tunable.lr={key:workload.module.lr,low:0,high:1}", "workload.tunable: a study has lr already"),

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from bstune.config import compose
 from bstune.core.errors import ConfigError
 from bstune.core.scaling import beta2_of, effective_lr_of, shrinkage_of
+from bstune.study.prepare import prepare
 from bstune.trial.half_lives import effective_lr, follow_batch_size, optimizers_in
 from bstune.trial.workload import build_module, build_workload
 from bstune.workloads.optim import muon_and_adam
@@ -114,6 +115,14 @@ def test_the_effective_learning_rate():
     LambdaLR(scheduled, lambda step: 0.0)
     assert effective_lr([scheduled]) == pytest.approx(1.0)
     assert effective_lr([SGD([parameter()], lr=0.1), ADAM([parameter()], lr=0.1)]) is None
+
+
+@pytest.mark.parametrize("half_life", ["scaling.beta2_half_life=1e4", "search.tune=[beta2_half_life]"])
+def test_batch_sizes_that_grow_are_refused_beside_them(half_life, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["workload=digits", "algorithm=adam", "batch_schedule=doubling", half_life, "mlflow.enabled=false"]
+    with pytest.raises(ConfigError, match=r"scaling.beta2_half_life is applied once a trial, at its first batch size"):
+        prepare(compose(arguments))
 
 
 def test_a_trials_module_has_them_at_its_own_batch_size_and_value():

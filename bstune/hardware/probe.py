@@ -199,7 +199,8 @@ def _run(probe: TrialProbe, batch_size: int, sender: Connection, log: str, envir
             join(0, 1)  # DDP's buffers count, too
         workload, protocol = load(config)
         spec = TrialSpec(0, 0, share, float(config.scaling.lr), None, 0)
-        horizon = max(probe.steps, protocol.budget.last_step(batch_size))
+        protocol = replace(protocol, batch_schedule=None)
+        horizon = max(probe.steps, protocol.last_step(batch_size))
         protocol = replace(
             protocol,
             devices=1,

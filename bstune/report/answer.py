@@ -86,6 +86,7 @@ def answer(summary: Row) -> Answer:
     }
     actions: dict[str, list[str | None]] = {
         "train it": [summary.get("train")],
+        "grow it": [(summary.get("batch_growth") or {}).get("command")],
         "more": list(_more(summary)) if use is not None else [],
     }
     title = [summary.get("workload"), summary.get("target"), *map(device_text, summary.get("devices") or ())]

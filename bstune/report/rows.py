@@ -40,5 +40,5 @@ def trial_row(trial: TrialResult) -> dict[str, Any]:
         "steps": trial.steps if reached else None,
         "time_low": None if tau is None else trial.steps_low * tau,
         "examples_low": trial.steps_low * trial.batch_size,
-        "examples": trial.steps * trial.batch_size if reached else None,
+        "examples": trial.examples if reached else None,
     }

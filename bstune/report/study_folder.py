@@ -17,7 +17,7 @@ FORMER = {"ended": "stop_reason"}  # keys of curve.json, and of its statuses, by
 FORMER_STATUSES = {"budget": "censored"}
 # What stands for the keys of curve.json that a former version lacks.
 UNKNOWN = "use train metric goal mode stop_reason critical fit fit_note noise_scale curve lr_exponent seed_scatter load"
-UNKNOWN += " unreached search reference not_run_again arguments over_target_note over_target_growth tokens"
+UNKNOWN += " unreached search reference not_run_again arguments over_target_note over_target_growth tokens batch_growth"
 EMPTY: dict[str, Any] = {
     **dict.fromkeys(("study", "workload", "target"), "?"),
     **dict.fromkeys((*UNKNOWN.split(), *WINNERS)),

@@ -199,8 +199,7 @@ def passing(trial: TrialResult, target: Target) -> TrialResult:
     before = 0
     for step, value in trial.history:
         if step > 0 and value is not None and target.gap(value) <= 0.0:
-            examples = step * trial.batch_size
-            return replace(trial, status="reached", steps=step, steps_low=before, examples=examples)
+            return replace(trial, status="reached", steps_low=before, **trial.after(step))
         before = step
     return trial
 

@@ -42,7 +42,7 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
     return {
         "objective": prepared.budget.objective,
         "rule": space.rule,
-        "budget": lambda batch_size: float(prepared.protocol.budget.last_step(round(batch_size))),
+        "budget": lambda batch_size: float(prepared.protocol.last_step(round(batch_size))),
         "target": prepared.protocol.target,
         "ideal": ideal_value(prepared.protocol.target, None if bounds is None else list(bounds)),
         "resumable": resumable,

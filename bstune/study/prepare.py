@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from bstune.config import compose, flatten, is_replayed, to_dict
+from bstune.config import batch_schedule_of, compose, flatten, is_replayed, to_dict
 from bstune.core.clock import stopwatch
 from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, UserCodeError
 from bstune.core.failures import cause, described
 from bstune.core.files import Identity, Output, check_owner, check_writable
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
-from bstune.core.search_space import HALF_LIVES, Space
+from bstune.core.search_space import BATCH_SCHEDULE, HALF_LIVES, Space
 from bstune.core.secrets import redact_values
 from bstune.study.connection import check_storage
 from bstune.study.plan import SearchBudget
@@ -43,6 +43,10 @@ FIXED_HORIZON_CAVEAT = (
     "schedule stops working rather than the fewest steps (sampler=frontier chooses each trial's horizon)."
 )
 ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's source does: there is no other test."
+SCHEDULE_CAVEAT = (
+    "Batch sizes grow while training ({}): those of the curve and of the answer are where a trial starts, and the "
+    "critical batch size is one of starts too: it says nothing of a constant batch size."
+)
 ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
 
 SHARED_CAVEAT = "No plan for further devices: it starts from the seconds per step of one, and here {} share the steps."
@@ -89,6 +93,8 @@ class PreparedStudy:
         """What the report prints below its table."""
         horizon = [HORIZON_CAVEAT if chooses_horizons(self.config.sampler) else FIXED_HORIZON_CAVEAT]
         horizon = horizon if self.backend.horizon else []
+        if self.protocol.batch_schedule is not None:
+            horizon.append(SCHEDULE_CAVEAT.format(self.protocol.batch_schedule))
         if self.config.devices > 1:
             horizon.append(SHARED_CAVEAT.format(self.config.devices))
         return [*horizon, ON_TEST_CAVEAT] if self.backend.validates_on_test else horizon
@@ -141,11 +147,15 @@ def prepare(
         else:
             check_uri(tracking_uri(config.mlflow))
     survey: Survey | None = None
+    frozen = frozen_settings(config)
     workers: Callable[[int], Workers] | None = None
     if backend is None:
         with _users_errors():
             backend, space, survey, more = _train(config, protocol, space, trial, log)
+        protocol = backend.protocol
         notes += more
+        if protocol.batch_schedule is not None:
+            notes.append(f"batch sizes are where a trial starts: they grow, {protocol.batch_schedule}")
         if config.devices > 1:
             notes += _several(config, backend, space, survey, trial)
         if config.devices > 1 or (trial is None and config.search.workers > 0):
@@ -154,7 +164,7 @@ def prepare(
     backend.check(space, trial)
     if backend.validates_on_test:
         notes.append(ON_TEST_NOTE)
-    frozen = redact_values({**frozen_settings(config), **backend.frozen_settings})
+    frozen = redact_values({**frozen, **backend.frozen_settings})
     notes += backend.notes
     return PreparedStudy(
         config, budget, space, protocol, backend, files, trial, frozen, survey, workers, notes, elapsed
@@ -189,7 +199,7 @@ def _train(
     from bstune.hardware.survey import cached_survey
     from bstune.trial.preflight import check_loaders, check_takes_rate, check_tunables, preflight
     from bstune.trial.start import check_hooks
-    from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data
+    from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data, train_examples
 
     check_takes_rate(config)
     data = load_data(config)
@@ -198,25 +208,66 @@ def _train(
         check_largest(space.high, data)
     else:
         check_largest(trial.batch_size, data, "trial.batch_size")
+    largest = None
+    if protocol.batch_schedule is not None:
+        protocol, largest = _limited(config, protocol, train_examples(data), space, trial)
     workload = build_workload(config, data)
     check_hooks(workload.build_module(trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)))
     backend = LightningBackend(config, workload, protocol)
     surveyed = trial is None and config.hardware.enabled
     continues = trial is None and backend.stops and stops_trials(config.sampler)
-    alone = replace(protocol, devices=1)
+    alone = replace(protocol, devices=1, batch_schedule=None)
     found = preflight(workload, alone, space, trial, continues=continues, survey=surveyed)
     check_tunables(config, workload, alone, replace(space, low=found.smallest), stops=backend.stops)
     backend.step_time, backend.gradient_bytes = found.step_time, found.gradient_bytes
     backend.notes += found.notes
     if not surveyed:
         return backend, space, None, []
+    timed = config.copy()
     if config.search.wall_seconds is not None:
-        config = config.copy()
-        config.hardware.seconds = min(config.hardware.seconds, SURVEY_SHARE * config.search.wall_seconds)
-    survey, cached = cached_survey(config, space, protocol, data, lambda: workload, log)
-    space = replace(space, low=survey.ceiling.smallest, high=survey.ceiling.batch_size)
+        timed.hardware.seconds = min(config.hardware.seconds, SURVEY_SHARE * config.search.wall_seconds)
+    constant = replace(protocol, batch_schedule=None)
+    wide = space if largest is None else replace(space, high=largest)
+    survey, cached = cached_survey(timed, wide, constant, data, lambda: workload, log)
+    ceiling = survey.ceiling.batch_size
+    space = replace(space, low=survey.ceiling.smallest, high=min(space.high, ceiling))
     backend.step_time = survey.step_time or found.step_time
-    return backend, space, survey, [*headline(survey, cached)]
+    notes = [*headline(survey, cached)]
+    if largest is not None and ceiling < largest and protocol.micro_batch_size is None:
+        config.protocol.micro_batch_size = ceiling
+        backend.protocol = replace(protocol, micro_batch_size=ceiling)
+        backend.workload = build_workload(config, data)
+        notes.append(
+            f"batch sizes past the memory ceiling, {ceiling}, up to {largest}, are accumulated from micro-batches of "
+            f"{ceiling}"
+        )
+    return backend, space, survey, notes
+
+
+def _limited(
+    config: DictConfig, protocol: TrialProtocol, examples: int, space: Space, trial: TrialSpec | None
+) -> tuple[TrialProtocol, int]:
+    """Limit the schedule of batch sizes to the training data; return the protocol and the largest batch size."""
+    if config.devices > 1:
+        raise ConfigError(
+            f"batch sizes that change while training are of one device so far, but got devices={config.devices}: "
+            "leave out batch_schedule, or set devices=1"
+        )
+    tuned = {one.key for one in space.tunables}
+    if fixed := [name for name in HALF_LIVES if name in tuned or OmegaConf.select(config, name) is not None]:
+        raise ConfigError(
+            f"{fixed[0]} is applied once a trial, at its first batch size, which batch_schedule changes: leave out one "
+            "of the two"
+        )
+    largest = min(config.batch_schedule.largest or examples, examples)
+    config.batch_schedule.largest = largest
+    schedule = batch_schedule_of(config)
+    assert schedule is not None  # noqa: S101 (it has been chosen)
+    start = space.high if trial is None else trial.batch_size
+    reached = schedule.plan(start).largest
+    if any(one.key.startswith(BATCH_SCHEDULE) for one in space.tunables):
+        reached = largest
+    return replace(protocol, batch_schedule=schedule), reached
 
 
 def _several(
@@ -302,6 +353,7 @@ def open_trials(
 def frozen_settings(config: DictConfig) -> dict[str, Any]:
     """Return, flat, the settings of a config that must not change while a study goes on; budget and sampler may."""
     config = config.copy()
+    schedule = config.get(BATCH_SCHEDULE)
     config.data.root = ""  # where the data lie does not matter: their checksums are pinned
     config.trial.batch_size, config.trial.lr, config.trial.total_steps = 1, 1.0, 1
     values = flatten({name: to_dict(config[name]) for name in ("workload", "scaling", "prior", "protocol", "trainer")})
@@ -317,4 +369,6 @@ def frozen_settings(config: DictConfig) -> dict[str, Any]:
     # What may be searched is no matter of a study that does not.
     tuned = tuple(f"workload.tunable.{name}." for name in config.search.tune)
     values = {key: v for key, v in values.items() if not key.startswith("workload.tunable") or key.startswith(tuned)}
+    if schedule is not None:
+        values |= flatten({BATCH_SCHEDULE: to_dict(schedule)})
     return {**values, "search.objective": config.search.objective, "seed": config.seed}

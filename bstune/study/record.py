@@ -44,12 +44,10 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the table to write")
     parser.add_argument("--trials", type=Path, help="trials.jsonl of a study, in place of a grid")
+    parser.add_argument("--batch-sizes", type=partial(listed, int, 1, 10**15), help="positive integers such as 8,16,32")
+    parser.add_argument("--lrs", type=partial(listed, float, 1e-15, 1e15), help="such as 0.001,0.002,0.004")
     parser.add_argument(
-        "--batch-sizes", type=partial(_values, int, 1, 10**15), help="positive integers such as 8,16,32"
-    )
-    parser.add_argument("--lrs", type=partial(_values, float, 1e-15, 1e15), help="such as 0.001,0.002,0.004")
-    parser.add_argument(
-        "--seeds", type=partial(_values, int, 0, 2**32 - 1), default=(0,), help="such as 0,1 (default: 0)"
+        "--seeds", type=partial(listed, int, 0, 2**32 - 1), default=(0,), help="such as 0,1 (default: 0)"
     )
     options, overrides = parser.parse_known_args(arguments)
     if options.file.exists():
@@ -241,7 +239,7 @@ def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
     return [row(trial) for trial in longest.values()]
 
 
-def _values(kind: Callable[[str], float], smallest: float, largest: float, text: str) -> tuple[float, ...]:
+def listed(kind: Callable[[str], float], smallest: float, largest: float, text: str) -> tuple[float, ...]:
     """Parse an option's values, from the smallest to the largest, all different."""
     try:
         values = tuple(kind(part) for part in text.split(","))

@@ -1,5 +1,6 @@
 """The report of a job's study: its files, its answer, the winners on the test set, its curve in MLflow."""
 
+import math
 import re
 import shlex
 import sys
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
-from bstune.config import overrides
+from bstune.config import is_replayed, overrides
 from bstune.core.console import format_count, format_number, plural
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
 from bstune.core.failures import optional
@@ -31,6 +32,7 @@ from bstune.report.rows import WINNERS, Summary
 from bstune.report.study_folder import read_study
 from bstune.search.acquisition import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
+from bstune.study.batch_growth import proposed_growth
 from bstune.study.critical import INTERVAL, ROOM, CriticalBatch, critical_batch, growth, no_easier_target, over_targets
 from bstune.study.model import REPORT_PARTICLES, fit_lr_exponent, sampler_context, seed_scatter, study_posterior
 from bstune.study.prepare import PreparedStudy
@@ -82,6 +84,8 @@ def report_study(
     summary, band, best = summary_of(prepared, done, sampled[1], stop_reason, missing)
     with optional("no critical batch size at easier targets", missing):
         summary |= _over_target(prepared, done, summary["critical"])
+    with optional("no proposal of a batch size that grows", missing):
+        summary["batch_growth"] = _batch_growth(prepared, summary, done, arguments)
     summary["test"] = _test_winners(prepared, study, best, missing)
     if arguments is not None:
         summary["arguments"] = _again(arguments)
@@ -151,6 +155,7 @@ def summary_of(
         "over_target": [],
         "over_target_note": None,
         "over_target_growth": None,
+        "batch_growth": None,
         "test": {},
         "scale_out": {"ideal": [asdict(row) for row in ideal], "with_all_reduce": [asdict(row) for row in real]},
         "notes": [],
@@ -304,6 +309,31 @@ def _over_target(
     if ideal is not None and critical is not None:
         found = growth([*rows, {"target": target.value, **critical}], ideal)
     return {"over_target": rows, "over_target_note": note, "over_target_growth": found}
+
+
+def _batch_growth(
+    prepared: PreparedStudy, summary: Summary, done: Sequence[TrialResult], arguments: Sequence[str] | None
+) -> dict[str, Any] | None:
+    """Return the schedule of batch sizes that B_crit over the target proposes, with its command; None: it has none."""
+    critical, curve, target = summary["critical"], summary["curve"], prepared.protocol.target
+    reached = [trial for trial in done if trial.reached]
+    if prepared.protocol.batch_schedule is not None or is_replayed(prepared.config) or not reached:
+        return None
+    if critical is None or curve is None:
+        return None
+    trial = min(reached, key=lambda trial: trial.examples)
+    rows = [*summary["over_target"], {"target": target.value, "b_crit": critical["b_crit"]}]
+    found = proposed_growth(rows, target, trial)
+    if found is None:
+        return None
+    start = prepared.space.snap(found["start"])
+    nearest = min(range(len(curve["lr"])), key=lambda i: abs(math.log(curve["batch_size"][i] / start)))
+    lr = float(format_number(curve["lr"][nearest]).replace(",", ""))
+    switches = ",".join(map(str, found["switch_examples"]))
+    own = [f"trial.batch_size={start}", f"trial.lr={lr!r}", "batch_schedule=doubling"]
+    own += [f"batch_schedule.switch_examples=[{switches}]", *overrides(prepared.config, trial.hyperparameters)]
+    kept = [one for one in _again(arguments or ()) if not one.lstrip("+~").startswith(OF_A_STUDY)]
+    return {**found, "start": start, "command": None if arguments is None else shlex.join(["bstune", *kept, *own])}
 
 
 def load(done: Sequence[TrialResult]) -> dict[str, float] | None:

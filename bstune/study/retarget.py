@@ -161,7 +161,7 @@ def _prepared(files: Output, found: StudyFolder, goal: float | None) -> tuple[Pr
     space = make_space(config, backend.lr_range)
     if found.hardware is not None:
         ceiling = found.hardware["ceiling"]
-        space = replace(space, low=ceiling["smallest"], high=ceiling["at"]["batch_size"])
+        space = replace(space, low=ceiling["smallest"], high=min(space.high, ceiling["at"]["batch_size"]))
     budget = search_budget(config)
     prepared = PreparedStudy(
         config, budget, space, protocol, backend, files, None, {}, None, None, [], elapsed=lambda: 0.0

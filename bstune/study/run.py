@@ -142,7 +142,13 @@ def live_text(done: Sequence[TrialResult]) -> str:
 
 
 def _place(result: TrialResult) -> str:
-    return f"B {result.batch_size}, lr {format_number(result.lr)}"
+    return f"B {_sizes(result)}, lr {format_number(result.lr)}"
+
+
+def _sizes(result: TrialResult) -> str:
+    """Return the batch size, or the first and the last one where it changed."""
+    last = result.batch_parts[-1][0] if result.batch_parts else result.batch_size
+    return f"{result.batch_size}" if last == result.batch_size else f"{result.batch_size} to {last}"
 
 
 def trial_line(result: TrialResult, metric: str, place: str = "") -> str:
@@ -156,7 +162,7 @@ def trial_line(result: TrialResult, metric: str, place: str = "") -> str:
     steps = plural(result.steps, "step") + (f" of {result.horizon}" if result.horizon is not None else "")
     time = "" if result.time_to_target is None else f", {format_seconds(result.time_to_target)}"
     values = "".join(f"  {name} {format_number(value)}" for name, value in result.hyperparameters.items())
-    parts = [f"trial {result.number}", place, f"B {result.batch_size}  lr {format_number(result.lr)}{values}"]
+    parts = [f"trial {result.number}", place, f"B {_sizes(result)}  lr {format_number(result.lr)}{values}"]
     parts.append(f"{STATUS_WORDS[result.status]}{seen} after {steps}{time}")
     line = "  ".join(part for part in parts if part)
     return f"{line}: {result.message}" if result.message else line

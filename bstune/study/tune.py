@@ -17,7 +17,7 @@ from bstune.core.console import plain_console, quieten
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.failures import in_users_code
 from bstune.core.records import Budget, Target
-from bstune.core.search_space import MODULE
+from bstune.core.search_space import BATCH_SCHEDULE, MODULE
 from bstune.hardware.survey import Survey, compose_survey, survey_of
 from bstune.study.result import Result
 from bstune.study.run import run
@@ -122,7 +122,7 @@ def tune(
         workload, objects = _workload(arguments)
         chosen = {option: arguments[one] for one, option in OPTIONS.items() if arguments[one] is not None}
         chosen |= {"output": str(output)} if output is not None else {}
-        config = compose_workload(workload, _strings(options), {**chosen, "search.tune": list(workload["tunable"])})
+        config = compose_workload(workload, _strings(options), {**chosen, "search.tune": _tuned(workload, options)})
         _check_processes(config, objects, chosen, console)
         with given(config.study, objects), _users_errors():
             findings = run(config, None, console)
@@ -183,6 +183,12 @@ def survey(
             ) from error
         with given(config.study, objects), _users_errors():
             return survey_of(config, lambda line: None)[0]
+
+
+def _tuned(workload: Mapping[str, Any], options: Sequence[str]) -> list[str]:
+    """Return what the search tunes beside batch size and rate: all that is tunable, and a schedule of batch sizes."""
+    asked = any(one.startswith("search.tune=") and BATCH_SCHEDULE in one for one in options)
+    return [*workload["tunable"], *([BATCH_SCHEDULE] if asked else [])]
 
 
 @contextmanager

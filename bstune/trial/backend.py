@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from bstune.config import budget_of, instantiate, is_replayed, to_dict
+from bstune.config import batch_schedule_of, budget_of, instantiate, is_replayed, to_dict
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import CUDA_GRAPH_MODES, EvaluationSchedule, Target, TrialProtocol, TrialResult, TrialSpec
@@ -78,7 +78,7 @@ class TrialBackend:
 
     def longest(self, batch_size: int, protocol: TrialProtocol) -> int:
         """Return the steps of a trial that never reaches the target, for the estimate."""
-        return protocol.budget.last_step(batch_size)
+        return protocol.last_step(batch_size)
 
 
 def sampler_factory(node: DictConfig) -> Any:
@@ -136,6 +136,7 @@ def make_protocol(config: DictConfig) -> TrialProtocol:
         trainer=trainer,
         fast="auto" if options.fast == "graph" and config.compile in CUDA_GRAPH_MODES else options.fast,
         devices=config.devices,
+        batch_schedule=batch_schedule_of(config),
     )
 
 

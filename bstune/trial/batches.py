@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
+from bstune.core.batch_schedule import BatchPlan, constant
 from bstune.core.errors import ConfigError
 from bstune.trial import distributed
 
@@ -29,22 +30,28 @@ KEPT_OPTIONS = (
 )
 
 
-def endless_indices(n: int, batch_size: int, generator: torch.Generator, first: int = 0) -> Iterator[Tensor]:
+def endless_indices(
+    n: int, batch_size: int | BatchPlan, generator: torch.Generator, first: int = 0
+) -> Iterator[Tensor]:
     """Yield index tensors (B,), int64, from batch ``first`` on, of one epoch after another, on the generator's device.
 
     Each epoch is a new permutation of 0 to n - 1; a batch may straddle two, and may then contain an example twice.
     """
+    plan = batch_size if isinstance(batch_size, BatchPlan) else constant(batch_size)
     device = generator.device
     rest = torch.empty(0, dtype=torch.int64, device=device)
-    epochs = math.ceil(first * batch_size / n)
+    drawn = plan.examples(first)
+    epochs = math.ceil(drawn / n)
     for _ in range(epochs):
         rest = torch.randperm(n, generator=generator, device=device)
-    rest = rest[len(rest) - (epochs * n - first * batch_size) :]
-    while True:
-        if len(rest) < batch_size:
-            rest = torch.cat([rest, torch.randperm(n, generator=generator, device=device)])
-        yield rest[:batch_size]
-        rest = rest[batch_size:]
+    rest = rest[len(rest) - (epochs * n - drawn) :]
+    for part in range(plan.part(first), len(plan.sizes)):
+        size, last = plan.sizes[part], part == len(plan.sizes) - 1
+        for _ in repeat(None) if last else range(max(first, plan.first[part]), plan.first[part + 1]):
+            if len(rest) < size:
+                rest = torch.cat([rest, torch.randperm(n, generator=generator, device=device)])
+            yield rest[:size]
+            rest = rest[size:]
 
 
 def micro_batch_sizes(batch_size: int, micro_batch_size: int | None) -> tuple[int, ...]:
@@ -73,8 +80,42 @@ def splitter(batch_size: int, micro_batch_size: int | None) -> Callable[[Tensor]
     return lambda whole: whole.split_with_sizes(sizes)
 
 
-def weight_micro_batches(module: LightningModule, sizes: Sequence[int], batch_size: int) -> None:
-    """Make the accumulated gradient the large batch's: weight the loss of micro-batch i by n_i/B."""
+def splitters(plan: BatchPlan, micro_batch_size: int | None) -> dict[int, Callable[[Tensor], Sequence[Tensor]]]:
+    """Return, by batch size, what cuts the whole batches of a plan into micro-batches."""
+    return {size: splitter(size, micro_batch_size) for size in plan.sizes}
+
+
+class MicroBatches(int):
+    """How many micro-batches a batch has, from the first one of a part of the training on: Lightning's ``k``.
+
+    Lightning steps the optimizer where a batch's number, or the next one, is a multiple of ``k``; here numbers count
+    from the part's first one on, so that its micro-batches begin together wherever in an epoch that is.
+
+    Attributes:
+        sizes: n_i, of each micro-batch of a batch, on this device.
+        batch_size: B, their sum over all devices.
+    """
+
+    sizes: tuple[int, ...]
+    batch_size: int
+    _first: int
+
+    def __new__(cls, batch_size: int, micro_batch_size: int | None, first: int = 0) -> "MicroBatches":
+        """Return the number of micro-batches of the batches of B examples that begin with micro-batch ``first``."""
+        sizes = micro_batch_sizes(batch_size, micro_batch_size)
+        count = super().__new__(cls, len(sizes))
+        count.sizes, count.batch_size, count._first = sizes, batch_size, first
+        return count
+
+    def __rmod__(self, number: int) -> int:
+        return (number - self._first) % int(self)
+
+
+def weight_micro_batches(module: LightningModule, of: Callable[[], MicroBatches]) -> None:
+    """Make the accumulated gradient the large batch's: weight the loss of micro-batch i by n_i/B.
+
+    ``of`` returns the micro-batches of the present batch.
+    """
     devices = distributed.count()
     if not module.automatic_optimization:
         what, instead = ("split over devices", "devices=1") if devices > 1 else ("", "")
@@ -83,14 +124,14 @@ def weight_micro_batches(module: LightningModule, sizes: Sequence[int], batch_si
             f"{what or 'accumulated from micro-batches'}: set {instead or 'protocol.micro_batch_size=null'}"
         )
     step = module.training_step
-    count = len(sizes)
 
     @functools.wraps(step)
     def weighted(*args: Any, **kwargs: Any) -> Any:
-        output = step(*args, **kwargs)
+        output, present = step(*args, **kwargs), of()
         # Lightning divides each of the k losses by k, and DDP the gradients' sum by the number of devices. The batch's
         # number is the Trainer's: a step need not take it.
-        weight = devices * count * sizes[module.trainer.fit_loop.batch_idx % count] / batch_size
+        size = present.sizes[module.trainer.fit_loop.batch_idx % present]
+        weight = devices * int(present) * size / present.batch_size
         if isinstance(output, Mapping):
             return {**output, "loss": output["loss"] * weight}
         return None if output is None else output * weight
@@ -167,21 +208,26 @@ class IndexStream:
     def __init__(
         self,
         n: int,
-        batch_size: int,
+        batch_size: int | BatchPlan,
         order: torch.Generator,
         get_random: Callable[[], Any] = lambda: None,
         set_random: Callable[[Any], object] = lambda state: None,
         together: int = 1,
     ) -> None:
-        check_size("batch size", batch_size)
-        if batch_size > n:
+        if not isinstance(batch_size, BatchPlan):
+            check_size("batch size", batch_size)
+        plan = batch_size if isinstance(batch_size, BatchPlan) else constant(batch_size)
+        if plan.largest > n:
             raise ConfigError(
-                f"batch size {batch_size} is larger than the data set ({n} examples): lower the largest batch size"
+                f"batch size {plan.largest} is larger than the data set ({n} examples): lower the largest batch size"
+                + f", batch_schedule.largest={n}" * plan.changes
             )
+        if together > 1:  # batches of one size
+            plan = BatchPlan((plan.largest * together,))
         self.remembers = False
         self.drawn = 0  # batches that were handed out, from the first of the stream
         self.together = together
-        self._start = functools.partial(endless_indices, n, batch_size * together, order)
+        self._start = functools.partial(endless_indices, n, plan, order)
         self._get_random, self._set_random = get_random, set_random
         self._indices = self._start(0)
         self._remembered: tuple[int, Any] | None = None
@@ -232,7 +278,8 @@ class TrainBatches:
 
     Where several batches have at most ``at_once`` examples, they are made together, by as many operators as one, and
     are the same to the bit: on an accelerator the host's time to launch them would be a large part of a short step. An
-    augmentation without an argument ``batch_size`` is called for each batch.
+    augmentation without an argument ``batch_size`` is called for each batch, and so is any where the size changes, by a
+    ``plan`` that begins with ``batch_size``.
     """
 
     def __init__(
@@ -247,10 +294,12 @@ class TrainBatches:
         augment: Augment | None = None,
         alternating_flip: bool = False,
         at_once: int = 1,
+        plan: BatchPlan | None = None,
     ) -> None:
         self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
-        self._split = splitter(batch_size, micro_batch_size)
+        self._plan = constant(batch_size) if plan is None else plan
+        self._split = splitters(self._plan, micro_batch_size)
         # A generator each: the order must not depend on how many numbers the augmentation draws.
         order, self._augment_generator, first_epoch = seeded_generators(seed, images.device, 3)
         self._images, self._labels, self._normalise = images, labels, normalise
@@ -261,7 +310,10 @@ class TrainBatches:
         together = max(1, min(at_once, len(images)) // batch_size)
         if augment is not None and "batch_size" not in inspect.signature(augment).parameters:
             together = 1
-        self.stream = IndexStream(len(images), batch_size, order, together=together, **random_states)
+        if self._plan.changes:
+            together = 1
+        check_size("batch size", batch_size)
+        self.stream = IndexStream(len(images), self._plan, order, together=together, **random_states)
         self._made: Iterator[tuple[Tensor, Tensor]] = iter(())  # whole batches, not yet handed out
         self._augment = None if augment is None else bind_augmentation(augment, normalise.mean, alternating_flip)
         self._mirrored: Tensor | None = None
@@ -273,7 +325,8 @@ class TrainBatches:
         while True:
             images, labels = self._next_made() if together else self._make()
             stream.drawn += 1
-            for x, y in zip(split(images), split(labels), strict=True):
+            parts = split[len(labels)]
+            for x, y in zip(parts(images), parts(labels), strict=True):
                 # Several batches were normalised when they were made. A single one may be too large for that.
                 yield (x if together else self._normalise(x)), y
 
@@ -299,7 +352,7 @@ class TrainBatches:
         options: dict[str, Any] = {} if stream.together == 1 else {"batch_size": self.batch_size}
         mirror = None
         if self._mirrored is not None:
-            first = (stream.drawn - stream.drawn % stream.together) * self.batch_size
+            first = self._plan.examples(stream.drawn - stream.drawn % stream.together)
             epoch = torch.arange(first, first + len(index), device=device) // len(self._images)
             mirror = self._mirrored[index] ^ (epoch % 2 == 1)
         if self._augment is not None:
@@ -348,25 +401,54 @@ class StreamBatchSampler(Sampler[list[int]]):
     """
 
     def __init__(
-        self, n: int, batch_size: int, micro_batch_size: int | None, generator: torch.Generator, in_process: bool
+        self, n: int, plan: BatchPlan, micro_batch_size: int | None, generator: torch.Generator, in_process: bool
     ) -> None:
-        self.micro_batch_sizes = micro_batch_sizes(batch_size, micro_batch_size)
-        self._split = splitter(batch_size, micro_batch_size)
-        self.stream = IndexStream(n, batch_size, generator, *((random_state, set_random_state) if in_process else ()))
-        self._batches = n // batch_size
+        self.micro_batch_sizes = micro_batch_sizes(plan.sizes[0], micro_batch_size)
+        self._split = splitters(plan, micro_batch_size)
+        self.stream = IndexStream(n, plan, generator, *((random_state, set_random_state) if in_process else ()))
+        self._n, self._plan, self._micro_batch_size = n, plan, micro_batch_size
         self._in_process, self._fresh = in_process, True
+        self._epoch: range | None = None  # the batches of the one that is read; None: of none yet
 
     def __len__(self) -> int:
-        return self._batches * len(self.micro_batch_sizes)
+        if self._epoch is not None:
+            return self._micro_batches(self._epoch)
+        # Before any is read, that of a trial that goes on after a whole epoch is the one that has ended.
+        return self._micro_batches(self._plan.epoch(self._n, max(0, self.stream.drawn - self._fresh)))
+
+    @property
+    def next_length(self) -> int:
+        """How many micro-batches the epoch has that the next batch is in."""
+        return self._micro_batches(self._plan.epoch(self._n, self.stream.drawn))
+
+    def epochs(self, batches: int) -> int:
+        """Return in how many epochs the first ``batches`` batches are."""
+        count, stop = 0, 0
+        while stop < batches:
+            epoch = self._plan.epoch(self._n, stop)
+            if epoch.start >= self._plan.first[-1]:  # from here on all are equally long
+                return count + math.ceil((batches - stop) / len(epoch))
+            count, stop = count + 1, epoch.stop
+        return count
+
+    def _micro_batches(self, epoch: range) -> int:
+        until, before = (dict(self._plan.counts(batches)) for batches in (epoch.stop, epoch.start))
+        counts = {size: len(micro_batch_sizes(size, self._micro_batch_size)) for size in self._plan.sizes}
+        return sum(counts[size] * (batches - before.get(size, 0)) for size, batches in until.items())
 
     def __iter__(self) -> Iterator[list[int]]:
-        done = self.stream.drawn % self._batches
+        self._epoch = None
+        return self._read()
+
+    def _read(self) -> Iterator[list[int]]:
+        drawn = self.stream.drawn
+        epoch = self._plan.epoch(self._n, drawn)
         # Where a trial goes on after a whole epoch, Lightning takes an iterator of that one too, and reads none of it;
         # worker processes would read ahead.
-        ended = self._fresh and not self._in_process and done == 0 < self.stream.drawn
-        self._fresh = False
-        for index in islice(self.stream, 0 if ended else self._batches - done):
-            for part in self._split(index):
+        ended = self._fresh and not self._in_process and drawn == epoch.start > 0
+        self._fresh, self._epoch = False, self._plan.epoch(self._n, drawn - 1) if ended else epoch
+        for index in islice(self.stream, 0 if ended else epoch.stop - drawn):
+            for part in self._split[len(index)](index):
                 yield part.tolist()
 
 
@@ -400,10 +482,13 @@ def loaders_of(loaders: Any) -> list[Any]:
     return list(loaders if isinstance(loaders, list | tuple) else getattr(loaders, "flattened", [loaders]))
 
 
-def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed: int) -> DataLoader[Any]:
+def rebatch(
+    loader: object, batch_size: int, micro_batch_size: int | None, seed: int, plan: BatchPlan | None = None
+) -> DataLoader[Any]:
     """Return a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled, n // B of them an epoch.
 
-    Each epoch goes on in an endless stream of the shuffled examples, so that all batches are whole. A resumed trial
+    Each epoch goes on in an endless stream of the shuffled examples, so that all batches are whole; under a ``plan``
+    that begins with B it has as many batches as fit, and its own length. A resumed trial
     reads the same examples and draws the same numbers from the generators of Python, numpy and torch, but not in worker
     processes, nor from generators of the data set.
     """
@@ -420,7 +505,9 @@ def rebatch(loader: object, batch_size: int, micro_batch_size: int | None, seed:
         )
     order, workers = seeded_generators(seed, "cpu", 2)
     examples = len(loader.dataset)  # type: ignore[arg-type]
-    sampler = StreamBatchSampler(examples, batch_size, micro_batch_size, order, loader.num_workers == 0)
+    check_size("batch size", batch_size)
+    plan = constant(batch_size) if plan is None else plan
+    sampler = StreamBatchSampler(examples, plan, micro_batch_size, order, loader.num_workers == 0)
     kept = {name: getattr(loader, name) for name in KEPT_OPTIONS}
     kept["persistent_workers"] = loader.num_workers > 0  # large batches make short epochs
     return DataLoader(loader.dataset, batch_sampler=sampler, generator=workers, **kept)

@@ -26,14 +26,14 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.utilities.memory import garbage_collection_cuda
 
-from bstune.core.clock import Phase, TrialClock, seconds_per_step
+from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.failures import cause
 from bstune.core.records import Status, Target, TrialProtocol, TrialResult, TrialSpec, is_near, next_evaluation
 from bstune.trial import distributed
+from bstune.trial.batch_sizes import BatchSizes
 from bstune.trial.batches import (
     loaders_of,
-    micro_batch_sizes,
     random_state,
     set_random_state,
     stream_of,
@@ -68,7 +68,8 @@ class Workload:
     """What trials need of a workload."""
 
     build_module: Callable[[TrialSpec], LightningModule]
-    train_batches: Callable[[TrialSpec], Iterable[Any]]  # B examples, or their micro-batches; endless, or an epoch's
+    # B examples, or their micro-batches; endless, or an epoch's. Where B changes, it gets the trial's ``plan``, too.
+    train_batches: Callable[..., Iterable[Any]]
     validation_batches: Iterable[Any]  # the same at every batch size
     validation_examples: int
     test_batches: Iterable[Any] | None = None  # None: there is no test set apart from the validation data
@@ -139,12 +140,11 @@ def _record(loop: "_TargetLoop", not_compiled: str | None) -> TrialResult:
         status=progress.status,
         steps=progress.steps,
         steps_low=progress.steps_low,
-        examples=progress.steps * spec.batch_size,
+        examples=loop.batch_sizes.plan.examples(progress.steps),
         train_seconds=clock.seconds(Phase.TRAINING),
         eval_seconds=clock.seconds(Phase.EVALUATION),
         startup_seconds=clock.seconds(Phase.STARTUP),
         wall_seconds=clock.total_seconds,
-        seconds_per_step=seconds_per_step(clock.segments, protocol.warmup_steps),
         device=device_name(protocol.trainer, protocol.devices),
         versions={**versions(), **cuda_settings(device_of(protocol.trainer))},
         history=tuple(progress.history),
@@ -152,6 +152,7 @@ def _record(loop: "_TargetLoop", not_compiled: str | None) -> TrialResult:
         noise_scale=loop.noise_scale.measurements,
         training_loop=None if loop.lean is None else loop.lean.name,
         effective_lr=loop.effective_lr,
+        **loop.batch_sizes.timed(clock.segments, progress.steps, protocol.warmup_steps),
     )
 
 
@@ -162,30 +163,36 @@ def _train(
     spec, protocol, progress = loop.spec, loop.protocol, loop.progress
     seed_everything(spec.seed, workers=False, verbose=False)
     module = workload.build_module(spec)
-    sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
-    if len(sizes) > 1 or distributed.place() is not None:
-        weight_micro_batches(module, sizes, spec.batch_size)
+    sizes = loop.batch_sizes
+    if sizes.accumulates or distributed.place() is not None:
+        weight_micro_batches(module, lambda: sizes.micro)
     for name in ("training_step", "validation_step"):
         setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
-    train = workload.train_batches(spec)
-    distributed.check_share(train, sizes)
+    train = workload.train_batches(spec, plan=sizes.plan) if sizes.plan.changes else workload.train_batches(spec)
+    distributed.check_share(train, sizes.micro.sizes)
     options: dict[str, Any] = {"weights_only": True}
     if resume is not None and progress.state is not None:
         stream_of(train).resume(progress.state.stream)
         options["ckpt_path"] = resume.state
     if state is not None:
         loop.writer = StateWriter(state, stream_of(train), loop.clock)
-    arguments = lengths(train, len(sizes), loop.longest, module.automatic_optimization)
+    arguments = lengths(train, int(sizes.micro), loop.longest, module.automatic_optimization)
+    if sizes.plan.changes and sized_len(train) is not None:
+        arguments["max_epochs"] = sizes.epochs(train, loop.longest)
     with tempfile.TemporaryDirectory(prefix="bstune-") as folder, _discarding(loop.writer):
         trainer = make_trainer(
-            protocol.trainer, module, [loop], folder, accumulate_grad_batches=len(sizes), **arguments
+            protocol.trainer, module, [loop], folder, accumulate_grad_batches=int(sizes.micro), **arguments
         )
+        # A graph is of one batch size.
+        fast = "auto" if sizes.plan.changes and protocol.fast == "graph" else protocol.fast
+        later = sizes.accumulates and sizes.micro == 1
+        reason = "accumulation of micro-batches, once batches are large" if later else None
         around = functools.partial(loop.clock.interrupt_segment, Phase.STARTUP)
-        loop.lean = LeanLoop(trainer, protocol.fast, around, loop.clock.train)
+        loop.lean = LeanLoop(trainer, fast, around, loop.clock.train, reason)
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
         for logger in trainer.loggers:
             logger.log_hyperparams({name: getattr(spec, name) for name in LOGGED} | dict(spec.hyperparameters))
-        fit(trainer, workload, module, train, sizes[0], **options)
+        fit(trainer, workload, module, train, sizes.micro.sizes[0], **options)
         loop.explain_end(trainer)
         if progress.status == "reached" and checkpoint is not None:
             partial = checkpoint.with_name(checkpoint.name + ".partial")
@@ -257,6 +264,7 @@ class _Progress:
         self.skipped = 0  # steps that a gradient scaler left out
         self.ended = False
         self.spec, self.protocol, self._validation_examples = spec, protocol, validation_examples
+        self.plan = protocol.plan(spec.batch_size)
         self.due_step = self._next_due()
         self.state: TrialState | None = None
         if resume is not None:
@@ -273,7 +281,7 @@ class _Progress:
                 self.forced += (self.steps,)
         self.first_step = self.steps
         # A trial's own limit may lie past the budget: for the search, that is a scale.
-        self.last_step = protocol.budget.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
+        self.last_step = protocol.last_step(spec.batch_size) if spec.max_steps is None else spec.max_steps
         if self.last_step <= self.steps:
             raise ConfigError(
                 f"a trial that has {self.steps} steps cannot be trained until step {self.last_step}: raise max_steps"
@@ -309,8 +317,7 @@ class _Progress:
         schedule = self.protocol.evaluation_schedule
         due = [pair for pair in self.history if pair[0] not in self.forced]
         self.near = self.near or is_near(due, self.protocol.target, schedule.near)
-        size, examples = self.spec.batch_size, self._validation_examples
-        return next_evaluation(self.steps, size, examples, len(due), self.near, schedule)
+        return next_evaluation(self.steps, self.plan, self._validation_examples, len(due), self.near, schedule)
 
 
 class _TargetLoop(Callback):
@@ -318,7 +325,8 @@ class _TargetLoop(Callback):
 
     def __init__(self, progress: _Progress, clock: TrialClock, compiling: Compiling, horizon: int | None) -> None:
         self.progress, self.clock, self._compiling = progress, clock, compiling
-        self.spec, self.protocol = spec, protocol = progress.spec, progress.protocol
+        self.spec, self.protocol = progress.spec, progress.protocol
+        protocol = progress.protocol
         self._horizon = horizon
         self._has_epochs = self._each_epoch = False  # with an end; and whether it is evaluated at each end too
         self._epoch: Mapping[str, Any] | None = None  # what the stopped trial's has accumulated, until it is put back
@@ -332,7 +340,7 @@ class _TargetLoop(Callback):
         self._measures_noise = False
         self.effective_lr: float | None = None
         self.missing: str | None = None  # what the trial goes on without
-        self._micro_batches = len(micro_batch_sizes(spec.batch_size, protocol.micro_batch_size))
+        self.batch_sizes = BatchSizes(progress.plan, protocol.micro_batch_size, progress.steps + progress.skipped)
         self._skipped_in_a_row = 0
         self._generators = None if progress.state is None else progress.state.generators
         self._segment_start = progress.steps
@@ -346,7 +354,7 @@ class _TargetLoop(Callback):
         """The steps after which the Trainer itself ends."""
         if self._horizon is not None:
             return self._horizon
-        budget = self.protocol.budget.last_step(self.spec.batch_size)
+        budget = self.protocol.last_step(self.spec.batch_size)
         return max(budget, self.progress.last_step) + self.progress.skipped
 
     def explain_end(self, trainer: Trainer) -> None:
@@ -409,7 +417,7 @@ class _TargetLoop(Callback):
         self._expect_last_step()
         alone = distributed.place() is None
         if self.protocol.noise_scale_every is not None and pl_module.automatic_optimization and alone:
-            self._measures_noise = self._micro_batches > 1 or self.spec.batch_size >= MIN_SPLIT
+            self._measures_noise = self.batch_sizes.micro > 1 or self.spec.batch_size >= MIN_SPLIT
         self._measure_noise("setup", trainer, pl_module, stage)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -424,6 +432,7 @@ class _TargetLoop(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.effective_lr = effective_lr(trainer.optimizers)
         self._skipped_steps = SkippedSteps(trainer, pl_module)
+        self.batch_sizes.start(trainer)
         self._restore_generators()
         self._has_epochs = sized_len(trainer.train_dataloader) is not None
         self._each_epoch = self._has_epochs and looks_at_epochs(trainer, pl_module)
@@ -448,7 +457,13 @@ class _TargetLoop(Callback):
     def _at_epoch_end(self, trainer: Trainer) -> bool:
         return trainer.fit_loop.batch_idx + 1 >= trainer.num_training_batches
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch > 0:
+            self.batch_sizes.start_epoch(trainer)
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:
+            self.batch_sizes.start_micro_batches(trainer)
         self._go_on_with_epoch(trainer, pl_module)
         if self._amid_epoch:  # Lightning would accumulate anew from what it takes for an epoch's first batch
             trainer._logger_connector._first_loop_iter = self._amid_epoch = False
@@ -480,7 +495,7 @@ class _TargetLoop(Callback):
         self._end_copies()
         self._hold_stop(trainer)
         self._loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if (batch_idx + 1) % self._micro_batches:
+        if (batch_idx + 1) % self.batch_sizes.micro:
             return
         progress = self.progress
         skipped = self._skipped_steps.skipped(self._loss)
@@ -497,17 +512,25 @@ class _TargetLoop(Callback):
         loop = trainer.fit_loop.epoch_loop
         over = trainer.should_stop or 0 < loop.max_steps <= loop.global_step
         epoch_end = self._each_epoch and self._at_epoch_end(trainer)
+        batches = progress.steps + progress.skipped
+        changes = batches == self.batch_sizes.end
         if progress.steps >= min(progress.due_step, progress.last_step) or over or epoch_end:
             trainer.val_check_batch = batch_idx + 1
-            self.clock.end_segment(progress.steps - self._segment_start, Phase.EVALUATION)
+            self._end_segment(Phase.EVALUATION)
             self._generators = random_state()
             if self.writer is not None and progress.steps >= progress.last_step and progress.status == "censored":
-                batches = (trainer.fit_loop.total_batch_idx + 1) // self._micro_batches
                 epoch = accumulated(trainer, pl_module) if self._has_epochs else {}
                 self._take_state(self.writer, batches, trainer.callback_metrics, epoch)
-        elif self._segment_start == progress.first_step == progress.steps - self.protocol.warmup_steps:
-            self.clock.end_segment(progress.steps - progress.first_step, Phase.TRAINING)
+        elif changes or self._segment_start == progress.first_step == progress.steps - self.protocol.warmup_steps:
+            self._end_segment(Phase.TRAINING)
             self._segment_start = progress.steps
+        if changes:
+            self.batch_sizes.change(trainer, batches, batch_idx + 1)
+
+    def _end_segment(self, phase: Phase) -> None:
+        steps = self.progress.steps - self._segment_start
+        self.clock.end_segment(steps, phase)
+        self.batch_sizes.note_segment(steps)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         distributed.explain(exception)

@@ -6,8 +6,9 @@ from typing import Any
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 
+from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol, TrialSpec
-from bstune.trial.batches import micro_batch_sizes, weight_micro_batches
+from bstune.trial.batches import MicroBatches, weight_micro_batches
 from bstune.trial.loop import Workload
 from bstune.trial.trainer import lengths, of_package, package_of, serving
 
@@ -17,14 +18,20 @@ def fit(
 ) -> tuple[LightningModule, Trainer]:
     """Train a trial's module for ``steps`` steps, validate it, and return it with its Trainer.
 
-    ``arguments`` of the Trainer come before the protocol's; of its call-backs and loggers copies are used.
+    ``arguments`` of the Trainer come before the protocol's; of its call-backs and loggers copies are used. ConfigError
+    where the batch size changes on the way, which no plain fit does.
     """
+    if protocol.plan(spec.batch_size).changes:
+        raise ConfigError(
+            "the winner's batch size changes while training, which a plain Trainer.fit does not do: train it again by "
+            f"trial.batch_size={spec.batch_size} trial.lr={spec.lr:g} trial.seed={spec.seed}"
+        )
     seed_everything(spec.seed, workers=False, verbose=False)
     module, train, validation = workload.build_module(spec), workload.train_batches(spec), workload.validation_batches
-    sizes = micro_batch_sizes(spec.batch_size, protocol.micro_batch_size)
-    if len(sizes) > 1:
-        weight_micro_batches(module, sizes, spec.batch_size)
-    parts = len(sizes)
+    micro = MicroBatches(spec.batch_size, protocol.micro_batch_size)
+    if micro > 1:
+        weight_micro_batches(module, lambda: micro)
+    parts = int(micro)
     own = lengths(train, parts, steps, module.automatic_optimization)
     if sized_len(train) is None:  # one endless epoch
         own = {"max_steps": steps, "check_val_every_n_epoch": None, "val_check_interval": steps * parts}
@@ -36,7 +43,7 @@ def fit(
         trainer.fit(module, train, validation)
         trainer.validate(module, validation, verbose=False)
     else:
-        served = serving(data, sizes[0], train=train, val=validation)
+        served = serving(data, micro.sizes[0], train=train, val=validation)
         trainer.fit(module, datamodule=served)
         trainer.validate(module, datamodule=served, verbose=False)
     return module, trainer

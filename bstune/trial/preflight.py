@@ -118,6 +118,7 @@ class _ShortTrials:
             warmup_steps=WARMUP_STEPS,
             noise_scale_every=None,
             trainer=without_monitors(protocol.trainer),
+            batch_schedule=None,
         )
         self._target = protocol.target
         examples = max(1, workload.validation_examples)

@@ -27,7 +27,7 @@ def depends_on_length(workload: Workload, spec: TrialSpec, protocol: TrialProtoc
     """
     if sized_len(workload.train_batches(spec)) is None:
         return False
-    steps = protocol.budget.last_step(spec.batch_size)
+    steps = protocol.last_step(spec.batch_size)
     short = rates_ahead(workload, spec, protocol, steps, steps)
     return any(short) and short != rates_ahead(workload, spec, protocol, 2 * steps, steps)
 
@@ -82,7 +82,7 @@ def _settings(optimizer: Any) -> list[dict[str, float]]:
 
 def at_start(workload: Workload, spec: TrialSpec, protocol: TrialProtocol) -> tuple[LightningModule, Trainer]:
     """Return a module as its first step would find it, and its Trainer; what it logs from then on is dropped."""
-    steps = protocol.budget.last_step(spec.batch_size)
+    steps = protocol.last_step(spec.batch_size)
     module, trainer = look_at_start(workload, spec, protocol, steps, lambda trainer, module: None)
     for name in ("log", "log_dict"):
         setattr(module, name, lambda *args, **options: None)

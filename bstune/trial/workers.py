@@ -30,7 +30,7 @@ from bstune.core.errors import BstuneError
 from bstune.core.failures import described
 from bstune.core.files import Output, full_disk
 from bstune.core.openmp import SPIN, spin_shortly
-from bstune.core.records import TrialResult, TrialSpec
+from bstune.core.records import TrialResult, TrialSpec, timed
 from bstune.core.secrets import redact
 
 Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
@@ -170,6 +170,9 @@ def with_step_time(result: TrialResult, step_time: Callable[[float], float]) -> 
     own = result.seconds_per_step
     if own is None:
         return result
+    if result.batch_parts:
+        parts = [(size, steps, float(step_time(size))) for size, steps, _ in result.batch_parts]
+        return replace(result, measured_seconds_per_step=own, **timed(parts))
     return replace(result, seconds_per_step=float(step_time(result.batch_size)), measured_seconds_per_step=own)
 
 

@@ -8,6 +8,8 @@ Any LightningDataModule and LightningModule will do. A data module may have
   module has ``train_size``, known once ``prepare_data()`` has run, and ``validation_size``, numbers of examples; its
   ``setup()`` is put off until the data are used, so that they may stay off the device. Without this method the
   DataLoader of ``train_dataloader()`` is read in other batches, see :func:`bstune.trial.batches.rebatch`.
+  Where batch sizes change while training, it is given the trial's ``plan``, a
+  :class:`bstune.core.batch_schedule.BatchPlan`, by name.
 * ``validates_on_test``: True if the target is measured on the published test set.
 * ``first_images(count)``: returns the first training images as batches have them, without augmentation.
 
@@ -20,6 +22,7 @@ A module may have
 """
 
 import functools
+import inspect
 import logging
 import traceback
 from collections.abc import Iterable, Mapping
@@ -35,7 +38,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bstune.config import budget_of, flatten, instantiate, to_dict, with_hyperparameters
+from bstune.config import batch_schedule_of, budget_of, flatten, instantiate, to_dict, with_hyperparameters
+from bstune.core.batch_schedule import BatchPlan, constant
 from bstune.core.errors import ConfigError, StateError
 from bstune.core.failures import optional
 from bstune.core.files import Output
@@ -136,6 +140,11 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
     micro_batch_size = config.protocol.micro_batch_size
     draws_batches = hasattr(data, "train_batches")
     if draws_batches:
+        if config.get("batch_schedule") and "plan" not in inspect.signature(data.train_batches).parameters:
+            raise ConfigError(
+                f"{type(data).__name__}.train_batches() takes no plan of batch sizes that change while training: let "
+                "it take the argument plan, as bstune.workloads.images.ImageData does, or leave out batch_schedule"
+            )
         data.setup("fit")
     validation, test, notes = data.val_dataloader(), None, list[str]()
     with optional(f"no test metrics, as {type(data).__name__}.setup('test') or test_dataloader() fails", notes):
@@ -154,7 +163,9 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
         build_module=lambda spec: images.give(
             build_module(own, spec) if spec.hyperparameters else _build(own, spec), spec.hyperparameters
         ),
-        train_batches=lambda spec: draw(spec.batch_size, micro_batch_size, spec.seed),
+        train_batches=lambda spec, plan=None: draw(
+            spec.batch_size, micro_batch_size, spec.seed, **({} if plan is None else {"plan": plan})
+        ),
         validation_batches=validation,
         validation_examples=data.validation_size if draws_batches else sum(map(_examples, loaders_of(validation))),
         test_batches=None if sized_len(test) == 0 else test,
@@ -166,8 +177,10 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
     )
 
 
-def _rebatched(data: Loaders, batch_size: int, micro_batch_size: int | None, seed: int) -> DataLoader[Any]:
-    return rebatch(data.train_loader(batch_size), batch_size, micro_batch_size, seed)
+def _rebatched(
+    data: Loaders, batch_size: int, micro_batch_size: int | None, seed: int, plan: BatchPlan | None = None
+) -> DataLoader[Any]:
+    return rebatch(data.train_loader(batch_size), batch_size, micro_batch_size, seed, plan)
 
 
 def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
@@ -178,13 +191,16 @@ def build_module(config: DictConfig, spec: TrialSpec) -> LightningModule:
 def _build(own: DictConfig, spec: TrialSpec) -> LightningModule:
     """Set a trial's values in a config, and build its module."""
     own.trial.batch_size, own.trial.lr, own.trial.seed = spec.batch_size, spec.lr, spec.seed
-    own.trial.total_steps = spec.max_steps or budget_of(own).last_step(spec.batch_size)
+    schedule = batch_schedule_of(own)
+    plan = constant(spec.batch_size) if schedule is None else schedule.plan(spec.batch_size)
+    own.trial.total_steps = spec.max_steps or budget_of(own).last_step(plan)
     module: LightningModule = instantiate(own.workload.module, "workload.module")
     if not is_lightning(module, "LightningModule"):
         raise ConfigError(f"workload.module must build a LightningModule, but got {type(module).__name__}")
     for part in module.modules():
         if hasattr(part, "check_batch"):
-            part.check_batch(spec.batch_size, own.protocol.micro_batch_size)  # type: ignore[operator]
+            for size in plan.sizes:
+                part.check_batch(size, own.protocol.micro_batch_size)  # type: ignore[operator]
     half_lives = {name: own.scaling.get(name) for name in ("beta2_half_life", "weight_decay_half_life")}
     _configure_with(module, spec.batch_size, half_lives)
     return module
@@ -314,11 +330,12 @@ class LightningBackend(TrialBackend):
 
     def _run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
         protocol = self.protocol
-        if spec.hyperparameters:  # one of them may be the budget
-            protocol = replace(protocol, budget=budget_of(with_hyperparameters(self._config, spec.hyperparameters)))
+        if spec.hyperparameters:  # one of them may be the budget, or shape the schedule of batch sizes
+            own = with_hyperparameters(self._config, spec.hyperparameters)
+            protocol = replace(protocol, budget=budget_of(own), batch_schedule=batch_schedule_of(own))
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
         if self.horizon:
-            horizon = spec.max_steps or protocol.budget.last_step(spec.batch_size)
+            horizon = spec.max_steps or protocol.last_step(spec.batch_size)
             return replace(run_trial(self.workload, spec, protocol, checkpoint, horizon=horizon), horizon=horizon)
         if spec.max_steps is None or folder is None:
             return run_trial(self.workload, spec, protocol, checkpoint)

@@ -12,6 +12,7 @@ from lightning.fabric.utilities import move_data_to_device
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bstune.core.batch_schedule import BatchPlan
 from bstune.core.errors import ConfigError, DataError
 from bstune.trial.batches import Augment, EvalBatches, Normalisation, TrainBatches, bind_augmentation, check_size
 from bstune.trial.device import resolve_device
@@ -104,8 +105,10 @@ class ImageData(lightning.LightningDataModule):
         """Examples on which the target is measured."""
         return len(self._read().validation[1])
 
-    def train_batches(self, batch_size: int, micro_batch_size: int | None, seed: int) -> TrainBatches:
-        """Return a trial's endless stream of batches."""
+    def train_batches(
+        self, batch_size: int, micro_batch_size: int | None, seed: int, plan: BatchPlan | None = None
+    ) -> TrainBatches:
+        """Return a trial's endless stream of batches, whose size stays or changes by a plan."""
         data = self._resident()
         images = data.train[0]
         return TrainBatches(
@@ -117,6 +120,7 @@ class ImageData(lightning.LightningDataModule):
             augment=self._augment,
             alternating_flip=self._alternating_flip,
             at_once=1 if images.device.type == "cpu" else AT_ONCE // images[0].numel(),
+            plan=plan,
         )
 
     def first_images(self, count: int) -> Tensor:

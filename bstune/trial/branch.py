@@ -1,0 +1,134 @@
+"""A trial that goes on from a checkpoint of a user's run: its weights, optimizer and call-backs, at a batch size."""
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from bstune.core.errors import ConfigError
+from bstune.core.records import Budget, EvaluationSchedule, TrialProtocol, TrialResult, TrialSpec
+from bstune.trial.checkpoint import DAMAGED
+from bstune.trial.loop import Workload, run_trial
+from bstune.trial.trainer import of_package, package_of
+
+AT_THE_END = EvaluationSchedule(ratio=1e6, share=1e-12, cost=1.0, near=1.0)  # evaluated at the last step alone
+NEEDED = {"state_dict": "weights", "optimizer_states": "an optimizer's state, as one that is saved with weights alone"}
+
+
+def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
+    """Return a checkpoint of Lightning's; ConfigError if it is none, or holds more than data and is not trusted."""
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=not trusted)
+    except pickle.UnpicklingError as error:
+        raise ConfigError(
+            f"{path} holds more than plain data, such as objects of a project's own, or is no checkpoint: "
+            "--trusted reads it all the same, and runs whatever code is in it"
+        ) from error
+    except (*DAMAGED, RuntimeError, LookupError, AttributeError, ImportError) as error:
+        raise ConfigError(f"{path} cannot be read as a checkpoint: {str(error).splitlines()[0]}") from error
+    for name, what in NEEDED.items():
+        if not isinstance(checkpoint, Mapping) or not checkpoint.get(name):
+            raise ConfigError(f"{path} is no checkpoint that training can go on from: it lacks {what}: {name}")
+    return dict(checkpoint)
+
+
+def check_weights(path: Path, checkpoint: Mapping[str, Any], module: LightningModule) -> None:
+    """Refuse a checkpoint whose weights are not the module's, by the first one that differs."""
+    saved, own = checkpoint["state_dict"], module.state_dict()
+    for name in [*own, *saved]:
+        shapes = [tuple(states[name].shape) if name in states else None for states in (saved, own)]
+        if shapes[0] != shapes[1]:
+            there, here = ("no such weight" if shape is None else f"one of {shape}" for shape in shapes)
+            raise ConfigError(
+                f"{path} is of another workload: {name} is {there} in it, and {here} in {type(module).__name__}"
+            )
+
+
+class _GoesOn(Callback):
+    """Puts back a checkpoint's weights, call-backs and optimizers, whose rates stay from there on."""
+
+    def __init__(self, path: Path, checkpoint: Mapping[str, Any], metric: str, factor: float) -> None:
+        self._path, self._checkpoint, self._metric, self._factor = path, checkpoint, metric, factor
+        self.start: float | None = None  # the metric before the first step
+
+    def attach(self, module: LightningModule) -> LightningModule:
+        """Give the module its weights, and let the Trainer call this one with the module's own call-backs."""
+        checkpoint = dict(self._checkpoint)
+        module.on_load_checkpoint(checkpoint)
+        module.load_state_dict(checkpoint["state_dict"])
+        configure = module.configure_callbacks
+
+        def configured() -> Sequence[Callback]:
+            own = configure()
+            return [self, *(own if isinstance(own, Sequence) else [own])]
+
+        module.configure_callbacks = configured  # type: ignore[method-assign]
+        return module
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        checkpoint = {"callbacks": {}, **self._checkpoint}
+        for name in ("on_load_checkpoint", "load_state_dict"):
+            of_package(package_of(pl_module), f"trainer.call._call_callbacks_{name}")(trainer, checkpoint)
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        value = trainer.callback_metrics.get(self._metric)
+        self.start = None if value is None else float(value)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        saved, own = self._checkpoint["optimizer_states"], trainer.optimizers
+        if len(saved) != len(own):
+            raise ConfigError(
+                f"{self._path} is of another workload: it has {len(saved)} optimizers' states, and "
+                f"{type(pl_module).__name__} {len(own)}"
+            )
+        for optimizer, state in zip(own, saved, strict=True):
+            try:
+                optimizer.load_state_dict(state)
+            except (ValueError, KeyError, RuntimeError) as error:
+                raise ConfigError(
+                    f"{self._path} is of another workload: its optimizer's state is not one of "
+                    f"{type(optimizer).__name__} here: {str(error).splitlines()[0]}"
+                ) from error
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * self._factor
+        # A schedule would go on by steps, of which a larger batch takes fewer.
+        trainer.strategy.lr_scheduler_configs = []
+        # Steps are counted on, as an average of the weights may go by their number.
+        before, loop = int(self._checkpoint.get("global_step", 0)), trainer.fit_loop.epoch_loop
+        taken = loop.automatic_optimization.optim_progress.optimizer.step.total
+        taken.ready = taken.completed = before
+        if loop.max_steps > 0:
+            loop.max_steps += before
+
+
+def branch(
+    workload: Workload,
+    protocol: TrialProtocol,
+    path: Path,
+    checkpoint: Mapping[str, Any],
+    own: TrialSpec,
+    batch_size: int,
+    examples: int,
+    lr_exponent: float,
+) -> tuple[TrialResult, float | None]:
+    """Train from a checkpoint on so many examples, in whole batches; return the record and the start's metric.
+
+    ``own`` is of the run itself: its batch size and the seed of the branch. The rate is the checkpoint's, times
+    (B / own B)^lr_exponent, and stays.
+    """
+    goes_on = _GoesOn(path, checkpoint, protocol.target.metric, (batch_size / own.batch_size) ** lr_exponent)
+    steps = -(-examples // batch_size)
+    protocol = replace(
+        protocol,
+        target=protocol.target.never_met,
+        budget=Budget(steps, 1),
+        evaluation_schedule=AT_THE_END,
+        noise_scale_every=None,
+        batch_schedule=None,
+    )
+    built = replace(workload, build_module=lambda spec: goes_on.attach(workload.build_module(own)))
+    return run_trial(built, replace(own, batch_size=batch_size), protocol), goes_on.start

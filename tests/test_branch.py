@@ -1,0 +1,235 @@
+"""Branches of a user's run: they go on as the run would have, and what they come to."""
+
+import json
+import math
+import sys
+from functools import partial
+from itertools import islice
+
+import pytest
+import torch
+from learners import learner, learning_protocol, momentum, same_weights, stream, validation
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import WeightAveraging
+from toolbox import make_spec
+
+from bstune.__main__ import main
+from bstune.core.branching import LargestBatch, crossing, largest_batch
+from bstune.core.errors import ConfigError
+from bstune.trial.branch import branch, check_weights, read_checkpoint
+from bstune.trial.loop import Workload
+from bstune.workloads.averaging import RunningWeightAverage
+
+
+@pytest.mark.parametrize(
+    ("losses", "tolerance", "expected"),
+    [
+        ({8: 0.0, 16: 0.0, 32: 0.02}, 0.01, 16 * math.sqrt(2)),  # half of the way over log B
+        ({8: 0.0, 16: -0.5, 32: 0.01}, 0.01, None),  # at the tolerance nothing is lost
+        ({8: 0.0, 16: math.inf, 32: 0.0}, 0.01, 8),  # the first size that loses counts, whatever comes later
+        ({8: 0.0, 16: 0.04, 32: 0.0}, 0.01, 8 * 2**0.25),
+    ],
+)
+def test_where_a_branch_begins_to_lose(losses, tolerance, expected):
+    assert crossing(losses, tolerance) == (None if expected is None else pytest.approx(expected))
+
+
+def test_the_largest_batch_over_seeds():
+    def lost_at(size):
+        return {8: 0.0, size: 0.0, 2 * size: 0.01, 256: math.inf}
+
+    found = largest_batch([lost_at(16), lost_at(32), lost_at(64)], 0.01, 0.9)
+    # of log2 of 32, 64, 128: mean 6, deviation 1, and t(0.95, 2) = 2.92
+    assert (found.batch_size, found.unbounded) == (pytest.approx(64), 0)
+    assert math.log2(found.high / 64) == pytest.approx(2.92 / math.sqrt(3), abs=1e-3)
+    assert found.low * found.high == pytest.approx(64**2)
+    nothing = {8: 0.0, 16: 0.0}
+    assert largest_batch([nothing, nothing], 0.01, 0.9) == LargestBatch(pytest.approx(16), pytest.approx(16), None, 2)
+    assert largest_batch([nothing], 0.01, 0.9) == LargestBatch(pytest.approx(16), None, None, 1)
+
+
+# A branch is the run itself, gone on with
+
+
+def workload_of(build):
+    return Workload(build, stream, validation(), 20)
+
+
+def kept(modules, build):
+    def built(spec):
+        torch.manual_seed(1)  # other weights than the checkpoint's
+        modules.append(build(spec))
+        return modules[-1]
+
+    return built
+
+
+def run_until(path, build, steps):
+    """Train as a user does, and write a checkpoint."""
+    torch.manual_seed(0)
+    module = build(make_spec(8, 0.05))
+    quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False)
+    trainer = Trainer(accelerator="cpu", max_steps=steps, limit_val_batches=0, **quiet)
+    trainer.fit(module, stream(make_spec(8, seed=9)), validation())
+    trainer.save_checkpoint(path)
+    return module, trainer
+
+
+def evaluated(module):
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
+    return trainer.validate(module, validation(), verbose=False)[0]["val/loss"]
+
+
+def halving(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+
+
+@pytest.mark.parametrize("optimizer", [momentum, torch.optim.AdamW])
+@pytest.mark.parametrize(("batch_size", "exponent"), [(8, 0.5), (16, 0.5), (20, 1.0)])
+def test_a_branch_goes_on_from_weights_optimizer_and_rate(optimizer, batch_size, exponent, tmp_path):
+    path, modules = tmp_path / "run.ckpt", []
+    build = partial(learner, optimizer=optimizer, schedule=halving)
+    module, trainer = run_until(path, build, 12)
+    checkpoint = read_checkpoint(path, trusted=False)
+    own = make_spec(8, 0.05, seed=3)
+    protocol = learning_protocol(7, micro_batch_size=None)
+    record, start = branch(
+        workload_of(kept(modules, build)), protocol, path, checkpoint, own, batch_size, 100, exponent
+    )
+    assert record.steps == -(-100 // batch_size)
+    assert record.status == "censored"
+    assert [step for step, _ in record.history] == [record.steps]  # evaluated at the end alone
+    assert start == pytest.approx(evaluated(module))
+    (used,) = trainer.optimizers
+    for group in used.param_groups:
+        assert group["lr"] == 0.05 / 4  # after 12 steps
+        group["lr"] *= (batch_size / 8) ** exponent
+    for batch in islice(stream(make_spec(batch_size, seed=3)), record.steps):
+        used.zero_grad()
+        module.training_step(batch, 0).backward()
+        used.step()
+    assert same_weights(modules[-1], module)
+
+
+@pytest.mark.parametrize("micro", [None, 8])
+def test_averaged_weights_and_their_steps_go_on(micro, tmp_path):
+    path, modules = tmp_path / "run.ckpt", []
+    build = partial(learner, average=partial(RunningWeightAverage, 0.5))
+    run_until(path, build, 40)
+    checkpoint = read_checkpoint(path, trusted=False)
+    values = []
+    for size in (8, 40):  # in 10 steps, fewer than the run's
+        workload = workload_of(kept(modules, build))
+        batches = partial(stream, micro_batch_size=micro)
+        workload = Workload(workload.build_module, batches, validation(), 20)
+        protocol = learning_protocol(micro_batch_size=micro)
+        record, start = branch(workload, protocol, path, checkpoint, make_spec(8), size, 400, 0.5)
+        values.append(record.history[-1][1])
+        assert modules[-1].trainer.global_step == 40 + record.steps
+        assert any(isinstance(one, WeightAveraging | RunningWeightAverage) for one in modules[-1].trainer.callbacks)
+    assert all(value < 0.98 * start for value in values)  # as the average moves on
+
+
+# What cannot be branched
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda c: c.pop("optimizer_states"), "it lacks an optimizer's state, as one that is saved with weights alone"),
+        (lambda c: c.pop("state_dict"), "it lacks weights"),
+        (lambda c: c["state_dict"].pop("model.1.bias"), r"of another workload: model.1.bias is no such weight in it"),
+        (lambda c: c["state_dict"].update(more=torch.zeros(2)), r"more is one of \(2,\) in it, and no such weight in"),
+        (
+            lambda c: c["state_dict"].update({"model.1.bias": torch.zeros(3)}),
+            r"one of \(3,\) in it, and one of \(16,\)",
+        ),
+        (lambda c: c["optimizer_states"][0]["param_groups"].append({"params": []}), "its optimizer's state is not one"),
+        (lambda c: c["optimizer_states"].append({}), "it has 2 optimizers' states, and Classifier 1"),
+        (lambda c: c.update(own=Workload), "holds more than plain data.*--trusted reads it all the same"),
+    ],
+)
+def test_a_checkpoint_of_another_workload_is_refused(spoil, message, tmp_path):
+    path = tmp_path / "run.ckpt"
+    run_until(path, learner, 2)
+    checkpoint = torch.load(path, weights_only=True)
+    spoil(checkpoint)
+    torch.save(checkpoint, path)
+
+    def go_on():
+        found = read_checkpoint(path, trusted=False)
+        check_weights(path, found, learner(make_spec()))
+        branch(workload_of(learner), learning_protocol(), path, found, make_spec(8), 8, 16, 0.5)
+
+    with pytest.raises(ConfigError, match=f"{path}.*{message}"):
+        go_on()
+
+
+@pytest.fixture
+def run(monkeypatch, capfd, tmp_path):
+    """Run the verb in an empty folder; return its exit status and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["bstune", "branch", *map(str, arguments)])
+        try:
+            status = main()
+        except SystemExit as exit_:  # argparse
+            status = exit_.code
+        printed = capfd.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+OWN = ("--batch-size", 16, "workload=digits")
+
+
+def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
+    from bstune.study.prepare import compose_checked
+    from bstune.trial.plain import fit
+    from bstune.trial.workload import load
+
+    workload, protocol = load(compose_checked(["workload=digits", "mlflow.enabled=false"]))
+    quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False)
+    _, trainer = fit(workload, make_spec(16, 0.2), protocol, 30, **quiet)
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    arguments = ("run.ckpt", *OWN, "--examples", 1000, "--seeds", "0,1", "--json", "found.json")
+    status, out, err = run(*arguments, "--batch-sizes", "64,250")
+    assert (status, err) == (0, "")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [(one["seed"], one["batch_size"], one["steps"]) for one in found["branches"]] == [
+        (seed, size, steps) for seed in (0, 1) for size, steps in ((16, 63), (64, 16), (250, 4))
+    ]
+    by_seed = [{one["batch_size"]: one["value"] for one in found["branches"] if one["seed"] == seed} for seed in (0, 1)]
+    losses = [{size: value - values[16] for size, value in values.items()} for values in by_seed]
+    largest = largest_batch(losses, 0.01, 0.9)
+    assert found["largest"]["batch_size"] == largest.batch_size < 250
+    assert f"LARGEST   batch size {largest.batch_size:.0f} loses at most 0.01 of val/loss against 16 (90%: " in out
+    status, out, err = run("run.ckpt", *OWN, "workload.module.model.hidden=[64]", "--examples", 1000)
+    assert status == 2
+    assert (
+        "error: run.ckpt is of another workload: model.1.weight is one of (128, 64) in it, and one of (64, 64)" in err
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gone.ckpt", *OWN, "--examples", 100), "there is no checkpoint gone.ckpt"),
+        (("text.ckpt", *OWN, "--examples", 100), "text.ckpt"),
+        (
+            ("text.ckpt", "--batch-size", 16, "workload=replay", "workload.table=fashion_mlp", "--examples", 9),
+            "recorded",
+        ),
+        (("text.ckpt", *OWN, "--examples", 100, "devices=2"), "branches are trained on one device"),
+        (("text.ckpt", *OWN, "--examples", 100, "--batch-sizes", "a"), "takes different integers"),
+        (("text.ckpt", "--batch-size", 16, "--examples", 100), "no workload was given"),
+    ],
+)
+def test_what_cannot_be_branched_ends_in_a_line(arguments, message, run, tmp_path):
+    (tmp_path / "text.ckpt").write_text("no checkpoint")
+    status, _, err = run(*arguments)
+    assert status == 2
+    assert message in err
+    assert "Traceback" not in err
