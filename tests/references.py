@@ -11,7 +11,8 @@ Recorded at aa331dc, the commit before the lean loop, with the small-batch term'
 compared at c756793 on 2026-11-23 (one AMD EPYC core, torch 2.13.0, lightning 2.6.6): ``digits`` and ``airfoil`` have
 the same trials to the bit under ``protocol.fast=off`` and ``auto`` (29 and 37), and 33 of the 36 replayed studies, too;
 three and the comparison of searches were not run to their end. Of the results only two things differ, both meant:
-how many trials each training loop took is counted, and seven studies whose interval is open have no plan for several devices.
+how many trials each training loop took is counted, and seven studies whose interval is open have no plan for
+several devices.
 """
 
 import itertools
