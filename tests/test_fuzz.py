@@ -48,7 +48,7 @@ def commands(rng, count):
     values = [*NUMBERS, *OTHERS, *map(quoted, TEXTS)]
     for _ in range(count):
         sampler = rng.choice(SAMPLERS)
-        groups = ["scaling", "schedule", "sampler", "workload"]
+        groups = ["algorithm", "batch_schedule", "scaling", "schedule", "sampler", "workload"]
         name = rng.choice([*(one for one in names[sampler] if one != "debug"), *groups])
         mlflow = [] if name.startswith("mlflow.") else ["mlflow.enabled=false"]
         yield name, (*STUDY, sampler, *mlflow, f"{name}={rng.choice(values)}")
