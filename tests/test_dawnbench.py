@@ -446,7 +446,7 @@ def test_bad_parameters_are_named(checked, option, settings, message):
         ([LADDER[0], NO_EPOCHS], "no value is given for sweep.experiment.rungs[1].epochs"),
         ([rung("a", {"precision": "16-mixed"})], "no rung is left: a is left out, and the rungs after it go on"),
         ([rung("a", {"workload.module.nope": 1})], "no option workload.module.nope; an argument that is not there"),
-        ([rung("a", {"workload.module.loss.label_smoothing": 0.1})], "by +workload.module.loss.label_smoothing"),
+        ([rung("a", {"workload.module.loss.weight": 0.1})], "by +workload.module.loss.weight"),
         ([rung("a", {"+nope.deeper": 1})], "the config has no option nope.deeper"),
         ([rung("a", {"workload.module.loss.a.b": 1})], "the config has no option workload.module.loss.a.b"),
         ([rung("a", {"+protocol.nope": 1})], "unknown option protocol.nope"),

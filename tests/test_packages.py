@@ -1,6 +1,7 @@
 """Lightning modules of packages that people use, tuned as they are: chemprop and pytorch-forecasting.
 
-.ci/run installs .ci/packages.txt into a folder, which BSTUNE_PACKAGES names.
+BSTUNE_PACKAGES names a folder into which .ci/packages.txt was installed: ``uv pip install --no-deps --target``, as they
+want other versions of what bstune needs.
 """
 
 import os
@@ -16,8 +17,8 @@ PROJECTS = Path(__file__).parent / "projects"
 STUDY = ("search.trials=8", "search.objective=steps", "search.replicates=0", "search.workers=0")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("molecules", marks=pytest.mark.soak), "stocks"])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["molecules", "stocks"])
 def test_a_module_of_a_package_is_tuned(name, tmp_path):
     packages = os.environ.get("BSTUNE_PACKAGES", "")
     if not Path(packages, "chemprop").is_dir():

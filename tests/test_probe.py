@@ -131,7 +131,7 @@ def test_real_probes():
     assert pair(2).fits
     result = probe_of(seconds=0.01)(4)
     assert (result.outcome, result.message) == ("error", "it did not end within 0.01 s")
-    with pytest.raises(ConfigError, match=r"workload\.module cannot be built"):
+    with pytest.raises(ConfigError, match=r"hidden layer must be a positive integer, but got -1"):
         probe_of("workload.module.model.hidden=[-1]")(4)
 
 

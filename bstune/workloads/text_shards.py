@@ -93,7 +93,7 @@ def _matching(root: Path, pattern: str) -> list[Path]:
 def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Path) -> None:
     """Learn the vocabulary, write each part's tokens beside the folder, and rename it once all is there."""
     try:
-        import sentencepiece
+        import sentencepiece  # of an extra
     except ImportError as error:
         raise ConfigError("text is tokenised by SentencePiece: pip install 'bstune[text]'") from error
     learnt = list(islice(lines_of(shards["train"][0]), LEARNT_LINES))  # SentencePiece wraps an iterator's errors
