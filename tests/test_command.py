@@ -58,7 +58,10 @@ def refused(bstune, folder, message, *arguments):
         ("survey", "no workload was given"),
         ("--cfg job +workload=nope", f"there is no workload 'nope'\n{LISTED}"),
         ("+workload=nope", f"there is no workload 'nope'\n{LISTED}"),
-        ("workload=digits sampler=nope", "Could not find 'sampler/nope'\nAvailable options in 'sampler':\neach_batch_size\nfrontier"),
+        (
+            "workload=digits sampler=nope",
+            "Could not find 'sampler/nope'\nAvailable options in 'sampler':\neach_batch_size",
+        ),
         ("workload=digits search.trials=[1", "no viable alternative at input '[1'"),
         ("workload=digits nonsense", "unknown word nonsense\noptions are written NAME=VALUE"),
         ("workload=digits --trials 9", "unknown option --trials: did you mean search.trials=VALUE?"),

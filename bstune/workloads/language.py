@@ -288,7 +288,7 @@ class TokenEvalBatches:
 
 
 class LanguageModel(Classifier):
-    """Trains ``model``, of tokens (N, context) to logits (N, context, vocabulary), to predict the token after each place.
+    """Trains ``model``, from tokens (N, context) to logits (N, context, vocabulary), to predict the tokens that follow.
 
     ``val/loss`` and ``test/loss`` are nats a token, ``val/error`` and ``test/error`` shares of tokens. Arguments are
     those of :class:`~bstune.workloads.classifier.Classifier`.
