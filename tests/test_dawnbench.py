@@ -248,7 +248,7 @@ def shipped(tmp_path, monkeypatch):
     return check
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_rung_of_the_reduced_ladder_trains(shipped):
     small = [f"sweep.experiment.reduced.{option}" for option in ("enabled=true", "steps=2", "batch_size=64")]
     finding, printed = run(shipped(*small, "sweep.experiment.seeds=[0]"))

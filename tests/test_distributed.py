@@ -218,7 +218,7 @@ def test_a_shipped_workload_by_the_command(bstune, tmp_path):
         assert two.device == "2 x cpu (1 thread)"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_study_on_two_devices(bstune, tmp_path):
     """It is surveyed, and continues trials that it stopped."""
     arguments = ("workload=digits", "mlflow.enabled=false", "device=cpu", "devices=2", "hardware.seconds=1")

@@ -158,7 +158,7 @@ def free_port():
         return free.getsockname()[1]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_optunas_proxy_is_a_storage(watch, tmp_path):
     pytest.importorskip("grpc")
     port = free_port()

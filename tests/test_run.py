@@ -84,7 +84,11 @@ def end_at(monkeypatch, at, killed):
         pytest.param((*REPLAY, "search.objective=both"), False, marks=pytest.mark.soak),
         pytest.param((*REPLAY, STEPS, "sampler=tpe"), True, marks=pytest.mark.soak),
         pytest.param((*REPLAY, STEPS, "sampler=tpe"), False, marks=pytest.mark.soak),
-        ((*DIGITS, *EASY, STEPS, "search.trials=12", "search.replicates=2", "protocol.noise_scale_every=2"), False),
+        pytest.param(
+            (*DIGITS, *EASY, STEPS, "search.trials=12", "search.replicates=2", "protocol.noise_scale_every=2"),
+            False,
+            marks=pytest.mark.soak,
+        ),
     ],
     ids=["frontier-killed", "both", "tpe-killed", "tpe", "real training"],
 )

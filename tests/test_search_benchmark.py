@@ -206,7 +206,7 @@ def test_a_trial_whose_record_ended_is_not_continued():
     assert ended.isdisjoint(trial.resumed_from for trial in trials)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_b_crit_is_what_a_study_would_report():
     one_size = posed(synthetic_table(replace(LAW, exponent=0.0), (64,), (0.05, 0.1, 0.2)))
     search = FrontierSearch(one_size.problem, 0)
