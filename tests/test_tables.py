@@ -56,12 +56,18 @@ def test_its_command_makes_it(name, monkeypatch, tmp_path):
             assert run.steps_to(target) or run.diverged or run.end == budget.last_step(run.batch_size)
 
 
-def test_it_is_replayed_to_its_own_target_unless_another_is_given(monkeypatch, tmp_path):
+@pytest.mark.parametrize("name", ["fashion_mlp", "shakespeare_lstm"])
+def test_it_is_replayed_to_its_own_target_unless_another_is_given(monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
-    for table in ("fashion_mlp", find_table("fashion_mlp")):
+    expected = INDEX[name].target
+    for table in (name, find_table(name)):
         options = ["+workload=replay", f"workload.table={table}"]
-        assert compose_checked(options).workload.target.value == INDEX["fashion_mlp"].target.value
+        target = compose_checked(options).workload.target
+        assert (target.metric, target.value) == (expected.metric, expected.value)
         assert compose_checked([*options, "workload.target.value=0.3"]).workload.target.value == 0.3
+    Path("mine.jsonl").write_text(find_table(name).read_text())
+    options = ["+workload=replay", "workload.table=mine.jsonl", "workload.target.value=0.3"]
+    assert compose_checked(options).workload.target.metric == "val/error"
 
 
 def test_a_copy_is_anyones_table(monkeypatch, tmp_path):

@@ -34,6 +34,7 @@ from bstune.core.search_space import Space
 from bstune.trial.backend import TrialBackend
 
 DEVICE = "replay"
+METRIC = "val/error"  # of a file of one's own
 SHIPPED = Path(__file__).parent / "tables"
 
 
@@ -343,7 +344,7 @@ def complete(config: DictConfig) -> DictConfig:
 
     These are its name, so that two tables are two studies; the range of batch sizes; the reference, the geometric
     middle of batch sizes and of learning rates; a budget that no recorded run exceeds, so that it is the records that
-    end trials; and a shipped table's target.
+    end trials; and a shipped table's metric and target. A file's metric is taken for an error.
     """
     config = config.copy()
     config.device = DEVICE
@@ -368,8 +369,10 @@ def complete(config: DictConfig) -> DictConfig:
     for group, name, value in defaults:
         if OmegaConf.is_missing(config.workload[group], name):
             config.workload[group][name] = value
+    targets = [source.target for source in read_index().values() if source.path.resolve() == path.resolve()]
+    if OmegaConf.is_missing(config.workload.target, "metric"):
+        config.workload.target.metric = targets[0].metric if targets else METRIC
     if OmegaConf.is_missing(config.workload.target, "value"):
-        targets = [source.target for source in read_index().values() if source.path.resolve() == path.resolve()]
         if not targets:
             seen = [value for run in table.runs for value in run.metric]
             raise ConfigError(
