@@ -102,7 +102,7 @@ GROWTH = {"exponent": -4.31, "low": -5.0, "high": -3.5, "level": 0.9, "ideal": 0
         ({}, "rises as the target gets harder: as val/error^-4.3 (90%: -5.0 to -3.5) from 2.6 to 2"),
         (
             {"high": 0.1},
-            "does not surely change as the target gets harder: as val/error^-4.3 (90%: -5.0 to 0.1) from 2.6",
+            "shows no sure change as the target gets harder: as val/error^-4.3 (90%: -5.0 to 0.1) from 2.6",
         ),
         (
             {"low": 0.4, "exponent": 0.5, "high": 0.7},

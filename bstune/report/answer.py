@@ -298,7 +298,7 @@ def _critical_texts(summary: Row) -> Iterator[str]:
 
 def growth_text(row: Row, metric: str) -> str:
     """Return ``rises as the target gets harder: as val/loss^-4.3 (90%: -5.1 to -3.5) from 2.6 to 2``."""
-    how = "rises" if row["high"] < 0.0 else "falls" if row["low"] > 0.0 else "does not surely change"
+    how = "rises" if row["high"] < 0.0 else "falls" if row["low"] > 0.0 else "shows no sure change"
     base = metric if row["ideal"] == 0.0 else f"|{metric} - {row['ideal']:g}|"
     ends = f"{row['level']:.0%}: {row['low']:z.1f} to {row['high']:z.1f}"
     span = f"from {format_number(row['from'])} to {format_number(row['to'])}"
