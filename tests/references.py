@@ -8,11 +8,11 @@ Replayed studies (three tables, three samplers, four objectives), ``digits`` and
 another name; seconds of what really trains are left out, and the options are those of what trains.
 
 Recorded at aa331dc, the commit before the lean loop, with the small-batch term's later prior (2.5 in place of 3.5), and
-compared at c756793 on 2026-11-23 (one AMD EPYC core, torch 2.13.0, lightning 2.6.6): ``digits`` and ``airfoil`` have
-the same trials to the bit under ``protocol.fast=off`` and ``auto`` (29 and 37), and 33 of the 36 replayed studies, too;
-three and the comparison of searches were not run to their end. Of the results
-two things differ: how many trials each training loop took is counted, and seven studies lack 72 or 84 numbers, as many
-as the plan for several devices has, which is left out since where the interval is open.
+compared on 2026-11-23 at c756793, three replayed studies and the searches at c656974 (one AMD EPYC core,
+torch 2.13.0, lightning 2.6.6): ``digits`` and ``airfoil`` have the same trials to the bit under ``protocol.fast=off``
+and ``auto`` (29 and 37), and so have the 36 replayed studies and the 72 searches of the tables of then. Of the results
+three things differ: training loops are counted, B_crit's growth over the target is new, and seven studies lack 72 or 84
+numbers, as many as the plan for several devices has, which is left out since where the interval is open.
 """
 
 import itertools
