@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from functools import partial
 from itertools import islice
 
@@ -13,7 +12,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from toolbox import make_spec
 
-from bstune.__main__ import main
 from bstune.core.branching import LargestBatch, crossing, largest_batch
 from bstune.core.errors import ConfigError
 from bstune.trial.branch import branch, check_weights, read_checkpoint
@@ -166,20 +164,9 @@ def test_a_checkpoint_of_another_workload_is_refused(spoil, message, tmp_path):
 
 
 @pytest.fixture
-def run(monkeypatch, capfd, tmp_path):
+def run(bstune):
     """Run the verb in an empty folder; return its exit status and what it printed."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["bstune", "branch", *map(str, arguments)])
-        try:
-            status = main()
-        except SystemExit as exit_:  # argparse
-            status = exit_.code
-        printed = capfd.readouterr()
-        return status, printed.out, printed.err
-
-    return run
+    return lambda *arguments: bstune("branch", *map(str, arguments))
 
 
 OWN = ("--batch-size", 16, "workload=digits")

@@ -19,7 +19,7 @@ def proposed_growth(rows: Sequence[Row], own: Target, trial: TrialResult) -> dic
     """Return where a trial's batch size would double as B_crit grows over the targets that it passed.
 
     Args:
-        rows: of targets from any to the study's own, each with ``target`` and ``b_crit``; None: not known there.
+        rows: of targets from any to the study's own, each with ``target`` and ``b_crit``; None: not determined there.
         own: the study's target.
         trial: reached it, with its history: it says after how many examples a target is met.
 
@@ -27,15 +27,15 @@ def proposed_growth(rows: Sequence[Row], own: Target, trial: TrialResult) -> dic
         ``start``, the batch size at the easiest target; ``switch_examples`` and the ``targets`` that are met there.
         None where B_crit, on straight lines over the metric between the targets, does not double.
     """
-    known = [(row["target"], math.log2(row["b_crit"])) for row in rows if row["b_crit"] is not None]
-    known.sort(key=lambda pair: -own.gap(pair[0]))  # the easiest one first
-    if len(known) < 2:
+    measured = [(row["target"], math.log2(row["b_crit"])) for row in rows if row["b_crit"] is not None]
+    measured.sort(key=lambda pair: -own.gap(pair[0]))  # the easiest one first
+    if len(measured) < 2:
         return None
-    start = 2.0 ** known[0][1]
+    start = 2.0 ** measured[0][1]
     switches, targets = list[int](), list[float]()
-    for (before, low), (after, high) in pairwise(known):
-        while high >= known[0][1] + len(switches) + 1.0:
-            wanted = known[0][1] + len(switches) + 1.0
+    for (before, low), (after, high) in pairwise(measured):
+        while high >= measured[0][1] + len(switches) + 1.0:
+            wanted = measured[0][1] + len(switches) + 1.0
             value = before + (after - before) * (max(wanted, low) - low) / (high - low) if high > low else after
             met = passing(trial, Target(own.metric, value, own.mode))
             if switches and met.examples <= switches[-1]:
