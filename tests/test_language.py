@@ -12,7 +12,16 @@ from torch import nn
 from bstune.core.errors import ConfigError, DataError
 from bstune.study.prepare import compose_checked
 from bstune.trial.workload import build_module
-from bstune.workloads.language import LanguageModel, Lstm, Text, TextData, Transformer, load_text, load_tiny_shakespeare
+from bstune.workloads.language import (
+    LanguageModel,
+    Lstm,
+    Text,
+    TextData,
+    Transformer,
+    _attend,
+    load_text,
+    load_tiny_shakespeare,
+)
 
 TOKENS = np.random.default_rng(0).integers(0, 7, 500)
 SIZES = {"vocabulary": 7, "context": 8, "layers": 2, "width": 12, "heads": 3}
@@ -182,6 +191,20 @@ def test_the_transformer_is_torchs_with_a_causal_mask():
     for block in as_torch_has_it(model):
         stream = block(stream, src_mask=mask, is_causal=True)
     torch.testing.assert_close(model(tokens), model.head(model.norm(stream)), rtol=1e-4, atol=1e-5)
+
+
+def test_attention_in_bfloat16_is_that_in_float32_but_for_rounding():
+    torch.manual_seed(0)
+    shape = (4, 3, 6, 5)  # sequences, heads, tokens, width of a head
+    of_each = torch.randn(shape, dtype=torch.bfloat16)
+    parts = [torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    exact = [part.detach().float().requires_grad_() for part in parts]
+    for attended, scale in (_attend(*parts), of_each), (_attend(*exact), of_each.float()):
+        (attended * scale).sum().backward()
+    assert _attend(*parts).dtype == torch.bfloat16
+    torch.testing.assert_close(_attend(*parts).float(), _attend(*exact), rtol=0.02, atol=0.02)
+    for part, reference in zip(parts, exact, strict=True):
+        torch.testing.assert_close(part.grad.float(), reference.grad, rtol=0.05, atol=0.05)
 
 
 MODELS = {

@@ -272,6 +272,17 @@ LEAN = {
         name: (Regression, {"trainer": {**TRAINER, "precision": name}}, {})
         for name in ("bf16-mixed", "bf16-true", "64-true")
     },
+    **{
+        f"clipped by {algorithm}": (
+            Regression,
+            {
+                "trainer": {**TRAINER, "gradient_clip_val": 0.02, "gradient_clip_algorithm": algorithm},
+                "noise_scale_every": 4,
+            },
+            {},
+        )
+        for algorithm in ("norm", "value")
+    },
     "pytorch_lightning": (OfTheOtherPackage, {"noise_scale_every": 4}, {}),
     "a data module without hooks on batches": (Regression, {}, {"data": LightningDataModule()}),
 }
@@ -445,7 +456,6 @@ OWN = {
     ),
     "manual optimization": (TwoOptimizers, {}, {}),
     "accumulation of micro-batches": (Regression, {"micro_batch_size": 3}, {}),
-    "clipping of gradients": (Regression, {"trainer": {**TRAINER, "gradient_clip_val": 0.1}}, {}),
     "a gradient scaler": (Regression, {"trainer": gradient_scaler()}, {}),
     "the precision plug-in ScaledByHand": (Regression, {"trainer": plug_in()}, {}),
     "a schedule by metrics": (TrainPlateau, {}, {}),

@@ -127,6 +127,7 @@ class LeanLoop:
         }
         self._optimizer_progress = loop.automatic_optimization.optim_progress.optimizer
         self._zero_grad_progress = self._optimizer_progress.zero_grad.total, self._optimizer_progress.zero_grad.current
+        self._clips = bool(trainer.gradient_clip_val)
         self._step_function: Any = None
         self._batch: tuple[Any, ...] = ()
         self._optimizer: Any = None
@@ -283,6 +284,10 @@ class LeanLoop:
             for hook in self._hooks["on_after_backward"]:
                 hook(self._trainer, self._module)
             names["_current_fx_name"] = "optimizer_step"
+        if self._clips:
+            trainer = self._trainer
+            algorithm = trainer.gradient_clip_algorithm or "norm"
+            trainer.precision_plugin.clip_gradients(optimizer, trainer.gradient_clip_val, algorithm)
         self._outputs = outputs
         return outputs.get("loss")
 
@@ -381,8 +386,6 @@ def _reasons(trainer: Any, module: LightningModule, fetcher: object) -> Iterator
         yield "a gradient scaler"
     if type(precision) not in [of(f"plugins.precision.{name}") for name in PRECISIONS]:
         yield f"the precision plug-in {type(precision).__name__}"
-    if trainer.gradient_clip_val:
-        yield "clipping of gradients"
     if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
         yield "a schedule by metrics"
     if type(fetcher) is not of("loops.fetchers._PrefetchDataFetcher"):
