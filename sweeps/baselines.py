@@ -182,7 +182,7 @@ class OptunaSearch(Search):
 
 
 class EachBatchSize(Search):
-    """Every batch size of the table tuned by itself, as Shallue et al. 2018 (arXiv 1811.03600, section 3.2) did.
+    """Every batch size of the table tuned by itself, as Shallue et al. 2018 (arXiv 1811.03600, section 4) did.
 
     The learning rates are quasi-random over the range's logarithm, an independent sequence at each batch size. All get
     one trial before any gets another, in an order drawn anew each round, so that after any spending all have nearly as

@@ -57,9 +57,9 @@ KNOWN_DEVICES = (
     ),
     KnownDevice(
         "H100",
-        _teraflops(fp32=67.0, tf32=494.7, bf16=989.4, fp16=989.4),
+        _teraflops(fp32=66.9, tf32=494.7, bf16=989.4, fp16=989.4),
         3350e9,
-        "NVIDIA H100 datasheet, 2023, SXM5, halved where it counts sparsity",
+        "NVIDIA H100 Tensor Core GPU Architecture white paper, 2023, SXM5; the bandwidth: its datasheet",
     ),
 )
 

@@ -21,7 +21,7 @@ AGAIN = 2**20  # places further on in the sequence, for a point in the place of 
 class EachBatchSize(BaseSampler):
     """Goes through the batch sizes in turn, and at each through a quasi-random sequence of the other parameters.
 
-    (Shallue et al. 2018, arXiv 1811.03600, section 4.2.) The sequence is Halton's, shifted at random, another shift for
+    (Shallue et al. 2018, arXiv 1811.03600, section 4.) The sequence is Halton's, shifted at random, another shift for
     each batch size (Bousquet et al. 2017, arXiv 1706.03200). It looks at no trial: n batch sizes with k trials each are
     ``search.trials`` = n k. A trial's parameters are a function of the study's seed and the trial's index.
 

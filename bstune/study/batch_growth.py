@@ -1,7 +1,7 @@
 """The schedule of batch sizes that a study's curve proposes: double once B_crit has passed twice the present size.
 
 B_crit at a target that the histories passed is how much data parallelism still paid where training had come to it
-(McCandlish et al. 2018, section 5; Merrill et al. 2025, arXiv 2505.23971, let the batch size follow it).
+(McCandlish et al. 2018, appendix D; Merrill et al. 2025, arXiv 2505.23971, let the batch size follow it).
 """
 
 import math
