@@ -49,7 +49,8 @@ def bstune(
     """
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: str) -> tuple[object, str, str]:
+    def run(*given: object) -> tuple[object, str, str]:
+        arguments = [str(argument) for argument in given]
         surveys = any(argument.startswith("hardware.") for argument in arguments)
         own = [] if surveys or not any("=" in argument for argument in arguments) else ["hardware.enabled=false"]
         monkeypatch.setattr(sys, "argv", ["bstune", *arguments, *own])

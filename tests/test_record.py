@@ -1,14 +1,13 @@
 """Tables written from real training and from studies, and what cannot be recorded."""
 
 import math
-import sys
+from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
 from toolbox import entries, make_result, write_rows
 
-from bstune.__main__ import main
 from bstune.core.errors import TableError
 from bstune.core.records import Target
 from bstune.study.record import record_grid, rows_of_study, write_table
@@ -23,19 +22,9 @@ WRONG_FILES = ("other.txt", ".", "other.txt/t.jsonl")
 
 
 @pytest.fixture
-def record(monkeypatch, capfd):
+def record(bstune):
     """Run the verb; return its exit status and what it printed."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["bstune", "record", *map(str, arguments)])
-        try:
-            status = main()
-        except SystemExit as exit_:  # argparse
-            status = exit_.code
-        printed = capfd.readouterr()
-        return status, printed.out, printed.err
-
-    return run
+    return partial(bstune, "record")
 
 
 @pytest.fixture
