@@ -1,6 +1,7 @@
 """Batch sizes that change while training: which ones, on which examples, at which rate; nothing else changes."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -9,7 +10,18 @@ import pytest
 import torch
 from fits import BATCH_SIZE, DATA, EXAMPLES, Regression, protocol_of
 from fits import run as run_regression
-from learners import IMAGES, learner, learning_protocol, momentum, same_weights, stream, tensors, train, validation
+from learners import (
+    IMAGES,
+    SCHEDULE,
+    learner,
+    learning_protocol,
+    momentum,
+    same_weights,
+    stream,
+    tensors,
+    train,
+    validation,
+)
 from lightning.pytorch import LightningDataModule
 from toolbox import RESULT, FakeTime, make_spec, make_survey
 from torch.optim import lr_scheduler
@@ -24,6 +36,7 @@ from bstune.study.prepare import compose_checked, frozen_settings, prepare
 from bstune.trial.batches import IndexStream, endless, rebatch
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.workers import with_step_time
+from bstune.workloads.classifier import Classifier
 from bstune.workloads.images import random_crop_flip
 
 
@@ -293,6 +306,22 @@ def test_seconds_are_the_sum_of_each_sizes_own():
     assert surveyed.seconds_per_step * record.steps == pytest.approx(2.0 * record.examples)
     assert surveyed.measured_seconds_per_step == record.seconds_per_step
     assert TrialResult.from_json(surveyed.to_json()) == surveyed
+
+
+def test_the_first_steps_of_each_size_are_not_timed():
+    """They are eager where steps are captured, and choose kernels."""
+    time, taken = FakeTime(), Counter()
+
+    class Slow(Classifier):
+        def training_step(self, batch, batch_idx):
+            size = len(batch[1])
+            time.sleep(size + 100.0 * (taken[size] < 2))
+            taken[size] += 1
+            return super().training_step(batch, batch_idx)
+
+    protocol = growing(30, warmup_steps=2, evaluation_schedule=replace(SCHEDULE, ratio=100.0))
+    record, _ = train(make_spec(8), protocol, partial(learner, kind=Slow), clock=TrialClock(time))
+    assert [(size, tau) for size, _, tau in record.batch_parts] == [(size, size) for size in PLAN.sizes]
 
 
 def test_a_record_cut_at_an_easier_target_has_its_own_parts():

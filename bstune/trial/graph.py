@@ -4,7 +4,8 @@ A graph repeats the same kernels on the same memory, with the numbers that the h
 a step is captured only where nothing differs from one step to the next but the batch, which is copied to where the
 graph reads it, the learning rates, which lie in tensors, and the device's random numbers, which a graph draws on. What
 else may differ is looked for in the first steps, which run as they are, and a first replay is compared with the step
-that it repeats. Where anything differs, all steps are eager, and ``reason`` says why.
+that it repeats. Where anything differs, all steps are eager, and ``reason`` says why. At each batch size of a schedule
+all of this begins anew.
 
 Tests on a CPU record the operators of a step in a graph's place.
 """
@@ -22,6 +23,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bstune.core.records import FastMode
+from bstune.trial.batch_sizes import BatchSizes
 from bstune.trial.batches import random_state
 from bstune.trial.compile import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
 from bstune.trial.watch import Number, watching
@@ -57,7 +59,7 @@ class CapturedSteps:
     Args:
         module: set up for the fit, on its device.
         optimizer: its only one. Where a step can be captured it becomes fused or capturable. Its groups' ``lr`` stay
-            the numbers that schedules see; within a step they are tensors.
+            the numbers that schedules see; within a step they are tensors, raised as the batch size asks for it.
         eager: called with a batch on the device and its number, takes a whole step, the gradients' removal before it
             included, and returns what ``training_step`` did; it may be called in a capture.
         around: makes a context for what is no step of the training, as one that stops a clock.
@@ -75,6 +77,7 @@ class CapturedSteps:
     ) -> None:
         self.reason: str | None = None  # why steps are eager; None as long as they are, or may be, captured
         self._module, self._optimizer, self._eager, self._around = module, optimizer, eager, around
+        self._raising: dict[int, Callable[..., Any]] = {}  # the optimizer's hooks that raise its rates before a step
         self._rates: list[Tensor] = []
         self._filled: list[float] = []  # what the rates hold
         self._signature: Any = None  # of the latest step
@@ -93,6 +96,9 @@ class CapturedSteps:
             return
         self._rates = [torch.zeros((), device=module.device) for _ in optimizer.param_groups]
         self._filled = [0.0] * len(self._rates)
+        # They are called as the tensors are filled. Those after a step only put back what a step finds put back.
+        self._raising = dict(optimizer._optimizer_step_pre_hooks)
+        optimizer._optimizer_step_pre_hooks.clear()
 
     def __call__(self, batch: Any, index: int) -> Any:
         """Take a step on the batch of this number."""
@@ -114,6 +120,10 @@ class CapturedSteps:
         if self._warm < WARM_STEPS:
             return self._watched(batch, index)
         return self._capture(batch, index, leaves, structure)
+
+    def begin_anew(self) -> None:
+        """Before the next step, forget the captured one: it has batches of another size, by a schedule."""
+        self._signature, self._changes = None, 0
 
     def look_again(self) -> None:
         """Before the next step, look whether the module is as it was: hooks of an epoch or an evaluation have run."""
@@ -152,10 +162,15 @@ class CapturedSteps:
     def _fill_rates(self) -> None:
         # One small kernel a group whose rate has changed, and none while it is constant: unlike a table of all rates
         # this holds for any schedule. Filling waits for nothing.
-        for place, (group, rate) in enumerate(zip(self._optimizer.param_groups, self._rates, strict=True)):
+        groups = self._optimizer.param_groups
+        numbers = [group["lr"] for group in groups]
+        for hook in self._raising.values():
+            hook(self._optimizer, (), {})
+        for place, (group, rate, number) in enumerate(zip(groups, self._rates, numbers, strict=True)):
             if group["lr"] != self._filled[place]:
                 self._filled[place] = group["lr"]
                 rate.fill_(group["lr"])
+            group["lr"] = number
 
     @contextmanager
     def _tensor_rates(self) -> Iterator[None]:
@@ -240,6 +255,7 @@ class CapturedSteps:
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason
+        self._optimizer._optimizer_step_pre_hooks.update(self._raising)
         self._replay, self._output, self._inputs = None, None, []
         warn_once(f"protocol.fast=graph: steps are not captured, as {reason}")
 
@@ -262,7 +278,9 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> str | None:
     ``capturable = True`` on its class: its step then takes an ``lr`` that is a tensor, and changes nothing on the host.
     """
     name = type(optimizer).__name__
-    if any((optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *GLOBAL_HOOKS)):
+    kinds = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *GLOBAL_HOOKS)
+    # Those of batch sizes that change set nothing but the rates.
+    if not all(isinstance(getattr(hook, "__self__", None), BatchSizes) for hooks in kinds for hook in hooks.values()):
         return f"the steps of {name} have hooks, which a graph does not call"
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):

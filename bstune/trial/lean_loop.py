@@ -90,6 +90,11 @@ class LeanLoop:
         """Whether it has taken steps, and goes on."""
         return self._began and self._reason is None
 
+    def change_batch_size(self) -> None:
+        """After a step, let the following ones be of another batch size."""
+        if self._captured is not None:
+            self._captured.begin_anew()
+
     def _begin(self, fetcher: Any) -> None:
         """Choose the loop, once a fit: at its first step everything is set up, and has been called at the start."""
         loop, trainer, module = self._epoch_loop, self._trainer, self._trainer.lightning_module

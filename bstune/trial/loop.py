@@ -183,12 +183,10 @@ def _train(
         trainer = make_trainer(
             protocol.trainer, module, [loop], folder, accumulate_grad_batches=int(sizes.micro), **arguments
         )
-        # A graph is of one batch size.
-        fast = "auto" if sizes.plan.changes and protocol.fast == "graph" else protocol.fast
         later = sizes.accumulates and sizes.micro == 1
         reason = "accumulation of micro-batches, once batches are large" if later else None
         around = functools.partial(loop.clock.interrupt_segment, Phase.STARTUP)
-        loop.lean = LeanLoop(trainer, fast, around, loop.clock.train, reason)
+        loop.lean = LeanLoop(trainer, protocol.fast, around, loop.clock.train, reason)
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
         for logger in trainer.loggers:
             logger.log_hyperparams({name: getattr(spec, name) for name in LOGGED} | dict(spec.hyperparameters))
@@ -343,7 +341,7 @@ class _TargetLoop(Callback):
         self.batch_sizes = BatchSizes(progress.plan, protocol.micro_batch_size, progress.steps + progress.skipped)
         self._skipped_in_a_row = 0
         self._generators = None if progress.state is None else progress.state.generators
-        self._segment_start = progress.steps
+        self._segment_start = self._size_start = progress.steps  # the latter: of the steps of one batch size
         self._loss: Any = None  # of the last step
         self._asked_to_stop = self._stopping = False  # by what may be one process alone; by all of them
         self._module: LightningModule | None = None
@@ -521,11 +519,14 @@ class _TargetLoop(Callback):
             if self.writer is not None and progress.steps >= progress.last_step and progress.status == "censored":
                 epoch = accumulated(trainer, pl_module) if self._has_epochs else {}
                 self._take_state(self.writer, batches, trainer.callback_metrics, epoch)
-        elif changes or self._segment_start == progress.first_step == progress.steps - self.protocol.warmup_steps:
+        elif changes or self._segment_start == self._size_start == progress.steps - self.protocol.warmup_steps:
             self._end_segment(Phase.TRAINING)
             self._segment_start = progress.steps
         if changes:
+            self._size_start = progress.steps
             self.batch_sizes.change(trainer, batches, batch_idx + 1)
+            if self.lean is not None:
+                self.lean.change_batch_size()
 
     def _end_segment(self, phase: Phase) -> None:
         steps = self.progress.steps - self._segment_start
