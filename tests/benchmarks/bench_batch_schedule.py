@@ -1,6 +1,6 @@
 """Does a batch size that grows while training beat the best constant one? By hand; see README.md beside this file.
 
-    python tests/benchmarks/bench_batch_schedule.py OUT.jsonl [WORKLOAD] [OPTION=VALUE ...]
+    python tests/benchmarks/bench_batch_schedule.py OUT.jsonl [WORKLOAD] [--halves H,...] [--trials N] [OPTION=VALUE]...
 
 A trial that takes S steps and E examples costs E + h S, in the time of one example, on a device whose step takes
 tau(B) = tau_1 (h + B): h is the batch size at which half a step is overhead. So every trial tells what it would have
@@ -10,10 +10,10 @@ well. The four best of each at each h run again on three seeds, and the best of 
 keeps the trials: what it has is not run again.
 """
 
+import argparse
 import json
 import math
 import statistics
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -26,8 +26,7 @@ from bstune.study.prepare import compose_checked
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import load
 
-HALVES = (0, 32, 256, 2048)  # h, in examples; 0 counts examples alone
-TRIALS = 40  # of the search of each way
+HALVES = "0,32,256,2048"  # h, in examples; 0 counts examples alone
 KEPT = 4  # of the search, which has seed 0: they run again on ...
 AGAIN = (1, 2, 3)  # ... these seeds, and the best of them on ...
 FRESH = (4, 5, 6, 7, 8)  # ... these, of which the figures are
@@ -58,11 +57,11 @@ def log_between(share: float, low: float, high: float) -> float:
     return low * (high / low) ** share
 
 
-def points(way, config):
+def points(way, trials, config):
     """Return the points of a way's search, spread evenly over its ranges by a Sobol sequence of its own seed."""
     low, high = config.search.batch_size.low, config.search.batch_size.high
     examples, reference = config.budget.examples, config.scaling
-    for b, r, f, s, e in qmc.Sobol(5, seed=3).random(64)[:TRIALS].tolist():
+    for b, r, f, s, e in qmc.Sobol(5, seed=3).random(64)[:trials].tolist():
         size = round(log_between(b, low, high))
         lr = reference.lr * math.sqrt(size / reference.batch_size) * 2 ** (3 * r - 1.5)
         if way == "constant":
@@ -80,12 +79,18 @@ def cost(record, half):
     return record["examples"] + half * record["steps"] if record["status"] == "reached" else math.inf
 
 
-def main(out, workload="fashion_mlp", *options):
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("workload", nargs="?", default="fashion_mlp")
+    parser.add_argument("--halves", default=HALVES)
+    parser.add_argument("--trials", type=int, default=40, help="of the search of each way, at most 64")
+    own, options = parser.parse_known_args()
     quieten()
-    config = compose_checked([f"workload={workload}", "mlflow.enabled=false", *options])
+    config = compose_checked([f"workload={own.workload}", "mlflow.enabled=false", *options])
     prepared, protocol = load(config)
     protocol = replace(protocol, noise_scale_every=None)
-    file, kept = Path(out), {}
+    file, kept = own.out, {}
     for line in file.read_text().splitlines() if file.exists() else ():
         row = json.loads(line)
         kept[Point(**row["point"]), row["seed"]] = row
@@ -104,13 +109,13 @@ def main(out, workload="fashion_mlp", *options):
                 stream.write(json.dumps(row) + "\n")
         return kept[point, seed]
 
-    ways = {way: list(points(way, config)) for way in ("constant", "doubling", "tuned")}
-    for number in range(TRIALS):
+    ways = {way: list(points(way, own.trials, config)) for way in ("constant", "doubling", "tuned")}
+    for number in range(own.trials):
         for way in ways:
             run(ways[way][number], 0)
     print("| h | way | start | lr | switches | steps | examples | cost | over constant |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for half in HALVES:
+    for half in map(float, own.halves.split(",")):
         base = None
         for way, searched in ways.items():
             ranked = sorted(searched, key=lambda point: cost(kept[point, 0], half))[:KEPT]
@@ -125,7 +130,7 @@ def main(out, workload="fashion_mlp", *options):
             steps, examples = ([row[name] for row in rows] for name in ("steps", "examples"))
             grown = [size for size, *_ in rows[0]["sizes"]]
             print(
-                f"| {half} | {way} | {best.batch_size}{f' to {grown[-1]}' if grown else ''} | {best.lr:.3g} | "
+                f"| {half:g} | {way} | {best.batch_size}{f' to {grown[-1]}' if grown else ''} | {best.lr:.3g} | "
                 f"{'' if way == 'constant' else f'{best.factor:.2f}x from {best.first_switch:,}'} | "
                 f"{min(steps)} to {max(steps)} | {min(examples):,} to {max(examples):,} | {math.exp(mean):,.0f} | "
                 f"{'1' if way == 'constant' else f'{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})'} |"
@@ -133,4 +138,4 @@ def main(out, workload="fashion_mlp", *options):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
