@@ -208,10 +208,19 @@ OPTIONS = {"batch_schedule": LOADER, "steps": 24}
 
 
 @pytest.mark.parametrize("fast", ["auto", "off"])
-@pytest.mark.parametrize("micro", [None, 16, 5])
-def test_epochs_of_a_data_loader_get_shorter_as_batches_grow(micro, fast):
-    record, module = run_regression(Epochs, protocol=protocol_of(**OPTIONS, micro_batch_size=micro, fast=fast))
-    plan, n = LOADER.plan(BATCH_SIZE), EXAMPLES
+@pytest.mark.parametrize(
+    ("start", "given", "micro"),
+    [
+        (BATCH_SIZE, LOADER, None),
+        (BATCH_SIZE, LOADER, 16),
+        (BATCH_SIZE, LOADER, 5),
+        (26, schedule(60, largest=EXAMPLES), 13),  # 2 micro-batches an epoch, then 4
+    ],
+)
+def test_epochs_of_a_data_loader_have_as_many_batches_as_fit(start, given, micro, fast):
+    protocol = protocol_of(steps=24, batch_schedule=given, micro_batch_size=micro, fast=fast)
+    record, module = run_regression(Epochs, make_spec(start, seed=3), protocol)
+    plan, n = given.plan(start), EXAMPLES
     expected, start, epoch = [], 0, 0
     while start < 24:
         batches = plan.epoch(n, start)

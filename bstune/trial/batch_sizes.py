@@ -63,7 +63,8 @@ class BatchSizes:
         """Let the Trainer know how long the epoch is that begins, after the first one of its fit."""
         sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
         if self.plan.changes and isinstance(sampler, StreamBatchSampler):
-            trainer.fit_loop.max_batches = sampler.next_length
+            # In micro-batches it may be longer than the first one, past which the loader would not be read.
+            trainer.fit_loop.max_batches = trainer.fit_loop._combined_loader.limits = sampler.next_length
 
     def start_micro_batches(self, trainer: Any) -> None:
         """Count micro-batches anew, as an epoch begins."""
