@@ -115,16 +115,16 @@ def workload(kind, spec, micro_batch_size):
     loader = DataLoader(Noisy(60, 0, kind == "noisy"), batch_size=4, shuffle=True)
     return Workload(
         build_module=partial(Foreign, fault=kind),
-        train_batches=lambda spec: rebatch(loader, spec.batch_size, micro_batch_size, spec.seed),
+        train_batches=lambda spec, plan=None: rebatch(loader, spec.batch_size, micro_batch_size, spec.seed, plan),
         validation_batches=DataLoader(FOREIGN[1], batch_size=8),
         validation_examples=20,
     )
 
 
-def open_train(kind, micro_batch_size=None, devices=2, lowest=-1.0):
+def open_train(kind, micro_batch_size=None, devices=2, lowest=-1.0, schedule=None):
     """Return what trains a trial of a workload, and writes its state to the output folder."""
     quieten()
-    protocol = replace(learning_protocol(1000, micro_batch_size=micro_batch_size), devices=devices)
+    protocol = learning_protocol(1000, micro_batch_size=micro_batch_size, devices=devices, batch_schedule=schedule)
     protocol = replace(protocol, target=Target("val/loss", lowest, "min"))
 
     def train(spec, output, parent):

@@ -23,6 +23,7 @@ from learners import (
     validation,
 )
 from lightning.pytorch import LightningDataModule
+from omegaconf import OmegaConf
 from toolbox import RESULT, FakeTime, make_spec, make_survey
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
@@ -30,12 +31,15 @@ from torch.utils.data import DataLoader
 from bstune.core.batch_schedule import BatchPlan, BatchSchedule, constant
 from bstune.core.clock import TrialClock
 from bstune.core.errors import ConfigError
+from bstune.core.files import Output
 from bstune.core.records import Budget, Target, TrialResult
+from bstune.hardware.several import open_short_trials
 from bstune.study.batch_growth import proposed_growth
 from bstune.study.prepare import compose_checked, frozen_settings, prepare
 from bstune.trial.batches import IndexStream, endless, rebatch
 from bstune.trial.checkpoint import Stopped
 from bstune.trial.workers import with_step_time
+from bstune.trial.workload import resolve
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.images import random_crop_flip
 
@@ -386,12 +390,12 @@ def test_batch_sizes_end_at_the_training_data(tmp_path, monkeypatch):
     assert single("batch_schedule.factor=8").protocol.plan(64).sizes == (64, 512, 1200)
     with pytest.raises(ConfigError, match=r"batch_schedule.largest=32 ends below .*64: raise it, or lower"):
         single("batch_schedule.largest=32")
-    with pytest.raises(ConfigError, match="of one device so far, but got devices=2"):
-        single("devices=2")
 
 
-def test_batches_past_the_memory_ceiling_are_accumulated_and_it_is_said(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("devices", "micro", "where"), [(1, 100, ""), (2, 50, " on each device")])
+def test_batches_past_the_memory_ceiling_are_accumulated_and_it_is_said(devices, micro, where, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     asked = []
 
     def surveyed(config, space, protocol, *_):
@@ -399,18 +403,28 @@ def test_batches_past_the_memory_ceiling_are_accumulated_and_it_is_said(tmp_path
         return make_survey(taus=((16, 1e-3), (32, 1.5e-3), (100, 3e-3))), True
 
     monkeypatch.setattr("bstune.hardware.survey.cached_survey", surveyed)
-    options = ["hardware.enabled=true", "search.batch_size.high=64", "search.workers=0", "budget.steps=200"]
+    options = ["hardware.enabled=true", "search.batch_size.high=64", "budget.steps=200", f"devices={devices}"]
     options += ["batch_schedule.switch_examples=[200,600]", "batch_schedule.factor=3", "budget.examples=1"]
     prepared = prepare(compose_checked([*DOUBLING, *options]))
     assert asked == [(576, None)]  # as far as batches grow, at constant sizes
-    assert (prepared.space.high, prepared.protocol.micro_batch_size) == (64, 100)
-    said = "batch sizes past the memory ceiling, 100, up to 576, are accumulated from micro-batches of 100"
+    assert (prepared.space.high, prepared.protocol.micro_batch_size) == (64, micro)
+    said = f"batch sizes past the memory ceiling, 100, up to 576, are accumulated from micro-batches of {micro}{where}"
     assert said in prepared.notes
     assert prepared.frozen_settings["protocol.micro_batch_size"] is None  # the ceiling may differ when it goes on
+    if devices > 1:
+        return
     record = prepared.backend.run(make_spec(64, 0.3), None, None)
     assert [part[:2] for part in record.batch_parts][:2] == [(64, 4), (192, 2)]
     assert record.training_loop == "Lightning's: accumulation of micro-batches, once batches are large"
     assert "3 times as large after 200, 600 examples" in prepared.caveats[0]
+
+
+def test_steps_that_several_devices_share_are_timed_at_one_size(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = resolve(compose_checked([*DOUBLING, "batch_schedule.switch_examples=[100]", "device=cpu"]))
+    train = open_short_trials(OmegaConf.to_container(config, resolve=False), None, 1)
+    record = train(make_spec(64, max_steps=4), Output(tmp_path), None)
+    assert (record.examples, record.batch_parts) == (4 * 64, ())
 
 
 class Plain(LightningDataModule):

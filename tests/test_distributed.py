@@ -12,6 +12,7 @@ from toolbox import make_spec, trials_of
 from torch.utils.data import DataLoader
 
 import bstune
+from bstune.core.batch_schedule import BatchSchedule
 from bstune.core.errors import ConfigError
 from bstune.core.files import Output
 from bstune.core.records import TrialResult
@@ -65,6 +66,40 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
         found, expected = (weights(folder / f"{spec.number}.state") for folder in (tmp_path / "two", tmp_path))
         assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
         assert two.device == "2 x cpu (1 thread)"
+
+
+GROWING = BatchSchedule(1.7, (30, 60, 150), stretch=1.0, lr_exponent=0.5, largest=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["shipped", "foreign"])
+@pytest.mark.parametrize("micro_batch_size", [None, 5])
+def test_batch_sizes_that_change_are_shared_by_two_devices(kind, micro_batch_size, tmp_path):
+    """Also where the two do not divide them, and stopped and continued at two of its sizes."""
+    sizes = GROWING.plan(9).sizes
+    assert sizes == (9, 15, 26, 44)
+    (tmp_path / "two").mkdir()
+    open_train = partial(ranks.open_train, kind, micro_batch_size, schedule=GROWING)
+    limits = (3, 8, 12)
+    with Workers(open_train, 1, GUARD, devices=2) as workers:
+        two = None
+        for number, limit in enumerate(limits):
+            spec = make_spec(9, number=number, max_steps=limit, resumed_from=None if two is None else number - 1)
+            workers.start(spec, Output(tmp_path / "two"), two)
+            two = workers.wait().result()
+    one = open_train(devices=1)(make_spec(9, number=2, max_steps=12), Output(tmp_path), None)
+    assert (two.status, two.steps, two.examples) == (one.status, one.steps, one.examples)
+    assert (one.status, one.steps, one.examples) == ("censored", 12, GROWING.plan(9).examples(12))
+    assert (
+        [part[:2] for part in two.batch_parts]
+        == [part[:2] for part in one.batch_parts]
+        == [(9, 4), (15, 2), (26, 4), (44, 2)]
+    )
+    found, expected = dict(two.history), dict(one.history)
+    assert set(expected) <= set(found) <= {*expected, *limits}
+    assert [found[step] for step in expected] == pytest.approx(list(expected.values()), rel=1e-5)
+    found, expected = (weights(folder / "2.state") for folder in (tmp_path / "two", tmp_path))
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ def open_short_trials(config: Any, objects: Objects | None, warmup_steps: int) -
     short = replace(
         protocol,
         target=protocol.target.never_met,
+        batch_schedule=None,
         warmup_steps=warmup_steps,
         trainer={**protocol.trainer, "num_sanity_val_steps": 0, "limit_val_batches": 1},
     )

@@ -234,12 +234,13 @@ def _train(
     backend.step_time = survey.step_time or found.step_time
     notes = [*headline(survey, cached)]
     if largest is not None and ceiling < largest and protocol.micro_batch_size is None:
-        config.protocol.micro_batch_size = ceiling
-        backend.protocol = replace(protocol, micro_batch_size=ceiling)
+        share = -(-ceiling // config.devices)
+        config.protocol.micro_batch_size = share
+        backend.protocol = replace(protocol, micro_batch_size=share)
         backend.workload = build_workload(config, data)
         notes.append(
             f"batch sizes past the memory ceiling, {ceiling}, up to {largest}, are accumulated from micro-batches of "
-            f"{ceiling}"
+            f"{share}" + " on each device" * (config.devices > 1)
         )
     return backend, space, survey, notes
 
@@ -248,11 +249,6 @@ def _limited(
     config: DictConfig, protocol: TrialProtocol, examples: int, space: Space, trial: TrialSpec | None
 ) -> tuple[TrialProtocol, int]:
     """Limit the schedule of batch sizes to the training data; return the protocol and the largest batch size."""
-    if config.devices > 1:
-        raise ConfigError(
-            f"batch sizes that change while training are of one device so far, but got devices={config.devices}: "
-            "leave out batch_schedule, or set devices=1"
-        )
     tuned = {one.key for one in space.tunables}
     if fixed := [name for name in HALF_LIVES if name in tuned or OmegaConf.select(config, name) is not None]:
         raise ConfigError(

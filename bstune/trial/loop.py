@@ -34,6 +34,7 @@ from bstune.trial import distributed
 from bstune.trial.batch_sizes import BatchSizes
 from bstune.trial.batches import (
     loaders_of,
+    micro_batch_sizes,
     random_state,
     set_random_state,
     stream_of,
@@ -169,7 +170,7 @@ def _train(
     for name in ("training_step", "validation_step"):
         setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
     train = workload.train_batches(spec, plan=sizes.plan) if sizes.plan.changes else workload.train_batches(spec)
-    distributed.check_share(train, sizes.micro.sizes)
+    distributed.check_share(train, micro_batch_sizes(sizes.plan.sizes[0], protocol.micro_batch_size))
     options: dict[str, Any] = {"weights_only": True}
     if resume is not None and progress.state is not None:
         stream_of(train).resume(progress.state.stream)
