@@ -38,6 +38,8 @@ from bstune.study.batch_growth import proposed_growth
 from bstune.study.prepare import compose_checked, frozen_settings, prepare
 from bstune.trial.batches import IndexStream, endless, rebatch
 from bstune.trial.checkpoint import Stopped
+from bstune.trial.loop import Workload
+from bstune.trial.plain import fit
 from bstune.trial.workers import with_step_time
 from bstune.trial.workload import resolve
 from bstune.workloads.classifier import Classifier
@@ -186,6 +188,17 @@ def test_micro_batches_are_the_large_batches(micro):
     assert record.steps == 25
     reason = "accumulation of micro-batches" + ", once batches are large" * (micro > 8)
     assert record.training_loop == f"Lightning's: {reason}"
+
+
+@pytest.mark.parametrize("micro", [None, 16, 7])
+def test_a_plain_fit_is_the_trial(micro):
+    build, protocol = partial(learner, optimizer=momentum, schedule=halving), growing(25, micro_batch_size=micro)
+    batches = partial(stream, micro_batch_size=micro)
+    _, expected = train(make_spec(8), protocol, build)
+    workload, quiet = Workload(build, batches, validation(), 20), {"logger": False, "enable_checkpointing": False}
+    module, trainer = fit(workload, make_spec(8), protocol, 25, **quiet)
+    assert same_weights(module, expected)
+    assert trainer.global_step == 25
 
 
 class Epochs(Regression):

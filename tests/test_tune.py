@@ -1,6 +1,7 @@
 """bstune.tune on scikit-learn's digits: what it takes, what it refuses, and what it leaves as it was."""
 
 import logging
+import math
 import os
 import random
 import re
@@ -279,6 +280,24 @@ def test_the_winner_trains_again_to_the_same_weights(studied):
     kept = torch.load(result.folder / "checkpoints" / f"trial-{result.best.number}.ckpt")["state_dict"]
     assert all(torch.equal(kept[name], value) for name, value in module.state_dict().items())
     assert trainer.callback_metrics["val_loss"] <= 1.5
+
+
+@pytest.mark.parametrize("micro", ["null", "30"])
+def test_a_winner_whose_batch_size_grows_trains_again_to_the_same_weights(tune, micro):
+    """It has other switches than the schedule that the study was given, epochs of its loader, and its call-backs."""
+    schedule = ["batch_schedule=doubling", "batch_schedule.switch_examples=[400,1500]", "search.tune=[batch_schedule]"]
+    options = [*QUICK, *schedule, f"protocol.micro_batch_size={micro}"]
+    result = tune(trials=1, options=options)
+    (trial,) = result.findings.trials
+    parts = [part[:2] for part in trial.batch_parts]
+    assert len(parts) > 1
+    assert parts != list(result.findings.prepared.protocol.plan(trial.batch_size).counts(trial.steps))
+    counts = Counts()
+    module, trainer = result.train(**QUIET, callbacks=[counts])
+    kept = torch.load(result.folder / "checkpoints" / f"trial-{trial.number}.ckpt")["state_dict"]
+    assert all(torch.equal(kept[name], value) for name, value in module.state_dict().items())
+    assert trainer.global_step == trial.steps
+    assert counts.batches == sum(count * (1 if micro == "null" else math.ceil(size / 30)) for size, count in parts)
 
 
 def test_the_same_call_continues_the_study(tune, capsys):

@@ -18,7 +18,6 @@ from bstune.report.rows import WINNERS
 from bstune.report.study_folder import read_study
 from bstune.study.replicates import MERITS
 from bstune.study.report import Findings
-from bstune.trial.loop import Workload
 from bstune.trial.objects import Objects, given
 from bstune.trial.plain import fit
 from bstune.trial.process import restored
@@ -145,10 +144,12 @@ class Result:
     def train(self, **trainer: Any) -> "tuple[LightningModule, Trainer]":
         """Train the winner again, with its seed and for its steps or its horizon, as a plain ``Trainer.fit``.
 
-        The keyword arguments are further ones of the Trainer. Returned are the module and its Trainer, whose
-        ``callback_metrics`` have what the validation at the end logged.
+        Its batch size changes as the winner's did, if that did. The keyword arguments are further ones of the Trainer.
+        Returned are the module and its Trainer, whose ``callback_metrics`` have what the validation at the end logged.
         """
         best, prepared = self.best, self.findings.prepared
+        backend = prepared.backend
+        assert isinstance(backend, LightningBackend)  # noqa: S101 (Python objects are trained)
         trial = next(trial for trial in self.findings.trials if trial.number == best.number)
         spec = TrialSpec(
             **{name: getattr(trial, name) for name in ("number", "trial_index", "batch_size", "lr", "delta", "seed")},
@@ -157,10 +158,4 @@ class Result:
         )
         with restored(), given(prepared.config.study, self.objects):
             steps = best.horizon or trial.steps
-            return fit(self._workload, spec, prepared.protocol, steps, **trainer)
-
-    @property
-    def _workload(self) -> Workload:
-        backend = self.findings.prepared.backend
-        assert isinstance(backend, LightningBackend)  # noqa: S101 (Python objects are trained)
-        return backend.workload
+            return fit(backend.workload, spec, backend.protocol_of(spec), steps, **trainer)

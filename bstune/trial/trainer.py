@@ -130,9 +130,9 @@ def make_trainer(
 
     It writes nothing but what those write, what has no folder of its own to ``folder``.
     """
-    users = [_copied(callback) for callback in _listed(options.get("callbacks"))]
-    loggers = [_copied(logger) for logger in _listed(options.get("logger")) if not isinstance(logger, bool)]
-    plugins = [_copied(plugin) for plugin in _listed(options.get("plugins"))]
+    users = [_copied(callback) for callback in listed(options.get("callbacks"))]
+    loggers = [_copied(logger) for logger in listed(options.get("logger")) if not isinstance(logger, bool)]
+    plugins = [_copied(plugin) for plugin in listed(options.get("plugins"))]
     package = package_of(module, *users, *plugins)
     printing = tuple(of_package(package, f"callbacks.{name}") for name in PRINTING)
     users = [callback for callback in users if not isinstance(callback, printing)]
@@ -188,7 +188,7 @@ def looks_at_epochs(trainer: Trainer, module: LightningModule) -> bool:
 
 def without_monitors(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a Trainer's options without what records a trial or stops it, for one that is only a try."""
-    callbacks = _listed(options.get("callbacks"))
+    callbacks = listed(options.get("callbacks"))
     left_out = tuple(
         of_package(package_of(*callbacks), f"callbacks.{name}") for name in ("Checkpoint", "EarlyStopping")
     )
@@ -217,7 +217,8 @@ def serving(
     return served
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
+    """Return what an argument of the Trainer holds, which may be one thing, several or None, as a list."""
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]

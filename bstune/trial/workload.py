@@ -329,10 +329,7 @@ class LightningBackend(TrialBackend):
             raise first from None
 
     def _run(self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None) -> TrialResult:
-        protocol = self.protocol
-        if spec.hyperparameters:  # one of them may be the budget, or shape the schedule of batch sizes
-            own = with_hyperparameters(self._config, spec.hyperparameters)
-            protocol = replace(protocol, budget=budget_of(own), batch_schedule=batch_schedule_of(own))
+        protocol = self.protocol_of(spec)
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
         if self.horizon:
             horizon = spec.max_steps or protocol.last_step(spec.batch_size)
@@ -349,6 +346,13 @@ class LightningBackend(TrialBackend):
                 logger.warning("%s", error)
                 stopped.state.unlink(missing_ok=True)  # it would be tried again and again
         return run_trial(self.workload, replace(spec, resumed_from=None), protocol, checkpoint, state=state)
+
+    def protocol_of(self, spec: TrialSpec) -> TrialProtocol:
+        """Return a trial's protocol: its hyper-parameters may be the budget, or shape the schedule of batch sizes."""
+        if not spec.hyperparameters:
+            return self.protocol
+        own = with_hyperparameters(self._config, spec.hyperparameters)
+        return replace(self.protocol, budget=budget_of(own), batch_schedule=batch_schedule_of(own))
 
     def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
         """Return a trial's metrics on the test set, from its checkpoint; empty without such a set or checkpoint."""
