@@ -372,7 +372,7 @@ DOUBLING = [*DIGITS, "batch_schedule=doubling"]
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["batch_schedule.factor=0.5"], r"batch_schedule.factor=0.5 ends below the batch size that it starts at"),
+        (["batch_schedule.factor=0.5"], r"batch_schedule.factor=0.5 ends below .*: give a factor of at least 1$"),
         (["batch_schedule.switch_examples=[200,100]"], r"must be rising numbers of examples.*\[200, 100\]"),
         (["batch_schedule.switch_examples=[]"], r"switch_examples must have at least 1 item"),
         (["batch_schedule.switch_examples=[0]"], r"switch_examples.0 must be at least 1, but got 0"),

@@ -92,6 +92,10 @@ def refused(bstune, folder, message, *arguments):
         ("workload=digits +workload.module.nope=3", "unexpected keyword argument 'nope'"),
         ("workload=digits +workload.module.channels_last=true", "channels_last is for convolutions, but"),
         ("workload=digits workload.data.validation=5000", "leave nothing to train on"),
+        (
+            "workload=digits algorithm=nesterov algorithm.optimizer.momentum=1.5",
+            "the momentum of SGD must be less than 1",
+        ),
         ("workload=digits sampler._target_=no.Such", "sampler cannot be built: there is no module no, for no.Such"),
         ("workload=digits +trainer.max_steps=7", "trainer.max_steps is bstune's own: how long a trial is, is set by"),
         ("workload=digits +workload.trainer.precision=16", "workload.trainer.precision is bstune's own: it is set by"),

@@ -101,3 +101,20 @@ def test_in_a_study_of_ones_own_it_has_no_place_for_other_parameters():
     study = optuna.create_study(sampler=EachBatchSize(ratio=2.0))
     with pytest.raises(ConfigError, match="has no parameter dropout"):
         study.ask().suggest_float("dropout", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("trials", "words"),
+    [
+        (6, "6 trials, at each of 3 batch sizes in turn; each ends"),
+        (7, "7 trials, at each of 3 batch sizes in turn, one more at the 1 smallest; each ends"),
+        (2, "2 trials, at the 2 smallest of 3 batch sizes alone: choose search.trials as a multiple of 3; each ends"),
+    ],
+)
+def test_the_plan_says_how_many_batch_sizes_there_are(trials, words, bstune):
+    status, printed, errors = bstune(
+        *("workload=replay", "workload.table=fashion_mlp", "sampler=each_batch_size", f"search.trials={trials}"),
+        *("search.batch_size.low=16", "search.batch_size.high=64", "search.replicates=0", "mlflow.enabled=false"),
+    )
+    assert status == 0, errors
+    assert words in " ".join(printed.split())

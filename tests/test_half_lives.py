@@ -115,6 +115,8 @@ def test_the_effective_learning_rate():
     LambdaLR(scheduled, lambda step: 0.0)
     assert effective_lr([scheduled]) == pytest.approx(1.0)
     assert effective_lr([SGD([parameter()], lr=0.1), ADAM([parameter()], lr=0.1)]) is None
+    with pytest.raises(ConfigError, match=r"the momentum of SGD must be less than 1, but got 1.5"):
+        effective_lr([SGD([parameter()], lr=0.1, momentum=1.5)])
 
 
 @pytest.mark.parametrize("half_life", ["scaling.beta2_half_life=1e4", "search.tune=[beta2_half_life]"])

@@ -103,8 +103,8 @@ class BatchSchedule:
     def __post_init__(self) -> None:
         if self.factor < 1.0:
             raise ConfigError(
-                f"batch_schedule.factor={self.factor:g} ends below the batch size that it starts at: give a factor of "
-                "at least 1, and a larger trial.batch_size or search.batch_size.low to start at"
+                f"batch_schedule.factor={self.factor:g} ends below the batch size that it starts at, but batch sizes "
+                "only grow: give a factor of at least 1"
             )
         if any(later <= earlier for earlier, later in pairwise((0, *self.switch_examples))):
             raise ConfigError(

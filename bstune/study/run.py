@@ -27,6 +27,7 @@ from bstune.core.files import Identity, Output, check_owner, owned, write_text
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.core.secrets import redact, redact_patterns, redact_values
 from bstune.report.answer import STATUS_WORDS, WIDTH
+from bstune.search.each_batch_size import batch_sizes
 from bstune.study.lease import Leases
 from bstune.study.plan import max_seconds, remaining_seconds, searched
 from bstune.study.prepare import PreparedStudy, prepare
@@ -49,6 +50,18 @@ from bstune.trial.workers import InProcess
 MACHINE_OPTIONS = ("storage=", "study=", "output=", "mlflow.", "debug=", "data.root=", "search.workers=", "device=")
 
 
+def _turns(prepared: PreparedStudy) -> str | None:
+    """Return how a sampler that tunes each batch size by itself goes through them; None for another sampler."""
+    node, space, trials = prepared.config.sampler, prepared.space, prepared.budget.trials
+    if not chooses_batch_sizes(node):
+        return None
+    count = len(batch_sizes(space.low, space.high, node.ratio, space.snap))
+    each = f"at each of {plural(count, 'batch size')} in turn"
+    if trials < count:
+        return f"at the {trials} smallest of {count} batch sizes alone: choose search.trials as a multiple of {count}"
+    return each if trials % count == 0 else f"{each}, one more at the {trials % count} smallest"
+
+
 def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     """Return the plan in a few lines; ``done`` are the trials that an earlier run of the study finished."""
     config, budget, space = prepared.config, prepared.budget, prepared.space
@@ -57,8 +70,7 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     trial_budget = prepared.protocol.budget
     spent = f"{format_count(trial_budget.steps)} steps and {format_count(trial_budget.examples)} examples"
     if not stops_trials(config.sampler):
-        turns = chooses_batch_sizes(config.sampler)
-        spread = "at each batch size in turn" if turns else f"{budget.stratified:.0%} of them spread evenly over log B"
+        spread = _turns(prepared) or f"{budget.stratified:.0%} of them spread evenly over log B"
         ends = f", {spread}; each ends at the target or after {spent}"
     elif prepared.backend.stops:
         ends = "; each ends at the target or once it cannot matter, and may be continued; winners run again"

@@ -369,9 +369,9 @@ def bind_augmentation(augment: Augment, mean: Tensor, alternating_flip: bool) ->
     if alternating_flip and "mirror" not in arguments:
         inner = augment.func if isinstance(augment, functools.partial) else augment
         raise ConfigError(
-            "data.alternating_flip needs an augmentation with an argument mirror, such as bstune.workloads.images."
-            f"random_crop_flip, but got {getattr(inner, '__name__', type(inner).__name__)}: set "
-            "data.alternating_flip to false"
+            "workload.data.alternating_flip needs an augmentation with an argument mirror, such as "
+            f"bstune.workloads.images.random_crop_flip, but got {getattr(inner, '__name__', type(inner).__name__)}: "
+            "set workload.data.alternating_flip to false"
         )
     return functools.partial(augment, mean=mean) if "mean" in arguments else augment
 

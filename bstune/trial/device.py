@@ -17,7 +17,7 @@ from bstune.trial.distributed import threads_each
 FULL = 0.01  # of a device's memory: where no more is free, a library may not find the megabytes for its handle
 
 
-def resolve_device(name: str, option: str = "data.device") -> torch.device:
+def resolve_device(name: str, option: str = "workload.data.device") -> torch.device:
     """Return the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; a ConfigError names ``option``."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -86,11 +86,16 @@ def optimizers_in(configured: Any) -> Iterator[Optimizer]:
 
 
 def _effective_lr(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
-    """Return the rate at which a gradient acts in the end, before any schedule."""
+    """Return the rate at which a gradient acts in the end, before any schedule; ConfigError for a momentum from 1."""
     lr = float(group.get("initial_lr", group["lr"]))
     of_muon = group.get("orthogonalise") is False and not group.get("betas")  # which its step takes as SGD does
     if not (of_muon or isinstance(optimizer, SGD | RMSprop)):
         return lr
+    if group["momentum"] >= 1.0:
+        raise ConfigError(
+            f"the momentum of {type(optimizer).__name__} must be less than 1, but got {group['momentum']:g}: from 1 on "
+            "its steps never stop growing"
+        )
     return effective_lr_of(lr, group["momentum"], group.get("dampening", 0.0))
 
 

@@ -84,9 +84,9 @@ class AirfoilData(lightning.LightningDataModule):
         if self._resident is None:
             device = resolve_device(self._device)
             table = self._load()
-            check_size("data.rows", self._rows)
+            check_size("workload.data.rows", self._rows)
             if self._rows > len(table):
-                raise ConfigError(f"data.rows must be from 1 to {len(table)}, but got {self._rows}")
+                raise ConfigError(f"workload.data.rows must be from 1 to {len(table)}, but got {self._rows}")
             standardised = (table - table.mean(axis=0)) / table.std(axis=0)
             rows = torch.tensor(standardised[: self._rows], dtype=torch.float32, device=device)
             self._resident = _Rows(rows[:, :-1].contiguous(), rows[:, -1].contiguous())

@@ -248,7 +248,7 @@ def decoded(path: Path) -> Image.Image:
         with Image.open(path) as image:
             return image.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's, by format
-        reason = str(error).partition("<")[0].strip() or type(error).__name__
+        reason = str(error).partition("<")[0].replace(repr(str(path)), "").strip() or type(error).__name__
         raise DataError(f"{path} does not decode as an image ({reason}): restore it, or remove it") from error
 
 

@@ -85,7 +85,7 @@ class ImageData(lightning.LightningDataModule):
     def prepare_data(self) -> None:
         """Read, download if need be, verify and split the data off the device, and refuse options that cannot be."""
         resolve_device(self._device)
-        check_size("data.eval_batch_size", self._eval_batch_size)
+        check_size("workload.data.eval_batch_size", self._eval_batch_size)
         split = self._read()
         if self._augment is not None and not self._on_device:  # on one image: a refused setting shows before any trial
             augment = bind_augmentation(self._augment, split.normalise.mean, self._alternating_flip)
@@ -169,8 +169,9 @@ class ImageData(lightning.LightningDataModule):
         channels = images.shape[1]
         if len(mean) != channels or len(std) != channels or min(std) <= 0:
             raise ConfigError(
-                f"data.mean and data.std must have {channels} value(s) each, one per channel, with std above 0, but got"
-                f" mean={self._mean} and std={self._std}; set both to null to compute them from the training images"
+                f"workload.data.mean and workload.data.std must have {channels} value(s) each, one per channel, with "
+                f"std above 0, but got mean={self._mean} and std={self._std}; set both to null to compute them from "
+                "the training images"
             )
         return mean, std
 
@@ -195,18 +196,22 @@ def split_images(
 ) -> tuple[Images, Images, Images]:
     """Return training, validation and test images (perhaps none); options as those of :class:`ImageData`."""
     if validation != "test" and not _positive(validation):
-        raise ConfigError(f"data.validation must be a positive integer or 'test', but got {validation!r}")
+        raise ConfigError(f"workload.data.validation must be a positive integer or 'test', but got {validation!r}")
     if test is not None and not _positive(test):
-        raise ConfigError(f"data.test must be a positive integer or null, but got {test!r}")
+        raise ConfigError(f"workload.data.test must be a positive integer or null, but got {test!r}")
     if test is not None and dataset.test is not None:
-        raise ConfigError(f"{dataset.name} has {len(dataset.test)} test images: set data.test to null, not to {test}")
+        raise ConfigError(
+            f"{dataset.name} has {len(dataset.test)} test images: set workload.data.test to null, not to {test}"
+        )
     if validation == "test" and test is None and dataset.test is None:
-        raise ConfigError(f"{dataset.name} has no test images to validate on: set data.test to how many to hold out")
+        raise ConfigError(
+            f"{dataset.name} has no test images to validate on: set workload.data.test to how many to hold out"
+        )
     n, validated, tested = len(dataset.train), 0 if validation == "test" else int(validation), test or 0
     if validated + tested >= n:
         raise ConfigError(
-            f"data.validation={validation} and data.test={test} leave nothing to train on: {dataset.name} has {n}"
-            " training images"
+            f"workload.data.validation={validation} and workload.data.test={test} leave nothing to train on: "
+            f"{dataset.name} has {n} training images"
         )
     # Without replacement and whatever the labels; numpy never changes RandomState's streams (NEP 19).
     order = np.random.RandomState(seed).permutation(n)
@@ -220,9 +225,11 @@ def first_examples(images: Images, count: int | None) -> Images:
     """Return the first ``count`` of the training images, all for None; ConfigError for more than there are."""
     if count is None:
         return images
-    check_size("data.train_examples", count)
+    check_size("workload.data.train_examples", count)
     if count > len(images):
-        raise ConfigError(f"data.train_examples={count}, but {len(images)} training images are left after the split")
+        raise ConfigError(
+            f"workload.data.train_examples={count}, but {len(images)} training images are left after the split"
+        )
     return Images(images.images[:count], images.labels[:count])
 
 
@@ -236,7 +243,7 @@ def check_labels(dataset: ImageDataset, classes: int | None) -> None:
         outside = (part.labels < 0) | (part.labels >= (math.inf if classes is None else classes))
         if outside.any():
             place = int(outside.argmax())
-            allowed = "0 and above" if classes is None else f"0 to {classes - 1}, as data.classes={classes}"
+            allowed = "0 and above" if classes is None else f"0 to {classes - 1}, as workload.data.classes={classes}"
             raise DataError(
                 f"{dataset.name}: {name} image {place} has the label {part.labels[place]}, but labels are {allowed}"
             )
