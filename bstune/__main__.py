@@ -147,6 +147,8 @@ def check_words(arguments: Sequence[str]) -> None:
         own = {before} & WITH_VALUE or {argument} & (HYDRAS_OWN | WITH_VALUE)
         if own or "=" in argument or argument.startswith("~"):
             continue
+        if argument in VERBS:
+            raise ConfigError(f"unknown word {argument}: a verb stands before all else, as in bstune {argument} ...")
         word = argument.lstrip("-+")
         options = [f"{name}=VALUE" for name in nearest(word.replace("-", "_"), option_names())]
         found = [f"bstune {verb}" for verb in nearest(word, VERBS)] if argument is arguments[0] else []

@@ -66,6 +66,7 @@ def refused(bstune, folder, message, *arguments):
         ("workload=digits nonsense", "unknown word nonsense\noptions are written NAME=VALUE"),
         ("workload=digits --trials 9", "unknown option --trials: did you mean search.trials=VALUE?"),
         ("workload=digits lr", "unknown word lr: did you mean scaling.lr=VALUE or trial.lr=VALUE?"),
+        ("--config-dir . survey workload=digits", "survey: a verb stands before all else, as in bstune survey ..."),
         ("digit", "unknown word digit: did you mean +workload=digits?"),
         ("sruvey workload=digits", "unknown word sruvey: did you mean bstune survey?"),
         ("workload=digits batch_size=9", "unknown option batch_size: did you mean scaling.batch_size or trial.batch_"),
