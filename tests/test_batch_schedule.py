@@ -505,3 +505,11 @@ def test_batches_double_where_the_critical_size_has(rows, expected):
         start, switches, targets = expected
         assert (found["start"], found["switch_examples"]) == (start, switches)
         assert found["targets"] == pytest.approx(targets, rel=1e-4)
+
+
+def test_a_schedule_that_is_searched_is_not_said_to_be_the_one_of_its_options(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepared = prepare(compose_checked([*DOUBLING, "search.tune=[batch_schedule]"]))
+    words = "grow, in each trial by its own batch_factor and batch_stretch"
+    assert f"batch sizes are where a trial starts: they {words}" in prepared.notes
+    assert words.partition(", ")[2] in prepared.caveats[0]

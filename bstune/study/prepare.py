@@ -94,10 +94,20 @@ class PreparedStudy:
         horizon = [HORIZON_CAVEAT if chooses_horizons(self.config.sampler) else FIXED_HORIZON_CAVEAT]
         horizon = horizon if self.backend.horizon else []
         if self.protocol.batch_schedule is not None:
-            horizon.append(SCHEDULE_CAVEAT.format(self.protocol.batch_schedule))
+            horizon.append(SCHEDULE_CAVEAT.format(growth_of(self.protocol, self.space, self.trial)))
         if self.config.devices > 1:
             horizon.append(SHARED_CAVEAT.format(self.config.devices))
         return [*horizon, ON_TEST_CAVEAT] if self.backend.validates_on_test else horizon
+
+
+def growth_of(protocol: TrialProtocol, space: Space, trial: TrialSpec | None) -> str:
+    """Return how batch sizes grow while training, in words: what is searched is each trial's own."""
+    searched = [one.name for one in space.tunables if one.key.startswith(BATCH_SCHEDULE)]
+    return (
+        f"in each trial by its own {' and '.join(searched)}"
+        if searched and trial is None
+        else str(protocol.batch_schedule)
+    )
 
 
 def prepare(
@@ -155,7 +165,7 @@ def prepare(
         protocol = backend.protocol
         notes += more
         if protocol.batch_schedule is not None:
-            notes.append(f"batch sizes are where a trial starts: they grow, {protocol.batch_schedule}")
+            notes.append(f"batch sizes are where a trial starts: they grow, {growth_of(protocol, space, trial)}")
         if config.devices > 1:
             notes += _several(config, backend, space, survey, trial)
         if config.devices > 1 or (trial is None and config.search.workers > 0):
