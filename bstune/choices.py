@@ -4,10 +4,12 @@ The optimizer's node is the one below ``workload.module`` that is called ``optim
 written as Hydra does or as LightningCLI does. A module that builds its optimizer itself has none, and is refused.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from bstune.core.errors import ConfigError
@@ -60,12 +62,35 @@ def _put_schedule(config: DictConfig, chosen: Any) -> list[str]:
         return []
     if not isinstance(chosen, DictConfig) or not {"rate", "average"} <= set(chosen) <= {"rate", "average", "tunable"}:
         raise ConfigError(f"a schedule has the keys rate and average, and may have tunable, but got {chosen}")
-    if OmegaConf.select(config, "workload.module") is None:
+    module, place = OmegaConf.select(config, "workload.module"), MODULE
+    if module is None:
         return []
-    config.workload.module.update(schedule=chosen.rate, average=chosen.average)
-    places = [f"{MODULE}{name}" for name in ("schedule", "average")]
+    target = _target(module)
+    if "class_path" in module:
+        module.setdefault("init_args", {})
+        module, place = module.init_args, f"{MODULE}init_args."
+    arguments = {"schedule": chosen.rate, "average": chosen.average}
+    for name, value in arguments.items():
+        if _takes(target, name):
+            module[name] = value
+        elif value is not None:
+            raise ConfigError(
+                f"schedule=... sets the argument {name} of a workload's module, but that of "
+                f"{config.workload.get('name')}, {target}, takes none: let it take schedule and average, as "
+                "bstune.workloads.classifier.Classifier does, or leave out schedule=..."
+            )
+    places = [f"{place}{name}" for name in arguments]
     _put_tunables(config, chosen.get("tunable"), places, places[0])
     return places
+
+
+def _takes(target: str, name: str) -> bool:
+    """Return whether a class takes an argument; true where that cannot be found out before it is built."""
+    try:
+        parameters = inspect.signature(get_object(target)).parameters.values()
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return True
+    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def _tune_batch_schedule(config: DictConfig, chosen: Any) -> None:

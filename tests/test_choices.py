@@ -86,6 +86,51 @@ def test_what_the_command_line_sets_in_the_place_holds():
         assert "average" not in workload.tunable  # it has none any more
 
 
+class Scheduled:
+    """Takes a schedule and no average."""
+
+    def __init__(self, lr, schedule=None):
+        """Do nothing."""
+
+
+class Anything:
+    def __init__(self, **options):
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("module", "chosen", "place", "given"),
+    [
+        ({"_target_": "test_choices.Scheduled"}, "linear", "workload.module", ["schedule"]),
+        ({"class_path": "test_choices.Scheduled"}, "linear", "workload.module.init_args", ["schedule"]),
+        ({"_target_": "test_choices.Anything"}, "warmup", "workload.module", ["schedule", "average"]),
+        ({"_target_": "not_installed.Module"}, "warmup", "workload.module", ["schedule", "average"]),
+    ],
+)
+def test_a_schedule_is_given_to_what_takes_it(module, chosen, place, given):
+    workload = OmegaConf.to_container(compose(["workload=digits"]).workload)
+    config = compose_workload({**workload, "module": module}, [f"schedule={chosen}"], {})
+    node = OmegaConf.select(config, place)
+    assert sorted(given) == sorted(set(node) & {"schedule", "average"})
+    assert node.schedule._target_.startswith("bstune.workloads.schedules.")
+    if chosen == "linear":
+        assert config.workload.tunable.decay_end.key == f"{place}.schedule.end"
+
+
+@pytest.mark.parametrize(
+    ("module", "chosen", "argument"),
+    [
+        ("bstune.workloads.airfoil.LinearRegression", "linear", "schedule"),
+        ("test_choices.Scheduled", "warmup", "average"),
+    ],
+)
+def test_a_module_that_takes_none_is_named(module, chosen, argument):
+    workload = OmegaConf.to_container(compose(["workload=digits"]).workload)
+    said = f"sets the argument {argument} of a workload's module, but that of digits, {module}, takes none"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        compose_workload({**workload, "module": {"_target_": module}}, [f"schedule={chosen}"], {})
+
+
 def test_a_weight_decay_stays_the_workloads_between_optimizers_of_one_class():
     for name, decay in (("heavy_ball", 5e-4), ("adamw", 0.01)):
         config = compose(["workload=resnet_cifar", f"algorithm={name}"])
