@@ -1,13 +1,14 @@
 """Does a batch size that grows while training beat the best constant one? By hand; see README.md beside this file.
 
-    python tests/benchmarks/bench_batch_schedule.py OUT.jsonl [WORKLOAD] [--halves H,...] [--trials N] [OPTION=VALUE]...
+    python tests/benchmarks/bench_batch_schedule.py OUT.jsonl [WORKLOAD] [--halves H,...] [--trials N]
+        [--kept N] [OPTION=VALUE]...
 
 A trial that takes S steps and E examples costs E + h S, in the time of one example, on a device whose step takes
 tau(B) = tau_1 (h + B): h is the batch size at which half a step is overhead. So every trial tells what it would have
 cost on any device, whatever this machine does meanwhile. Three ways to choose are searched with as many trials each,
 on one seed: a constant batch size, one that doubles three times, and one whose factor and switch points are free as
-well. The four best of each at each h run again on three seeds, and the best of those on five fresh ones. OUT.jsonl
-keeps the trials: what it has is not run again.
+well. The best of each at each h (four, or --kept) run again on three seeds, and the best of those on five fresh ones.
+OUT.jsonl keeps the trials: what it has is not run again.
 """
 
 import argparse
@@ -27,8 +28,7 @@ from bstune.trial.loop import run_trial
 from bstune.trial.workload import load
 
 HALVES = "0,32,256,2048"  # h, in examples; 0 counts examples alone
-KEPT = 4  # of the search, which has seed 0: they run again on ...
-AGAIN = (1, 2, 3)  # ... these seeds, and the best of them on ...
+AGAIN = (1, 2, 3)  # seeds of the best of the search, which has seed 0; the best of these runs on ...
 FRESH = (4, 5, 6, 7, 8)  # ... these, of which the figures are
 SWITCHES = 3
 LEVEL = 0.9  # of the intervals of means over seeds
@@ -85,6 +85,7 @@ def main():
     parser.add_argument("workload", nargs="?", default="fashion_mlp")
     parser.add_argument("--halves", default=HALVES)
     parser.add_argument("--trials", type=int, default=40, help="of the search of each way, at most 64")
+    parser.add_argument("--kept", type=int, default=4, help="points of each way that run on further seeds")
     own, options = parser.parse_known_args()
     quieten()
     config = compose_checked([f"workload={own.workload}", "mlflow.enabled=false", *options])
@@ -118,7 +119,7 @@ def main():
     for half in map(float, own.halves.split(",")):
         base = None
         for way, searched in ways.items():
-            ranked = sorted(searched, key=lambda point: cost(kept[point, 0], half))[:KEPT]
+            ranked = sorted(searched, key=lambda point: cost(kept[point, 0], half))[: own.kept]
             again = {point: [cost(run(point, seed), half) for seed in AGAIN] for point in ranked}
             best = min(ranked, key=lambda point: statistics.fmean(again[point]))
             rows = [run(best, seed) for seed in FRESH]
