@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 from learners import Operators
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from bstune.core.errors import ConfigError
 from bstune.trial.batches import (
@@ -17,6 +24,7 @@ from bstune.trial.batches import (
     TrainBatches,
     endless,
     endless_indices,
+    epoch_length,
     micro_batch_sizes,
     rebatch,
     seeded_generators,
@@ -289,6 +297,44 @@ def test_rebatch_gives_epochs_of_an_endless_stream_of_the_same_data(batch_size, 
     assert sorted(next(iter(half)) + next(iter(half))) == list(range(10))  # goes on where the last iterator left off
 
 
+def of_subset(epoch):
+    return sorted(epoch) == [2, 5, 7]
+
+
+def distinct(epoch):
+    return len(set(epoch)) == len(epoch)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "n", "right", "shares"),
+    [
+        (SubsetRandomSampler([7, 2, 5]), 3, of_subset, {2: 1 / 3, 5: 1 / 3, 7: 1 / 3}),
+        (SubsetRandomSampler(np.array([7, 2, 5])), 3, of_subset, {2: 1 / 3, 5: 1 / 3, 7: 1 / 3}),
+        (WeightedRandomSampler([0, 1, 0, 3, 0, 0, 0, 0, 0, 0], 6), 6, lambda epoch: True, {1: 0.25, 3: 0.75}),
+        (WeightedRandomSampler([1, 1, 1, 9] + [0] * 6, 3, replacement=False), 3, distinct, None),
+        (RandomSampler(range(10), replacement=True), 10, lambda epoch: True, dict.fromkeys(range(10), 0.1)),
+        (RandomSampler(range(10), num_samples=5), 5, distinct, dict.fromkeys(range(10), 0.1)),
+        (RandomSampler(range(10), num_samples=15), 15, lambda epoch: distinct(epoch[:10]), None),
+    ],
+)
+def test_rebatch_draws_what_the_loaders_own_sampler_draws(sampler, n, right, shares):
+    source = loader(sampler=sampler)
+    assert epoch_length(source) == n
+    result = rebatch(source, 2, None, seed=5)
+    assert len(result) == n // 2
+    drawn = [value for batch in islice(endless(result), 1500) for value in batch]
+    epochs = [drawn[k : k + n] for k in range(0, len(drawn) - n + 1, n)]
+    assert all(map(right, epochs))
+    assert len({tuple(epoch) for epoch in epochs}) > 5, "each epoch is drawn anew"
+    for value, share in (shares or {}).items():
+        assert drawn.count(value) / len(drawn) == pytest.approx(share, abs=0.04)  # 3 standard errors at most
+    assert shares is None or set(drawn) == set(shares)
+    resumed = rebatch(source, 2, None, seed=5)
+    stream_of(resumed).resume(stream_of(result).position(1500))
+    after = [value for batch in islice(endless(result), 20) for value in batch]
+    assert [value for batch in islice(endless(resumed), 20) for value in batch] == after
+
+
 def test_rebatch_keeps_the_loaders_options():
     options = {"num_workers": 2, "timeout": 3.0, "worker_init_fn": print, "prefetch_factor": 5, "in_order": False}
     source = loader(**options, persistent_workers=True, multiprocessing_context="fork")
@@ -306,6 +352,10 @@ class NoLength:
     pass
 
 
+class OwnWeights(WeightedRandomSampler):
+    """It may draw in another way."""
+
+
 class OwnIterator(DataLoader):
     def __iter__(self):
         return iter(())
@@ -320,10 +370,8 @@ class OwnIterator(DataLoader):
         (OwnIterator([1, 2]), "OwnIterator has an __iter__ of its own"),
         (DataLoader([1, 2], batch_size=None), r"no batch size of its own \(batch_sampler is NoneType\)"),
         (DataLoader([1, 2], batch_sampler=[[0], [1]]), "batch_sampler is list"),
-        (loader(sampler=WeightedRandomSampler([1.0] * 10, 10)), "its sampler, WeightedRandomSampler"),
-        (loader(sampler=RandomSampler(range(10), replacement=True)), "its sampler, RandomSampler"),
-        (loader(sampler=RandomSampler(range(10), num_samples=5)), "its sampler, RandomSampler"),
-        (loader(sampler=[0, 1, 2]), "its sampler, list"),
+        (loader(sampler=OwnWeights([1.0] * 10, 10)), "its sampler, OwnWeights, is not one of torch's"),
+        (loader(sampler=[0, 1, 2]), "its sampler, list, is not one of torch's"),
     ],
 )
 def test_rebatch_refuses(source, text):

@@ -461,6 +461,7 @@ class Buckets(BatchSampler):
 
 
 PLAIN, STREAM = DataLoader(DATA), DataLoader(Stream())
+WEIGHTED = Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64)))
 
 
 @pytest.mark.parametrize(
@@ -472,7 +473,7 @@ PLAIN, STREAM = DataLoader(DATA), DataLoader(Stream())
         (Data(iter("ab")), r"train_dataloader\(\) cannot .*: it returns a str\w*iterator, not a torch DataLoader"),
         (Data(Own(DATA)), r"train_dataloader\(\) cannot .*: Own has an __iter__ of its own; .*train_batches\("),
         (Data(DataLoader(DATA, batch_sampler=Buckets(SequentialSampler(DATA), 4, False))), "batch_sampler is Buckets"),
-        (Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64))), "WeightedRandomSampler, draws other"),
+        (Data(DataLoader(DATA, sampler=range(64))), "its sampler, range, is not one of torch's"),
         (Data(CombinedLoader([PLAIN, PLAIN])), r"train_dataloader\(\) returns 2 loaders in a CombinedLoader, but"),
         (Data(validation=[PLAIN, STREAM]), r"val_dataloader\(\) returns a DataLoader without a length"),
         (Data(validation=STREAM), r"val_dataloader\(\) returns a DataLoader without a length"),
@@ -484,7 +485,7 @@ def test_loaders_that_do_not_do_are_named(data, message):
         check_loaders(data)
 
 
-@pytest.mark.parametrize("data", [Data(), Data(validation={"a": PLAIN, "b": PLAIN}), OwnBatches([PLAIN])])
+@pytest.mark.parametrize("data", [Data(), Data(validation={"a": PLAIN, "b": PLAIN}), OwnBatches([PLAIN]), WEIGHTED])
 def test_loaders_that_do_are_not_refused(data):
     check_loaders(data)
 

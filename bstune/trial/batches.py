@@ -13,7 +13,16 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from bstune.core.batch_schedule import BatchPlan, constant
 from bstune.core.errors import ConfigError
@@ -23,6 +32,8 @@ from bstune.trial import distributed
 # channel, and batch_size, by name, where it has such arguments: see bstune.workloads.images.random_crop_flip. One with
 # batch_size is handed several batches at once, and draws for each what it would draw for it alone.
 Augment = Callable[..., Tensor]
+# Draws the int64 indices of one epoch, (n,), on the generator's device.
+Epoch = Callable[[torch.Generator], Tensor]
 # What a DataLoader of other batches has of the user's, beside the data set.
 KEPT_OPTIONS = (
     *("collate_fn", "in_order", "multiprocessing_context", "num_workers", "persistent_workers", "pin_memory"),
@@ -31,27 +42,56 @@ KEPT_OPTIONS = (
 
 
 def endless_indices(
-    n: int, batch_size: int | BatchPlan, generator: torch.Generator, first: int = 0
+    n: int, batch_size: int | BatchPlan, generator: torch.Generator, first: int = 0, epoch: Epoch | None = None
 ) -> Iterator[Tensor]:
     """Yield index tensors (B,), int64, from batch ``first`` on, of one epoch after another, on the generator's device.
 
-    Each epoch is a new permutation of 0 to n - 1; a batch may straddle two, and may then contain an example twice.
+    Each epoch is a new permutation of 0 to n - 1, unless ``epoch`` draws its n indices in another way; a batch may
+    straddle two, and may then contain an example twice.
     """
     plan = batch_size if isinstance(batch_size, BatchPlan) else constant(batch_size)
     device = generator.device
+    epoch = permutation(n) if epoch is None else epoch
     rest = torch.empty(0, dtype=torch.int64, device=device)
     drawn = plan.examples(first)
     epochs = math.ceil(drawn / n)
     for _ in range(epochs):
-        rest = torch.randperm(n, generator=generator, device=device)
+        rest = epoch(generator)
     rest = rest[len(rest) - (epochs * n - drawn) :]
     for part in range(plan.part(first), len(plan.sizes)):
         size, last = plan.sizes[part], part == len(plan.sizes) - 1
         for _ in repeat(None) if last else range(max(first, plan.first[part]), plan.first[part + 1]):
             if len(rest) < size:
-                rest = torch.cat([rest, torch.randperm(n, generator=generator, device=device)])
+                rest = torch.cat([rest, epoch(generator)])
             yield rest[:size]
             rest = rest[size:]
+
+
+def permutation(n: int) -> Epoch:
+    """Return what draws the numbers 0 to n - 1, each once, in random order."""
+    return lambda generator: torch.randperm(n, generator=generator, device=generator.device)
+
+
+def epoch_of(sampler: object, n: int) -> tuple[int, Epoch] | None:
+    """Return how many indices a sampler of n examples draws an epoch, and what draws them; None if it is not torch's.
+
+    One that goes through the data in their order is shuffled: see :func:`rebatch`.
+    """
+    if type(sampler) is SequentialSampler:
+        return n, permutation(n)
+    if type(sampler) is SubsetRandomSampler:
+        chosen = torch.as_tensor(sampler.indices)
+        return len(chosen), lambda generator: chosen[torch.randperm(len(chosen), generator=generator)]
+    if type(sampler) is WeightedRandomSampler:
+        weights, count, replacement = sampler.weights, sampler.num_samples, sampler.replacement
+        return count, lambda generator: torch.multinomial(weights, count, replacement, generator=generator)
+    if type(sampler) is not RandomSampler:
+        return None
+    count = sampler.num_samples
+    if sampler.replacement:
+        return count, lambda generator: torch.randint(n, (count,), generator=generator)
+    orders = math.ceil(count / max(n, 1))
+    return count, lambda generator: torch.cat([torch.randperm(n, generator=generator) for _ in range(orders)])[:count]
 
 
 def micro_batch_sizes(batch_size: int, micro_batch_size: int | None) -> tuple[int, ...]:
@@ -213,6 +253,7 @@ class IndexStream:
         get_random: Callable[[], Any] = lambda: None,
         set_random: Callable[[Any], object] = lambda state: None,
         together: int = 1,
+        epoch: Epoch | None = None,
     ) -> None:
         if not isinstance(batch_size, BatchPlan):
             check_size("batch size", batch_size)
@@ -227,7 +268,7 @@ class IndexStream:
         self.remembers = False
         self.drawn = 0  # batches that were handed out, from the first of the stream
         self.together = together
-        self._start = functools.partial(endless_indices, n, plan, order)
+        self._start = functools.partial(endless_indices, n, plan, order, epoch=epoch)
         self._get_random, self._set_random = get_random, set_random
         self._indices = self._start(0)
         self._remembered: tuple[int, Any] | None = None
@@ -397,15 +438,24 @@ class StreamBatchSampler(Sampler[list[int]]):
     """Yields lists of indices, one micro-batch each, of an endless stream in epochs of n // B batches.
 
     What an epoch leaves over of its n examples is in the first batch of the next one. What reading the indices
-    ``in_process`` draws is part of the stream's position.
+    ``in_process`` draws is part of the stream's position. ``epoch`` draws the indices of one; None: a permutation.
     """
 
     def __init__(
-        self, n: int, plan: BatchPlan, micro_batch_size: int | None, generator: torch.Generator, in_process: bool
+        self,
+        n: int,
+        plan: BatchPlan,
+        micro_batch_size: int | None,
+        generator: torch.Generator,
+        in_process: bool,
+        epoch: Epoch | None = None,
     ) -> None:
         self.micro_batch_sizes = micro_batch_sizes(plan.sizes[0], micro_batch_size)
         self._split = splitters(plan, micro_batch_size)
-        self.stream = IndexStream(n, plan, generator, *((random_state, set_random_state) if in_process else ()))
+        random_states: dict[str, Any] = {}
+        if in_process:
+            random_states = {"get_random": random_state, "set_random": set_random_state}
+        self.stream = IndexStream(n, plan, generator, epoch=epoch, **random_states)
         self._n, self._plan, self._micro_batch_size = n, plan, micro_batch_size
         self._in_process, self._fresh = in_process, True
         self._epoch: range | None = None  # the batches of the one that is read; None: of none yet
@@ -462,6 +512,13 @@ def endless(batches: Iterable[Any]) -> Iterator[Any]:
             yield batch
 
 
+def epoch_length(loader: DataLoader[Any]) -> int:
+    """Return how many examples an epoch of a loader has, whose data set has a length: those that its sampler draws."""
+    n = len(loader.dataset)  # type: ignore[arg-type]
+    drawn = epoch_of(loader.sampler, n)
+    return n if drawn is None else drawn[0]
+
+
 def stream_of(batches: object) -> IndexStream:
     """Return the stream behind :class:`TrainBatches`, or behind what :func:`rebatch` returned."""
     source = batches.batch_sampler if isinstance(batches, DataLoader) else batches
@@ -488,7 +545,8 @@ def rebatch(
     """Return a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled, n // B of them an epoch.
 
     Each epoch goes on in an endless stream of the shuffled examples, so that all batches are whole; under a ``plan``
-    that begins with B it has as many batches as fit, and its own length. A resumed trial
+    that begins with B it has as many batches as fit, and its own length. One of torch's samplers that draws a part of
+    the examples, or with replacement or weights, still does, n numbers an epoch. A resumed trial
     reads the same examples and draws the same numbers from the generators of Python, numpy and torch, but not in worker
     processes, nor from generators of the data set.
     """
@@ -504,10 +562,12 @@ def rebatch(
             " batch_size=..., shuffle=True) over a map-style data set, with a Subset to choose its examples"
         )
     order, workers = seeded_generators(seed, "cpu", 2)
-    examples = len(loader.dataset)  # type: ignore[arg-type]
+    drawn = epoch_of(loader.sampler, len(loader.dataset))  # type: ignore[arg-type]
+    assert drawn is not None  # noqa: S101  # it would have been refused
+    n, epoch = drawn
     check_size("batch size", batch_size)
     plan = constant(batch_size) if plan is None else plan
-    sampler = StreamBatchSampler(examples, plan, micro_batch_size, order, loader.num_workers == 0)
+    sampler = StreamBatchSampler(n, plan, micro_batch_size, order, loader.num_workers == 0, epoch)
     kept = {name: getattr(loader, name) for name in KEPT_OPTIONS}
     kept["persistent_workers"] = loader.num_workers > 0  # large batches make short epochs
     return DataLoader(loader.dataset, batch_sampler=sampler, generator=workers, **kept)
@@ -525,8 +585,6 @@ def not_rebatchable(loader: object) -> str | None:
         return f"{type(loader).__name__} has an __iter__ of its own"
     if type(loader.batch_sampler) is not BatchSampler:
         return f"it has no batch size of its own (batch_sampler is {type(loader.batch_sampler).__name__})"
-    sampler = loader.sampler
-    shuffled = type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(loader.dataset)
-    if not shuffled and type(sampler) is not SequentialSampler:
-        return f"its sampler, {type(sampler).__name__}, draws other examples than each one once an epoch"
+    if epoch_of(loader.sampler, len(loader.dataset)) is None:
+        return f"its sampler, {type(loader.sampler).__name__}, is not one of torch's, whose epochs can be drawn again"
     return None

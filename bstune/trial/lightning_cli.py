@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from bstune.config import instantiate
 from bstune.core.errors import ConfigError
 from bstune.trial.backend import OWNED
+from bstune.trial.batches import epoch_length
 
 RATES = ("lr", "learning_rate")
 IGNORED = ("seed_everything", "ckpt_path", "verbose", "weights_only")  # a study has seeds of its own
@@ -235,7 +236,7 @@ def _batch_size(data: Mapping[str, Any]) -> tuple[int, int]:
             f"{data['class_path']}.train_dataloader() must return a torch DataLoader with a batch size, but returned "
             f"{type(loader).__name__}"
         )
-    return loader.batch_size, len(loader.dataset)  # type: ignore[arg-type]
+    return loader.batch_size, epoch_length(loader)
 
 
 def _examples(path: Path, trainer: Mapping[str, Any], batch_size: int, examples: int) -> int:

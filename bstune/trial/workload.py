@@ -45,7 +45,7 @@ from bstune.core.failures import optional
 from bstune.core.files import Output
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
-from bstune.trial.batches import loaders_of, rebatch
+from bstune.trial.batches import epoch_length, loaders_of, rebatch
 from bstune.trial.checkpoint import PlainFiles, Stopped
 from bstune.trial.device import device_name, has_bfloat16, processor, resolve_device, versions
 from bstune.trial.distributed import check_devices, count
@@ -257,7 +257,7 @@ class _InitialImages:
 
 def _examples(loader: Any) -> int:
     if isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__"):
-        return len(loader.dataset)
+        return epoch_length(loader)
     raise ConfigError(
         f"the data module must return a torch DataLoader over a data set with a length, but got {type(loader).__name__}"
     )
