@@ -251,7 +251,10 @@ def test_another_folder_and_changed_settings_are_refused(study, bstune, monkeypa
     for change, line in (
         ("seed=1", "seed: was 5, now 1"),
         ("workload.target.value=0.5", "workload.target.value: was 1.0, now 0.5"),
+        ("search.objective=time", "search.objective: was 'steps', now 'time'"),
+        ("search.batch_size.high=256", "search.batch_size.high: was 512, now 256"),
         ("scaling=linear", "scaling.rule._target_: was 'bstune.core.scaling.sqrt', now 'bstune.core.scaling.linear'"),
+        ("precision=bf16-mixed", "precision: was '32-true', now 'bf16-mixed'"),
         ("compile=default", "compile: was None, now 'default'"),
         ("workload.module.model.hidden=[64]", "workload.module.model.hidden: was [128], now [64]"),
     ):

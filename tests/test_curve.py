@@ -383,7 +383,7 @@ def test_level_must_be_a_probability():
             fit_curve(true_points(NINE), level)
 
 
-CURVES = 30
+CURVES = 40
 # batch sizes over B_crit, how many points become bounds below their S, the factor on one bad point, and whether the
 # intervals are finite or open on one side, where that is certain
 CASES = {

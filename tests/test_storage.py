@@ -150,7 +150,8 @@ def go_on(study, name, until=10):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "killed_at"), [("frontier", 1), ("frontier", 8), *((name, 6) for name in SAMPLERS)])
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("killed_at", [1, 6, 8])
 def test_a_study_killed_and_continued_asks_the_same_trials(opened, name, killed_at):
     study = opened("killed")
     found = go_on(study, name, until=killed_at)

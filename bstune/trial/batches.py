@@ -81,7 +81,8 @@ def epoch_of(sampler: object, n: int) -> tuple[int, Epoch] | None:
         return n, permutation(n)
     if type(sampler) is SubsetRandomSampler:
         chosen = torch.as_tensor(sampler.indices)
-        return len(chosen), lambda generator: chosen[torch.randperm(len(chosen), generator=generator)]
+        places = permutation(len(chosen))
+        return len(chosen), lambda generator: chosen[places(generator)]
     if type(sampler) is WeightedRandomSampler:
         weights, count, replacement = sampler.weights, sampler.num_samples, sampler.replacement
         return count, lambda generator: torch.multinomial(weights, count, replacement, generator=generator)
@@ -90,8 +91,8 @@ def epoch_of(sampler: object, n: int) -> tuple[int, Epoch] | None:
     count = sampler.num_samples
     if sampler.replacement:
         return count, lambda generator: torch.randint(n, (count,), generator=generator)
-    orders = math.ceil(count / max(n, 1))
-    return count, lambda generator: torch.cat([torch.randperm(n, generator=generator) for _ in range(orders)])[:count]
+    order, orders = permutation(n), math.ceil(count / max(n, 1))
+    return count, lambda generator: torch.cat([order(generator) for _ in range(orders)])[:count]
 
 
 def micro_batch_sizes(batch_size: int, micro_batch_size: int | None) -> tuple[int, ...]:
