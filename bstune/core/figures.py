@@ -66,13 +66,22 @@ def save_figure(
     paint: Callable[["Figure"], None], inches: tuple[float, float], *paths: Path, dots_per_inch: int = FIGURE_DPI
 ) -> None:
     """Write what ``paint`` draws on an empty figure of width x height ``inches``: SVG by that suffix, else PNG."""
+    # as above
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     # as write_text: the next run replaces what a kill leaves
     partial = {path: path.with_name(path.name + ".partial") for path in paths}
     figure = figure_of(paint, inches, dots_per_inch)
     try:
         with _own_style():
+            # Figure.savefig draws everything twice.
             for path, temporary in partial.items():
-                figure.savefig(temporary, dpi=dots_per_inch, format="svg" if path.suffix == ".svg" else "png")
+                figure.set_dpi(dots_per_inch)  # which an SVG sets to its own
+                if path.suffix == ".svg":
+                    FigureCanvasSVG(figure).print_svg(temporary)  # type: ignore[no-untyped-call]
+                else:
+                    FigureCanvasAgg(figure).print_png(temporary)  # type: ignore[no-untyped-call]
         for path, temporary in partial.items():
             temporary.replace(path)
     finally:
@@ -183,7 +192,8 @@ def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> tuple[li
 
 def _overlaps(centres: NDArray[np.float64], half: NDArray[np.float64], boxes: NDArray[np.float64]) -> Any:
     """Return how many ``boxes``, (n, 4) of centres and half sides, one of sides ``half`` covers at each centre."""
-    return (np.abs(centres[:, None] - boxes[:, :2]) < half + boxes[:, 2:]).all(axis=2).sum(axis=1)
+    x, y = (np.abs(centres[:, None, axis] - boxes[:, axis]) < half[axis] + boxes[:, 2 + axis] for axis in (0, 1))
+    return (x & y).sum(axis=1)
 
 
 def _obstacles(axes: "Axes", pixels: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -107,8 +107,10 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], summary: Summary) ->
 
 def _place(figure: "Figure", labels: dict["Axes", list[Label]]) -> None:
     """Write the labels where they cover no data; a panel without room for them gets more of it below."""
+    layout = figure.get_layout_engine()
+    assert layout is not None  # noqa: S101  # figure_of's; a whole draw would take twice as long
     for attempt in range(MAX_GROWTHS + 1):
-        figure.draw_without_rendering()
+        layout.execute(figure)
         written = {axes: place_labels(axes, some, SMALL) for axes, some in labels.items()}
         crowded = [axes for axes, (_, room) in written.items() if not room]
         if not crowded or attempt == MAX_GROWTHS:
