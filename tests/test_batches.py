@@ -8,9 +8,11 @@ import pytest
 import torch
 from learners import Operators
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     IterableDataset,
     RandomSampler,
+    SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -276,7 +278,8 @@ def integers(examples):
 
 
 def loader(**options):
-    return DataLoader(TensorDataset(torch.arange(10)), **({"batch_size": 4, "collate_fn": integers} | options))
+    size = {} if "batch_sampler" in options else {"batch_size": 4}
+    return DataLoader(TensorDataset(torch.arange(10)), **(size | {"collate_fn": integers} | options))
 
 
 @pytest.mark.parametrize(
@@ -315,10 +318,13 @@ def distinct(epoch):
         (RandomSampler(range(10), replacement=True), 10, lambda epoch: True, dict.fromkeys(range(10), 0.1)),
         (RandomSampler(range(10), num_samples=5), 5, distinct, dict.fromkeys(range(10), 0.1)),
         (RandomSampler(range(10), num_samples=15), 15, lambda epoch: distinct(epoch[:10]), None),
+        (RandomSampler(range(4)), 4, distinct, dict.fromkeys(range(4), 0.25)),
+        (SequentialSampler(range(4)), 4, distinct, dict.fromkeys(range(4), 0.25)),
     ],
 )
-def test_rebatch_draws_what_the_loaders_own_sampler_draws(sampler, n, right, shares):
-    source = loader(sampler=sampler)
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_rebatch_draws_what_the_loaders_own_sampler_draws(in_batches, sampler, n, right, shares):
+    source = loader(batch_sampler=BatchSampler(sampler, 4, False)) if in_batches else loader(sampler=sampler)
     assert epoch_length(source) == n
     result = rebatch(source, 2, None, seed=5)
     assert len(result) == n // 2
@@ -372,6 +378,7 @@ class OwnIterator(DataLoader):
         (DataLoader([1, 2], batch_sampler=[[0], [1]]), "batch_sampler is list"),
         (loader(sampler=OwnWeights([1.0] * 10, 10)), "its sampler, OwnWeights, is not one of torch's"),
         (loader(sampler=[0, 1, 2]), "its sampler, list, is not one of torch's"),
+        (loader(batch_sampler=BatchSampler([0, 1, 2], 2, False)), "its sampler, list, is not one of torch's"),
     ],
 )
 def test_rebatch_refuses(source, text):

@@ -72,12 +72,15 @@ def permutation(n: int) -> Epoch:
     return lambda generator: torch.randperm(n, generator=generator, device=generator.device)
 
 
-def epoch_of(sampler: object, n: int) -> tuple[int, Epoch] | None:
-    """Return how many indices a sampler of n examples draws an epoch, and what draws them; None if it is not torch's.
+def epoch_of(loader: DataLoader[Any]) -> tuple[int, Epoch] | None:
+    """Return how many indices a loader's sampler draws an epoch, and what draws them; None if it is not torch's.
 
     One that goes through the data in their order is shuffled: see :func:`rebatch`.
     """
+    # of a loader that was given its batch_sampler, loader.sampler goes through the whole data set, and is not used
+    sampler = loader.batch_sampler.sampler if type(loader.batch_sampler) is BatchSampler else None
     if type(sampler) is SequentialSampler:
+        n = len(sampler.data_source)
         return n, permutation(n)
     if type(sampler) is SubsetRandomSampler:
         chosen = torch.as_tensor(sampler.indices)
@@ -88,7 +91,7 @@ def epoch_of(sampler: object, n: int) -> tuple[int, Epoch] | None:
         return count, lambda generator: torch.multinomial(weights, count, replacement, generator=generator)
     if type(sampler) is not RandomSampler:
         return None
-    count = sampler.num_samples
+    count, n = sampler.num_samples, len(sampler.data_source)
     if sampler.replacement:
         return count, lambda generator: torch.randint(n, (count,), generator=generator)
     order, orders = permutation(n), math.ceil(count / max(n, 1))
@@ -515,9 +518,8 @@ def endless(batches: Iterable[Any]) -> Iterator[Any]:
 
 def epoch_length(loader: DataLoader[Any]) -> int:
     """Return how many examples an epoch of a loader has, whose data set has a length: those that its sampler draws."""
-    n = len(loader.dataset)  # type: ignore[arg-type]
-    drawn = epoch_of(loader.sampler, n)
-    return n if drawn is None else drawn[0]
+    drawn = epoch_of(loader)
+    return len(loader.dataset) if drawn is None else drawn[0]  # type: ignore[arg-type]
 
 
 def stream_of(batches: object) -> IndexStream:
@@ -563,7 +565,7 @@ def rebatch(
             " batch_size=..., shuffle=True) over a map-style data set, with a Subset to choose its examples"
         )
     order, workers = seeded_generators(seed, "cpu", 2)
-    drawn = epoch_of(loader.sampler, len(loader.dataset))  # type: ignore[arg-type]
+    drawn = epoch_of(loader)
     assert drawn is not None  # noqa: S101  # it would have been refused
     n, epoch = drawn
     check_size("batch size", batch_size)
@@ -586,6 +588,6 @@ def not_rebatchable(loader: object) -> str | None:
         return f"{type(loader).__name__} has an __iter__ of its own"
     if type(loader.batch_sampler) is not BatchSampler:
         return f"it has no batch size of its own (batch_sampler is {type(loader.batch_sampler).__name__})"
-    if epoch_of(loader.sampler, len(loader.dataset)) is None:
-        return f"its sampler, {type(loader.sampler).__name__}, is not one of torch's, whose epochs can be drawn again"
+    if epoch_of(loader) is None:
+        return f"its sampler, {type(loader.batch_sampler.sampler).__name__}, is not one of torch's, whose epochs can be drawn again"
     return None
