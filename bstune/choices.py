@@ -47,7 +47,9 @@ def with_choices_of(
             if replayed and OmegaConf.select(config, name) is not None:
                 line = f"a replayed workload is not trained, so that {name} changes nothing: leave it out"
                 raise ConfigError(line)
-        places = [*_put_schedule(config, schedule), *_put_algorithm(config, algorithm)]
+        names = [argument.lstrip("+").partition("=")[0] for argument in arguments]
+        own = [name.removeprefix("algorithm.") for name in names if name.startswith("algorithm.")]
+        places = [*_put_schedule(config, schedule), *_put_algorithm(config, algorithm, own)]
         _tune_batch_schedule(config, sizes)
         below = tuple(f"{place}." for place in [*places, *ALWAYS]) if places else ()
         for argument in arguments:
@@ -102,10 +104,11 @@ def _tune_batch_schedule(config: DictConfig, chosen: Any) -> None:
         config.search.tune = [one for one in names if one != BATCH_SCHEDULE] + list(tunables)
 
 
-def _put_algorithm(config: DictConfig, chosen: Any) -> list[str]:
+def _put_algorithm(config: DictConfig, chosen: Any, own: Sequence[str]) -> list[str]:
     """Put an optimizer in the place of the workload's, and its reference learning rate.
 
-    Between optimizers of one class lr/(1 - momentum) of the reference is kept, else it is the algorithm's ``lr``.
+    Between optimizers of one class lr/(1 - momentum) of the reference is kept, else it is the algorithm's ``lr``; what
+    the command line sets of the algorithm, ``own``, always is.
     """
     if chosen is None:
         return []
@@ -115,14 +118,18 @@ def _put_algorithm(config: DictConfig, chosen: Any) -> list[str]:
     former = OmegaConf.select(config, place)
     arguments, optimizer = _arguments(former), _plain(chosen.optimizer)
     reference = OmegaConf.select(config, "workload.reference.lr")
-    if _target(former) == optimizer["_target_"]:
-        optimizer |= {name: value for name, value in arguments.items() if name not in OF_ALGORITHM}
+    same_class = _target(former) == optimizer["_target_"]
+    if same_class:
+        kept = [name for name in arguments if name not in OF_ALGORITHM and f"optimizer.{name}" not in own]
+        optimizer |= {name: arguments[name] for name in kept}
+    if same_class and "lr" not in own:
         if isinstance(reference, int | float):
             lr = reference * _share_of_gradient(optimizer) / _share_of_gradient(arguments)
             config.workload.reference.lr = float(f"{lr:.12g}")
     else:
-        optimizer |= {"lr": arguments["lr"]} if "lr" in arguments else {}  # which the module does not give
         config.workload.reference.lr = chosen.lr
+    if "lr" in arguments:
+        optimizer["lr"] = arguments["lr"]  # which the module does not give
     prefix = place
     if "class_path" in former:
         prefix = f"{place}.init_args"

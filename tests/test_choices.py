@@ -60,6 +60,7 @@ def test_every_algorithm_takes_the_place_of_a_workloads_optimizer(name, workload
         (["workload=digits", "algorithm=nesterov"], 0.04),  # lr/(1 - m) is kept
         (["workload=fashion_mlp", "algorithm=sgd"], 0.3),
         (["workload=digits", "algorithm=nesterov", "algorithm.optimizer.momentum=0.5"], 0.2),
+        (["workload=digits", "algorithm=nesterov", "algorithm.lr=0.3"], 0.3),
         (["workload=digits", "algorithm=adam"], 0.001),  # of another class
         (["workload=cifar_mlp", "algorithm=adam"], 0.001),
         (["workload=cifar_mlp", "algorithm=nesterov"], 0.01),
@@ -135,6 +136,9 @@ def test_a_weight_decay_stays_the_workloads_between_optimizers_of_one_class():
     for name, decay in (("heavy_ball", 5e-4), ("adamw", 0.01)):
         config = compose(["workload=resnet_cifar", f"algorithm={name}"])
         assert config.workload.module.optimizer.weight_decay == decay
+        # what the command line sets counts, also between optimizers of one class
+        config = compose(["workload=resnet_cifar", f"algorithm={name}", "algorithm.optimizer.weight_decay=0.25"])
+        assert config.workload.module.optimizer.weight_decay == 0.25
     assert compose(["workload=resnet_cifar", "algorithm=heavy_ball"]).workload.module.optimizer.fused
 
 

@@ -589,5 +589,6 @@ def not_rebatchable(loader: object) -> str | None:
     if type(loader.batch_sampler) is not BatchSampler:
         return f"it has no batch size of its own (batch_sampler is {type(loader.batch_sampler).__name__})"
     if epoch_of(loader) is None:
-        return f"its sampler, {type(loader.batch_sampler.sampler).__name__}, is not one of torch's, whose epochs can be drawn again"
+        name = type(loader.batch_sampler.sampler).__name__
+        return f"its sampler, {name}, is not one of torch's, whose epochs can be drawn again"
     return None
