@@ -8,13 +8,13 @@ from itertools import islice
 import pytest
 import torch
 from learners import learner, learning_protocol, momentum, same_weights, stream, validation
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
 from toolbox import make_spec
 
 from bstune.core.branching import LargestBatch, crossing, largest_batch
 from bstune.core.errors import ConfigError
-from bstune.trial.branch import branch, check_weights, read_checkpoint
+from bstune.trial.branch import branch, read_checkpoint
 from bstune.trial.loop import Workload
 from bstune.workloads.averaging import RunningWeightAverage
 
@@ -94,7 +94,7 @@ def test_a_branch_goes_on_from_weights_optimizer_and_rate(optimizer, batch_size,
     record, start = branch(
         workload_of(kept(modules, build)), protocol, path, checkpoint, own, batch_size, 100, exponent
     )
-    assert record.steps == -(-100 // batch_size)
+    assert record.steps == round(100 / batch_size)
     assert record.status == "censored"
     assert [step for step, _ in record.history] == [record.steps]  # evaluated at the end alone
     assert start == pytest.approx(evaluated(module))
@@ -128,6 +128,29 @@ def test_averaged_weights_and_their_steps_go_on(micro, tmp_path):
     assert all(value < 0.98 * start for value in values)  # as the average moves on
 
 
+class Stopping(Callback):
+    def on_train_batch_end(self, trainer, *arguments):
+        trainer.should_stop = trainer.global_step % 2 == 1
+
+
+class Impatient(Stopping, EarlyStopping):
+    pass
+
+
+def test_nothing_ends_a_branch_early(tmp_path):
+    path = tmp_path / "run.ckpt"
+    run_until(path, learner, 10)
+    checkpoint = read_checkpoint(path, trusted=False)
+
+    def go_on(stopping):
+        build = partial(learner, callbacks=[stopping])
+        return branch(workload_of(build), learning_protocol(), path, checkpoint, make_spec(8), 8, 40, 0.5)[0].steps
+
+    assert go_on(partial(Impatient, "val/loss")) == 5  # it is left out
+    with pytest.raises(ConfigError, match=r"a branch at batch size 8 ended after 1 of its 5 steps: .*by the module or"):
+        go_on(Stopping)
+
+
 # What cannot be branched
 
 
@@ -156,7 +179,6 @@ def test_a_checkpoint_of_another_workload_is_refused(spoil, message, tmp_path):
 
     def go_on():
         found = read_checkpoint(path, trusted=False)
-        check_weights(path, found, learner(make_spec()))
         branch(workload_of(learner), learning_protocol(), path, found, make_spec(8), 8, 16, 0.5)
 
     with pytest.raises(ConfigError, match=f"{path}.*{message}"):
@@ -170,6 +192,7 @@ def run(bstune):
 
 
 OWN = ("--batch-size", 16, "workload=digits")
+SIZES = "--batch-sizes"
 
 
 def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
@@ -181,13 +204,14 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
     quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False)
     _, trainer = fit(workload, make_spec(16, 0.2), protocol, 30, **quiet)
     trainer.save_checkpoint(tmp_path / "run.ckpt")
-    arguments = ("run.ckpt", *OWN, "--examples", 1000, "--seeds", "0,1", "--json", "found.json")
+    arguments = ("run.ckpt", *OWN, "--examples", 1001, "--seeds", "0,1", "--json", "found.json")
     status, out, err = run(*arguments, "--batch-sizes", "64,250")
     assert (status, err) == (0, "")
     found = json.loads((tmp_path / "found.json").read_text())
     assert [(one["seed"], one["batch_size"], one["steps"]) for one in found["branches"]] == [
-        (seed, size, steps) for seed in (0, 1) for size, steps in ((16, 63), (64, 16), (250, 4))
+        (seed, size, steps) for seed in (0, 1) for size, steps in ((16, 78), (64, 20), (250, 5))
     ]
+    assert found["examples"] == 1250  # whole batches of the largest
     by_seed = [{one["batch_size"]: one["value"] for one in found["branches"] if one["seed"] == seed} for seed in (0, 1)]
     losses = [{size: value - values[16] for size, value in values.items()} for values in by_seed]
     largest = largest_batch(losses, 0.01, 0.9)
@@ -212,10 +236,30 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
         (("text.ckpt", *OWN, "--examples", 100, "devices=2"), "branches are trained on one device"),
         (("text.ckpt", *OWN, "--examples", 100, "--batch-sizes", "a"), "takes different integers"),
         (("text.ckpt", "--batch-size", 16, "--examples", 100), "no workload was given"),
+        (
+            ("run.ckpt", *OWN, "--examples", 40),
+            "--examples=40 are fewer than 4 steps at batch size 32: give --examples=128",
+        ),
+        (
+            ("run.ckpt", *OWN, "--examples", 99999, SIZES, 2000),
+            "batch size 2000 is larger than the training data, 1200",
+        ),
+        (("run.ckpt", *OWN, "--examples", 99999, SIZES, 16), "--batch-sizes=16 is the run's own"),
+        (("run.ckpt", *OWN, "--examples", 99999, SIZES, 8), "--batch-sizes must be over the run's own"),
+        (
+            ("run.ckpt", "--batch-size", 800, "workload=digits", "--examples", 99999),
+            "batch size 1600 is larger than the training data, 1200 examples: give --batch-sizes of at most 1200",
+        ),
+        (("text.ckpt", *OWN, "--examples", 0), "--examples: takes a number from 1 to 1e+15, but got '0'"),
+        (("text.ckpt", *OWN, "--examples", "many"), "argument --examples: invalid"),
+        (("text.ckpt", "--batch-size", 0, "--examples", 9), "--batch-size: takes a number from 1 to 1e+15, but got"),
+        (("text.ckpt", *OWN, "--examples", 9, "--tolerance", "nan"), "--tolerance: takes a number from 0 to 1e+15"),
+        (("text.ckpt", *OWN, "--examples", 9, "--lr-exponent", "nan"), "--lr-exponent: takes a number from -2 to 2"),
     ],
 )
 def test_what_cannot_be_branched_ends_in_a_line(arguments, message, run, tmp_path):
     (tmp_path / "text.ckpt").write_text("no checkpoint")
+    torch.save({"state_dict": {"weight": torch.zeros(1)}, "optimizer_states": [{}]}, tmp_path / "run.ckpt")
     status, _, err = run(*arguments)
     assert status == 2
     assert message in err

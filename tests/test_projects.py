@@ -1,17 +1,19 @@
 """Small projects as their authors wrote them (tests/projects/), tuned unchanged by a dozen lines of YAML each."""
 
 import importlib
+import json
 import math
 import shutil
 import subprocess
 import sys
 from contextlib import chdir
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from learners import same_weights
 from lightning.pytorch import seed_everything
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -24,6 +26,7 @@ from bstune.study.prepare import compose_checked
 from bstune.study.tune import tune
 from bstune.trial.lightning_cli import Chosen, workload_of
 from bstune.trial.loop import run_trial
+from bstune.trial.restore import CONFIG, TRIAL, _load_pyfunc
 from bstune.trial.workload import load
 
 PROJECTS = Path(__file__).parent / "projects"
@@ -153,6 +156,38 @@ def test_a_trial_equals_the_fit_of_a_trainer_on_its_batches(name, tmp_path):
         return build(config, "module", spec.lr), build(config, "data", spec.lr)
 
     check_equal(name, config, build_both, tmp_path)
+
+
+def fitted(name, folder):
+    """Train a project as its author would, and write a checkpoint; return the config and the module."""
+    config = compose_checked([*arguments(name), "device=cpu"])
+    workload, _ = load(config)
+    spec = make_spec(int(config.workload.reference.batch_size), config.workload.reference.lr)
+    both = build(config, "module", spec.lr), build(config, "data", spec.lr)
+    module = fit(name, config, spec, workload, lambda spec: both, folder)
+    module.trainer.save_checkpoint(folder / "run.ckpt")
+    return config, module
+
+
+@pytest.mark.parametrize(
+    "name", ["early_stopping", "epoch_cosine", "lazy_layers", "pl_transformer", "two_optimizers", "checkpoint_state"]
+)
+def test_a_checkpoint_of_a_projects_run_is_branched(name, bstune, tmp_path):
+    config, _ = fitted(name, tmp_path)
+    size = int(config.workload.reference.batch_size)
+    own = ("--batch-size", size, "--batch-sizes", 2 * size, "--examples", 20 * size, "--seeds", 0, "--trusted")
+    status, out, err = bstune("branch", "run.ckpt", *own, *arguments(name))
+    assert (status, err) == (0, "")
+    steps = [int(line.split()[4]) for line in out.splitlines() if line.startswith("seed 0")]
+    assert steps == [20, 10]
+
+
+def test_a_winner_whose_layers_depend_on_its_data_loads_back(tmp_path):
+    config, module = fitted("lazy_layers", tmp_path)
+    OmegaConf.save(config, tmp_path / CONFIG)
+    written = {"spec": asdict(make_spec(32, 0.05)), "checkpoint": "run.ckpt"}
+    (tmp_path / TRIAL).write_text(json.dumps(written))
+    assert same_weights(_load_pyfunc(tmp_path).module, module)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Lightning calls jsonargparse by former names

@@ -67,15 +67,22 @@ def main(arguments: list[str]) -> None:
     )
     sizes, seeds = partial(listed, int, 1, 10**15), partial(listed, int, 0, 2**32 - 1)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="that Lightning's Trainer has written")
-    parser.add_argument("--batch-size", type=int, required=True, metavar="B0", help="of the run until then")
-    parser.add_argument("--examples", type=int, required=True, metavar="N", help="that each branch trains on")
+    count = partial(_between, int, 1, 10**15)
+    parser.add_argument("--batch-size", type=count, required=True, metavar="B0", help="of the run until then")
+    parser.add_argument("--examples", type=count, required=True, metavar="N", help="that each branch trains on")
     parser.add_argument("--batch-sizes", type=sizes, help="to go on at (default: 1, 2, 4, 8, 16, 32 times B0)")
     parser.add_argument("--seeds", type=seeds, default=(0, 1, 2), help="of the order of the data (default: 0,1,2)")
     parser.add_argument(
-        "--tolerance", type=float, default=0.01, help="loss of the target's metric that counts as none (default: 0.01)"
+        "--tolerance",
+        type=partial(_between, float, 0.0, 1e15),
+        default=0.01,
+        help="loss of the target's metric that counts as none (default: 0.01)",
     )
     parser.add_argument(
-        "--lr-exponent", type=float, default=0.5, help="of the learning rate's growth with B (default: 0.5)"
+        "--lr-exponent",
+        type=partial(_between, float, -2.0, 2.0),
+        default=0.5,
+        help="of the learning rate's growth with B (default: 0.5)",
     )
     parser.add_argument("--trusted", action="store_true", help="read a checkpoint that holds more than plain data")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all branches to it")
@@ -102,6 +109,13 @@ def main(arguments: list[str]) -> None:
         write_text(options.json, dump_json(asdict(found), indent=1) + "\n")
 
 
+def _between(kind: Callable[[str], float], smallest: float, largest: float, text: str) -> float:
+    """Parse an option's one value; what is no number is argparse's own error."""
+    if not smallest <= (value := kind(text)) <= largest:
+        raise argparse.ArgumentTypeError(f"takes a number from {smallest:.10g} to {largest:.10g}, but got {text!r}")
+    return value
+
+
 def run_branches(
     path: Path,
     overrides: Sequence[str],
@@ -123,7 +137,7 @@ def run_branches(
         raise ConfigError(f"there is no checkpoint {path}")
     quieten()
     # torch and lightning: 4 s, which a mistake need not wait for
-    from bstune.trial.branch import branch, check_weights, read_checkpoint
+    from bstune.trial.branch import branch, read_checkpoint
     from bstune.trial.workload import load
 
     if config.devices > 1:
@@ -131,8 +145,8 @@ def run_branches(
     checkpoint = read_checkpoint(path, trusted)
     workload, protocol = load(config)
     sizes = _sizes(batch_size, batch_sizes, examples, workload.train_examples)
+    examples = -(-examples // sizes[-1]) * sizes[-1]  # whole batches of the largest; of the others as near as they come
     lr = float(config.scaling.lr)  # until the checkpoint's own is read
-    check_weights(path, checkpoint, workload.build_module(TrialSpec(0, 0, batch_size, lr, None, 0)))
     done, start = list[Branch](), None
     for seed in seeds:
         for size in sizes:
@@ -153,18 +167,23 @@ def run_branches(
 
 def _sizes(own: int, given: Sequence[int] | None, examples: int, data: int) -> list[int]:
     """Return the batch sizes to go on at, the run's own the smallest one; ConfigError where there are not two."""
-    limit = min(data, examples // MIN_STEPS)
     if given is None:
-        given = [own * multiple for multiple in MULTIPLES if own * multiple <= limit]
+        within = [own * multiple for multiple in MULTIPLES if own * multiple <= min(data, examples // MIN_STEPS)]
+        given = within if len(within) > 1 else [2 * own]
     sizes = sorted({own, *given})
     if sizes[0] < own:
         raise ConfigError(f"--batch-sizes must be over the run's own, --batch-size={own}, but got {sizes[0]}")
+    if len(sizes) < 2:
+        raise ConfigError(f"--batch-sizes={own} is the run's own, --batch-size={own}: give at least one larger one")
     if sizes[-1] > data:
-        raise ConfigError(f"--batch-sizes must be at most the training data, {data} examples, but got {sizes[-1]}")
-    if len(sizes) < 2 or sizes[-1] > limit:
         raise ConfigError(
-            f"--examples={examples} are fewer than {MIN_STEPS} steps at batch size {max(sizes[-1], 2 * own)}: give "
-            f"--examples={MIN_STEPS * max(sizes[-1], 2 * own)} or more"
+            f"batch size {sizes[-1]} is larger than the training data, {data} examples: "
+            f"give --batch-sizes of at most {data}, over --batch-size={own}"
+        )
+    if sizes[-1] * MIN_STEPS > examples:
+        raise ConfigError(
+            f"--examples={examples} are fewer than {MIN_STEPS} steps at batch size {sizes[-1]}: give "
+            f"--examples={MIN_STEPS * sizes[-1]} or more"
         )
     return sizes
 

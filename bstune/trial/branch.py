@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, EvaluationSchedule, TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.checkpoint import DAMAGED
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.trainer import of_package, package_of
+from bstune.trial.trainer import builds_layers_later, of_package, package_of, without_monitors
 
 AT_THE_END = EvaluationSchedule(ratio=1e6, share=1e-12, cost=1.0, near=1.0)  # evaluated at the last step alone
 NEEDED = {"state_dict": "weights", "optimizer_states": "an optimizer's state, as one that is saved with weights alone"}
@@ -36,18 +37,6 @@ def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
     return dict(checkpoint)
 
 
-def check_weights(path: Path, checkpoint: Mapping[str, Any], module: LightningModule) -> None:
-    """Refuse a checkpoint whose weights are not the module's, by the first one that differs."""
-    saved, own = checkpoint["state_dict"], module.state_dict()
-    for name in [*own, *saved]:
-        shapes = [tuple(states[name].shape) if name in states else None for states in (saved, own)]
-        if shapes[0] != shapes[1]:
-            there, here = ("no such weight" if shape is None else f"one of {shape}" for shape in shapes)
-            raise ConfigError(
-                f"{path} is of another workload: {name} is {there} in it, and {here} in {type(module).__name__}"
-            )
-
-
 class _GoesOn(Callback):
     """Puts back a checkpoint's weights, call-backs and optimizers, whose rates stay from there on."""
 
@@ -57,20 +46,42 @@ class _GoesOn(Callback):
 
     def attach(self, module: LightningModule) -> LightningModule:
         """Give the module its weights, and let the Trainer call this one with the module's own call-backs."""
-        checkpoint = dict(self._checkpoint)
-        module.on_load_checkpoint(checkpoint)
-        module.load_state_dict(checkpoint["state_dict"])
-        configure = module.configure_callbacks
+        callbacks, build = module.configure_callbacks, module.configure_model
 
         def configured() -> Sequence[Callback]:
-            own = configure()
-            return [self, *(own if isinstance(own, Sequence) else [own])]
+            return [self, *without_monitors({"callbacks": callbacks()}).get("callbacks", ())]
+
+        def built() -> None:
+            build()
+            self._load(module)
 
         module.configure_callbacks = configured  # type: ignore[method-assign]
+        if builds_layers_later(module, self._checkpoint["state_dict"]):
+            module.configure_model = built  # type: ignore[method-assign]
+        else:
+            self._load(module)
         return module
 
+    def _load(self, module: LightningModule) -> None:
+        """Put the checkpoint's weights into a module; ConfigError for the first one that differs."""
+        checkpoint = {**self._checkpoint, "state_dict": dict(self._checkpoint["state_dict"])}
+        module.on_load_checkpoint(checkpoint)
+        saved, own = checkpoint["state_dict"], module.state_dict()
+        for name in [*own, *saved]:
+            shapes = [tuple(states[name].shape) if name in states else None for states in (saved, own)]
+            if shapes[0] != shapes[1]:
+                there, here = ("no such weight" if shape is None else f"one of {shape}" for shape in shapes)
+                raise ConfigError(
+                    f"{self._path} is of another workload: {name} is {there} in it, and {here} in "
+                    f"{type(module).__name__}"
+                )
+        module.load_state_dict(saved)
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        checkpoint = {"callbacks": {}, **self._checkpoint}
+        # Of the others Lightning would warn that they are missing.
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        saved, own = self._checkpoint.get("callbacks", {}), {one.state_key for one in callbacks}
+        checkpoint = {**self._checkpoint, "callbacks": {key: state for key, state in saved.items() if key in own}}
         for name in ("on_load_checkpoint", "load_state_dict"):
             of_package(package_of(pl_module), f"trainer.call._call_callbacks_{name}")(trainer, checkpoint)
 
@@ -95,8 +106,13 @@ class _GoesOn(Callback):
                 ) from error
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * self._factor
-        # A schedule would go on by steps, of which a larger batch takes fewer.
-        trainer.strategy.lr_scheduler_configs = []
+        # A schedule would go on by steps, of which a larger batch takes fewer. A module may still ask for its rate.
+        of_torch = [one for one in trainer.lr_scheduler_configs if isinstance(one.scheduler, LRScheduler)]
+        for config in of_torch:
+            for group in config.scheduler.optimizer.param_groups:
+                group["initial_lr"] = group["lr"]
+            config.scheduler, config.reduce_on_plateau = LambdaLR(config.scheduler.optimizer, lambda step: 1.0), False
+        trainer.strategy.lr_scheduler_configs = of_torch
         # Steps are counted on, as an average of the weights may go by their number.
         before, loop = int(self._checkpoint.get("global_step", 0)), trainer.fit_loop.epoch_loop
         taken = loop.automatic_optimization.optim_progress.optimizer.step.total
@@ -118,12 +134,13 @@ def branch(
     """Train from a checkpoint on so many examples, in whole batches; return the record and the start's metric.
 
     ``own`` is of the run itself: its batch size and the seed of the branch. The rate is the checkpoint's, times
-    (B / own B)^lr_exponent, and stays.
+    (B / own B)^lr_exponent, and stays. Nothing ends it early: ConfigError where something does.
     """
     goes_on = _GoesOn(path, checkpoint, protocol.target.metric, (batch_size / own.batch_size) ** lr_exponent)
-    steps = -(-examples // batch_size)
+    steps = max(1, round(examples / batch_size))
     protocol = replace(
         protocol,
+        trainer=without_monitors(protocol.trainer),
         target=protocol.target.never_met,
         budget=Budget(steps, 1),
         evaluation_schedule=AT_THE_END,
@@ -131,4 +148,10 @@ def branch(
         batch_schedule=None,
     )
     built = replace(workload, build_module=lambda spec: goes_on.attach(workload.build_module(own)))
-    return run_trial(built, replace(own, batch_size=batch_size), protocol), goes_on.start
+    record = run_trial(built, replace(own, batch_size=batch_size), protocol)
+    if record.status == "censored" and record.steps < steps:
+        raise ConfigError(
+            f"a branch at batch size {batch_size} ended after {record.steps} of its {steps} steps: "
+            f"{record.message or 'something stopped its Trainer'}"
+        )
+    return record, goes_on.start

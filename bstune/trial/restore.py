@@ -1,6 +1,7 @@
 """A trained module from a folder with its study's config, its trial and its checkpoint, as MLflow keeps a winner."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from lightning.pytorch import LightningModule
 from omegaconf import OmegaConf
 
 from bstune.core.records import TrialSpec
-from bstune.trial.workload import build_module
+from bstune.trial.trainer import builds_layers_later
+from bstune.trial.workload import build_module, evaluate, load
 
 CONFIG, TRIAL = "config.yaml", "trial.json"  # beside the checkpoint, whose name the latter has
 
@@ -37,7 +39,14 @@ def _load_pyfunc(path: str) -> Restored:
     config = OmegaConf.load(folder / CONFIG)
     config.device = "cpu"
     module = build_module(config, TrialSpec(**written["spec"]))  # type: ignore[arg-type]  # a mapping, as it was composed
-    checkpoint = torch.load(folder / written["checkpoint"], map_location="cpu", weights_only=True)
+    weights = folder / written["checkpoint"]
+    checkpoint = torch.load(weights, map_location="cpu", weights_only=True)
+    if builds_layers_later(module, checkpoint["state_dict"]):
+        # Its layers may depend on the data, so that it takes a Trainer, which loads the weights as well.
+        workload, protocol = load(config)  # type: ignore[arg-type]  # likewise
+        quick = replace(protocol, trainer={**protocol.trainer, "limit_val_batches": 1})
+        evaluate(workload, module, quick, weights, val=workload.validation_batches)
+        return Restored(module)
     module.on_load_checkpoint(checkpoint)
     module.load_state_dict(checkpoint["state_dict"])
     return Restored(module)

@@ -8,7 +8,7 @@ import copy
 import logging
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
@@ -183,6 +183,14 @@ def looks_at_epochs(trainer: Trainer, module: LightningModule) -> bool:
         any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
         or is_overridden("on_train_epoch_end", module)
         or any(is_overridden("on_train_epoch_end", callback) for callback in users)
+    )
+
+
+def builds_layers_later(module: LightningModule, weights: Collection[str]) -> bool:
+    """Return whether a module lacks some of these weights, and may build their layers once it has a Trainer."""
+    own = module.state_dict()
+    return any(name not in own for name in weights) and any(
+        is_overridden(name, module) for name in ("setup", "configure_model")
     )
 
 
