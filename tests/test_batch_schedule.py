@@ -176,6 +176,37 @@ def test_a_trial_is_the_bare_loop_over_its_batches(optimizer, fast):
     assert not same_weights(module, other)
 
 
+class OwnRate(Classifier):
+    """Lowers its rate in each training step, and notes what it finds there."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.found = []
+
+    def training_step(self, batch, batch_idx):
+        (group,) = self.optimizers().param_groups
+        self.found.append(group["lr"])
+        group["lr"] *= 0.9
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("fast", ["auto", "off"])
+@pytest.mark.parametrize("micro", [None, 16])
+def test_a_module_finds_and_sets_its_own_rate_while_a_schedule_raises_it(micro, fast):
+    def seeded(rate, **options):
+        torch.manual_seed(5)
+        return learner(make_spec(8, rate), optimizer=momentum, **options)
+
+    protocol = growing(12, fast=fast, micro_batch_size=micro)
+    _, module = train(make_spec(8), protocol, lambda spec: seeded(0.1, kind=OwnRate))
+    assert module.found == pytest.approx([0.1 * 0.9**step for step in range(len(module.found))])
+    if micro is None:
+        falling = partial(lr_scheduler.ExponentialLR, gamma=0.9)
+        expected = by_hand(lambda spec: seeded(0.09, schedule=falling), 12)
+        for one, other in zip(tensors(module), tensors(expected), strict=True):
+            torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("micro", [16, 7, 3])  # from the second part on, the first one, or everywhere
 def test_micro_batches_are_the_large_batches(micro):
     def trained(**changes):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from toolbox import make_spec
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from bstune.config import compose
 from bstune.core.errors import ConfigError
@@ -114,6 +114,9 @@ def test_the_effective_learning_rate():
     scheduled = SGD([parameter()], lr=0.1, momentum=0.9)
     LambdaLR(scheduled, lambda step: 0.0)
     assert effective_lr([scheduled]) == pytest.approx(1.0)
+    rising = SGD([parameter()], lr=0.1, momentum=0.9)
+    OneCycleLR(rising, 0.2, 10, cycle_momentum=False)
+    assert effective_lr([rising]) == pytest.approx(2.0)
     assert effective_lr([SGD([parameter()], lr=0.1), ADAM([parameter()], lr=0.1)]) is None
     with pytest.raises(ConfigError, match=r"the momentum of SGD must be less than 1, but got 1.5"):
         effective_lr([SGD([parameter()], lr=0.1, momentum=1.5)])

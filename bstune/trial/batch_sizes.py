@@ -107,7 +107,24 @@ class BatchSizes:
         self.micro = MicroBatches(self.plan.sizes[self._part], self._micro_batch_size, micro_batch)
         trainer.accumulate_grad_batches = self.micro
 
-    def _raise_rates(self, optimizer: Optimizer, *arguments: Any) -> None:
+    def _raise_rates(self, optimizer: Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Raise the rates before a step, but not while its closure runs: that has the module's ``training_step``."""
+        own = options.get("closure") or next(iter(arguments[1:]), None)
+        self._multiply_rates(optimizer)
+        if not callable(own):
+            return None
+
+        def closure() -> Any:
+            self._restore_rates(optimizer)
+            loss = own()
+            self._multiply_rates(optimizer)
+            return loss
+
+        if "closure" in options:
+            return arguments, {**options, "closure": closure}
+        return (arguments[0], closure, *arguments[2:]), options
+
+    def _multiply_rates(self, optimizer: Optimizer) -> None:
         factor = self.plan.lr_factors[self._part]
         self._rates[optimizer] = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:

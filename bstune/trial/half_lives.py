@@ -86,8 +86,11 @@ def optimizers_in(configured: Any) -> Iterator[Optimizer]:
 
 
 def _effective_lr(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
-    """Return the rate at which a gradient acts in the end, before any schedule; ConfigError for a momentum from 1."""
-    lr = float(group.get("initial_lr", group["lr"]))
+    """Return the rate at which a gradient acts in the end, before any schedule; ConfigError for a momentum from 1.
+
+    Of a OneCycleLR it is the largest one, which it is given, and not the one that it starts at.
+    """
+    lr = float(group.get("max_lr", group.get("initial_lr", group["lr"])))
     of_muon = group.get("orthogonalise") is False and not group.get("betas")  # which its step takes as SGD does
     if not (of_muon or isinstance(optimizer, SGD | RMSprop)):
         return lr
