@@ -176,6 +176,20 @@ def test_a_trial_is_the_bare_loop_over_its_batches(optimizer, fast):
     assert not same_weights(module, other)
 
 
+class Manual(Classifier):
+    """Steps its optimizer itself."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
 class OwnRate(Classifier):
     """Lowers its rate in each training step, and notes what it finds there."""
 
@@ -459,6 +473,13 @@ def test_batches_past_the_memory_ceiling_are_accumulated_and_it_is_said(devices,
         return
     record = prepared.backend.run(make_spec(64, 0.3), None, None)
     assert [part[:2] for part in record.batch_parts][:2] == [(64, 4), (192, 2)]
+    reason = (
+        r"up to 576 are past the memory ceiling, 100, and cannot be accumulated, as .*set batch_schedule.largest=100"
+    )
+    with pytest.raises(ConfigError, match=reason):
+        prepare(compose_checked([*DOUBLING, *options, "workload.module._target_=test_batch_schedule.Manual"]))
+    fitting = ["batch_schedule.largest=100", "workload.module._target_=test_batch_schedule.Manual"]
+    assert prepare(compose_checked([*DOUBLING, *options, *fitting])).protocol.micro_batch_size is None
     assert record.training_loop == "Lightning's: accumulation of micro-batches, once batches are large"
     assert "3 times as large after 200, 600 examples" in prepared.caveats[0]
 

@@ -15,7 +15,7 @@ from bstune.core.console import quieten
 from bstune.core.errors import BstuneError, ConfigError, UserCodeError
 from bstune.core.failures import cause, described
 from bstune.core.files import Identity, Output, check_owner, check_writable
-from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
+from bstune.core.records import CUDA_GRAPH_MODES, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import BATCH_SCHEDULE, HALF_LIVES, Space
 from bstune.core.secrets import redact_values
 from bstune.study.connection import check_storage
@@ -27,6 +27,7 @@ from bstune.trial.workers import InProcess, Workers, mps_runs
 
 if TYPE_CHECKING:
     import optuna
+    from lightning.pytorch import LightningModule
 
     from bstune.hardware.survey import Survey
     from bstune.trial.objects import Objects
@@ -222,7 +223,8 @@ def _train(
     if protocol.batch_schedule is not None:
         protocol, largest = _limited(config, protocol, train_examples(data), space, trial)
     workload = build_workload(config, data)
-    check_hooks(workload.build_module(trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)))
+    module = workload.build_module(trial or TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0))
+    check_hooks(module)
     backend = LightningBackend(config, workload, protocol)
     surveyed = trial is None and config.hardware.enabled
     continues = trial is None and backend.stops and stops_trials(config.sampler)
@@ -246,6 +248,7 @@ def _train(
     if largest is not None and ceiling < largest and protocol.micro_batch_size is None:
         share = -(-ceiling // config.devices)
         config.protocol.micro_batch_size = share
+        _check_accumulates(config, module, largest, ceiling)
         backend.protocol = replace(protocol, micro_batch_size=share)
         backend.workload = build_workload(config, data)
         notes.append(
@@ -253,6 +256,20 @@ def _train(
             f"{share}" + " on each device" * (config.devices > 1)
         )
     return backend, space, survey, notes
+
+
+def _check_accumulates(config: DictConfig, module: "LightningModule", largest: int, ceiling: int) -> None:
+    """Refuse a schedule of batch sizes past the memory ceiling where they cannot be accumulated."""
+    reason = None
+    if not module.automatic_optimization:
+        reason = f"{type(module).__name__} steps its optimizers itself (manual optimization)"
+    elif str(config.device).startswith("cuda") and config.compile in CUDA_GRAPH_MODES:
+        reason = f"compile={config.compile} replays CUDA graphs, which overwrite gradients"
+    if reason is not None:
+        raise ConfigError(
+            f"batch_schedule: batch sizes up to {largest} are past the memory ceiling, {ceiling}, and cannot be "
+            f"accumulated, as {reason}: set batch_schedule.largest={ceiling}"
+        )
 
 
 def _limited(
