@@ -133,9 +133,10 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
     if not isinstance(config.get("sweep"), DictConfig):
         raise ConfigError(f"sweep must have the keys source, output and experiment, but got {config.get('sweep')!r}")
     try:
+        root = config.sweep.get("output")
+        config.sweep.output = _expanded(root) if isinstance(root, str) else root  # before others refer to it
         values = OmegaConf.to_container(config.sweep, resolve=True)  # it may refer to keys beside it
         keys = OmegaConf.merge(OmegaConf.structured(SweepKeys), values)
-        source, root = keys.source, keys.output
         experiment = instantiate(keys.experiment, "sweep.experiment")
     except ConfigKeyError as error:
         raise ConfigError(f"unknown option sweep.{error.full_key}; --help lists the options") from error
@@ -147,14 +148,17 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
     rest = config.copy()
     with open_dict(rest):
         del rest["sweep"]
-    try:
-        output = Path(expand_home(root))
-    except ValueError as error:
-        raise ConfigError(f"sweep.output: {error}") from error
-    sweep = Sweep(name, source, output, _checked(name, rest), experiment, parameters, plain_parameters)
+    sweep = Sweep(name, keys.source, Path(keys.output), _checked(name, rest), experiment, parameters, plain_parameters)
     check_writable(sweep.result, f"sweep.output={root}")
     _check_own(sweep)
     return sweep
+
+
+def _expanded(root: str) -> str:
+    try:
+        return expand_home(root)
+    except ValueError as error:
+        raise ConfigError(f"sweep.output: {error}") from error
 
 
 def _check_own(sweep: Sweep) -> None:

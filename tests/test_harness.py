@@ -160,7 +160,8 @@ def test_what_another_wrote_is_refused_and_stays(tmp_path, name, content):
 
 def test_the_home_directory_is_expanded(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert check_sweep("vectorization", compose_sweep("vectorization", ("sweep.output=~/a",))).output == tmp_path / "a"
+    found = check_sweep("losses", compose_sweep("losses", ("sweep.output=~/a",)))
+    assert (found.output, found.experiment.keywords["folder"]) == (tmp_path / "a", str(tmp_path / "a"))
 
 
 def interrupted(*arguments):

@@ -15,7 +15,7 @@ from bstune.core.records import Budget
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import load, load_data, resolve
 from bstune.workloads import text_shards
-from bstune.workloads.text_shards import lines_of, load_shards
+from bstune.workloads.text_shards import LEAST_VOCABULARY, lines_of, load_shards
 from tests.toolbox import make_spec
 
 sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
@@ -186,12 +186,21 @@ def test_kept_tokens_that_are_cut_short_are_named(root):
         ({"vocabulary": "many"}, ConfigError, "workload.data.load.vocabulary"),
         ({"validation": "train/1*"}, ConfigError, "train/1.gz is in train and in validation: give each part shards"),
         ({"cache": "/proc/nowhere"}, DataError, "workload.data.load.cache=/proc/nowhere cannot be written"),
+        ({"train": "/train/*"}, ConfigError, "workload.data.load.train must be a pattern of names below "),
+        ({"test": ""}, ConfigError, "workload.data.load.test must be a pattern of names below "),
+        ({"train": "many/*", "vocabulary": 300}, ConfigError, "no vocabulary of 300 tokens can be learnt from "),
     ],
 )
 def test_options_that_cannot_be(root, changes, error, message):
+    write(root / "many" / "characters", ["".join(map(chr, range(0x4E00, 0x4E80)))])
     with pytest.raises(error) as caught:
         shards(root, **changes)
     assert message in str(caught.value)
+
+
+def test_a_paragraph_a_line_may_be_long(root):
+    write(root / "long" / "one.txt", [" ".join(sentences(200))] * 3)
+    assert shards(root, train="long/*").vocabulary > LEAST_VOCABULARY - 40
 
 
 def test_a_root_that_is_empty():

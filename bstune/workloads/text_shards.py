@@ -31,7 +31,8 @@ OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 LINES_AT_ONCE = 10_000  # that are tokenised together
 LEARNT_LINES = 500_000  # of the first shard, from which the vocabulary is learnt
 END_OF_LINE = 1  # its token
-LEAST_VOCABULARY = 300  # the 256 bytes, what is unknown, the end of a line, and a few pieces
+LEAST_VOCABULARY = 300  # the 256 bytes, what is unknown, the end of a line, and a few characters
+LONGEST_LINE = 2**20  # in bytes, from which the vocabulary is learnt
 
 
 def load_shards(
@@ -65,7 +66,7 @@ def load_shards(
     if vocabulary < LEAST_VOCABULARY:
         raise ConfigError(f"workload.data.load.vocabulary must be at least {LEAST_VOCABULARY}, but got {vocabulary}")
     patterns = {"train": train, "validation": validation} | ({} if test is None else {"test": test})
-    shards = {part: _matching(Path(root).expanduser(), pattern) for part, pattern in patterns.items()}
+    shards = {part: _matching(Path(root).expanduser(), part, pattern) for part, pattern in patterns.items()}
     parts = [(path, part) for part, paths in shards.items() for path in paths]
     for path, part in parts:
         if others := [other for same, other in parts if same == path and other != part]:
@@ -83,8 +84,13 @@ def load_shards(
     return _read(folder, str(Path(root).expanduser()), shards)
 
 
-def _matching(root: Path, pattern: str) -> list[Path]:
-    paths = sorted(path for path in root.glob(pattern) if path.is_file())
+def _matching(root: Path, part: str, pattern: str) -> list[Path]:
+    try:
+        paths = sorted(path for path in root.glob(pattern) if path.is_file())
+    except (NotImplementedError, ValueError) as error:  # an absolute path, or none
+        raise ConfigError(
+            f"workload.data.load.{part} must be a pattern of names below {root}, but got {pattern!r}"
+        ) from error
     if not paths:
         raise DataError(f"{root} has no shard {pattern}: set workload.data.load.root, or the pattern of its names")
     return paths
@@ -99,19 +105,27 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
     learnt = list(islice(lines_of(shards["train"][0]), LEARNT_LINES))  # SentencePiece wraps an iterator's errors
     made = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        with (made / "vocabulary.model").open("wb") as model:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(learnt),
-                model_writer=model,
-                vocab_size=vocabulary,
-                hard_vocab_limit=False,  # a short text has fewer
-                byte_fallback=True,
-                unk_id=0,
-                eos_id=END_OF_LINE,
-                bos_id=-1,
-                pad_id=-1,
-                minloglevel=2,
-            )
+        try:
+            with (made / "vocabulary.model").open("wb") as model:
+                sentencepiece.SentencePieceTrainer.train(
+                    sentence_iterator=iter(learnt),
+                    model_writer=model,
+                    vocab_size=vocabulary,
+                    max_sentence_length=LONGEST_LINE,
+                    hard_vocab_limit=False,  # a short text has fewer
+                    byte_fallback=True,
+                    unk_id=0,
+                    eos_id=END_OF_LINE,
+                    bos_id=-1,
+                    pad_id=-1,
+                    minloglevel=2,
+                )
+        except RuntimeError as error:
+            raise ConfigError(
+                f"no vocabulary of {vocabulary} tokens can be learnt from {shards['train'][0]}: a text of many "
+                "different characters takes a larger workload.data.load.vocabulary, and its lines at most "
+                f"{LONGEST_LINE:,} bytes (SentencePiece says: {str(error).splitlines()[-1]})"
+            ) from error
         pieces = sentencepiece.SentencePieceProcessor(model_file=str(made / "vocabulary.model"))
         size = int(pieces.vocab_size())
         kind = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
