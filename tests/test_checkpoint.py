@@ -79,6 +79,17 @@ class Overflows(Classifier):
         return super().training_step(batch, batch_idx) * (torch.inf if batch_idx % 9 in (3, 4) else 1.0)
 
 
+class Unfreezing(Classifier):
+    """Trains its last layer alone for two epochs."""
+
+    def on_fit_start(self):
+        self.model[1].requires_grad_(False)
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 2:
+            self.model[1].requires_grad_(True)
+
+
 class Saving(Classifier):
     """Its loss depends on a number that it keeps; its settings may hold any object, and are not in the file."""
 
@@ -185,6 +196,7 @@ CASES = {
         "evaluated": shuffled_validation,
         "data": Foreign(),
     },
+    "unfrozen layers": {"batches": noisy, "build": partial(learner, kind=Unfreezing)},
     "everything": {
         "batches": partial(stream, augment=flip),
         "build": partial(
@@ -204,7 +216,7 @@ def protocol_of(case, every=None):
     return learning_protocol(micro_batch_size=MICRO_BATCHES.get(case), noise_scale_every=every, trainer=trainer)
 
 
-QUICK = (("plain", None), ("everything", 5), ("foreign project", 5))
+QUICK = (("plain", None), ("everything", 5), ("foreign project", 5), ("unfrozen layers", None))
 
 
 @pytest.mark.parametrize(

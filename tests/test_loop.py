@@ -20,6 +20,7 @@ from learners import (
     train,
 )
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.profilers import SimpleProfiler
 from toolbox import EVERY_STEP, TRAINER, FakeTime, entries, make_protocol, make_spec
 from torch import nn
@@ -164,7 +165,7 @@ class TwoOptimizers(Counting):
         return [torch.optim.SGD([parameter], lr=1.0) for parameter in (self.weight, self.other)]
 
 
-@pytest.mark.parametrize("returns", [None, torch.tensor(1.0), {"loss": torch.tensor(1.0)}, {"other": 1}])
+@pytest.mark.parametrize("returns", [None, torch.tensor(1.0), torch.ones(2), {"loss": torch.tensor(1.0)}, {"other": 1}])
 def test_steps_do_not_depend_on_the_number_of_optimizers(returns, warned):
     module = TwoOptimizers(from_step(7), returns)
     result = count(module, protocol=make_protocol(noise_scale_every=1))
@@ -357,6 +358,26 @@ def test_the_start_is_measured_on_all_validation_data(later, limits, status):
 
     module.validation_step = validation_step
     assert count(module, protocol=make_protocol(5, trainer={**TRAINER, **limits}), evaluated=10).status == status
+
+
+def test_an_evaluation_that_does_not_log_the_metric_tells_nothing():
+    module = Counting(from_step(8))
+    logs = module.validation_step
+    module.validation_step = lambda batch, batch_idx: logs(batch, batch_idx) if module.weight % 3 == 1 else None
+    result = count(module)
+    assert (result.status, result.steps, result.steps_low) == ("reached", 10, 7)
+    assert [step for step, _ in result.history] == [1, 4, 7, 10]
+    module = Counting(never)
+    logs = module.validation_step
+    module.validation_step = lambda batch, batch_idx: logs(batch, batch_idx) if module.weight % 3 == 1 else None
+    result = count(module, protocol=make_protocol(5))
+    assert (result.status, result.steps, result.steps_low) == ("censored", 5, 4)
+
+
+def test_a_call_back_that_accumulates_batches_is_refused():
+    protocol = make_protocol(trainer={**TRAINER, "callbacks": [GradientAccumulationScheduler({0: 4})]})
+    with pytest.raises(ConfigError, match="GradientAccumulationScheduler makes steps of several batches"):
+        count(Counting(never), protocol=protocol)
 
 
 def test_a_metric_that_is_not_logged_is_named_with_those_that_are():

@@ -230,11 +230,14 @@ class Everything(LightningModule):
         self.seen, self.losses, self.counts = 0, [], collections.Counter()
         self.own = torch.Generator().manual_seed(3)
         self.total = torch.zeros(1)
+        self.momentum = copy.deepcopy(self.body).requires_grad_(False)  # an encoder that follows the trained one
 
     def training_step(self, batch, batch_idx):
         x, y = batch
         x = x + 0.01 * torch.randn(x.shape, generator=self.own) + 0.01 * random.gauss(0, 1) + 0.01 * np.random.rand()
-        loss = ((self.body(x)[:, 0] - y) ** 2).mean()
+        for one, other in zip(self.momentum.parameters(), self.body.parameters(), strict=True):
+            one.data.lerp_(other.data, 0.1)
+        loss = ((self.body(x)[:, 0] - y - 0.1 * self.momentum(x)[:, 0]) ** 2).mean()
         self.seen += len(x)
         self.losses.append(float(loss.detach()))
         self.counts["steps"] += 1

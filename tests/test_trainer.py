@@ -151,6 +151,8 @@ class Asks(Regression):
     def training_step(self, batch, batch_idx):
         self.logger.experiment.add_scalar("x", 1.0, self.global_step)
         self.logger.experiment.config.update({"a": 1})
+        assert "best" not in self.logger.experiment.summary
+        assert not list(self.logger.experiment.runs)
         self.logger.log_metrics({"x": 1.0})
         assert self.trainer.log_dir is not None
         return self.loss(batch)

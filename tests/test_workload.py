@@ -6,7 +6,7 @@ from lightning import LightningDataModule
 from lightning.pytorch import LightningModule
 from omegaconf import OmegaConf
 from toolbox import make_protocol, make_spec
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
 
 from bstune.config import compose, instantiate
 from bstune.core.errors import ConfigError
@@ -124,6 +124,19 @@ class Foreign(LightningDataModule):
         return DataLoader(self.held_out, batch_size=5)
 
 
+class SplitsAnew(Foreign):
+    """Splits its data at random whatever the stage, as many do, and closes them in the end."""
+
+    def setup(self, stage):
+        self.calls.append(stage)
+        examples = TensorDataset(torch.arange(42.0).view(42, 1), torch.arange(42))
+        self.train, self.held_out = random_split(examples, [30, 12])
+
+    def teardown(self, stage):
+        self.calls.append("teardown")
+        self.train.dataset.tensors = ()
+
+
 class Shifting(Foreign):
     """Shifts what it serves on the way to the device."""
 
@@ -192,6 +205,27 @@ def test_a_data_module_of_another_project_is_set_up_once(kind, tested):
     assert (workload.test_batches is not None) == tested
     assert not workload.validates_on_test
     assert [len(labels) for _, labels in workload.validation_batches] == [5, 5, 2]
+
+
+def test_a_random_split_is_one_in_all_processes_and_is_not_split_again_for_the_test():
+    parts = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)  # as another process has drawn other numbers before
+        workload, drawn = foreign(SplitsAnew), torch.rand(1)
+        torch.manual_seed(seed)
+        assert torch.equal(drawn, torch.rand(1))
+        train = torch.cat([labels for _, labels in first(workload.train_batches(spec(15)), 2)])
+        held_out = torch.cat([labels for _, labels in workload.validation_batches])
+        assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(42))
+        parts.append(sorted(held_out.tolist()))
+    assert parts[0] == parts[1]
+
+
+def test_data_are_not_closed_after_a_trial():
+    workload = foreign(SplitsAnew)
+    for _ in range(2):
+        assert run_trial(workload, spec(16), make_protocol(3, target=NEVER)).steps == 3
+    assert "teardown" not in SplitsAnew.last.calls
 
 
 @pytest.mark.parametrize(("micro", "groups"), [("null", [16]), ("6", [6, 6, 4])])

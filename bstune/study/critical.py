@@ -75,8 +75,8 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
         return None
     smallest, largest = min(sizes), max(sizes)
 
-    def claimed(value: float) -> float | None:
-        return value if smallest / ROOM <= value <= largest * ROOM else None
+    def claimed(value: float) -> float | None:  # one batch size alone says nothing of the others
+        return value if smallest < largest and smallest / ROOM <= value <= largest * ROOM else None
 
     theta, prior = posterior.theta, posterior.prior
     low, middle, high = b_crit_quantiles(posterior, (INTERVAL[0], 0.5, INTERVAL[1])).tolist()

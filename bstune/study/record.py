@@ -20,6 +20,7 @@ from bstune.core.console import quieten
 from bstune.core.errors import ConfigError, Interrupted, TableError
 from bstune.core.files import check_writable, write_text
 from bstune.core.records import TrialResult, TrialSpec, dump_json
+from bstune.core.search_space import HALF_LIVES
 from bstune.study.prepare import compose_checked, prepare
 from bstune.study.storage import changes
 
@@ -27,7 +28,7 @@ THINNING_RATIO = 1.12  # of the recorded steps, but for those that brought a new
 METRIC_DIGITS = 6  # so many that rounding takes no value past a target
 SECONDS_DIGITS = 4  # of seconds per step: far below the noise from run to run
 USABLE = ("reached", "censored", "diverged")  # an out-of-memory or failed trial bounds no steps
-FROZEN = ("workload.", "protocol.", "trainer.", "precision", "device", "compile")
+FROZEN = ("workload.", "protocol.", "trainer.", "precision", "device", "compile", *HALF_LIVES)
 
 Point = tuple[int, float, int]  # batch size, learning rate and seed
 
@@ -77,6 +78,8 @@ def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -
     quieten(training=not is_replayed(config))
     if config.devices > 1:
         raise ConfigError(f"a table is recorded on one device, but got devices={config.devices}: use devices=1")
+    if config.get("batch_schedule"):
+        raise ConfigError("a table holds runs of one batch size each: leave out batch_schedule=...")
     config.search.batch_size.low, config.search.batch_size.high = sizes[0], sizes[-1]
     config.protocol.noise_scale_every = None  # a table does not hold it
     config.hardware.enabled = False  # a grid is trained as it is given
@@ -85,6 +88,11 @@ def _train_grid(points: Sequence[Point], path: Path, overrides: Sequence[str]) -
         prepared = prepare(config)
     except ConfigError as error:
         raise ConfigError(str(error).replace("search.batch_size.high", "--batch-sizes")) from error
+    if not prepared.backend.stops:
+        raise ConfigError(
+            "the workload's schedule ends with its budget, so that no run replays at another length: record one whose "
+            "schedule has no horizon, such as schedule=warmup"
+        )
     settings = {name: value for name, value in prepared.frozen_settings.items() if name.startswith(FROZEN)}
     settings |= {f"budget.{name}": value for name, value in prepared.config.budget.items()}
     file = path.with_name(path.name + ".settings")
@@ -224,7 +232,8 @@ def read_trials(path: Path) -> list[TrialResult]:
 def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
     """Return the rows of a study's trials; of a trial and those that continue it, the one with the most steps.
 
-    TableError where schedules end with the trial: a history then says nothing of a run with another horizon.
+    TableError where schedules end with the trial, as a history then says nothing of a run with another horizon, where
+    batch sizes grow, and where more than batch size and learning rate was searched.
     """
     longest: dict[Point, TrialResult] = {}
     for trial in trials:
@@ -232,6 +241,11 @@ def rows_of_study(trials: Iterable[TrialResult]) -> list[dict[str, Any]]:
             raise TableError(
                 f"the schedule of trial {trial.number} ends with the trial, at step {trial.horizon}: its history does "
                 "not replay at another length. Record a study whose schedule has no horizon, such as schedule=warmup"
+            )
+        if trial.batch_parts or trial.hyperparameters:
+            what = "the batch size grew" if trial.batch_parts else f"{', '.join(trial.hyperparameters)} was searched"
+            raise TableError(
+                f"in trial {trial.number} {what}: a table holds runs of batch size and learning rate alone"
             )
         point = trial.batch_size, trial.lr, trial.seed
         if trial.status in USABLE and (point not in longest or trial.steps > longest[point].steps):

@@ -34,6 +34,7 @@ from bstune.study.prepare import PreparedStudy, prepare
 from bstune.study.report import Findings, report_study
 from bstune.study.search import Search
 from bstune.study.storage import (
+    ARGUMENTS,
     DEVICE,
     OUTPUT,
     STUDY_ID,
@@ -211,6 +212,8 @@ def run_study(prepared: PreparedStudy, arguments: Sequence[str] | None, console:
     leases = Leases(study, "owner", config.search.lease_seconds)
     say, missing = partial(console.print, soft_wrap=True), list[str]()
     with leases.acquired(say), owned(files, identity):
+        if again and again != study.user_attrs[ARGUMENTS]:
+            study.set_user_attr(ARGUMENTS, again)  # of which a worker joins what goes on
         store_unstored(study, files)
         living = leases.living()
         finish_abandoned(study, objective, lambda worker: worker not in living)

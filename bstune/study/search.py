@@ -6,6 +6,7 @@ Any number of processes may do this on one study at once. One of them owns it an
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -107,7 +108,8 @@ class Search:
                     for one in runner.poll():
                         # One that has failed may have been ended with this process.
                         if one.record is not None and one.record.status != "failed":
-                            self._store(one)
+                            with suppress(StudyError):  # the storage is gone: a file has it, and the others'
+                                self._store(one)
                     raise
             if self._prepared.config.search.workers > 1:  # nothing beside them, so that their seconds are measured
                 with self._prepared.open_runner(1) as runner:

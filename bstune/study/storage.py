@@ -457,8 +457,12 @@ def store_unstored(study: optuna.Study, files: Output) -> None:
     if not files.unstored.exists():
         return
     by_number = {trial.number: trial for trial in _running(study)}
-    for record in files.unstored.read_text(encoding="utf-8").splitlines():
-        trial = by_number.get(TrialResult.from_json(record).number)
+    for record in files.unstored.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            trial = by_number.get(TrialResult.from_json(record).number)
+        except ValueError:
+            logger.warning("%s has a record that was cut short: its trial is asked again", files.unstored)
+            continue
         if trial is not None:  # nobody has given it to another process meanwhile
             study._storage.set_trial_user_attr(trial._trial_id, RECORD, record)
     files.unstored.unlink()
@@ -477,16 +481,16 @@ def tell(
     ``ranks_stopped``: whether the sampler ranks trials without a value by what was reported, as TPE does.
     """
     values = [value for _, value in result.history if value is not None]
-    if ranks_stopped and values and not result.reached and objective != "both":  # two objectives have no such values
-        # TPE ranks pruned trials by their last reported step, then by the value there. Steps mean different things at
-        # different batch sizes, so all get the same one: the gap to the target ranks them.
-        trial.report(target.gap(values[-1]), step=REPORTED)
     # For Optuna's dashboard and plots. A stopped trial has no steps to target.
     seconds = result.time_to_target
     shown = {"status": result.status, "lr": result.lr}
     shown |= {"steps": result.steps} if result.reached else {"stopped at step": result.steps}
     shown |= {} if seconds is None else {"seconds": seconds}
     try:
+        if ranks_stopped and values and not result.reached and objective != "both":  # two have no such values
+            # TPE ranks pruned trials by their last reported step, then by the value there. Steps mean different things
+            # at different batch sizes, so all get the same one: the gap to the target ranks them.
+            trial.report(target.gap(values[-1]), step=REPORTED)
         for name, value in shown.items():
             trial.set_user_attr(name, value)
         trial.set_user_attr(RECORD, result.to_json())  # from here on a killed process loses nothing of the trial

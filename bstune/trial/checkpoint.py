@@ -105,6 +105,7 @@ class TrialState:
     epoch: Mapping[str, Any]  # what it has accumulated so far (bstune.trial.epoch); empty where it has no end
     stream: Mapping[str, Any]  # a position of bstune.trial.batches.IndexStream
     generators: Mapping[str, Any]  # of bstune.trial.batches.random_state
+    frozen: tuple[str, ...]  # parameters without a gradient, as a call-back may freeze and unfreeze them
     device: str
     versions: Mapping[str, str]
 

@@ -309,6 +309,14 @@ class _Progress:
                 self.due_step = self._next_due()
         self.steps_low = self.steps
 
+    def leave_out(self, stopped: bool) -> None:
+        """Take in an evaluation without the target's metric, which tells nothing."""
+        self.ended = self.steps >= self.last_step
+        if self.ended:
+            self.status, self.message = "censored", None
+        elif self.steps >= self.due_step and not stopped:
+            self.due_step = self._next_due()
+
     def diverge(self, message: str) -> None:
         self.status, self.message = "diverged", message
 
@@ -344,6 +352,7 @@ class _TargetLoop(Callback):
         self._generators = None if progress.state is None else progress.state.generators
         self._segment_start = self._size_start = progress.steps  # the latter: of the steps of one batch size
         self._loss: Any = None  # of the last step
+        self._before: Any = None  # the target's metric before the present evaluation
         self._asked_to_stop = self._stopping = False  # by what may be one process alone; by all of them
         self._module: LightningModule | None = None
         self._process = os.getpid()
@@ -409,8 +418,15 @@ class _TargetLoop(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._module = pl_module
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        scheduler = of_package(package_of(pl_module), "callbacks.GradientAccumulationScheduler")
+        if any(isinstance(one, scheduler) for one in callbacks):
+            raise ConfigError(
+                "GradientAccumulationScheduler makes steps of several batches, but batch sizes count all accumulated "
+                "examples: leave it out; batch_schedule=doubling grows the batch size while training"
+            )
         # Last, so that what other call-backs do after a step, such as averaging weights, is still training.
-        others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
+        others = [callback for callback in callbacks if callback is not self]
         first = [] if self.writer is None else [self.writer]
         trainer.callbacks = [*first, *others, self]  # type: ignore[attr-defined]
         self._expect_last_step()
@@ -441,6 +457,9 @@ class _TargetLoop(Callback):
 
     def _resume(self, trainer: Trainer, module: LightningModule, state: TrialState) -> None:
         """Go on as the trial that was not stopped: Lightning next steps the schedules that look at metrics."""
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad == (name in state.frozen):
+                parameter.requires_grad_(name not in state.frozen)
         trainer.callback_metrics.update(state.metrics)
         trainer.val_check_batch = trainer.fit_loop.batch_idx + 1  # where it was stopped
         if not self._has_epochs:
@@ -477,6 +496,7 @@ class _TargetLoop(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._go_on_with_epoch(trainer, pl_module)
+        self._before = trainer.callback_metrics.get(self.protocol.target.metric)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -519,7 +539,7 @@ class _TargetLoop(Callback):
             self._generators = random_state()
             if self.writer is not None and progress.steps >= progress.last_step and progress.status == "censored":
                 epoch = accumulated(trainer, pl_module) if self._has_epochs else {}
-                self._take_state(self.writer, batches, trainer.callback_metrics, epoch)
+                self._take_state(self.writer, pl_module, batches, trainer.callback_metrics, epoch)
         elif changes or self._segment_start == self._size_start == progress.steps - self.protocol.warmup_steps:
             self._end_segment(Phase.TRAINING)
             self._segment_start = progress.steps
@@ -563,9 +583,10 @@ class _TargetLoop(Callback):
         name = self.protocol.target.metric
         if trainer.sanity_checking and name not in trainer.callback_metrics:
             return  # a module may log nothing there
-        loss = self._loss.detach().float().item() if isinstance(self._loss, torch.Tensor) else 0.0
+        loss = self._loss.detach().float().mean().item() if isinstance(self._loss, torch.Tensor) else 0.0
         stop = trainer.should_stop or self._asked_to_stop
         value, loss, stop = distributed.agree(metric(trainer, name), loss, stop)
+        is_old = self._before is not None and trainer.callback_metrics[name] is self._before
         if trainer.sanity_checking:
             batches = [sized_len(one) or math.inf for one in loaders_of(trainer.val_dataloaders)]
             # The first batches alone may hold one class only.
@@ -573,7 +594,9 @@ class _TargetLoop(Callback):
                 refuse_met_target(self.protocol.target, value)
                 self.progress.start_gap = self.protocol.target.gap(value)
             return
-        if not self._again:
+        if is_old:  # Lightning keeps what the module logs in some evaluations alone
+            self.progress.leave_out(stop)
+        elif not self._again:
             self.progress.judge(value, loss, stop)
         self._again = False
         trainer.should_stop = self._stopping = self.progress.ended or stop
@@ -585,7 +608,12 @@ class _TargetLoop(Callback):
             self.clock.train()
 
     def _take_state(
-        self, writer: StateWriter, batches: int, metrics: Mapping[str, torch.Tensor], epoch: Mapping[str, Any]
+        self,
+        writer: StateWriter,
+        module: LightningModule,
+        batches: int,
+        metrics: Mapping[str, torch.Tensor],
+        epoch: Mapping[str, Any],
     ) -> None:
         writer.take(
             batches,
@@ -597,6 +625,7 @@ class _TargetLoop(Callback):
             },
             metrics={name: value.detach().cpu().clone() for name, value in metrics.items()},
             generators=self._generators,
+            frozen=tuple(name for name, one in module.named_parameters() if not one.requires_grad),
             device=device_name(self.protocol.trainer, self.protocol.devices),
             versions=dict(versions()),
         )

@@ -411,9 +411,15 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
     for _, contents in containers:
         values += contents.values() if isinstance(contents, dict) else contents
     generators = [(value, value.get_state()) for value in values if isinstance(value, torch.Generator)]
-    # Parameters, and what was computed from them, are left alone by a forward pass; the rest is copied back whether it
-    # was written to or not, because batch norm does not count its writes in a tensor's version.
+    # Trained parameters, and what was computed from them, are left alone by a forward pass; the rest is copied back
+    # whether it was written to or not, because batch norm does not count its writes in a tensor's version. Frozen
+    # parameters may be a momentum encoder's, which is as large as what is trained; a copy of a larger backbone would
+    # not fit everywhere.
     tensors = [value for value in values if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)]
+    sizes = dict.fromkeys((False, True), 0)
+    for one in module.parameters():
+        sizes[one.requires_grad] += one.numel()
+    tensors += [one for one in module.parameters() if not one.requires_grad] if sizes[False] <= sizes[True] else []
     clones = [(t, t.clone()) for t in tensors if not t.requires_grad and not t.is_inference()]
     trainer.loggers = [DummyLogger() for _ in loggers]
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ import copy
 import logging
 import math
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
@@ -91,6 +91,12 @@ class _Nothing:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         pass
+
+    def __contains__(self, key: Any) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[Any]:  # by __getitem__ it would have no end
+        return iter(())
 
     def __enter__(self) -> "_Nothing":
         return self
@@ -220,6 +226,7 @@ def serving(
         served.hparams["batch_size"] = batch_size
     served.prepare_data = lambda: None  # type: ignore[method-assign]
     served.setup = lambda stage: None  # type: ignore[method-assign]
+    served.teardown = lambda stage: None  # type: ignore[method-assign]  # later trials read what it would close
     for stage, iterable in batches.items():
         setattr(served, f"{stage}_dataloader", lambda iterable=iterable: iterable)
     return served

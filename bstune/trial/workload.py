@@ -25,7 +25,8 @@ import functools
 import inspect
 import logging
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.utilities.seed import isolate_rng
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -120,13 +122,27 @@ def check_largest(largest: int, data: LightningDataModule, option: str = "search
 
 def load_data(config: DictConfig) -> LightningDataModule:
     """Build ``config.workload.data`` and read what it reads; what hands out its own batches is not yet set up."""
-    data: LightningDataModule = instantiate(config.workload.data, "workload.data")
-    if not is_lightning(data, "LightningDataModule"):
-        raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
-    data.prepare_data()
+    with _seeded(config):
+        data: LightningDataModule = instantiate(config.workload.data, "workload.data")
+        if not is_lightning(data, "LightningDataModule"):
+            raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
+        data.prepare_data()
     if not hasattr(data, "train_batches"):
-        data.setup("fit")
+        _set_up(data, "fit", config)
     return data
+
+
+def _set_up(data: LightningDataModule, stage: str, config: DictConfig) -> None:
+    with _seeded(config):  # each time: what is split again for another stage is split alike
+        data.setup(stage)
+
+
+@contextmanager
+def _seeded(config: DictConfig) -> Iterator[None]:
+    """Seed all generators from the study's seed meanwhile: a random split is the same in each of its processes."""
+    with isolate_rng(include_cuda=False):  # whose context this process may not need
+        seed_everything(config.seed, workers=False, verbose=False)
+        yield
 
 
 def train_examples(data: Any) -> int:
@@ -145,18 +161,21 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
                 f"{type(data).__name__}.train_batches() takes no plan of batch sizes that change while training: let "
                 "it take the argument plan, as bstune.workloads.images.ImageData does, or leave out batch_schedule"
             )
-        data.setup("fit")
-    validation, test, notes = data.val_dataloader(), None, list[str]()
-    with optional(f"no test metrics, as {type(data).__name__}.setup('test') or test_dataloader() fails", notes):
-        data.setup("test")
-        test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
+        _set_up(data, "fit", config)
     plain = isinstance(data, Loaders)
-    draw = data.train_batches if draws_batches else functools.partial(rebatch, data.train_dataloader())
+    with _seeded(config):
+        # Before setup("test"), which may split the data anew, by a generator of its own.
+        training = None if draws_batches or plain else data.train_dataloader()
+        validation, test, notes = data.val_dataloader(), None, list[str]()
+    with optional(f"no test metrics, as {type(data).__name__}.setup('test') or test_dataloader() fails", notes):
+        _set_up(data, "test", config)
+        test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
+    draw = data.train_batches if draws_batches else functools.partial(rebatch, training)
     if plain:
         draw = functools.partial(_rebatched, data)
     if not draws_batches:
         # Refuses what cannot be read in other batches, before the first trial.
-        rebatch(data.train_dataloader(), count(), None, 0)
+        rebatch(data.train_dataloader() if plain else training, count(), None, 0)
     images = _InitialImages(data)
     own = config.copy()  # takes a trial's values: a copy for each takes longer than a small module
     return Workload(
@@ -169,7 +188,7 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
         validation_batches=validation,
         validation_examples=data.validation_size if draws_batches else sum(map(_examples, loaders_of(validation))),
         test_batches=None if sized_len(test) == 0 else test,
-        train_examples=train_examples(data),
+        train_examples=train_examples(data) if training is None else _examples(training),
         validates_on_test=getattr(data, "validates_on_test", False),
         # Without hooks on batches it is left out: Lightning looks for them at each batch.
         data_module=None if plain or (draws_batches and not any(is_overridden(h, data) for h in BATCH_HOOKS)) else data,
