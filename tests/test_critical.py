@@ -56,6 +56,7 @@ def test_the_law_gives_its_own_numbers():
         ((8, 64), 0.1, (True, False, False)),  # above an octave beyond
         ((900, 2048), 0.1, (False, False, True)),
         ((410, 2048), 0.1, (False, False, True)),
+        ((200, 200), 0.1, (False, False, False)),  # one batch size says nothing of the others
         ((200, 200), 2.0, (False, False, False)),  # in the middle of an interval without an end is the prior's guess
     ],
 )

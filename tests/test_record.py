@@ -142,6 +142,18 @@ def test_a_study_of_schedules_that_end_with_the_trial_is_refused(record, tmp_pat
     assert "the schedule of trial 7 ends with the trial, at step 60: its history does not replay" in error
 
 
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"hyperparameters": {"momentum": 0.9}}, "in trial 7 momentum was searched: a table holds runs of batch size"),
+        ({"batch_parts": ((16, 30, 0.1), (32, 30, 0.1))}, "in trial 7 the batch size grew: a table holds runs"),
+    ],
+)
+def test_runs_that_differ_in_more_than_batch_size_and_rate_are_no_table(other, message):
+    with pytest.raises(TableError, match=message):
+        rows_of_study([fake(batch_size=16, lr=0.2), fake(number=7, **other)])
+
+
 def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path):
     with pytest.raises(TableError, match=r"1 usable runs at 1 batch size\(s\): a table needs two batch sizes or more"):
         write_table(tmp_path / "t.jsonl", rows_of_study([fake(), fake("oom", 0, (), None, batch_size=16)]))
@@ -164,6 +176,11 @@ def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path):
         (("--batch-sizes", "8", "--lrs", "0.1"), "a table needs two batch sizes or more, but got --batch-sizes 8"),
         (("--batch-sizes", "8,5000", "--lrs", "0.1", *DIGITS), "set --batch-sizes to at most 1200"),
         ((*SHAPE, *DIGITS, "devices=2"), "a table is recorded on one device, but got devices=2: use devices=1"),
+        ((*SHAPE, *DIGITS, "batch_schedule=doubling"), "leave out batch_schedule=..."),
+        (
+            (*SHAPE, *DIGITS, "schedule=one_cycle"),
+            "the workload's schedule ends with its budget, so that no run replays at another length",
+        ),
         (("--trials", "no.jsonl"), "--trials=no.jsonl cannot be read: No such file or directory"),
         (("--trials", "other.txt"), "--trials=other.txt is no trials.jsonl of this version of bstune: "),
         (("other.txt", *SHAPE, *DIGITS), "other.txt is there already: choose another name, or delete it"),

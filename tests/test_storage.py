@@ -22,6 +22,7 @@ from bstune.search.sampler import FrontierSampler
 from bstune.study import patience
 from bstune.study.connection import connect
 from bstune.study.plan import SearchBudget
+from bstune.study.prepare import compose_joined
 from bstune.study.replicates import Winner
 from bstune.study.storage import (
     FORMAT,
@@ -35,6 +36,7 @@ from bstune.study.storage import (
     cut_short,
     distributions,
     ended_below_limit,
+    find_study,
     finish_abandoned,
     free_indices,
     open_study,
@@ -585,3 +587,22 @@ def test_a_trial_that_finishes_while_the_storage_is_away_is_kept(opened, tmp_pat
     assert results(study) == [train(spec)]
     assert not files.unstored.exists()
     store_unstored(study, files)
+
+
+def test_a_record_that_was_cut_short_while_the_storage_is_away_does_not_block_the_study(opened, tmp_path, caplog):
+    study, files = opened(), Output(tmp_path)
+    (_, first), (_, second) = (asked(study, index, "random") for index in range(2))
+    files.unstored.write_text(train(first).to_json() + "\n" + train(second).to_json()[:100])
+    store_unstored(study, files)
+    finish_abandoned(study, "steps", lambda worker: True)
+    kept, lost = results(study)
+    assert (kept, lost.status) == (train(first), "failed")
+    assert "has a record that was cut short" in caplog.text
+
+
+def test_a_worker_joins_with_the_arguments_of_the_latest_command(bstune, tmp_path):
+    for trials in (2, 4):
+        command = ("workload=replay", "workload.table=fashion_mlp", f"search.trials={trials}", "mlflow.enabled=false")
+        assert bstune(*command, "search.replicates=0")[0] == 0
+    study = find_study("replay-fashion_mlp", f"sqlite:///{tmp_path}/bstune.db")
+    assert compose_joined(study, []).search.trials == 4
