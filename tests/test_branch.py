@@ -233,6 +233,11 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
             ("text.ckpt", "--batch-size", 16, "workload=replay", "workload.table=fashion_mlp", "--examples", 9),
             "recorded",
         ),
+        (("text.ckpt", *OWN, "--examples", 100, "batch_schedule=doubling"), "leave out batch_schedule=..."),
+        (
+            ("text.ckpt", *OWN, "--examples", 100, "scaling.weight_decay_half_life=1e5"),
+            "weight_decay_half_life would not",
+        ),
         (("text.ckpt", *OWN, "--examples", 100, "devices=2"), "branches are trained on one device"),
         (("text.ckpt", *OWN, "--examples", 100, "--batch-sizes", "a"), "takes different integers"),
         (("text.ckpt", "--batch-size", 16, "--examples", 100), "no workload was given"),

@@ -102,6 +102,17 @@ def test_a_pair_in_words(one, other, text):
     assert str(*pairs(studies(summary("a", *one), summary("b", *other)))) == text
 
 
+def test_of_two_ends_alone_none_is_said_to_differ_among_many():
+    open_one, others = (
+        summary("a", None, 210, None),
+        [summary(str(size), size, size / 2, size * 2) for size in (100, 90)],
+    )
+    (pair,) = pairs(studies(open_one, others[0]))
+    assert (pair.differ, pair.low) == (True, pytest.approx(1.05))
+    found = [pair for pair in pairs(studies(open_one, *others)) if "a" in (pair.larger, pair.smaller)]
+    assert [(pair.differ, pair.low) for pair in found] == [(None, None)] * 2  # three pairs at one joint level
+
+
 def test_of_three_equal_ones_two_differ_as_often_as_it_says():
     rng, wrong, deviations = np.random.default_rng(0), 0, 1.6449
     for _ in range(400):

@@ -369,7 +369,7 @@ def test_a_hook_that_is_missing_is_named(kind, message):
             SavesWhatItCannotLoad,
             "val_loss",
             r"a stopped trial of SavesWhatItCannotLoad cannot be continued from its checkpoint: KeyError: 'ema' "
-            r"\(test_preflight.py:\d+\); let it load what it saves, or set sampler=tpe",
+            r"\(test_preflight.py:\d+\); let it load what it saves, make in __init__ what .*, or set sampler=tpe",
         ),
     ],
 )

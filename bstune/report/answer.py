@@ -432,7 +432,7 @@ def _noise(summary: Row) -> Trust | None:
         return None
     ratio = machine["high"] / machine["low"]
     noisy = ratio > 1.0 + NOISY
-    what = f"steps at one size differ by {f'{ratio - 1.0:.0%}' if ratio < 2.0 else f'a factor of {ratio:.1f}'}"
+    what = f"steps differ from the survey's by {f'{ratio - 1.0:.0%}' if ratio < 2.0 else f'a factor of {ratio:.1f}'}"
     return Trust("noise", f"seconds: {f'noisy machine ({what})' if noisy else what}", not noisy)
 
 

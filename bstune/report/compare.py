@@ -350,9 +350,12 @@ def _pair(one: Compared, other: Compared, error: float) -> Pair:
     """Return the two in order; ``error`` is the chance that the interval of their ratio leaves out the truth."""
     large, small = sorted((one, other), key=_order, reverse=True)
     if large.b_crit is None or small.b_crit is None:
-        low = None
-        if large.b_crit_low is not None and small.b_crit_high is not None and large.b_crit_low > small.b_crit_high:
-            low = large.b_crit_low / small.b_crit_high
+        low, missed = (
+            None,
+            0.5 * (1.0 - large.level) + 0.5 * (1.0 - small.level),
+        )  # that either end is on the wrong side
+        if large.b_crit_low is not None and small.b_crit_high is not None and missed <= error + 1e-9:
+            low = large.b_crit_low / small.b_crit_high if large.b_crit_low > small.b_crit_high else None
         return Pair(large.name, small.name, None, low, None, None if low is None else True)
     ratio, high = large.b_crit / small.b_crit, None
     falls = _width(large.b_crit_low, large.b_crit, large.level), _width(small.b_crit, small.b_crit_high, small.level)

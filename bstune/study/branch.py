@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from omegaconf import OmegaConf
 from rich.table import Table
 
 from bstune.config import is_replayed
@@ -21,6 +22,7 @@ from bstune.core.console import format_count, format_number, plain_console, plur
 from bstune.core.errors import ConfigError
 from bstune.core.files import check_writable, write_text
 from bstune.core.records import Target, TrialSpec, dump_json
+from bstune.core.search_space import HALF_LIVES
 from bstune.study.prepare import compose_checked
 from bstune.study.record import listed
 
@@ -140,6 +142,10 @@ def run_branches(
     from bstune.trial.branch import branch, read_checkpoint
     from bstune.trial.workload import load
 
+    if config.get("batch_schedule"):
+        raise ConfigError("a branch keeps its batch size: leave out batch_schedule=...")
+    if fixed := [name for name in HALF_LIVES if OmegaConf.select(config, name) is not None]:
+        raise ConfigError(f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it out")
     if config.devices > 1:
         raise ConfigError(f"branches are trained on one device, but got devices={config.devices}: use devices=1")
     checkpoint = read_checkpoint(path, trusted)
