@@ -368,7 +368,7 @@ def _continuation_notes(short: _ShortTrials, stopped: _Recorder, state: Path) ->
         _, frames = described(error)
         raise ConfigError(
             f"a stopped trial of {stopped.module_name} cannot be continued from its checkpoint: {cause(error)}; let it "
-            "load what it saves, make in __init__ what on_train_epoch_start makes (Lightning does not call that amid an "
+            "load what it saves, make in __init__ what on_train_epoch_start makes (not called again amid an "
             f"epoch), or set sampler=tpe, which continues no trial\n{frames}".rstrip()
         ) from error
 
