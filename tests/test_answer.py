@@ -83,7 +83,7 @@ def test_a_whole_study_reads_as_one_block():
         "RUNS      9 reached the target; the plan is done: search.trials=32",
         "TRUST     curve: 5 sizes over 5 to 4096, good; both its ends seen; winner: 3 of 3 fresh seeds, "
         "steps scatter by 17%;",
-        "          seconds: noisy machine (steps differ from the survey's by 40%)",
+        "          seconds: noisy machine (trials' steps, over the survey's, differ by 40%)",
         "",
         "train it  bstune +workload=digits trial.batch_size=256 trial.lr=0.4",
         "more      search.trials=64 narrows the interval",

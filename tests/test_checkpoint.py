@@ -82,7 +82,7 @@ class Overflows(Classifier):
 class Unfreezing(Classifier):
     """Trains its last layer alone for two epochs."""
 
-    def on_fit_start(self):
+    def on_train_start(self):
         self.model[1].requires_grad_(False)
 
     def on_train_epoch_start(self):

@@ -372,6 +372,11 @@ def test_an_evaluation_that_does_not_log_the_metric_tells_nothing():
     module.validation_step = lambda batch, batch_idx: logs(batch, batch_idx) if module.weight % 3 == 1 else None
     result = count(module, protocol=make_protocol(5))
     assert (result.status, result.steps, result.steps_low) == ("censored", 5, 4)
+    module = Counting(never, gradient=lambda batch: math.nan if batch == 4 else 1.0)
+    logs = module.validation_step
+    module.validation_step = lambda batch, batch_idx: logs(batch, batch_idx) if module.weight == 1 else None
+    result = count(module)
+    assert (result.status, result.message) == ("diverged", "the training loss is nan at step 5")
 
 
 def test_a_call_back_that_accumulates_batches_is_refused():

@@ -62,7 +62,9 @@ def test_a_machine_whose_steps_differ_is_said(ratios, steps, said):
         for i, ratio in enumerate(ratios)
     ]
     noisy = [one for one in trust({"load": load(trials)}) if not one.good]
-    assert [one.text for one in noisy] == ["seconds: noisy machine (steps differ from the survey's by 40%)"] * said
+    assert [one.text for one in noisy] == [
+        "seconds: noisy machine (trials' steps, over the survey's, differ by 40%)"
+    ] * said
 
 
 def test_the_curves_seconds_per_step_are_the_trials_where_the_objective_is_steps():

@@ -432,7 +432,8 @@ def _noise(summary: Row) -> Trust | None:
         return None
     ratio = machine["high"] / machine["low"]
     noisy = ratio > 1.0 + NOISY
-    what = f"steps differ from the survey's by {f'{ratio - 1.0:.0%}' if ratio < 2.0 else f'a factor of {ratio:.1f}'}"
+    much = f"{ratio - 1.0:.0%}" if ratio < 2.0 else f"a factor of {ratio:.1f}"
+    what = f"trials' steps, over the survey's, differ by {much}"
     return Trust("noise", f"seconds: {f'noisy machine ({what})' if noisy else what}", not noisy)
 
 

@@ -350,10 +350,7 @@ def _pair(one: Compared, other: Compared, error: float) -> Pair:
     """Return the two in order; ``error`` is the chance that the interval of their ratio leaves out the truth."""
     large, small = sorted((one, other), key=_order, reverse=True)
     if large.b_crit is None or small.b_crit is None:
-        low, missed = (
-            None,
-            0.5 * (1.0 - large.level) + 0.5 * (1.0 - small.level),
-        )  # that either end is on the wrong side
+        low, missed = None, 1.0 - (large.level + small.level) / 2.0  # the chance that either end misses the truth
         if large.b_crit_low is not None and small.b_crit_high is not None and missed <= error + 1e-9:
             low = large.b_crit_low / small.b_crit_high if large.b_crit_low > small.b_crit_high else None
         return Pair(large.name, small.name, None, low, None, None if low is None else True)

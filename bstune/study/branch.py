@@ -112,9 +112,14 @@ def main(arguments: list[str]) -> None:
 
 
 def _between(kind: Callable[[str], float], smallest: float, largest: float, text: str) -> float:
-    """Parse an option's one value; what is no number is argparse's own error."""
-    if not smallest <= (value := kind(text)) <= largest:
-        raise argparse.ArgumentTypeError(f"takes a number from {smallest:.10g} to {largest:.10g}, but got {text!r}")
+    """Parse an option's one value."""
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not smallest <= value <= largest:
+        what = f"{'an integer' if kind is int else 'a number'} from {smallest:.10g} to {largest:.10g}"
+        raise argparse.ArgumentTypeError(f"takes {what}, but got {text!r}")
     return value
 
 

@@ -210,15 +210,16 @@ def _train(
     from bstune.hardware.survey import cached_survey
     from bstune.trial.preflight import check_loaders, check_takes_rate, check_tunables, preflight
     from bstune.trial.start import check_hooks
-    from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data, train_examples
+    from bstune.trial.workload import LightningBackend, build_workload, check_largest, load_data, seeded, train_examples
 
     check_takes_rate(config)
     data = load_data(config)
-    check_loaders(data)
-    if trial is None:
-        check_largest(space.high, data)
-    else:
-        check_largest(trial.batch_size, data, "trial.batch_size")
+    with seeded(config):
+        check_loaders(data)
+        if trial is None:
+            check_largest(space.high, data)
+        else:
+            check_largest(trial.batch_size, data, "trial.batch_size")
     largest = None
     if protocol.batch_schedule is not None:
         protocol, largest = _limited(config, protocol, train_examples(data), space, trial)

@@ -154,4 +154,9 @@ def branch(
             f"a branch at batch size {batch_size} ended after {record.steps} of its {steps} steps: "
             f"{record.message or 'something stopped its Trainer'}"
         )
+    if record.status == "censored" and (not record.history or record.history[-1][0] < steps):
+        raise ConfigError(
+            f"the module does not log {protocol.target.metric} at the end of a branch at batch size {batch_size}, "
+            f"after {steps} steps: log it in each validation, or give other --examples"
+        )
     return record, goes_on.start

@@ -309,10 +309,12 @@ class _Progress:
                 self.due_step = self._next_due()
         self.steps_low = self.steps
 
-    def leave_out(self, stopped: bool) -> None:
-        """Take in an evaluation without the target's metric, which tells nothing."""
-        self.ended = self.steps >= self.last_step
-        if self.ended:
+    def leave_out(self, loss: float, stopped: bool) -> None:
+        """Take in an evaluation without the target's metric, which tells nothing of it."""
+        self.ended = self.steps >= self.last_step or not math.isfinite(loss)
+        if not math.isfinite(loss):
+            self.diverge(f"the training loss is {loss} at step {self.steps}")
+        elif self.ended:
             self.status, self.message = "censored", None
         elif self.steps >= self.due_step and not stopped:
             self.due_step = self._next_due()
@@ -352,6 +354,7 @@ class _TargetLoop(Callback):
         self._generators = None if progress.state is None else progress.state.generators
         self._segment_start = self._size_start = progress.steps  # the latter: of the steps of one batch size
         self._loss: Any = None  # of the last step
+        self._frozen: tuple[str, ...] | None = None  # parameters of a trial that goes on, until they are
         self._before: Any = None  # the target's metric before the present evaluation
         self._asked_to_stop = self._stopping = False  # by what may be one process alone; by all of them
         self._module: LightningModule | None = None
@@ -457,9 +460,7 @@ class _TargetLoop(Callback):
 
     def _resume(self, trainer: Trainer, module: LightningModule, state: TrialState) -> None:
         """Go on as the trial that was not stopped: Lightning next steps the schedules that look at metrics."""
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad == (name in state.frozen):
-                parameter.requires_grad_(name not in state.frozen)
+        self._frozen = state.frozen
         trainer.callback_metrics.update(state.metrics)
         trainer.val_check_batch = trainer.fit_loop.batch_idx + 1  # where it was stopped
         if not self._has_epochs:
@@ -489,7 +490,12 @@ class _TargetLoop(Callback):
         self._measure_noise("on_train_batch_start", trainer, pl_module, batch, batch_idx)
 
     def _go_on_with_epoch(self, trainer: Trainer, module: LightningModule) -> None:
-        """Put back what was accumulated, once, and not before the module's own on_train_start, which may reset it."""
+        """Put back, once, what was accumulated and frozen; the module's own on_train_start, which may reset it, is past."""
+        if self._frozen is not None:
+            for name, parameter in module.named_parameters():
+                if parameter.requires_grad == (name in self._frozen):
+                    parameter.requires_grad_(name not in self._frozen)
+            self._frozen = None
         if self._epoch is not None:
             accumulate_on(trainer, module, self._epoch)
             self._epoch = None
@@ -595,7 +601,7 @@ class _TargetLoop(Callback):
                 self.progress.start_gap = self.protocol.target.gap(value)
             return
         if is_old:  # Lightning keeps what the module logs in some evaluations alone
-            self.progress.leave_out(stop)
+            self.progress.leave_out(loss, stop)
         elif not self._again:
             self.progress.judge(value, loss, stop)
         self._again = False

@@ -37,7 +37,7 @@ def _load_pyfunc(path: str) -> Restored:
     folder = Path(path)
     written: dict[str, Any] = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
     config = OmegaConf.load(folder / CONFIG)
-    config.device = "cpu"
+    config.device, config.devices, config.precision = "cpu", 1, "32-true"
     module = build_module(config, TrialSpec(**written["spec"]))  # type: ignore[arg-type]  # a mapping, as it was composed
     weights = folder / written["checkpoint"]
     checkpoint = torch.load(weights, map_location="cpu", weights_only=True)

@@ -35,7 +35,6 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
-from lightning.pytorch.utilities.seed import isolate_rng
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -47,7 +46,7 @@ from bstune.core.failures import optional
 from bstune.core.files import Output
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
-from bstune.trial.batches import epoch_length, loaders_of, rebatch
+from bstune.trial.batches import epoch_length, loaders_of, random_state, rebatch, set_random_state
 from bstune.trial.checkpoint import PlainFiles, Stopped
 from bstune.trial.device import device_name, has_bfloat16, processor, resolve_device, versions
 from bstune.trial.distributed import check_devices, count
@@ -122,7 +121,7 @@ def check_largest(largest: int, data: LightningDataModule, option: str = "search
 
 def load_data(config: DictConfig) -> LightningDataModule:
     """Build ``config.workload.data`` and read what it reads; what hands out its own batches is not yet set up."""
-    with _seeded(config):
+    with seeded(config):
         data: LightningDataModule = instantiate(config.workload.data, "workload.data")
         if not is_lightning(data, "LightningDataModule"):
             raise ConfigError(f"workload.data must build a LightningDataModule, but got {type(data).__name__}")
@@ -133,16 +132,19 @@ def load_data(config: DictConfig) -> LightningDataModule:
 
 
 def _set_up(data: LightningDataModule, stage: str, config: DictConfig) -> None:
-    with _seeded(config):  # each time: what is split again for another stage is split alike
+    with seeded(config):  # each time: what is split again for another stage is split alike
         data.setup(stage)
 
 
 @contextmanager
-def _seeded(config: DictConfig) -> Iterator[None]:
+def seeded(config: DictConfig) -> Iterator[None]:
     """Seed all generators from the study's seed meanwhile: a random split is the same in each of its processes."""
-    with isolate_rng(include_cuda=False):  # whose context this process may not need
+    before = random_state()
+    try:
         seed_everything(config.seed, workers=False, verbose=False)
         yield
+    finally:
+        set_random_state(before)
 
 
 def train_examples(data: Any) -> int:
@@ -163,7 +165,7 @@ def build_workload(config: DictConfig, data: Any = None) -> Workload:
             )
         _set_up(data, "fit", config)
     plain = isinstance(data, Loaders)
-    with _seeded(config):
+    with seeded(config):
         # Before setup("test"), which may split the data anew, by a generator of its own.
         training = None if draws_batches or plain else data.train_dataloader()
         validation, test, notes = data.val_dataloader(), None, list[str]()

@@ -72,7 +72,7 @@ def load_shards(
         if others := [other for same, other in parts if same == path and other != part]:
             raise ConfigError(f"{path} is in {part} and in {others[0]}: give each part shards of its own")
     files = [[part, str(path), path.stat().st_size, path.stat().st_mtime_ns] for path, part in parts]
-    key = hashlib.sha256(json.dumps([files, vocabulary]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([files, vocabulary, LONGEST_LINE]).encode()).hexdigest()[:16]
     folder = Path(cache).expanduser() / key
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""A winner's checkpoint as a model in MLflow, which loads back where bstune and the module's own code are installed."""
+"""A winner's checkpoint as a model in MLflow, which loads back where bstune and the module's own code are installed.
+
+A module that builds its layers once it has a Trainer takes the data as well.
+"""
 
 import json
 import platform
