@@ -490,7 +490,7 @@ class _TargetLoop(Callback):
         self._measure_noise("on_train_batch_start", trainer, pl_module, batch, batch_idx)
 
     def _go_on_with_epoch(self, trainer: Trainer, module: LightningModule) -> None:
-        """Put back, once, what was accumulated and frozen; the module's own on_train_start, which may reset it, is past."""
+        """Put back what was accumulated and frozen, once, and after the module's on_train_start, which may reset it."""
         if self._frozen is not None:
             for name, parameter in module.named_parameters():
                 if parameter.requires_grad == (name in self._frozen):
