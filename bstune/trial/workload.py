@@ -24,6 +24,7 @@ A module may have
 import functools
 import inspect
 import logging
+import random
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -46,7 +48,7 @@ from bstune.core.failures import optional
 from bstune.core.files import Output
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
-from bstune.trial.batches import epoch_length, loaders_of, random_state, rebatch, set_random_state
+from bstune.trial.batches import epoch_length, loaders_of, rebatch
 from bstune.trial.checkpoint import PlainFiles, Stopped
 from bstune.trial.device import device_name, has_bfloat16, processor, resolve_device, versions
 from bstune.trial.distributed import check_devices, count
@@ -139,12 +141,14 @@ def _set_up(data: LightningDataModule, stage: str, config: DictConfig) -> None:
 @contextmanager
 def seeded(config: DictConfig) -> Iterator[None]:
     """Seed all generators from the study's seed meanwhile: a random split is the same in each of its processes."""
-    before = random_state()
+    of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         seed_everything(config.seed, workers=False, verbose=False)
         yield
     finally:
-        set_random_state(before)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)
 
 
 def train_examples(data: Any) -> int:
