@@ -110,6 +110,7 @@ def test_noiseless_points_with_a_small_batch_term_return_the_parameters(b_crit, 
         assert -(first + 2 * second) / (1 + first + second) == pytest.approx(slope, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_two_terms_raise_no_false_alarm_and_three_are_found():
     rng, two, three = np.random.default_rng(3), [], []
     for _ in range(12):

@@ -220,6 +220,7 @@ def simulated(theta, prior, rng, trials):
     return LikelihoodData(points, np.minimum(y, limit), nothing, least, y > limit, np.full(trials, False))
 
 
+@pytest.mark.slow
 def test_truths_drawn_from_the_prior_are_covered():
     prior = make(others=1)
     inside = []

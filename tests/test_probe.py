@@ -120,6 +120,7 @@ def probe_of(*overrides, mib=4096, seconds=60.0, model="bstune.workloads.models.
     return TrialProbe(config, int(mib * MiB), 2, seconds)
 
 
+@pytest.mark.slow
 def test_real_probes():
     """An evaluation of 300 images takes 300 MiB here, 1,000 examples of training 250."""
     least = probe_of()(4).peak_bytes / MiB

@@ -366,6 +366,7 @@ def test_the_same_seeds_find_the_same_in_other_processes(folder, tmp_path):
     assert len(set(runs)) == len(runs)  # seeds differ
 
 
+@pytest.mark.slow
 def test_kept_runs_are_not_run_again(folder, tmp_path, monkeypatch, write_table):
     ran, run = [], search_benchmark.Case.run
     monkeypatch.setattr(search_benchmark.Case, "run", lambda case: ran.append((case.entry.key, case.seed)) or run(case))

@@ -213,6 +213,7 @@ def test_a_signal_ends_the_processes_where_nothing_is_cut(toy_train, tmp_path, n
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_the_one_that_started_it(toy_train, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(KILLED)
